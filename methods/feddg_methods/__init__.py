@@ -1,0 +1,1 @@
+"""Federated domain generalisation methods, one module each."""

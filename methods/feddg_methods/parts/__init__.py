@@ -1,0 +1,1 @@
+"""Named pieces that several methods share: mathematics without state."""
