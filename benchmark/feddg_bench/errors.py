@@ -19,7 +19,7 @@ class DataError(FeddgError):
     """A file or folder that is missing, unreadable or not what it claims to be."""
 
 
-class RunInterruptedError(Exception):
+class RunInterruptedError(BaseException):
     """A signal asked the run to stop; its last checkpoint is on disk.
 
     Attributes:

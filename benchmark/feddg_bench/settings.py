@@ -12,10 +12,17 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from feddg_bench.errors import SettingsError
 
@@ -41,8 +48,6 @@ class DataSettings(Section):
     """Share of each training domain and class held out as ``id_test``."""
     split_csv: str | None = None
     """Split file with the columns split, domain, category, path; replaces our own splits."""
-    split_sha256: str | None = None
-    """Content hash of ``split_csv``, filled in by the run: it decides numbers, the path does not."""
 
 
 class AugmentSettings(Section):
@@ -94,6 +99,18 @@ class PartitionSettings(Section):
     """Smallest number of images a client may hold; 0 allows empty clients, which never train."""
 
 
+BACKBONE_NAMES = (
+    "small_cnn",
+    "squeezenet1_1",
+    "mobilenet_v2",
+    "mobilenet_v3_large",
+    "resnet18",
+    "resnet50",
+    "densenet121",
+)
+"""What `feddg_bench.models` can build; kept here so that a wrong name is refused without torch."""
+
+
 class BackboneSettings(Section):
     """The feature extractor."""
 
@@ -103,14 +120,19 @@ class BackboneSettings(Section):
     """Start from ImageNet weights: ``weights`` if given, else torchvision's download."""
     weights: str | None = None
     """A local weights file (.safetensors, or .pth read with ``weights_only``)."""
-    weights_sha256: str | None = None
-    """Content hash of ``weights``, filled in by the run."""
     padding: Literal["torch", "tf"] = "torch"
     """``tf``: stride-2 convolutions pad right and bottom only, for weights from TensorFlow."""
     normalisation: Literal["auto", "imagenet", "half", "none"] = "auto"
     """Input normalisation; ``auto`` is what the backbone's weights were trained with."""
     projection: int = Field(0, ge=0)
     """Width of an extra linear layer after pooling (Frame A: 2048); 0 for none."""
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in BACKBONE_NAMES:
+            raise ValueError(unknown("backbone", name, BACKBONE_NAMES))
+        return name
 
 
 class TrainSettings(Section):
@@ -147,6 +169,8 @@ class FederationSettings(Section):
     """Batch normalisation: averaged; eval mode with the initial statistics; private (FedBN)."""
     weighting: Literal["samples", "uniform"] = "samples"
     """Shares of clients in a mean."""
+    server_lr: float = Field(1.0, gt=0)
+    """Step from the old global model towards the aggregate; trainable parameters only."""
 
 
 class EvaluationSettings(Section):
@@ -159,6 +183,9 @@ class EvaluationSettings(Section):
 
 class MethodSettings(Section):
     """Base of every method's own settings (``hyper.*``)."""
+
+    files: ClassVar[tuple[str, ...]] = ()
+    """Names of settings that are paths; their content enters the run key."""
 
 
 class RunSettings(Section):
@@ -190,18 +217,43 @@ class RunSettings(Section):
             )
         return self
 
-    def canonical(self) -> dict[str, Any]:
-        """Return the settings as JSON values, without what only says where files lie."""
+    def canonical(self, hyper_files: Iterable[str] = ()) -> Layer:
+        """Return what decides the numbers as JSON values: files by their content, not their path.
+
+        Args:
+            hyper_files: Keys of ``hyper`` that name files.
+
+        Raises:
+            SettingsError: If a named file cannot be read.
+        """
         values = self.model_dump(mode="json")
-        values["data"].pop("split_csv")
-        values["backbone"].pop("weights")
-        values["hyper"] = {k: v for k, v in values["hyper"].items() if not k.endswith("_path")}
+        named = [("data", "split_csv"), ("backbone", "weights")]
+        for section, key in [*named, *(("hyper", key) for key in hyper_files)]:
+            given = values[section].get(key)
+            if isinstance(given, str):
+                values[section][key] = {"sha256": file_digest(Path(given))}
+            elif given:
+                values[section][key] = [{"sha256": file_digest(Path(path))} for path in given]
         return values
 
-    def key(self, method_version: int = 1) -> str:
-        """Return the run key: 16 hexadecimal digits over all that decides the numbers."""
-        text = json.dumps([self.canonical(), method_version], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+def run_key(canonical: Layer, method_version: int) -> str:
+    """Return the run key: 16 hexadecimal digits over all that decides the numbers."""
+    text = json.dumps([canonical, method_version], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file.
+
+    Raises:
+        SettingsError: If it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise SettingsError(f"cannot read {path}: {error.strerror}; check the path") from error
 
 
 class Resources(Section):
@@ -209,10 +261,10 @@ class Resources(Section):
 
     device: str = "auto"
     """``auto``, ``cpu``, ``cuda`` or ``cuda:N``."""
-    workers: int = Field(1, ge=1)
-    """Processes that train clients; 1 trains in this one."""
-    threads: int = Field(0, ge=0)
-    """CPU threads of each worker; 0 divides the cores by two workers, whatever ``workers`` is."""
+    workers: int = Field(0, ge=0)
+    """Processes that train clients: 1 trains in this one, 0 is one a core (CPU) or 1 (GPU)."""
+    threads: int = Field(1, ge=1)
+    """CPU threads of each worker; the last bits of the numbers depend on it, on nothing else here."""
     data_root: Path | None = None
     cache_dir: Path | None = None
     """Where decoded stores lie; default ``$FEDDG_CACHE`` or ``~/.cache/feddg-bench``."""

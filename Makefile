@@ -1,0 +1,37 @@
+# Needs Python 3.11 or later and make; everything else goes into .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check fix install clean
+
+demo: .venv/installed  ## PARDON on the embedded digits, four scenarios, one table
+	$(BIN)/feddg-bench run --method pardon --protocol ltdo
+
+test: .venv/developed  ## all tests
+	$(BIN)/python -m pytest
+
+check: .venv/developed  ## lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fix: .venv/developed  ## format, and mend what ruff can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+install: .venv/installed
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "feddg-bench needs Python 3.11 or later; this is " + sys.version.split()[0] + ": make PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+.venv/developed: .venv/installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable . --group dev
+	touch $@
+
+clean:
+	rm -rf .venv build dist

@@ -1,0 +1,62 @@
+"""Pure functions on model weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from feddg_bench.messages import Weights
+
+
+def weighted_mean(weights: Iterable[Mapping[str, Tensor]], shares: Iterable[float]) -> Weights:
+    """Return the convex mean of model states; integer tensors take the maximum.
+
+    Streams: only the running mean and one state are alive at a time. The running mean moves towards
+    each state by its part of the shares seen so far, so that one client's mean is its state bit for
+    bit, and a state of share 0 changes nothing. Inputs are read in the order given; the caller
+    gives client order, hence the result does not depend on which client answered first.
+
+    Args:
+        weights: K states with equal names and shapes.
+        shares: K numbers >= 0, such as image counts; normalised to sum 1 here.
+
+    Returns:
+        A new state; no input is changed.
+
+    Raises:
+        ValueError: If no share is positive.
+    """
+    total = 0.0
+    mean: Weights = {}
+    floats: list[str] = []
+    integers: list[str] = []
+    for state, share in zip(weights, shares, strict=True):
+        if share <= 0:
+            continue
+        total += share
+        if not mean:
+            mean = {name: tensor.detach().clone() for name, tensor in state.items()}
+            floats = [name for name, tensor in mean.items() if tensor.is_floating_point()]
+            integers = [name for name in mean if name not in set(floats)]
+            continue
+        torch._foreach_lerp_(
+            [mean[name] for name in floats], [state[name] for name in floats], share / total
+        )
+        for name in integers:
+            torch.maximum(mean[name], state[name], out=mean[name])
+    if not mean:
+        raise ValueError("no state with a positive share to average")
+    return mean
+
+
+def server_step(old: Mapping[str, Tensor], new: Weights, lr: float, names: Iterable[str]) -> Weights:
+    """Return ``new`` with the named tensors moved only ``lr`` of the way from ``old``.
+
+    Names are those of trainable parameters: buffers are never extrapolated.
+    """
+    if lr != 1.0:
+        for name in names:
+            new[name] = old[name] + lr * (new[name] - old[name])
+    return new

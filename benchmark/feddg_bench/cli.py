@@ -1,0 +1,425 @@
+"""The ``feddg-bench`` command. PyTorch is imported only where something is computed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from feddg_bench.errors import FeddgError, RunInterruptedError, SettingsError
+from feddg_bench.registry import check_name, load_dataset, load_recipe, names, recipe_names
+from feddg_bench.settings import (
+    Layer,
+    Resources,
+    RunSettings,
+    load_layer,
+    merge,
+    parse_override,
+    validate,
+)
+
+if TYPE_CHECKING:
+    from feddg_bench.protocols import Scenario
+    from feddg_bench.results import RunRecord
+    from feddg_bench.run import Plan, RunData
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Federated domain generalisation: one loop, every method a plugin, numbers that repeat.",
+)
+
+FLAGS = {
+    "rounds": "federation.rounds",
+    "per_round": "federation.per_round",
+    "clients": "partition.clients",
+    "heterogeneity": "partition.heterogeneity",
+    "split_csv": "data.split_csv",
+}
+"""Flags that stand for a setting."""
+
+Where = Annotated[Path, typer.Option(help="Folder of records and checkpoints.")]
+Method = Annotated[str, typer.Option(help="See `feddg-bench methods`.")]
+DataName = Annotated[str, typer.Option(help="See `feddg-bench datasets`.")]
+Recipe = Annotated[
+    str | None,
+    typer.Option(help="A recipe's name or a YAML file; default is the data set's own."),
+]
+DataRoot = Annotated[
+    Path | None, typer.Option(help="Folder of the data; else $FEDDG_DATA or the settings file.")
+]
+CacheDir = Annotated[
+    Path | None, typer.Option(help="Folder of decoded images; else $FEDDG_CACHE or ~/.cache.")
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Workers = Annotated[
+    int, typer.Option(help="Processes that train clients; 0 is one a core, or one on a GPU.")
+]
+Threads = Annotated[
+    int, typer.Option(help="CPU threads of each worker; the numbers' last bits depend on it.")
+]
+Rounds = Annotated[int | None, typer.Option(help="Rounds of a run.")]
+Clients = Annotated[int | None, typer.Option(help="N, all clients.")]
+PerRound = Annotated[int | None, typer.Option(help="K, the clients sampled each round.")]
+Lambda = Annotated[
+    float | None,
+    typer.Option(
+        "--heterogeneity", "--lambda", help="lambda in [0, 1]; 1 is the same mixture for all."
+    ),
+]
+Config = Annotated[list[Path] | None, typer.Option("--config", help="YAML file of settings.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, such as train.lr=0.001.")]
+Pairs = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+
+
+def main() -> None:
+    """Run the command; a user's error becomes one sentence and exit status 2."""
+    signal.signal(signal.SIGINT, _interrupt)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        app()
+    except FeddgError as error:
+        print(f"feddg-bench: error: {error}", file=sys.stderr)  # noqa: T201
+        sys.exit(error.exit_code)
+    except RunInterruptedError as stop:
+        print("feddg-bench: stopped", file=sys.stderr)  # noqa: T201
+        sys.exit(128 + stop.signal_number)
+    except BrokenPipeError:  # the reader of our output went away, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+
+
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)  # a second signal must not cut the ending short
+    raise RunInterruptedError(number)
+
+
+# ---------------------------------------------------------------------------------- run
+
+
+@app.command("run")
+def run_command(
+    pairs: Pairs = None,
+    method: Method = "fedavg",
+    protocol: Annotated[str, typer.Option(help="ltdo or lodo.")] = "ltdo",
+    dataset: DataName = "digits4",
+    scenario: Annotated[
+        str | None,
+        typer.Option(help="Comma-separated, such as ac-p-s; `all` for every pair."),
+    ] = None,
+    recipe: Recipe = None,
+    seeds: Annotated[str, typer.Option(help="Comma-separated.")] = "0",
+    rounds: Rounds = None,
+    clients: Clients = None,
+    per_round: PerRound = None,
+    heterogeneity: Lambda = None,
+    split_csv: Annotated[
+        Path | None, typer.Option(help="Split file; replaces our own splits.")
+    ] = None,
+    data_root: DataRoot = None,
+    cache_dir: CacheDir = None,
+    results: Where = Path("results"),
+    device: Device = "auto",
+    workers: Workers = 0,
+    threads: Threads = 1,
+    checkpoint_every: Annotated[int, typer.Option(help="Rounds between checkpoints.")] = 1,
+    config: Config = None,
+    set_: Set = None,
+    json_: Json = False,
+) -> None:
+    """Train a method under a protocol, record every run, print one table.
+
+    Runs whose record is there already are not repeated; interrupted ones go on from their
+    checkpoint.
+    """
+    flags = {
+        "rounds": rounds,
+        "clients": clients,
+        "per_round": per_round,
+        "heterogeneity": heterogeneity,
+        "split_csv": None if split_csv is None else str(split_csv),
+    }
+    resources = validate(
+        Resources,
+        {
+            "device": device,
+            "workers": workers,
+            "threads": threads,
+            "data_root": data_root,
+            "cache_dir": cache_dir,
+            "results": results,
+            "checkpoint_every": checkpoint_every,
+        },
+    )
+    label, base, user = _layers(method, dataset, protocol, recipe, flags, config, set_, pairs)
+    scenarios = _scenarios(protocol, dataset, scenario)
+    seed_list = _seeds(seeds)
+    validate(
+        RunSettings, merge(base, user, {"scenario": scenarios[0].name, "seed": seed_list[0]})
+    )
+
+    from feddg_bench.run import RunData, make_plan
+
+    plans = [
+        make_plan([base], [user, {"scenario": s.name, "seed": seed}], s, label)
+        for seed in seed_list
+        for s in scenarios
+    ]
+    data = RunData(load_dataset(dataset)(data_root), cache_dir)
+    _run_all(plans, data, resources, as_json=json_)
+
+
+@app.command("resume")
+def resume_command(
+    run: Annotated[str, typer.Argument(help="A run's key, or the first part of it.")],
+    data_root: DataRoot = None,
+    cache_dir: CacheDir = None,
+    results: Where = Path("results"),
+    device: Device = "auto",
+    workers: Workers = 0,
+    threads: Threads = 1,
+    checkpoint_every: Annotated[int, typer.Option(help="Rounds between checkpoints.")] = 1,
+    json_: Json = False,
+) -> None:
+    """Go on with an interrupted run from its last checkpoint."""
+    from feddg_bench.results import ResultsStore
+
+    store = ResultsStore(results)
+    key = Path(run).stem
+    found = sorted(store.checkpoints.glob(f"{key}*.safetensors"))
+    if not found:
+        done = sorted(store.runs.glob(f"{key}*.json"))
+        hint = (
+            f"it is finished: {done[0]}"
+            if done
+            else f"unfinished runs there: {_listing(store.checkpoints.glob('*.safetensors'))}"
+        )
+        raise SettingsError(f"no checkpoint of run {run!r} in {store.checkpoints}; {hint}")
+    if len(found) > 1:
+        raise SettingsError(f"{run!r} is ambiguous: it begins {_listing(iter(found))}")
+
+    from feddg_bench.checkpoints import load_checkpoint
+    from feddg_bench.run import RunData, make_plan
+
+    state = load_checkpoint(found[0])
+    settings: Layer = state["plan"]["settings"]
+    chosen = _scenarios(settings["protocol"], settings["dataset"], settings["scenario"])[0]
+    plan = make_plan([], [settings], chosen, state["plan"]["recipe"])
+    if plan.key != found[0].stem:
+        raise SettingsError(
+            f"checkpoint {found[0]} was made by another version of {plan.settings.method} or with "
+            f"other file contents; delete it and run the original command again"
+        )
+    root = data_root or (Path(state["data_root"]) if state["data_root"] else None)
+    resources = validate(
+        Resources,
+        {
+            "device": device,
+            "workers": workers,
+            "threads": threads,
+            "data_root": root,
+            "cache_dir": cache_dir,
+            "results": results,
+            "checkpoint_every": checkpoint_every,
+        },
+    )
+    data = RunData(load_dataset(plan.settings.dataset)(root), cache_dir)
+    _run_all([plan], data, resources, as_json=json_)
+
+
+def _run_all(plans: list[Plan], data: RunData, resources: Resources, *, as_json: bool) -> None:
+    """Run what is not recorded yet, then print the table."""
+    from rich.console import Console
+
+    from feddg_bench.progress import ConsoleReport, draw
+    from feddg_bench.results import ResultsStore
+    from feddg_bench.run import open_executor, run
+    from feddg_bench.tables import summary
+
+    store = ResultsStore(resources.results)
+    store.check_writable()
+    records: list[RunRecord] = []
+    current: Plan | None = None
+    executor = None
+    try:
+        with ConsoleReport(Console(stderr=True), len(plans)) as report:
+            for plan in plans:
+                record = store.load(plan.key)
+                if record is not None:
+                    report.already(plan)
+                    records.append(record)
+                    continue
+                current = plan
+                executor = executor or open_executor(resources)
+                records.append(run(plan, data, executor, resources, report))
+    except RunInterruptedError as stop:
+        key = current.key if current else ""
+        where = "" if resources.results == Path("results") else f" --results {resources.results}"
+        hint = (
+            f"go on with: feddg-bench resume {key}{where} (or the same command again)"
+            if store.checkpoint(key).exists()
+            else "no round was finished; the same command starts this run again"
+        )
+        print(f"feddg-bench: stopped; {hint}", file=sys.stderr)  # noqa: T201
+        raise typer.Exit(128 + stop.signal_number) from stop
+    finally:
+        if executor is not None:
+            executor.close()
+    table = summary(records)
+    if as_json:
+        _print_json(
+            {
+                "table": table.as_json(),
+                "runs": [r.model_dump(mode="json", exclude={"rounds"}) for r in records],
+                "files": [str(store.path(r.key)) for r in records],
+            }
+        )
+        return
+    console = Console()
+    console.print(draw(table))
+    console.print(f"Records: {store.runs}", highlight=False, soft_wrap=True)
+
+
+def _layers(
+    method: str,
+    dataset: str,
+    protocol: str,
+    recipe: str | None,
+    flags: dict[str, Any],
+    config: list[Path] | None,
+    set_: list[str] | None,
+    pairs: list[str] | None,
+) -> tuple[str, Layer, Layer]:
+    """Return the recipe's label, its layer, and the user's: files, flags, ``KEY=VALUE``."""
+    from feddg_bench.protocols import validate_protocol
+
+    check_name("method", method)
+    check_name("data set", dataset)
+    validate_protocol(protocol)
+    label = recipe or load_dataset(dataset).default_recipe
+    base = merge(
+        load_recipe(label, dataset, method),
+        {"method": method, "dataset": dataset, "protocol": protocol},
+    )
+    given = [
+        parse_override(f"{FLAGS[flag]}={value}") for flag, value in flags.items() if value is not None
+    ]
+    user = merge(
+        *(load_layer(path) for path in config or ()),
+        *given,
+        *(parse_override(text) for text in (*(set_ or ()), *(pairs or ()))),
+    )
+    return Path(label).stem, base, user
+
+
+def _scenarios(protocol: str, dataset: str, select: str | None) -> list[Scenario]:
+    from feddg_bench.protocols import scenarios
+
+    found = load_dataset(dataset)
+    return scenarios(protocol, found.domains, found.letters, select)
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        seeds = [int(part) for part in text.split(",")]
+    except ValueError:
+        seeds = [-1]
+    if any(seed < 0 for seed in seeds):
+        raise SettingsError(f"cannot read --seeds {text!r}: expected numbers >= 0, such as 0,1,2")
+    return list(dict.fromkeys(seeds))
+
+
+def _listing(paths: Iterator[Path]) -> str:
+    return ", ".join(sorted(path.stem for path in paths)) or "none"
+
+
+# -------------------------------------------------------------------------------- lists
+
+
+@app.command("methods")
+def methods_command(json_: Json = False) -> None:
+    """List the methods with their settings."""
+    from feddg_bench.registry import load_method
+
+    _list(
+        "methods",
+        [
+            {
+                "name": name,
+                "title": _first_line(load_method(name).__doc__),
+                "settings": sorted(load_method(name).Settings.model_fields),
+            }
+            for name in names("method")
+        ],
+        as_json=json_,
+    )
+
+
+@app.command("datasets")
+def datasets_command(json_: Json = False) -> None:
+    """List the data sets with their domains."""
+    found = [(name, load_dataset(name)) for name in names("data set")]
+    rows = [
+        {
+            "name": name,
+            "title": dataset.title,
+            "domains": list(dataset.domains),
+            "classes": len(dataset.classes),
+            "licence": dataset.licence,
+            "source": dataset.source,
+        }
+        for name, dataset in found
+    ]
+    _list("datasets", rows, as_json=json_)
+
+
+@app.command("recipes")
+def recipes_command(json_: Json = False) -> None:
+    """List the recipes with the data sets they are written for."""
+    from feddg_bench.registry import shipped
+
+    rows = []
+    for name in recipe_names():
+        layer = load_layer(shipped("recipes", "sweeps/recipes") / f"{name}.yaml")
+        rows.append(
+            {
+                "name": name,
+                "description": layer["description"],
+                "datasets": sorted(layer["datasets"]),
+            }
+        )
+    _list("recipes", rows, as_json=json_)
+
+
+def _first_line(text: str | None) -> str:
+    return (text or "").strip().splitlines()[0] if text else ""
+
+
+def _list(title: str, rows: list[dict[str, Any]], *, as_json: bool) -> None:
+    if as_json:
+        _print_json(rows)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title)
+    for column in rows[0]:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(
+            *(", ".join(map(str, v)) if isinstance(v, list) else str(v) for v in row.values())
+        )
+    Console().print(table)
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=1, ensure_ascii=False))  # noqa: T201

@@ -1,0 +1,238 @@
+"""Where client work runs: in this process, or in several. Executors keep the clients' memories."""
+
+from __future__ import annotations
+
+import signal
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from feddg_bench.errors import FeddgError
+from feddg_bench.messages import LocalUpdate, Payload, Reply, Task, Weights, decode, encode
+from feddg_bench.method import Method
+from feddg_bench.worker import Worker, WorkerSpec
+
+Counts = tuple[np.ndarray, float]
+"""Confusion counts (C, C) and summed loss of some images."""
+
+
+class Executor(Protocol):
+    """Runs tasks and yields replies in the order of the tasks; keeps clients' memories."""
+
+    memories: dict[str, Payload]
+    workers: int
+
+    def start(self, spec: WorkerSpec, method: Method) -> None:
+        """Build the workers of a run and forget what clients kept in an earlier one.
+
+        Args:
+            spec: What a worker is built from.
+            method: This process's module; a worker in this process uses it, others build theirs.
+        """
+
+    def map(self, tasks: Iterable[Task]) -> Iterator[Reply[Any]]:
+        """Run the tasks as replies are taken."""
+
+    def evaluate(self, weights: Weights, indices: Sequence[np.ndarray]) -> Iterator[Counts]:
+        """Measure the weights on each index array."""
+
+    def close(self) -> None:
+        """Let go of processes and memory."""
+
+
+class SerialExecutor:
+    """Runs everything in this process, with its only model."""
+
+    workers = 1
+
+    def __init__(self) -> None:
+        self.memories: dict[str, Payload] = {}
+
+    def start(self, spec: WorkerSpec, method: Method) -> None:
+        """Build the worker."""
+        self.memories = {}
+        self.worker = Worker(spec, method)
+
+    def map(self, tasks: Iterable[Task]) -> Iterator[Reply[Any]]:
+        """Run the tasks one by one."""
+        for task in tasks:
+            reply = self.worker.run(replace(task, memory=self.memories.get(task.client, {})))
+            self.memories[task.client] = reply.memory
+            yield reply
+
+    def evaluate(self, weights: Weights, indices: Sequence[np.ndarray]) -> Iterator[Counts]:
+        """Measure the weights on each index array."""
+        return (self.worker.evaluate(weights, index) for index in indices)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class ProcessExecutor:
+    """Runs tasks in ``n`` processes, each with its own model; bytes cross, never pickled content.
+
+    The model and the broadcast are sent to a process once for all tasks that share them. Replies
+    that came early wait for their turn; at most two a process are under way or waiting.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.memories: dict[str, Payload] = {}
+        self.workers = n
+        context = get_context("spawn")
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for _ in range(n):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs,), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def start(self, spec: WorkerSpec, method: Method) -> None:
+        """Build a worker in every process; they build at the same time."""
+        self.memories = {}
+        for pipe in self._pipes:
+            pipe.send_bytes(encode({"start": True}))
+            pipe.send(spec)  # our own object to our own child: the one thing that is pickled
+        for pipe in self._pipes:
+            self._receive(pipe)
+
+    def map(self, tasks: Iterable[Task]) -> Iterator[Reply[Any]]:
+        """Run the tasks, all of which share one model and one broadcast."""
+        tasks = list(tasks)
+        if not tasks:
+            return
+        shared = {"weights": dict(tasks[0].weights), "broadcast": dict(tasks[0].broadcast)}
+        jobs = (
+            {
+                "client": task.client,
+                "call": task.call,
+                "round": task.round,
+                "memory": self.memories.get(task.client, {}),
+            }
+            for task in tasks
+        )
+        for answer in self._share(shared, jobs):
+            reply = _reply(answer)
+            self.memories[reply.client] = reply.memory
+            yield reply
+
+    def evaluate(self, weights: Weights, indices: Sequence[np.ndarray]) -> Iterator[Counts]:
+        """Measure the weights on each index array."""
+        jobs = ({"index": torch.from_numpy(np.ascontiguousarray(index))} for index in indices)
+        for answer in self._share({"weights": weights, "broadcast": {}}, jobs):
+            yield answer["counts"].numpy(), answer["loss"]
+
+    def close(self) -> None:
+        """End the processes."""
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.join(timeout=5)
+            if process.is_alive():
+                process.terminate()
+
+    def _share(self, shared: Payload, jobs: Iterator[Payload]) -> Iterator[Any]:
+        """Spread jobs over the processes and yield their answers in order.
+
+        A process gets a job only when it is idle, hence always reading: were both ends to write
+        large messages at once, neither would ever finish.
+        """
+        model = encode(shared)
+        for pipe in self._pipes:
+            pipe.send_bytes(model)
+        idle = list(self._pipes)
+        running: dict[Connection, int] = {}
+        answers: dict[int, Any] = {}
+        started = following = 0
+        job = next(jobs, None)
+        while job is not None or following < started:
+            while job is not None and idle and started - following < 2 * len(self._pipes):
+                pipe = idle.pop(0)
+                pipe.send_bytes(encode(job))
+                running[pipe] = started
+                started += 1
+                job = next(jobs, None)
+            while following in answers:
+                yield answers.pop(following)
+                following += 1
+            for pipe in wait(list(running)) if following < started and running else ():
+                assert isinstance(pipe, Connection)  # noqa: S101 - narrows the type of wait()
+                answers[running.pop(pipe)] = self._receive(pipe)
+                idle.append(pipe)
+
+    def _receive(self, pipe: Connection) -> Any:
+        """Return a process's answer, or raise what went wrong there."""
+        try:
+            answer = decode(pipe.recv_bytes())
+        except (EOFError, ConnectionError) as error:
+            raise FeddgError(
+                "a worker process died, most likely because memory ran out; "
+                "run again with fewer --workers: the run goes on from its last checkpoint"
+            ) from error
+        if "error" in answer:
+            if answer["user"]:
+                raise FeddgError(answer["error"])
+            raise RuntimeError(f"in a worker process:\n{answer['error']}")
+        return answer
+
+
+def _serve(pipe: Connection) -> None:
+    """Be a worker process until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    worker: Worker | None = None
+    shared: Payload = {}
+    while True:
+        try:
+            job = decode(pipe.recv_bytes())
+            if "start" in job:
+                worker = Worker(pipe.recv())
+                answer: Payload = {}
+            elif "weights" in job:
+                shared = job
+                continue
+            else:
+                assert worker is not None  # noqa: S101 - every process is started first
+                answer = _answer(worker, shared, job)
+            pipe.send_bytes(encode(answer))
+        except (EOFError, ConnectionError):
+            return
+        except Exception as error:  # sent to the parent, which raises it
+            user = isinstance(error, FeddgError)
+            text = str(error) if user else traceback.format_exc()
+            pipe.send_bytes(encode({"error": text, "user": user}))
+
+
+def _answer(worker: Worker, shared: Payload, job: Payload) -> Payload:
+    """Do one job in a worker process."""
+    if "index" in job:
+        counts, loss = worker.evaluate(shared["weights"], job["index"].numpy())
+        return {"counts": torch.from_numpy(counts), "loss": loss}
+    task = Task(weights=shared["weights"], broadcast=shared["broadcast"], **job)
+    reply = worker.run(task)
+    update = isinstance(reply.value, LocalUpdate)
+    value = {"weights": reply.value.weights, "extra": reply.value.extra} if update else reply.value
+    return {
+        "client": reply.client,
+        "num_examples": reply.num_examples,
+        "update": update,
+        "value": value,
+        "metrics": dict(reply.metrics),
+        "memory": reply.memory,
+        "seconds": dict(reply.seconds),
+    }
+
+
+def _reply(answer: Payload) -> Reply[Any]:
+    """Return the reply that `_answer` made into a payload."""
+    update = answer.pop("update")
+    if update:
+        answer["value"] = LocalUpdate(**answer["value"])
+    return Reply(**answer)

@@ -1,0 +1,144 @@
+"""What a person sees while runs are under way: a live line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table as RichTable
+
+from feddg_bench.results import split_accuracy
+from feddg_bench.tables import Cell, Table
+
+if TYPE_CHECKING:
+    from feddg_bench.loop import RoundResult
+    from feddg_bench.run import Plan
+
+
+class ConsoleReport:
+    """Draws progress on standard error; a context manager.
+
+    Args:
+        console: Where to draw.
+        total: Number of runs of the command.
+    """
+
+    def __init__(self, console: Console, total: int) -> None:
+        self.console = console
+        self.total = total
+        self.number = 0
+        self.held_out = ""
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[facts]}"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+        )
+        self.task: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.progress.stop()
+
+    def say(self, text: str) -> None:
+        """Print one line above the live display."""
+        self.progress.console.print(text, highlight=False, soft_wrap=True)
+
+    def already(self, plan: Plan) -> None:
+        """A run's record is there already."""
+        self.number += 1
+        self.say(f"{self._title(plan)}: already done, {plan.key}")
+
+    def begin(self, plan: Plan, done: int) -> None:
+        """A run starts, or goes on after ``done`` rounds."""
+        self.number += 1
+        self.held_out = ""
+        rounds = plan.settings.federation.rounds
+        if self.task is not None:
+            self.progress.remove_task(self.task)
+        self.task = self.progress.add_task(
+            self._title(plan), total=rounds, completed=done, facts=""
+        )
+        self.started, self.done = time.monotonic(), done
+        if done:
+            self.say(f"{self._title(plan)}: goes on after round {done}")
+        elif not self.console.is_terminal:
+            self.say(f"{self._title(plan)}: {rounds} rounds, {plan.key}")
+
+    def round(self, plan: Plan, result: RoundResult, images: int) -> None:
+        """A round ended that trained on ``images`` images."""
+        ledger = result.ledger
+        spent = sum(s for phase, s in ledger.seconds.items() if phase != "evaluation")
+        facts = f"{len(result.cohort)} clients  {images / max(spent, 1e-9):.0f} images/s"
+        loss = ledger.means().get("loss")
+        if loss is not None:
+            facts = f"loss {loss:.3f}  {facts}"
+        if result.evaluation is not None:
+            parts = [
+                f"{split} {100 * value:.1f}"
+                for split in ("val", "test")
+                if (value := split_accuracy(result.evaluation, split)) is not None
+            ]
+            self.held_out = " ".join(parts) + "  "
+        for dropped in ledger.dropped:
+            self.say(
+                f"{self._title(plan)}: round {result.round} dropped {dropped['client']}, "
+                f"NaN or infinity in {dropped['tensor']}"
+            )
+        if self.console.is_terminal and self.task is not None:
+            self.progress.update(
+                self.task, completed=result.round, facts=f"{self.held_out}{facts}"
+            )
+        elif result.evaluation is not None:
+            rounds = plan.settings.federation.rounds
+            each = (time.monotonic() - self.started) / (result.round - self.done)
+            left = each * (rounds - result.round)
+            self.say(
+                f"{self._title(plan)}: round {result.round}/{rounds}  {self.held_out}{facts}  "
+                f"{left:.0f} s left"
+            )
+
+    def _title(self, plan: Plan) -> str:
+        settings = plan.settings
+        return f"[{self.number}/{self.total}] {settings.method} {settings.scenario} seed {settings.seed}"
+
+
+def draw(table: Table) -> RichTable:
+    """Return the table for a terminal; a published number stands under ours."""
+    drawn = RichTable(title=table.title, caption=table.caption, caption_justify="left")
+    drawn.add_column("scenario (held out)")
+    for split in table.splits:
+        drawn.add_column(split, justify="right")
+        if _has_published(table, split):
+            drawn.add_column(f"{split} published", justify="right")
+    for label, cells in table.rows:
+        values = [label]
+        for split in table.splits:
+            cell = cells[split]
+            values.append("" if cell is None else str(cell))
+            if _has_published(table, split):
+                values.append(_published(cell))
+        if label == "mean":
+            drawn.add_section()
+        drawn.add_row(*values)
+    return drawn
+
+
+def _has_published(table: Table, split: str) -> bool:
+    return any((cell := cells.get(split)) and cell.published is not None for _, cells in table.rows)
+
+
+def _published(cell: Cell | None) -> str:
+    return f"{cell.published:.2f}" if cell and cell.published is not None else ""

@@ -1,0 +1,399 @@
+"""One training run: build the parts, drive the loop, fill the record."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+import feddg_bench
+from feddg_bench.checkpoints import load_checkpoint, save_checkpoint
+from feddg_bench.data import DomainDataset
+from feddg_bench.errors import DataError, SettingsError
+from feddg_bench.evaluate import evaluate
+from feddg_bench.executors import Executor, ProcessExecutor, SerialExecutor
+from feddg_bench.federation import Federation
+from feddg_bench.files import write_whole
+from feddg_bench.loop import RoundResult, federate
+from feddg_bench.method import Method
+from feddg_bench.models import check_image_size
+from feddg_bench.partition import Partition, make_partition
+from feddg_bench.protocols import Scenario
+from feddg_bench.registry import build_method, load_method
+from feddg_bench.results import ResultsStore, RunRecord, ScenarioRecord
+from feddg_bench.server import Server
+from feddg_bench.settings import Layer, Resources, RunSettings, merge, run_key, validate
+from feddg_bench.splits import Splits, read_split_csv, split_by_domain
+from feddg_bench.store import Store, open_store
+from feddg_bench.streams import derive_seed
+from feddg_bench.worker import WorkerSpec
+
+MAX_AUTO_WORKERS = 8
+
+
+class Report(Protocol):
+    """Where a run's progress goes; the command line draws it."""
+
+    def begin(self, plan: Plan, done: int) -> None:
+        """A run starts, or goes on after ``done`` rounds."""
+
+    def round(self, plan: Plan, result: RoundResult, images: int) -> None:
+        """A round ended that trained on ``images`` images."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that is settled down to its key.
+
+    Attributes:
+        settings: Resolved settings; ``hyper`` holds every value of the method.
+        canonical: The same with files by content, as the record keeps them.
+        scenario: Domains.
+        recipe: Label of where the settings came from.
+        version: The method's version.
+        key: Name of the record.
+    """
+
+    settings: RunSettings
+    canonical: Layer
+    scenario: Scenario
+    recipe: str
+    version: int
+    key: str
+
+
+def make_plan(layers: list[Layer], user: list[Layer], scenario: Scenario, recipe: str) -> Plan:
+    """Merge settings, what the method needs and what the user says, and settle the run's key.
+
+    Raises:
+        SettingsError: If a setting, one of the method's included, is unknown or out of range.
+    """
+    named = merge(*layers, *user)
+    method = load_method(named["method"])
+    settings = validate(RunSettings, merge(*layers, method.needs, *user))
+    hyper = validate(method.Settings, settings.hyper, "hyper.")
+    settings = settings.model_copy(update={"hyper": hyper.model_dump(mode="json")})
+    canonical = settings.canonical(method.Settings.files)
+    key = run_key(canonical, method.version)
+    return Plan(settings, canonical, scenario, recipe, method.version, key)
+
+
+def open_executor(resources: Resources) -> Executor:
+    """Return the executor that the resources ask for."""
+    device = find_device(resources.device)
+    workers = resources.workers
+    if workers == 0:
+        workers = 1 if device != "cpu" else min(cores(), MAX_AUTO_WORKERS)
+    return SerialExecutor() if workers == 1 else ProcessExecutor(workers)
+
+
+def cores() -> int:
+    """Return the number of CPU cores this process may use."""
+    import os
+
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def find_device(name: str) -> str:
+    """Return the device to compute on.
+
+    Raises:
+        SettingsError: If there is no such device here.
+    """
+    if name == "auto":
+        return "cuda:0" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise SettingsError(f"unknown device {name!r}: expected auto, cpu, cuda or cuda:N")
+    if device.type == "cuda":
+        found = torch.cuda.device_count()
+        if (device.index or 0) >= found:
+            raise SettingsError(
+                f"device {name!r} is not here: PyTorch sees {found} CUDA devices; use --device cpu"
+            )
+        return f"cuda:{device.index or 0}"
+    return "cpu"
+
+
+class RunData:
+    """One data set, opened once for all runs of a command."""
+
+    def __init__(self, dataset: DomainDataset, cache_dir: Path | None) -> None:
+        self.dataset = dataset
+        self.cache_dir = cache_dir
+        self._stores: dict[int, Store] = {}
+
+    def store(self, size: int) -> Store:
+        """Return the decoded images at a size."""
+        if size not in self._stores:
+            self._stores[size] = open_store(self.dataset, size, self.cache_dir)
+        return self._stores[size]
+
+
+def run(
+    plan: Plan, data: RunData, executor: Executor, resources: Resources, report: Report
+) -> RunRecord:
+    """Train, evaluate and record one run, from its checkpoint if there is one.
+
+    Raises:
+        FeddgError: If the data, a file or a setting cannot be used.
+    """
+    results = ResultsStore(resources.results)
+    settings = plan.settings
+    started = time.time()
+    method, server, federation, record = _assemble(plan, data, executor, resources, results)
+    checkpoint = results.checkpoint(plan.key)
+    seconds_before = 0.0
+    if checkpoint.exists():
+        state = load_checkpoint(checkpoint)
+        server.restore(state["server"])
+        record = RunRecord.model_validate(state["record"])
+        seconds_before = record.time["seconds"]
+    record.environment = environment(resources, executor)
+    report.begin(plan, server.round)
+
+    def keep() -> None:
+        record.time = {
+            "started": record.time.get("started", _stamp(started)),
+            "finished": _stamp(time.time()),
+            "seconds": round(seconds_before + time.time() - started, 3),
+            "peak_memory_mib": peak_memory_mib(),
+        }
+
+    for result in federate(
+        method,
+        server,
+        lambda weights: evaluate(
+            executor, federation, weights, chunk=settings.evaluation.batch_size
+        ),
+        rounds=settings.federation.rounds,
+        per_round=settings.federation.per_round,
+        every=settings.evaluation.every,
+    ):
+        images = _images(federation, result.cohort)
+        if result.round == 0:
+            record.once = _costs(result)
+        else:
+            record.rounds.append(_entry(result))
+            report.round(plan, result, images * settings.train.local_epochs)
+        keep()
+        last = result.round == settings.federation.rounds
+        if not last and result.round % resources.checkpoint_every == 0:
+            state = {"server": server.state(), "record": record.model_dump(mode="json")}
+            state["plan"] = {"settings": settings.model_dump(mode="json"), "recipe": plan.recipe}
+            state["data_root"] = str(resources.data_root) if resources.data_root else None
+            save_checkpoint(checkpoint, state)
+    results.save(record)
+    checkpoint.unlink(missing_ok=True)
+    return record
+
+
+def _assemble(
+    plan: Plan, data: RunData, executor: Executor, resources: Resources, results: ResultsStore
+) -> tuple[Method, Server, Federation, RunRecord]:
+    """Build data, clients, model and server of a run, with the head of its record."""
+    settings, dataset = plan.settings, data.dataset
+    check_image_size(settings.backbone, settings.data.image_size)
+    store = data.store(settings.data.image_size)
+    splits = _splits(plan, dataset, store)
+    train = splits["train"]
+    missing = set(range(len(dataset.classes))) - set(store.labels[train].tolist())
+    if missing:
+        absent = ", ".join(dataset.classes[i] for i in sorted(missing))
+        raise DataError(
+            f"scenario {plan.scenario.name} of {dataset.name} has no training image of class "
+            f"{absent}; check the data folder and the split file"
+        )
+    partition = make_partition(
+        settings.partition,
+        train,
+        store.domains[train],
+        seed=derive_seed(settings.seed, "partition"),
+    )
+    _save_partition(partition, store, dataset, results)
+    clients = {
+        name: index
+        for name, index in zip(partition.clients, partition.indices, strict=True)
+        if len(index)
+    }
+    per_round = settings.federation.per_round
+    if per_round is not None and per_round > len(clients):
+        raise SettingsError(
+            f"federation.per_round is {per_round} but only {len(clients)} clients hold images; "
+            f"lower --per-round"
+        )
+    federation = Federation(
+        store.path, store.labels, clients, _evaluation(splits, dataset, store), len(dataset.classes)
+    )
+    method = build_method(settings, federation.num_classes)
+    device = find_device(resources.device)
+    executor.start(WorkerSpec(settings, federation, device, resources.threads), method)
+    weights = {name: tensor.to(device) for name, tensor in method.federated_weights().items()}
+    server = Server(
+        weights,
+        tuple(clients),
+        executor,
+        seed=settings.seed,
+        federation=settings.federation,
+        uplink=method.uplink,
+        downlink=method.downlink,
+    )
+    sizes = partition.sizes
+    record = RunRecord(
+        key=plan.key,
+        method=settings.method,
+        method_version=plan.version,
+        dataset=settings.dataset,
+        protocol=settings.protocol,
+        scenario=ScenarioRecord(
+            name=plan.scenario.name,
+            train=plan.scenario.train,
+            val=plan.scenario.val,
+            test=plan.scenario.test,
+        ),
+        seed=settings.seed,
+        recipe=plan.recipe,
+        settings=plan.canonical,
+        data={"fingerprint": store.fingerprint, "images": _counts(splits, dataset, store)},
+        partition={
+            "hash": partition.digest(),
+            "clients": len(clients),
+            "sizes": [int(np.min(sizes)), int(np.median(sizes)), int(np.max(sizes))],
+        },
+    )
+    return method, server, federation, record
+
+
+def _splits(plan: Plan, dataset: DomainDataset, store: Store) -> Splits:
+    settings = plan.settings.data
+    if settings.split_csv is not None:
+        return read_split_csv(
+            Path(settings.split_csv),
+            plan.scenario,
+            store.paths,
+            store.domains,
+            store.labels,
+            dataset.domains,
+            dataset.classes,
+        )
+    return split_by_domain(
+        plan.scenario,
+        store.domains,
+        store.labels,
+        dataset.domains,
+        id_val_fraction=settings.id_val_fraction,
+        id_test_fraction=settings.id_test_fraction,
+        seed=plan.settings.seed,
+    )
+
+
+def _by_domain(
+    splits: Splits, dataset: DomainDataset, store: Store
+) -> list[tuple[str, str, np.ndarray]]:
+    """Return every non-empty part of a split that lies in one domain."""
+    parts = []
+    for split, index in splits.items():
+        for number, domain in enumerate(dataset.domains):
+            part = index[store.domains[index] == number]
+            if len(part):
+                parts.append((split, domain, part))
+    return parts
+
+
+def _evaluation(
+    splits: Splits, dataset: DomainDataset, store: Store
+) -> tuple[tuple[str, str, np.ndarray], ...]:
+    return tuple(part for part in _by_domain(splits, dataset, store) if part[0] != "train")
+
+
+def _counts(splits: Splits, dataset: DomainDataset, store: Store) -> dict[str, dict[str, int]]:
+    counts: dict[str, dict[str, int]] = {}
+    for split, domain, part in _by_domain(splits, dataset, store):
+        counts.setdefault(split, {})[domain] = len(part)
+    return counts
+
+
+def _save_partition(
+    partition: Partition, store: Store, dataset: DomainDataset, results: ResultsStore
+) -> None:
+    import json
+
+    path = results.partitions / f"{partition.digest()[:16]}.json"
+    if not path.exists():
+        value = partition.as_json(store.domains, store.labels, dataset.domains)
+        write_whole(path, json.dumps(value).encode())
+
+
+def _images(federation: Federation, cohort: tuple[str, ...]) -> int:
+    return sum(len(federation.clients[name]) for name in cohort)
+
+
+def _costs(result: RoundResult) -> dict[str, Any]:
+    """Return what a round cost, as the record keeps it."""
+    ledger = result.ledger
+    return {
+        "bytes": dict(ledger.bytes),
+        "dropped": list(ledger.dropped),
+        "seconds": {phase: round(value, 6) for phase, value in ledger.seconds.items()},
+    }
+
+
+def _entry(result: RoundResult) -> dict[str, Any]:
+    return {
+        "round": result.round,
+        "clients": len(result.cohort),
+        "skipped": result.skipped,
+        "train": result.ledger.means(),
+        "evaluation": result.evaluation,
+        **_costs(result),
+    }
+
+
+def environment(resources: Resources, executor: Executor) -> dict[str, Any]:
+    """Return what numbers may depend on in their last bits, and nothing that names a machine."""
+    import lightning
+    import torchvision
+
+    device = find_device(resources.device)
+    versions = {"python": platform.python_version(), "feddg_bench": feddg_bench.__version__}
+    versions |= {m.__name__: str(m.__version__) for m in (torch, torchvision, lightning)}
+    return {
+        "versions": versions,
+        "system": f"{platform.system()} {platform.machine()}",
+        "device": torch.cuda.get_device_name(device) if device != "cpu" else "cpu",
+        "threads": resources.threads,
+        "workers": executor.workers,
+        "commit": _commit(),
+    }
+
+
+def _commit() -> str | None:
+    """Return the commit of the source tree this runs from, ``+`` if it is changed."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--abbrev=12", "--dirty=+"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    return done.stdout.strip() or None
+
+
+def peak_memory_mib() -> float:
+    """Return this process's peak resident memory in MiB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak / (1024 if sys.platform != "darwin" else 1024**2), 1)
+
+
+def _stamp(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

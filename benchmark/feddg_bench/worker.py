@@ -1,0 +1,122 @@
+"""The only code that runs client work: a function of a message."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from lightning.fabric import Fabric
+
+from feddg_bench.augment import to_float
+from feddg_bench.client import Client
+from feddg_bench.federation import ClientImages, Federation, ImageBank
+from feddg_bench.messages import Reply, Task, Weights
+from feddg_bench.method import Method
+from feddg_bench.registry import build_method
+from feddg_bench.settings import RunSettings
+from feddg_bench.streams import torch_stream
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """All a process needs to build its worker.
+
+    Attributes:
+        settings: What to compute.
+        federation: Images, clients and splits.
+        device: Where, such as ``cpu`` or ``cuda:0``.
+        threads: CPU threads of this worker.
+    """
+
+    settings: RunSettings
+    federation: Federation
+    device: str = "cpu"
+    threads: int = 1
+
+
+class Worker:
+    """Runs client tasks on one device. A process has one, with its only model.
+
+    ``run`` is a function of the task alone: which tasks ran before, in which order and in which
+    process, leaves no trace in its answer.
+    """
+
+    def __init__(self, spec: WorkerSpec, method: Method | None = None) -> None:
+        torch.set_num_threads(spec.threads)
+        self.spec = spec
+        self.settings = spec.settings
+        self.device = torch.device(spec.device)
+        self.fabric = Fabric(
+            accelerator=self.device.type,
+            devices=[self.device.index or 0] if self.device.type == "cuda" else 1,
+            precision=self.settings.train.precision,
+        )
+        self.method = method or build_method(self.settings, spec.federation.num_classes)
+        self.method.to(self.device)
+        if self.settings.train.channels_last:
+            self.method.to(memory_format=torch.channels_last)
+        self.method.bind()
+        self.bank = ImageBank(spec.federation, self.device)
+        self.data = {
+            name: ClientImages(self.bank, index, self.settings.augment, self.settings.train)
+            for name, index in spec.federation.clients.items()
+        }
+        self._initial_private = self.method.private_weights()
+
+    def run(self, task: Task) -> Reply[Any]:
+        """Load the global weights, do what the task asks, and forget."""
+        start = time.perf_counter()
+        settings, data, memory = self.settings, self.data[task.client], dict(task.memory)
+        client = Client(
+            name=task.client,
+            round=task.round,
+            rounds=settings.federation.rounds,
+            data=data,
+            weights=task.weights,
+            broadcast=task.broadcast,
+            memory=memory,
+            fabric=self.fabric,
+            train=settings.train,
+            seed=settings.seed,
+        )
+        self.method.train()
+        self.method.load_weights(memory.pop("private state", self._initial_private))
+        self.method.load_weights(task.weights)
+        copied = time.perf_counter()
+        stream = (task.call, task.round, task.client)
+        with (
+            torch_stream(settings.seed, *stream, device=self.device),
+            self.method.serving(client),
+        ):
+            value = getattr(self.method, task.call)(client)
+        if self._initial_private:
+            memory["private state"] = self.method.private_weights()
+        metrics = client.metrics()
+        seconds = {"copy": copied - start, "work": time.perf_counter() - copied}
+        return Reply(task.client, len(data), value, metrics, memory, seconds)
+
+    @torch.no_grad()
+    def evaluate(self, weights: Weights, index: np.ndarray) -> tuple[np.ndarray, float]:
+        """Measure global weights on some images.
+
+        Returns:
+            Confusion counts, int64 (C, C), true classes down, and the summed cross-entropy.
+        """
+        num_classes = self.spec.federation.num_classes
+        self.method.load_weights(self._initial_private)
+        self.method.load_weights(weights)
+        self.method.eval()
+        counts = torch.zeros(num_classes**2, dtype=torch.int64, device=self.device)
+        loss = torch.zeros((), dtype=torch.float64, device="cpu")
+        for part in torch.from_numpy(index).split(self.settings.evaluation.batch_size):
+            images, labels = self.bank.take(part)
+            with self.fabric.autocast():
+                logits = self.method(to_float(images)).float()
+            pairs = labels * num_classes + logits.argmax(dim=1)
+            counts += torch.bincount(pairs, minlength=num_classes**2)
+            loss += F.cross_entropy(logits, labels, reduction="sum").cpu()
+        return counts.reshape(num_classes, num_classes).cpu().numpy(), float(loss)

@@ -1,0 +1,52 @@
+"""FedProx: keep local models near the global one."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.optim import Optimizer
+
+from feddg_bench.method import Method
+from feddg_bench.settings import MethodSettings
+
+
+class FedProxSettings(MethodSettings):
+    """Strength and form of the proximal term."""
+
+    mu: float = Field(0.01, ge=0)
+    """Weight of the proximal term, mu in the paper; published values run from 0.001 to 1."""
+    norm: Literal["squared", "l2"] = "squared"
+    """``l2`` is FedDG_Benchmark's reading: the norm of each tensor, not squared."""
+
+
+class FedProx(Method):
+    """FedProx (Li et al., MLSys 2020, arXiv 1812.06127, Algorithm 2 and Equation 2).
+
+    Each client minimises its loss plus (mu / 2) ||theta - w||^2, with w the global parameters as
+    received. The server is FedAvg's. The logged loss leaves the proximal term out.
+    """
+
+    Settings = FedProxSettings
+    settings: FedProxSettings
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        received = self.client.weights
+        for name, theta in self.named_parameters():
+            if theta.grad is not None and name in received:
+                theta.grad += proximal_gradient(
+                    theta.detach(), received[name], mu=self.settings.mu, norm=self.settings.norm
+                )
+
+
+def proximal_gradient(theta: Tensor, w: Tensor, *, mu: float, norm: str = "squared") -> Tensor:
+    """Return the gradient of the proximal term of one tensor, in its shape.
+
+    The term is (mu / 2) ||theta - w||^2; with ``norm="l2"``, (mu / 2) ||theta - w||.
+    """
+    if norm == "squared":
+        return mu * (theta - w)
+    distance = (theta - w).norm()
+    return 0.5 * mu * (theta - w) / distance if distance > 0 else torch.zeros_like(theta)

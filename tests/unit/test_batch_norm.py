@@ -1,0 +1,103 @@
+"""Batch normalisation: found by type, named, frozen."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from feddg_bench.batch_norm import batch_norm_state, batch_norm_statistics, freeze_batch_norm
+from feddg_bench.models import Backbone, build_backbone
+from feddg_bench.settings import BackboneSettings
+
+
+def random_backbone(name: str, device: str = "cpu") -> Backbone:
+    with torch.device(device):
+        return build_backbone(BackboneSettings(name=name, pretrained=False))
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [("resnet50", 53), ("densenet121", 121), ("resnet18", 20), ("mobilenet_v3_large", 46)],
+)
+def test_every_layer_is_found(name, layers):
+    backbone = random_backbone(name, "meta")
+    assert len(batch_norm_state(backbone)) == 5 * layers
+    assert len(batch_norm_statistics(backbone)) == 3 * layers
+
+
+@pytest.mark.parametrize("name", ["small_cnn", "squeezenet1_1"])
+def test_networks_without_batch_norm_have_no_names(name):
+    assert batch_norm_state(random_backbone(name)) == []
+
+
+def test_names_are_those_of_the_state_dict():
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.GroupNorm(2, 4))
+    assert batch_norm_state(net) == [
+        "1.weight",
+        "1.bias",
+        "1.running_mean",
+        "1.running_var",
+        "1.num_batches_tracked",
+    ]
+    assert batch_norm_statistics(net) == batch_norm_state(net)[2:]
+    assert batch_norm_statistics(net[1]) == ["running_mean", "running_var", "num_batches_tracked"]
+
+
+def test_layers_by_any_name_are_part_of_the_state():
+    backbone = random_backbone("resnet50", "meta")
+    downsampling = [n for n in batch_norm_state(backbone) if "downsample.1.running_mean" in n]
+    assert len(downsampling) == 4
+    assert set(batch_norm_state(backbone)) <= set(backbone.state_dict())
+
+
+def test_frozen_layers_ignore_training_mode():
+    backbone = random_backbone("resnet18")
+    images = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    expected = backbone.eval()(images)
+    before = copy.deepcopy(backbone.state_dict())
+
+    freeze_batch_norm(backbone)
+    backbone.train()
+    features = backbone(images)
+    features.square().sum().backward()
+
+    torch.testing.assert_close(features, expected, rtol=0, atol=0)
+    assert backbone.training
+    assert list(backbone.state_dict()) == list(before)
+    for name in batch_norm_statistics(backbone):
+        assert torch.equal(backbone.state_dict()[name], before[name]), name
+    affine = [n for n in batch_norm_state(backbone) if n.endswith(("weight", "bias"))]
+    assert len(affine) == 40
+    assert all(backbone.get_parameter(n).grad.abs().sum() > 0 for n in affine)
+
+
+def test_unfrozen_layers_do_change_their_statistics():
+    backbone = random_backbone("resnet18").train()
+    before = copy.deepcopy(backbone.state_dict())
+    backbone(torch.rand(4, 3, 32, 32))
+    assert not any(
+        torch.equal(backbone.state_dict()[n], before[n]) for n in batch_norm_statistics(backbone)
+    )
+
+
+def test_freezing_keeps_the_tensors_that_an_optimiser_holds():
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
+    before = {name: tensor.data_ptr() for name, tensor in net.state_dict().items()}
+    parameters = list(net.parameters())
+    freeze_batch_norm(net)
+    freeze_batch_norm(net)
+    assert {name: tensor.data_ptr() for name, tensor in net.state_dict().items()} == before
+    assert all(a is b for a, b in zip(net.parameters(), parameters, strict=True))
+
+
+def test_frozen_layers_take_vectors_too():
+    net = nn.Sequential(nn.BatchNorm1d(2))
+    net[0].running_mean.copy_(torch.tensor([1.0, 2.0]))
+    net[0].running_var.copy_(torch.tensor([4.0, 9.0]))
+    freeze_batch_norm(net)
+    torch.testing.assert_close(
+        net.train()(torch.tensor([[3.0, 8.0]])), torch.tensor([[1.0, 2.0]]), rtol=1e-4, atol=0
+    )
