@@ -52,7 +52,7 @@ def toy_federation() -> Federation:
         ("id_val", "dark", held_out[domains[held_out] == 0]),
         ("test", "bright", held_out[domains[held_out] == 1]),
     )
-    return Federation(images, labels.astype(np.int64), clients, evaluation, 3)
+    return Federation(images, 16, labels.astype(np.int64), clients, evaluation, 3)
 
 
 @pytest.fixture

@@ -51,7 +51,9 @@ def weighted_mean(weights: Iterable[Mapping[str, Tensor]], shares: Iterable[floa
     return mean
 
 
-def server_step(old: Mapping[str, Tensor], new: Weights, lr: float, names: Iterable[str]) -> Weights:
+def server_step(
+    old: Mapping[str, Tensor], new: Weights, lr: float, names: Iterable[str]
+) -> Weights:
     """Return ``new`` with the named tensors moved only ``lr`` of the way from ``old``.
 
     Names are those of trainable parameters: buffers are never extrapolated.

@@ -137,16 +137,17 @@ def crop_and_flip(
         images: uint8 (B, H, W, 3).
         boxes: int64 (B, 4) on the CPU: top, left, height, width.
         mirrored: bool (B,) on the CPU: flip left and right afterwards.
+        layout: How the result lies in memory.
 
     Returns:
-        float32 (B, 3, H, W) in [0, 1], channels last in memory.
+        float32 (B, 3, H, W) in [0, 1].
     """
     crop = crop_and_flip_bytes if images.is_cpu else crop_and_flip_floats
     return crop(images, boxes, mirrored).to(torch.float32, memory_format=layout).div_(255)
 
 
 def crop_and_flip_bytes(images: Tensor, boxes: Tensor, mirrored: Tensor) -> Tensor:
-    """Do `crop_and_flip` in 8 bits, image by image: the fastest on a CPU, which alone can."""
+    """Return uint8 crops (B, 3, H, W), one by one: the fastest on a CPU, which alone can."""
     size = images.shape[1:3]
     resized = []
     for image, (top, left, height, width), mirror in zip(
@@ -159,7 +160,7 @@ def crop_and_flip_bytes(images: Tensor, boxes: Tensor, mirrored: Tensor) -> Tens
 
 
 def crop_and_flip_floats(images: Tensor, boxes: Tensor, mirrored: Tensor) -> Tensor:
-    """Do `crop_and_flip` in float32, the whole batch at once."""
+    """Return float32 crops (B, 3, H, W) in [0, 255], all at once."""
     batch, height, width, _ = images.shape
     boxes, mirrored = boxes.to(images.device).float(), mirrored.to(images.device)
     axes = []
@@ -226,5 +227,5 @@ def adjust_hue_(images: Tensor, shift: Tensor) -> Tensor:
     hue = hue.div_(chroma.clamp_min(1e-12)).copysign_(green - blue)  # (B, H, W)
     channel_hues = torch.tensor([0.0, 2.0, 4.0], device=images.device)
     turn = (6 * shift[:, None] - channel_hues + 3).remainder(6) - 3  # (B, 3) in [-3, 3)
-    ramp = (hue[:, None] + turn[:, :, None, None]).abs_().sub_(3).abs_().clamp_(1, 2)
-    return torch.addcmul((low - chroma)[:, None], chroma[:, None], ramp, out=images).clamp_(0, 1)
+    way = (hue[:, None] + turn[:, :, None, None]).abs_().sub_(3).abs_()  # 3 less the way around
+    return torch.addcmul(low[:, None], chroma[:, None], way.sub_(1).clamp_(0, 1), out=images)

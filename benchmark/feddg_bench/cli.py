@@ -163,9 +163,7 @@ def run_command(
     label, base, user = _layers(method, dataset, protocol, recipe, flags, config, set_, pairs)
     scenarios = _scenarios(protocol, dataset, scenario)
     seed_list = _seeds(seeds)
-    validate(
-        RunSettings, merge(base, user, {"scenario": scenarios[0].name, "seed": seed_list[0]})
-    )
+    validate(RunSettings, merge(base, user, {"scenario": scenarios[0].name, "seed": seed_list[0]}))
 
     from feddg_bench.run import RunData, make_plan
 
@@ -311,7 +309,9 @@ def _layers(
         {"method": method, "dataset": dataset, "protocol": protocol},
     )
     given = [
-        parse_override(f"{FLAGS[flag]}={value}") for flag, value in flags.items() if value is not None
+        parse_override(f"{FLAGS[flag]}={value}")
+        for flag, value in flags.items()
+        if value is not None
     ]
     user = merge(
         *(load_layer(path) for path in config or ()),
@@ -340,6 +340,67 @@ def _seeds(text: str) -> list[int]:
 
 def _listing(paths: Iterator[Path]) -> str:
     return ", ".join(sorted(path.stem for path in paths)) or "none"
+
+
+@app.command("profile")
+def profile_command(
+    pairs: Pairs = None,
+    method: Method = "fedavg",
+    protocol: Annotated[str, typer.Option(help="ltdo or lodo.")] = "ltdo",
+    dataset: DataName = "digits4",
+    scenario: Annotated[str | None, typer.Option(help="One scenario; default the first.")] = None,
+    recipe: Recipe = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds to measure, after one more.")] = 3,
+    clients: Clients = None,
+    per_round: PerRound = None,
+    heterogeneity: Lambda = None,
+    synthetic: Annotated[
+        int | None,
+        typer.Option(min=1, help="Use random images, this many a client, instead of the data."),
+    ] = None,
+    data_root: DataRoot = None,
+    cache_dir: CacheDir = None,
+    results: Where = Path("results"),
+    device: Device = "auto",
+    threads: Threads = 1,
+    config: Config = None,
+    set_: Set = None,
+    json_: Json = False,
+) -> None:
+    """Measure where a method's time goes, against this machine's peak and a bare loop."""
+    flags = {"clients": clients, "per_round": per_round, "heterogeneity": heterogeneity}
+    where = {"device": device, "threads": threads, "data_root": data_root, "cache_dir": cache_dir}
+    resources = validate(Resources, where)
+    label, base, user = _layers(method, dataset, protocol, recipe, flags, config, set_, pairs)
+    chosen = _scenarios(protocol, dataset, scenario)[0]
+    user = merge(user, {"scenario": chosen.name, "federation": {"rounds": rounds + 1}})
+    validate(RunSettings, merge(base, user))
+
+    from feddg_bench.profile import profile, synthetic_federation
+    from feddg_bench.results import ResultsStore
+    from feddg_bench.run import RunData, make_plan, open_federation
+
+    plan = make_plan([base], [user], chosen, label)
+    found = load_dataset(dataset)
+    if synthetic is not None:
+        federation = synthetic_federation(
+            plan.settings.partition.clients,
+            synthetic,
+            plan.settings.data.image_size,
+            len(found.classes),
+        )
+    else:
+        data = RunData(found(data_root), cache_dir)
+        federation, _ = open_federation(plan, data, ResultsStore(results))
+    measured = profile(plan, federation, resources, rounds=rounds)
+    if json_:
+        _print_json(measured.as_json())
+        return
+    from rich.console import Console
+
+    from feddg_bench.progress import draw_profile
+
+    Console().print(draw_profile(measured))
 
 
 # -------------------------------------------------------------------------------- lists

@@ -23,7 +23,8 @@ class Federation:
     """Where the images are and who holds which; small enough to send to every process.
 
     Attributes:
-        images: A ``.npy`` file to map, or the array itself: uint8 (N, H, W, 3).
+        images: A store's file to map, or the array itself: uint8 (N, size, size, 3).
+        size: Side of the images in pixels.
         labels: int64 (N,).
         clients: Client name to the indices of its training images.
         evaluation: Split, domain and indices of every set that is measured.
@@ -31,6 +32,7 @@ class Federation:
     """
 
     images: Path | np.ndarray
+    size: int
     labels: np.ndarray
     clients: dict[str, np.ndarray]
     evaluation: tuple[tuple[str, str, np.ndarray], ...]
@@ -42,7 +44,10 @@ class ImageBank:
 
     def __init__(self, federation: Federation, device: torch.device) -> None:
         images = federation.images
-        self.array = np.load(images, mmap_mode="r") if isinstance(images, Path) else images
+        if isinstance(images, Path):
+            shape = (len(federation.labels), federation.size, federation.size, 3)
+            images = np.memmap(images, dtype=np.uint8, mode="r", shape=shape)
+        self.array = images
         self.device = device
         self.labels = torch.from_numpy(federation.labels).to(device)
         self.resident: Tensor | None = None

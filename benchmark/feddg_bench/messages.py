@@ -199,7 +199,9 @@ def nonfinite(payload: Any, name: str = "") -> str | None:
     named = dict(_floating(payload, name))
     if not named:
         return None
-    largest = torch.stack([norm.float() for norm in torch._foreach_norm(list(named.values()), torch.inf)])
+    largest = torch.stack(
+        [norm.float() for norm in torch._foreach_norm(list(named.values()), torch.inf)]
+    )
     finite = torch.isfinite(largest)
     if bool(finite.all()):
         return None

@@ -177,9 +177,7 @@ class Method(LightningModule):
         self._state: dict[str, Tensor] = dict(self.state_dict(keep_vars=True))
         out = self.private + self.constant
         self.federated = [name for name in self._state if not name.startswith(out)]
-        self.trainable = [
-            name for name in self.federated if self._state[name].requires_grad
-        ]
+        self.trainable = [name for name in self.federated if self._state[name].requires_grad]
 
     def federated_weights(self) -> Weights:
         """Return copies of the federated state, on its device."""

@@ -15,6 +15,7 @@ from feddg_bench.tables import Cell, Table
 
 if TYPE_CHECKING:
     from feddg_bench.loop import RoundResult
+    from feddg_bench.profile import Profile
     from feddg_bench.run import Plan
 
 
@@ -48,7 +49,10 @@ class ConsoleReport:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
     ) -> None:
         self.progress.stop()
 
@@ -98,9 +102,7 @@ class ConsoleReport:
                 f"NaN or infinity in {dropped['tensor']}"
             )
         if self.console.is_terminal and self.task is not None:
-            self.progress.update(
-                self.task, completed=result.round, facts=f"{self.held_out}{facts}"
-            )
+            self.progress.update(self.task, completed=result.round, facts=f"{self.held_out}{facts}")
         elif result.evaluation is not None:
             rounds = plan.settings.federation.rounds
             each = (time.monotonic() - self.started) / (result.round - self.done)
@@ -133,6 +135,37 @@ def draw(table: Table) -> RichTable:
         if label == "mean":
             drawn.add_section()
         drawn.add_row(*values)
+    return drawn
+
+
+def draw_profile(measured: Profile) -> RichTable:
+    """Return a profile for a terminal."""
+    p = measured
+    drawn = RichTable(title=f"{p.method} on {p.device}, {p.precision}", show_header=False)
+    drawn.add_column()
+    drawn.add_column(justify="right")
+    drawn.add_column()
+    drawn.add_row("once, before round 1", f"{sum(p.once.values()):.3f}", "s")
+    for phase, seconds in p.round.items():
+        drawn.add_row(f"a round: {phase}", f"{seconds:.3f}", "s")
+    drawn.add_row("a round, all", f"{sum(p.round.values()):.3f}", "s")
+    drawn.add_row("a client", f"{1000 * p.client:.1f}", "ms")
+    drawn.add_section()
+    drawn.add_row("clients a round", str(p.clients), f"{p.images} images")
+    drawn.add_row("local training", f"{p.images_per_second:.0f}", "images/s")
+    drawn.add_row("up a round", f"{p.bytes_up / 1e6:.3f}", "MB")
+    drawn.add_row("down a round", f"{p.bytes_down / 1e6:.3f}", "MB")
+    drawn.add_section()
+    drawn.add_row("work an image", f"{p.flop_per_image / 1e9:.3f}", "GFLOP")
+    drawn.add_row("achieved", f"{p.flops / 1e9:.1f}", "GFLOP/s")
+    drawn.add_row("peak, matrix product", f"{p.peak_flops / 1e9:.1f}", "GFLOP/s")
+    drawn.add_row("share of the peak", f"{100 * p.share_of_peak:.1f}", "%")
+    drawn.add_row("bare loop for a round", f"{p.bare_seconds:.3f}", "s")
+    drawn.add_row("training / bare loop", f"{p.bare_ratio:.3f}", "x")
+    drawn.add_section()
+    drawn.add_row("peak memory", f"{p.peak_memory_mib:.0f}", "MiB")
+    if p.peak_device_mib is not None:
+        drawn.add_row("peak memory, GPU", f"{p.peak_device_mib:.0f}", "MiB")
     return drawn
 
 

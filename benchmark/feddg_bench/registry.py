@@ -48,7 +48,9 @@ def _load(kind: str, name: str, base: type) -> Any:
     found = [
         value
         for value in vars(module).values()
-        if inspect.isclass(value) and issubclass(value, base) and value.__module__ == module.__name__
+        if inspect.isclass(value)
+        and issubclass(value, base)
+        and value.__module__ == module.__name__
     ]
     if len(found) != 1:
         raise PluginError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import platform
 import resource
 import subprocess
@@ -23,6 +25,7 @@ from feddg_bench.evaluate import evaluate
 from feddg_bench.executors import Executor, ProcessExecutor, SerialExecutor
 from feddg_bench.federation import Federation
 from feddg_bench.files import write_whole
+from feddg_bench.locations import cache_dir
 from feddg_bench.loop import RoundResult, federate
 from feddg_bench.method import Method
 from feddg_bench.models import check_image_size
@@ -98,8 +101,6 @@ def open_executor(resources: Resources) -> Executor:
 
 def cores() -> int:
     """Return the number of CPU cores this process may use."""
-    import os
-
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -130,15 +131,15 @@ def find_device(name: str) -> str:
 class RunData:
     """One data set, opened once for all runs of a command."""
 
-    def __init__(self, dataset: DomainDataset, cache_dir: Path | None) -> None:
+    def __init__(self, dataset: DomainDataset, cache: Path | None) -> None:
         self.dataset = dataset
-        self.cache_dir = cache_dir
+        self.cache = cache_dir(cache)
         self._stores: dict[int, Store] = {}
 
     def store(self, size: int) -> Store:
         """Return the decoded images at a size."""
         if size not in self._stores:
-            self._stores[size] = open_store(self.dataset, size, self.cache_dir)
+            self._stores[size] = open_store(self.dataset, size, self.cache)
         return self._stores[size]
 
 
@@ -153,7 +154,8 @@ def run(
     results = ResultsStore(resources.results)
     settings = plan.settings
     started = time.time()
-    method, server, federation, record = _assemble(plan, data, executor, resources, results)
+    federation, record = open_federation(plan, data, results)
+    method, server = open_server(plan, federation, executor, resources)
     checkpoint = results.checkpoint(plan.key)
     seconds_before = 0.0
     if checkpoint.exists():
@@ -200,10 +202,10 @@ def run(
     return record
 
 
-def _assemble(
-    plan: Plan, data: RunData, executor: Executor, resources: Resources, results: ResultsStore
-) -> tuple[Method, Server, Federation, RunRecord]:
-    """Build data, clients, model and server of a run, with the head of its record."""
+def open_federation(
+    plan: Plan, data: RunData, results: ResultsStore
+) -> tuple[Federation, RunRecord]:
+    """Spread the data over clients and splits, and return it with the head of the record."""
     settings, dataset = plan.settings, data.dataset
     check_image_size(settings.backbone, settings.data.image_size)
     store = data.store(settings.data.image_size)
@@ -235,20 +237,12 @@ def _assemble(
             f"lower --per-round"
         )
     federation = Federation(
-        store.path, store.labels, clients, _evaluation(splits, dataset, store), len(dataset.classes)
-    )
-    method = build_method(settings, federation.num_classes)
-    device = find_device(resources.device)
-    executor.start(WorkerSpec(settings, federation, device, resources.threads), method)
-    weights = {name: tensor.to(device) for name, tensor in method.federated_weights().items()}
-    server = Server(
-        weights,
-        tuple(clients),
-        executor,
-        seed=settings.seed,
-        federation=settings.federation,
-        uplink=method.uplink,
-        downlink=method.downlink,
+        images=Path(str(store.images.filename)),
+        size=settings.data.image_size,
+        labels=store.labels,
+        clients=clients,
+        evaluation=_evaluation(splits, dataset, store),
+        num_classes=len(dataset.classes),
     )
     sizes = partition.sizes
     record = RunRecord(
@@ -273,7 +267,27 @@ def _assemble(
             "sizes": [int(np.min(sizes)), int(np.median(sizes)), int(np.max(sizes))],
         },
     )
-    return method, server, federation, record
+    return federation, record
+
+
+def open_server(
+    plan: Plan, federation: Federation, executor: Executor, resources: Resources
+) -> tuple[Method, Server]:
+    """Build the plugin and its workers, and return it with a server that can ask the clients."""
+    settings = plan.settings
+    method = build_method(settings, federation.num_classes)
+    device = find_device(resources.device)
+    executor.start(WorkerSpec(settings, federation, device, resources.threads), method)
+    server = Server(
+        {name: tensor.to(device) for name, tensor in method.federated_weights().items()},
+        tuple(federation.clients),
+        executor,
+        seed=settings.seed,
+        federation=settings.federation,
+        uplink=method.uplink,
+        downlink=method.downlink,
+    )
+    return method, server
 
 
 def _splits(plan: Plan, dataset: DomainDataset, store: Store) -> Splits:
@@ -328,8 +342,6 @@ def _counts(splits: Splits, dataset: DomainDataset, store: Store) -> dict[str, d
 def _save_partition(
     partition: Partition, store: Store, dataset: DomainDataset, results: ResultsStore
 ) -> None:
-    import json
-
     path = results.partitions / f"{partition.digest()[:16]}.json"
     if not path.exists():
         value = partition.as_json(store.domains, store.labels, dataset.domains)

@@ -362,7 +362,9 @@ def load_layer(path: Path, what: str = "settings file") -> Layer:
     if layer is None:
         return {}
     if not isinstance(layer, dict):
-        raise SettingsError(f"{what} {path} must hold KEY: VALUE lines, not a {type(layer).__name__}")
+        raise SettingsError(
+            f"{what} {path} must hold KEY: VALUE lines, not a {type(layer).__name__}"
+        )
     return layer
 
 

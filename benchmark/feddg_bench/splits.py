@@ -120,10 +120,12 @@ def read_split_csv(
     return _collect(split_of, f"mend the column split of {path}")
 
 
-def _roles(scenario: Scenario) -> dict[str | None, str]:
+def _roles(scenario: Scenario) -> dict[str, str]:
     """Return the role of each domain."""
-    train = dict.fromkeys(scenario.train, "train")
-    return {**train, scenario.val: "val", scenario.test: "test"}
+    roles = dict.fromkeys(scenario.train, "train")
+    if scenario.val is not None:
+        roles[scenario.val] = "val"
+    return roles | {scenario.test: "test"}
 
 
 def _collect(split_of: NDArray[np.int64], advice: str) -> Splits:

@@ -77,8 +77,12 @@ def summary(records: Sequence[RunRecord]) -> Table:
         rows.append((f"{name} ({held_out})", cells))
     splits = tuple(s for s in SPLITS if any(cells[s] is not None for _, cells in rows))
     if len(scenarios) > 1:
-        rows.append(("mean", {split: _mean([c[split] for _, c in rows], records, split)
-                              for split in splits}))
+        rows.append(
+            (
+                "mean",
+                {split: _mean([c[split] for _, c in rows], records, split) for split in splits},
+            )
+        )
     return Table(
         f"{first.method} on {first.dataset}, {first.protocol}: accuracy in %",
         splits,

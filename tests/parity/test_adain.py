@@ -1,9 +1,12 @@
-"""Client styles, server style, transfer and perturbation on worked numbers, and their invariants."""
+"""Styles, transfer and perturbation on worked numbers, and their invariants."""
 
 from __future__ import annotations
 
 import itertools
+import os
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -187,7 +190,7 @@ def test_gram_and_moments_do_not_depend_on_the_budget(sizes: list[int]) -> None:
     rows = maps.double().flatten(1)
     previous = None
     for budget in [0, *(k * row_bytes for k in range(1, sum(sizes) + 1)), 2**30]:
-        calls, largest = 0, 0
+        calls = 0
 
         def batches():
             nonlocal calls
@@ -200,10 +203,8 @@ def test_gram_and_moments_do_not_depend_on_the_budget(sizes: list[int]) -> None:
         assert torch.equal(moments, image_moments(maps))
         assert previous is None or torch.equal(gram, previous)
         previous = gram
-        largest = max(sizes) * row_bytes
-        held = max(1, budget)
         assert calls <= len(sizes)
-        assert calls >= sum(sizes) * row_bytes / (held + largest)
+        assert calls >= sum(sizes) * row_bytes / max(budget, max(sizes) * row_bytes)
     assert calls == 1
 
 
@@ -297,3 +298,41 @@ def test_presets_differ_where_lengths_decide() -> None:
     styles = torch.stack([s * torch.tensor([[1.0, 3], [1, 1]]) for s in (1.0, 1.1, 20, 21, 22)])
     results = [interpolation_style(styles, preset=p) for p in ("released", "artefact")]
     assert all(not torch.equal(a, b) for a, b in itertools.pairwise(results))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "cosine", "euclidean", "shipped"),
+    [
+        ("ac-p-s", [19, 5, 2], [22, 6, 2], True),
+        ("cs-a-p", [21, 4], [23, 7, 3], False),
+        ("pa-s-c", [23, 2], [23, 5, 2], True),
+        ("ps-c-a", [18, 6], [18, 5], True),
+    ],
+)
+def test_style_files_shipped_with_pardon(scheme: str, cosine, euclidean, shipped: bool) -> None:
+    folder = Path(os.environ.get("FEDDG_TEST_DATA", "absent")) / "style_stats" / "PACS"
+    if not folder.is_dir():
+        pytest.skip("no style_stats/ of PARDON's repository in FEDDG_TEST_DATA")
+    styles = torch.stack(
+        [
+            torch.from_numpy(np.load(folder / f"{scheme}_0.1_{kind}_arr_100_clients_FINCH.npy"))
+            for kind in ("mean", "std")
+        ],
+        1,
+    ).view(100, 2, 512)
+    rows = styles.flatten(1).double()
+    for partitions, expected in (
+        (finch(rows), cosine),
+        (finch_gram(rows @ rows.T), cosine),
+        (finch(rows, distance="euclidean"), euclidean),
+    ):
+        assert [int(labels.max()) + 1 for labels in partitions] == expected
+    if shipped:
+        broadcast = np.load(folder / f"{scheme}_0.1_100_mean_std__FINCH.npy")
+        artefact = interpolation_style(styles, preset="artefact")
+        assert torch.equal(artefact, torch.from_numpy(broadcast).view(2, 512))
+    if scheme == "ac-p-s":
+        first = torch.tensor(
+            [[2.99768, -11.43326, -20.47557, -2.41674], [6.94775, 23.34612, 28.79748, 12.53015]]
+        )
+        assert_close(interpolation_style(styles)[:, :4], first, atol=1e-5, rtol=0)

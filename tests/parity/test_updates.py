@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feddg_bench.errors import SettingsError
@@ -28,6 +28,7 @@ from feddg_methods.parts.updates import (
 )
 
 seeds = st.integers(0, 2**32 - 1)
+unhurried = settings(deadline=None, max_examples=60)
 clients = st.integers(1, 6)
 READINGS = ("running", "algorithm1", "eq5", "pcgrad_style")
 
@@ -104,6 +105,7 @@ def test_agreement_at_the_threshold_is_equal_to_it_for_every_ratio(size, dtype):
             assert torch.equal(update, expected)
 
 
+@unhurried
 @given(
     seed=seeds,
     size=clients,
@@ -143,6 +145,7 @@ def test_masked_update_equals_its_definition(seed, size, threshold, below, compa
     np.testing.assert_allclose(update.numpy()[clear], expected[clear], rtol=1e-6, atol=1e-12)
 
 
+@unhurried
 @given(seed=seeds, size=clients, threshold=st.floats(0, 1))
 def test_masked_update_invariants(seed, size, threshold):
     rng, array = drawn(seed, size)
@@ -215,6 +218,7 @@ def test_agreement_random_published_numbers(monkeypatch):
     assert update.tolist() == approx([3.5, 0.675, 1.0, -2.7], 1e-6)
 
 
+@unhurried
 @given(seed=seeds, size=clients, reduction=st.sampled_from(["mean", "sum"]))
 def test_agreement_rules_equal_their_definitions(seed, size, reduction):
     _, deltas = drawn(seed, size)
@@ -387,6 +391,7 @@ def test_align_published_coefficients():
     assert rows.mean(dim=0).tolist() == approx([0.1488, 0.2192, 0.6320])
 
 
+@unhurried
 @given(
     seed=seeds,
     size=clients,
@@ -410,6 +415,7 @@ def test_align_equals_the_loop_on_vectors(seed, size, strength, reading, only_co
     np.testing.assert_allclose(update.numpy(), expected.mean(axis=0), rtol=1e-6, atol=1e-9)
 
 
+@unhurried
 @given(seed=seeds, size=clients, strength=st.floats(0, 0.499))
 def test_running_alignment_stays_a_convex_combination(seed, size, strength):
     _, deltas = drawn(seed, size)
@@ -419,6 +425,7 @@ def test_running_alignment_stays_a_convex_combination(seed, size, strength):
 
 
 @pytest.mark.parametrize("reading", READINGS)
+@unhurried
 @given(seed=seeds, size=clients)
 def test_align_invariants(reading, seed, size):
     rng, array = drawn(seed, size)
@@ -434,6 +441,7 @@ def test_align_invariants(reading, seed, size):
     torch.testing.assert_close(align(agreeing, strength=0.2, reading=reading), agreeing.mean(dim=0))
 
 
+@unhurried
 @given(seed=seeds, strength=st.floats(0.001, 0.499))
 def test_readings_agree_for_two_clients(seed, strength):
     """The paper's proof covers two clients: the second meets the first as already modified."""
@@ -525,6 +533,7 @@ def test_project_published_coefficients():
     torch.testing.assert_close(rows, tensor((1, 0.5, 0.6), (1, 1, 0.8), (0.5, 0.5, 1)))
 
 
+@unhurried
 @given(seed=seeds, size=clients)
 def test_project_equals_the_loop_on_vectors(seed, size):
     rng, deltas = drawn(seed, size)
@@ -539,6 +548,7 @@ def test_project_equals_the_loop_on_vectors(seed, size):
         np.testing.assert_allclose(ours.numpy(), update, rtol=1e-6, atol=1e-9)
 
 
+@unhurried
 @given(seed=seeds, size=clients)
 def test_project_invariants(seed, size):
     rng, array = drawn(seed, size)
@@ -692,6 +702,7 @@ def adjusted_oracle(weights, gaps, round, rounds, step, variant):
     return a / a.sum()
 
 
+@unhurried
 @given(seed=seeds, size=st.integers(2, 7), variant=st.sampled_from(VARIANTS))
 def test_adjusted_weights_equal_their_definitions(seed, size, variant):
     rng = np.random.default_rng(seed)
@@ -710,6 +721,7 @@ def test_adjusted_weights_equal_their_definitions(seed, size, variant):
     np.testing.assert_allclose(new.numpy(), expected, rtol=1e-6, atol=1e-12)
 
 
+@unhurried
 @given(seed=seeds, size=st.integers(1, 7), step=st.floats(0.01, 0.99), absent=st.booleans())
 def test_default_weights_stay_in_the_simplex_and_absent_clients_keep_theirs(
     seed, size, step, absent

@@ -160,7 +160,7 @@ def fill_disagreed(agreed: Tensor, touched: Tensor, generator: torch.Generator) 
 def agreement_sum(deltas: Tensor, *, reduction: Reduction = "mean") -> Tensor:
     """Return the update with 0 in every coordinate where the clients' signs differ.
 
-    Source: AgrSum (Mansilla et al., ICCVW 2021), there for the gradients of domains, summed,
+    Source: AgrSum (Mansilla et al., ICCV 2021), there for the gradients of domains, summed,
     under Adam, to which a constant factor means nothing. To a server step the sum is K times too
     long: hence the mean.
 
@@ -183,7 +183,7 @@ def agreement_random(
 ) -> Tensor:
     """Return `agreement_sum` with noise in the coordinates where the clients' signs differ.
 
-    Source: AgrRand (Mansilla et al., ICCVW 2021). Different from the authors' code, coordinates
+    Source: AgrRand (Mansilla et al., ICCV 2021). Different from the authors' code, coordinates
     that no client changed stay 0, and without any agreement the noise is 0 instead of NaN.
 
     Args:

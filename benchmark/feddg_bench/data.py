@@ -1,0 +1,273 @@
+"""What a data set is: images of classes in domains, listed once and checked against promises.
+
+A plugin subclasses `DomainDataset`, or `ImageFolderDataset` where images lie in folders named by
+domain and class. This module imports neither torch nor an image library until an image is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddg_bench.errors import DataError
+from feddg_bench.locations import data_roots
+
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
+
+
+@dataclass(frozen=True)
+class Records:
+    """The images of a data set, n of them, in the order of their indices.
+
+    Attributes:
+        paths: Unique relative names such as ``photo/dog/pic_001.jpg``: domain, class, file.
+        labels: int64 [n], positions in the data set's ``classes``.
+        domains: int64 [n], positions in the data set's ``domains``.
+    """
+
+    paths: tuple[str, ...]
+    labels: NDArray[np.int64]
+    domains: NDArray[np.int64]
+
+
+class DomainDataset(ABC):
+    """Images with a class and a domain each; the class attributes are its promises.
+
+    Args:
+        data_root: Folder given by the user; embedded data sets need none.
+    """
+
+    name: ClassVar[str]
+    """As on the command line; also the name of the plugin's module."""
+    title: ClassVar[str]
+    """As in a table."""
+    domains: ClassVar[tuple[str, ...]]
+    """In the cycle order of leave-two-domains-out: one validates, the next one tests."""
+    letters: ClassVar[Mapping[str, str]]
+    """Code of each domain; the order here is that of letters in a scenario's canonical name."""
+    classes: ClassVar[tuple[str, ...]]
+    """Names of the classes; labels are positions in this tuple."""
+    licence: ClassVar[str]
+    source: ClassVar[str]
+    """Where the images come from and how a user gets them."""
+    version: ClassVar[int] = 1
+    """Raised whenever the same files would give other images, labels or domains."""
+    counts: ClassVar[Mapping[str, tuple[int, ...]]] = {}
+    """Images of each class in each domain, where they are known and so can be checked."""
+
+    default_recipe: ClassVar[str] = "pardon"
+    """Recipe of a run that names none."""
+
+    def __init__(self, data_root: Path | None = None) -> None:
+        self.data_root = data_root
+
+    @abstractmethod
+    def scan(self) -> Records:
+        """List the images, in an order that depends on nothing but their names."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Return a hexadecimal hash of all contents; may read every file."""
+
+    @abstractmethod
+    def stamp(self) -> str:
+        """Return a hexadecimal hash that changes when files do, without reading them."""
+
+    @abstractmethod
+    def read(self, index: int, size: int) -> NDArray[np.uint8]:
+        """Return image ``index`` as uint8 RGB [size, size, 3].
+
+        Raises:
+            DataError: If the file cannot be decoded.
+        """
+
+    def records(self) -> Records:
+        """Return the images after checking the promises.
+
+        Raises:
+            DataError: If a domain or a class has no image, or a count is not as promised.
+        """
+        return self._records
+
+    @cached_property
+    def _records(self) -> Records:
+        records = self.scan()
+        shape = len(self.domains), len(self.classes)
+        found = np.zeros(shape, dtype=np.int64)
+        np.add.at(found, (records.domains, records.labels), 1)
+        for axis, kind, names in ((1, "domain", self.domains), (0, "class", self.classes)):
+            empty = [n for n, total in zip(names, found.sum(axis=axis), strict=True) if not total]
+            if empty:
+                raise DataError(
+                    f"{self.title}{self._where()} has no image of the {kind} {', '.join(empty)}: "
+                    f"get it again ({self.source})"
+                )
+        differences = [
+            f"{domain}/{name} has {have:,} images, {abs(have - want):,} too "
+            + ("few" if have < want else "many")
+            for domain, wanted in self.counts.items()
+            for name, have, want in zip(
+                self.classes, found[self.domains.index(domain)].tolist(), wanted, strict=True
+            )
+            if have != want
+        ]
+        if differences:
+            more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
+            raise DataError(
+                f"{self.title}{self._where()} is not the data set of record: "
+                f"{', '.join(differences[:3])}{more}; get it again ({self.source})"
+            )
+        return records
+
+    def _where(self) -> str:
+        """Return `` in FOLDER`` for messages, or nothing for embedded data."""
+        return ""
+
+
+class ImageFolderDataset(DomainDataset):
+    """Images in folders ``<domain>/<class>/<image>``, below one of several folders of a root.
+
+    Names of folders are compared without regard to case, blanks, hyphens and underscores. Hidden
+    files, files that are not images by their suffix, and other folders are ignored.
+    """
+
+    layouts: ClassVar[tuple[str, ...]] = ("",)
+    """Folders below a data root that may hold the domains, first wins."""
+    spellings: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Other names of domains' folders."""
+
+    @cached_property
+    def folder(self) -> Path:
+        """The folder that holds the domains.
+
+        Raises:
+            DataError: If there is none, or one without all of the domains.
+        """
+        roots = data_roots(self.data_root)
+        candidates = [root / layout for root in roots for layout in self.layouts]
+        found = {folder: self._domain_folders(folder) for folder in candidates}
+        if not any(found.values()):
+            looked = ", ".join(map(str, roots)) or "no folder, as none was given"
+            raise DataError(
+                f"{self.title} was not found (looked in {looked}): get it from {self.source} and "
+                f"name the folder above {', '.join(self.domains)} with --data-root, the "
+                f"environment variable FEDDG_DATA, or data_root: in the settings file"
+            )
+        best = max(candidates, key=lambda folder: len(found[folder]))  # the first of equals
+        missing = [domain for domain in self.domains if domain not in found[best]]
+        if missing:
+            raise DataError(
+                f"{self.title} in {best} lacks the folder {', '.join(missing)}: "
+                f"get it again from {self.source}"
+            )
+        return best
+
+    def scan(self) -> Records:
+        """List the images by domain, class and file name."""
+        paths = tuple(sorted(self._files))
+        parts = [path.split("/") for path in paths]
+        return Records(
+            paths=paths,
+            labels=np.array([self.classes.index(part[1]) for part in parts], dtype=np.int64),
+            domains=np.array([self.domains.index(part[0]) for part in parts], dtype=np.int64),
+        )
+
+    def fingerprint(self) -> str:
+        """Return a hash over every file's name and bytes."""
+        digest = hashlib.blake2b(digest_size=16)
+        for path in self.records().paths:
+            file = self._files[path]
+            try:
+                content = hashlib.blake2b(file.read_bytes()).hexdigest()
+            except OSError as error:
+                raise DataError(f"cannot read the image {file}: {error.strerror}") from error
+            digest.update(f"{path}\0{content}\n".encode())
+        return digest.hexdigest()
+
+    def stamp(self) -> str:
+        """Return a hash over every file's name, size and time of change."""
+        digest = hashlib.blake2b(digest_size=16)
+        for path in self.records().paths:
+            status = self._files[path].stat()
+            digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+        return digest.hexdigest()
+
+    def read(self, index: int, size: int) -> NDArray[np.uint8]:
+        """Decode one file; see `read_image`."""
+        return read_image(self._files[self.records().paths[index]], size)
+
+    @cached_property
+    def _files(self) -> dict[str, Path]:
+        """The file of each record's path."""
+        return {
+            f"{domain}/{name}/{image.name}": image
+            for domain, domain_folder in self._domain_folders(self.folder).items()
+            for name, class_folder in match_folders(
+                domain_folder, {name: (name,) for name in self.classes}
+            ).items()
+            for image in class_folder.iterdir()
+            if image.suffix.lower() in IMAGE_SUFFIXES and not image.name.startswith(".")
+        }
+
+    def _domain_folders(self, folder: Path) -> dict[str, Path]:
+        names = {domain: (domain, *self.spellings.get(domain, ())) for domain in self.domains}
+        return match_folders(folder, names)
+
+    def _where(self) -> str:
+        return f" in {self.folder}"
+
+
+def match_folders(folder: Path, names: Mapping[str, Sequence[str]]) -> dict[str, Path]:
+    """Return the sub-folder of ``folder`` for each key of ``names`` that has one.
+
+    Args:
+        folder: May be missing: then there are none.
+        names: Spellings of each key, the first that is there wins.
+
+    Raises:
+        DataError: If the folder may not be read.
+    """
+    try:
+        children = {_plain(path.name): path for path in sorted(folder.iterdir()) if path.is_dir()}
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise DataError(f"cannot read the folder {folder}: {error.strerror}") from error
+    return {
+        key: next(children[_plain(s)] for s in spellings if _plain(s) in children)
+        for key, spellings in names.items()
+        if any(_plain(s) in children for s in spellings)
+    }
+
+
+def _plain(name: str) -> str:
+    return name.casefold().translate(str.maketrans("", "", " _-"))
+
+
+def read_image(path: Path, size: int) -> NDArray[np.uint8]:
+    """Decode an image to RGB and squash it to a square, bilinearly and with antialiasing.
+
+    Returns:
+        uint8 [size, size, 3], as torchvision's ``Resize((size, size))`` gives on Pillow images.
+
+    Raises:
+        DataError: If the file cannot be decoded.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            square = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
+    except (OSError, SyntaxError, ValueError) as error:
+        raise DataError(
+            f"cannot decode the image {path} ({error}): replace it by a fresh copy"
+        ) from error
+    return np.asarray(square)

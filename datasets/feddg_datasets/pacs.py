@@ -1,0 +1,37 @@
+"""PACS: photographs, art paintings, cartoons and sketches of seven kinds of things."""
+
+from __future__ import annotations
+
+from feddg_bench.data import ImageFolderDataset
+
+
+class PACS(ImageFolderDataset):
+    """PACS (Li et al., ICCV 2017, arXiv 1710.03077): 9,991 images of 227 x 227 pixels.
+
+    Four domains of 1,670 (photo), 2,048 (art_painting), 2,344 (cartoon) and 3,929 (sketch) images,
+    seven classes. The licence is not stated; the images are for research. Completeness is checked
+    by the number of images of every class in every domain.
+    """
+
+    name = "pacs"
+    title = "PACS"
+    domains = ("art_painting", "photo", "sketch", "cartoon")
+    letters = {"photo": "p", "art_painting": "a", "cartoon": "c", "sketch": "s"}
+    classes = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
+    licence = "none stated; research use"
+    source = (
+        "https://www.eecs.qmul.ac.uk/~dl307/project_iccv2017 or, on Hugging Face, flwrlabs/pacs"
+    )
+    counts = {
+        "art_painting": (379, 255, 285, 184, 201, 295, 449),
+        "photo": (189, 202, 182, 186, 199, 280, 432),
+        "sketch": (772, 740, 753, 608, 816, 80, 160),
+        "cartoon": (389, 457, 346, 135, 324, 288, 405),
+    }
+    layouts = ("", "pacs", "PACS", "kfold", "pacs_v1.0", "PACS/kfold")
+    spellings = {
+        "art_painting": ("art", "painting"),
+        "photo": ("photos",),
+        "sketch": ("sketches",),
+        "cartoon": ("cartoons",),
+    }

@@ -1,0 +1,122 @@
+"""Scenarios: the published names, every way to ask for one, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from feddg_bench.errors import SettingsError
+from feddg_bench.protocols import PROTOCOLS, Scenario, scenarios, validate_protocol
+
+CYCLE = ("art_painting", "photo", "sketch", "cartoon")
+LETTERS = {"photo": "p", "art_painting": "a", "cartoon": "c", "sketch": "s"}
+ALL_LTDO = [
+    *("ac-p-s", "ac-s-p", "as-c-p", "as-p-c", "cs-a-p", "cs-p-a"),
+    *("pa-c-s", "pa-s-c", "pc-a-s", "pc-s-a", "ps-a-c", "ps-c-a"),
+]
+ALL_LODO = ["acs-p", "pac-s", "pas-c", "pcs-a"]
+
+
+def names(protocol, select=None):
+    return [s.name for s in scenarios(protocol, CYCLE, LETTERS, select)]
+
+
+def test_ltdo_holds_every_domain_out_once_by_default():
+    assert names("ltdo") == ["cs-a-p", "ac-p-s", "pa-s-c", "ps-c-a"]
+
+
+def test_lodo_tests_on_every_domain():
+    assert names("lodo") == ["pcs-a", "acs-p", "pac-s", "pas-c"]
+    assert names("lodo", "all") == names("lodo")
+
+
+def test_all_ltdo_scenarios_have_the_published_names():
+    assert sorted(names("ltdo", "all")) == ALL_LTDO
+    assert sorted(names("lodo", "all")) == ALL_LODO
+
+
+def test_a_scenario_gives_every_domain_one_role():
+    (scenario,) = scenarios("ltdo", CYCLE, LETTERS, "ac-p-s")
+    assert scenario == Scenario("ac-p-s", "ltdo", ("art_painting", "cartoon"), "photo", "sketch")
+    (scenario,) = scenarios("lodo", CYCLE, LETTERS, "acs-p")
+    assert scenario == Scenario(
+        "acs-p", "lodo", ("art_painting", "cartoon", "sketch"), None, "photo"
+    )
+
+
+@pytest.mark.parametrize(
+    ("protocol", "select", "expected"),
+    [
+        ("ltdo", "ac-p-s", "ac-p-s"),
+        ("ltdo", "ca-p-s", "ac-p-s"),
+        ("ltdo", "ap-s-c", "pa-s-c"),
+        ("ltdo", "art_painting+cartoon-photo-sketch", "ac-p-s"),
+        ("ltdo", "cartoon+art_painting-photo-sketch", "ac-p-s"),
+        ("ltdo", "photo-sketch", "ac-p-s"),
+        ("lodo", "acs-p", "acs-p"),
+        ("lodo", "sca-p", "acs-p"),
+        ("lodo", "sketch+art_painting+cartoon-photo", "acs-p"),
+        ("lodo", "sketch", "pac-s"),
+    ],
+)
+def test_spellings_of_one_scenario(protocol, select, expected):
+    assert names(protocol, select) == [expected]
+
+
+def test_several_scenarios_keep_their_order_and_appear_once():
+    assert names("ltdo", "ps-c-a, ac-p-s,ca-p-s") == ["ps-c-a", "ac-p-s"]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "select"),
+    [
+        ("ltdo", "ac-p-p"),
+        ("ltdo", "aa-p-s"),
+        ("ltdo", "acc-p-s"),
+        ("ltdo", "a-p-s"),
+        ("ltdo", "art_painting-photo-sketch"),
+        ("ltdo", "acs-p"),
+        ("ltdo", "sketch"),
+        ("ltdo", "x-ac-p-s"),
+        ("ltdo", ""),
+        ("ltdo", "ac-p-s,"),
+        ("ltdo", "ac-p-s,all"),
+        ("lodo", "ac-p-s"),
+        ("lodo", "acp-p"),
+    ],
+)
+def test_unknown_scenarios_are_refused(protocol, select):
+    with pytest.raises(SettingsError, match=r"unknown scenario .* Known: .*pa"):
+        scenarios(protocol, CYCLE, LETTERS, select)
+
+
+def test_the_nearest_scenario_is_named():
+    with pytest.raises(SettingsError, match="did you mean 'ac-p-s'"):
+        scenarios("ltdo", CYCLE, LETTERS, "ac-p-x")
+
+
+def test_codes_of_several_letters():
+    letters = {f"{angle} degrees": str(angle) for angle in (0, 15, 150, 1)}
+    domains = tuple(letters)
+    assert scenarios("lodo", domains, letters)[0].name == "151501-0"
+    (scenario,) = scenarios("lodo", domains, letters, "115015-0")
+    assert scenario.train == ("15 degrees", "150 degrees", "1 degrees")
+    with pytest.raises(SettingsError):
+        scenarios("lodo", domains, letters, "1151501-0")
+
+
+def test_unknown_protocols_are_refused_before_a_data_set_is_loaded():
+    for name in PROTOCOLS:
+        validate_protocol(name)
+    with pytest.raises(SettingsError, match="unknown protocol 'ltod'; did you mean 'ltdo'"):
+        validate_protocol("ltod")
+    with pytest.raises(SettingsError, match="unknown protocol"):
+        scenarios("ltod", CYCLE, LETTERS)
+
+
+@pytest.mark.parametrize(("protocol", "minimum"), [("lodo", 2), ("ltdo", 3)])
+def test_too_few_domains_are_refused(protocol, minimum):
+    letters = {d: d for d in "abc"[: minimum - 1]}
+    with pytest.raises(SettingsError, match=f"at least {minimum} domains .* has {minimum - 1}"):
+        scenarios(protocol, tuple(letters), letters)
+    letters = {d: d for d in "abc"[:minimum]}
+    assert len(scenarios(protocol, tuple(letters), letters)) == minimum

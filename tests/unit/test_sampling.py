@@ -1,0 +1,73 @@
+"""Client sampling: how many, which, and the same for every method."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from feddg_bench.errors import SettingsError
+from feddg_bench.sampling import num_sampled, sample_clients
+
+CLIENTS = tuple(f"client_{i:03d}" for i in range(10))
+
+
+@pytest.mark.parametrize(
+    ("fraction", "num_clients", "expected"),
+    [
+        (0.2, 100, 20),
+        (0.1, 243, 24),
+        (0.025, 200, 5),
+        (0.05, 10, 1),
+        (0.29, 100, 29),
+        (0.57, 100, 57),
+        (0.145, 100, 15),
+        (0.25, 10, 3),
+        (0, 7, 1),
+        (1, 7, 7),
+    ],
+)
+def test_number_of_sampled_clients(fraction, num_clients, expected):
+    assert num_sampled(fraction, num_clients) == expected
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1.1, float("nan")])
+def test_fractions_outside_the_unit_interval_are_refused(fraction):
+    with pytest.raises(SettingsError, match=r"must lie in \[0, 1\]"):
+        num_sampled(fraction, 10)
+
+
+def test_every_client_is_drawn_equally_often():
+    drawn = Counter()
+    for round in range(10_000):
+        cohort = sample_clients(CLIENTS, 3, seed=0, round=round)
+        assert len(set(cohort)) == 3
+        drawn.update(cohort)
+    assert set(drawn) == set(CLIENTS)
+    assert all(abs(count - 3000) <= 200 for count in drawn.values())
+
+
+def test_cohorts_keep_the_order_of_the_clients():
+    clients = tuple(reversed(CLIENTS))
+    for round in range(20):
+        cohort = sample_clients(clients, 5, seed=3, round=round)
+        assert list(cohort) == sorted(cohort, reverse=True)
+
+
+def test_a_cohort_depends_on_seed_and_round_alone():
+    rounds = [sample_clients(CLIENTS, 4, seed=1, round=r) for r in range(1, 30)]
+    backwards = [sample_clients(CLIENTS, 4, seed=1, round=r) for r in reversed(range(1, 30))]
+    assert rounds == backwards[::-1]
+    assert len(set(rounds)) > 20
+    assert rounds != [sample_clients(CLIENTS, 4, seed=2, round=r) for r in range(1, 30)]
+
+
+def test_none_and_all_are_everyone():
+    assert sample_clients(CLIENTS, None, seed=0, round=1) == CLIENTS
+    assert sample_clients(list(CLIENTS), 10, seed=0, round=1) == CLIENTS
+
+
+@pytest.mark.parametrize("size", [0, 11])
+def test_sizes_out_of_range_are_refused(size):
+    with pytest.raises(SettingsError, match=f"cannot sample {size} of 10 clients"):
+        sample_clients(CLIENTS, size, seed=0, round=1)
