@@ -41,9 +41,10 @@ def weighted_mean(weights: Iterable[Mapping[str, Tensor]], shares: Iterable[floa
             floats = [name for name, tensor in mean.items() if tensor.is_floating_point()]
             integers = [name for name in mean if name not in set(floats)]
             continue
-        torch._foreach_lerp_(
-            [mean[name] for name in floats], [state[name] for name in floats], share / total
-        )
+        if floats:
+            torch._foreach_lerp_(
+                [mean[name] for name in floats], [state[name] for name in floats], share / total
+            )
         for name in integers:
             torch.maximum(mean[name], state[name], out=mean[name])
     if not mean:

@@ -12,13 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feddg_bench.errors import DataError
 from feddg_bench.locations import data_roots
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
 
@@ -253,21 +256,27 @@ def _plain(name: str) -> str:
 
 
 def read_image(path: Path, size: int) -> NDArray[np.uint8]:
-    """Decode an image to RGB and squash it to a square, bilinearly and with antialiasing.
-
-    Returns:
-        uint8 [size, size, 3], as torchvision's ``Resize((size, size))`` gives on Pillow images.
+    """Decode an image file to RGB and make it a `square`.
 
     Raises:
         DataError: If the file cannot be decoded.
     """
-    from PIL import Image
+    from PIL.Image import open as open_image
 
     try:
-        with Image.open(path) as image:
-            square = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
+        with open_image(path) as image:
+            return square(image.convert("RGB"), size)
     except (OSError, SyntaxError, ValueError) as error:
         raise DataError(
             f"cannot decode the image {path} ({error}): replace it by a fresh copy"
         ) from error
-    return np.asarray(square)
+
+
+def square(image: Image, size: int) -> NDArray[np.uint8]:
+    """Squash an image to uint8 [size, size, C], bilinearly and with antialiasing.
+
+    The same pixels as torchvision's ``Resize((size, size))`` gives on Pillow images.
+    """
+    from PIL.Image import Resampling
+
+    return np.asarray(image.resize((size, size), Resampling.BILINEAR))

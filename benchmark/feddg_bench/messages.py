@@ -182,9 +182,9 @@ def _fill(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def _check_keys(payload: Mapping[Any, Any]) -> None:
-    wrong = next((key for key in payload if not isinstance(key, str)), None)
-    if wrong is not None:
-        raise PluginError(f"a message has the key {wrong!r}; keys of messages are strings")
+    for key in payload:
+        if not isinstance(key, str):
+            raise PluginError(f"a message has the key {key!r}; keys of messages are strings")
 
 
 def _refusal(payload: Any) -> str:
@@ -200,7 +200,7 @@ def nonfinite(payload: Any, name: str = "") -> str | None:
     if not named:
         return None
     largest = torch.stack(
-        [norm.float() for norm in torch._foreach_norm(list(named.values()), torch.inf)]
+        [norm.double() for norm in torch._foreach_norm(list(named.values()), torch.inf)]
     )
     finite = torch.isfinite(largest)
     if bool(finite.all()):

@@ -206,7 +206,13 @@ class Method(LightningModule):
         parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
         for index, state in client.memory.get("optimizer", {}).items():
             parameter = parameters[int(index)]
-            self._optimizer.state[parameter] = {k: v.clone() for k, v in state.items()}
+            self._optimizer.state[parameter] = {
+                # a fused kernel walks memory, so that moments must lie as their parameter does
+                key: torch.empty_like(parameter).copy_(value)
+                if value.shape == parameter.shape
+                else value.to(parameter.device, copy=True)
+                for key, value in state.items()
+            }
         return self._optimizer
 
     def keep_optimizer(self, client: Client, optimizer: torch.optim.Optimizer) -> None:

@@ -155,16 +155,15 @@ def _error(path: Path, row: _Row, what: str) -> DataError:
 
 
 def _read_rows(path: Path, paths: Sequence[str]) -> Iterator[_Row]:
-    images = {name: i for i, name in enumerate(paths)}
-    # an exact path wins over one that differs in its suffix
-    images = {**{_stem(name): i for name, i in images.items()}, **images}
+    exact = {name: i for i, name in enumerate(paths)}
+    stems = {_stem(name): i for name, i in exact.items()}
     lines: dict[int, int] = {}
     for line, cells in _read_cells(path):
         where = f"{path}, line {line}: "
         if cells["split"] not in SPLITS:
             raise DataError(where + unknown("split", cells["split"], SPLITS))
-        name = cells["path"].replace("\\", "/").removeprefix("./")
-        image = images.get(name, images.get(_stem(name)))
+        name = str(PurePosixPath(cells["path"].replace("\\", "/")))
+        image = exact.get(name, stems.get(_stem(name)))
         if image is None:
             raise DataError(
                 f"{where}the data set has no image {cells['path']!r}; paths are relative to its "

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from feddg_bench.data import ImageFolderDataset
 
 
@@ -16,20 +19,25 @@ class PACS(ImageFolderDataset):
     name = "pacs"
     title = "PACS"
     domains = ("art_painting", "photo", "sketch", "cartoon")
-    letters = {"photo": "p", "art_painting": "a", "cartoon": "c", "sketch": "s"}
+    letters: ClassVar[Mapping[str, str]] = {
+        "photo": "p",
+        "art_painting": "a",
+        "cartoon": "c",
+        "sketch": "s",
+    }
     classes = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
     licence = "none stated; research use"
     source = (
         "https://www.eecs.qmul.ac.uk/~dl307/project_iccv2017 or, on Hugging Face, flwrlabs/pacs"
     )
-    counts = {
+    counts: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "art_painting": (379, 255, 285, 184, 201, 295, 449),
         "photo": (189, 202, 182, 186, 199, 280, 432),
         "sketch": (772, 740, 753, 608, 816, 80, 160),
         "cartoon": (389, 457, 346, 135, 324, 288, 405),
     }
     layouts = ("", "pacs", "PACS", "kfold", "pacs_v1.0", "PACS/kfold")
-    spellings = {
+    spellings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "art_painting": ("art", "painting"),
         "photo": ("photos",),
         "sketch": ("sketches",),

@@ -90,7 +90,7 @@ class PardonSettings(MethodSettings):
     @model_validator(mode="before")
     @classmethod
     def _preset(cls, values: dict[str, Any]) -> dict[str, Any]:
-        return {**PRESETS.get(values.get("preset", "released"), {}), **values}
+        return {**PRESETS.get(str(values.get("preset")), {}), **values}
 
     @field_validator("style_weights", mode="before")
     @classmethod

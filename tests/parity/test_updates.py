@@ -567,6 +567,14 @@ def test_project_invariants(seed, size):
     )
 
 
+def test_projection_skips_an_update_itself_even_where_it_was_turned_against_itself():
+    """Two projections by 60 degrees each turn (1, 0) by 120; its own turn comes after them."""
+    angles = torch.deg2rad(tensor(150, 210, 0))
+    deltas = torch.stack([angles.cos(), angles.sin()], dim=1)
+    turned = project_coefficients(deltas @ deltas.T)[2] @ deltas
+    assert turned.tolist() == approx([-0.125, 0.125 * math.sqrt(3)])
+
+
 def test_project_of_one_client_and_of_zero_updates():
     one = tensor((1, -2, 0))
     assert torch.equal(project_conflicts(one), one[0])
@@ -658,6 +666,16 @@ def test_adjusted_weights_published_numbers_of_two_in_five(options, expected, co
     assert new.tolist() == approx(expected)
     assert (new[[1, 3]] / new[[1, 3]].sum()).tolist() == approx(coefficients)
     assert weights.tolist() == [0.2] * 5
+
+
+def test_paper_weights_have_no_upper_bound_before_rescaling():
+    weights, gaps = tensor(0.9, 0.05, 0.05), {0: 1.0, 1: 0.5, 2: 0.0}
+    for variant, expected in (
+        ("paper", [1.1 / 1.15, 0.05 / 1.15, 0]),
+        ("pardon", [1 / 1.2, 0.15 / 1.2, 0.05 / 1.2]),
+    ):
+        new = adjusted_weights(weights, gaps, round=0, rounds=10, step=0.2, variant=variant)
+        assert new.tolist() == approx(expected)
 
 
 def test_fedccrl_step_is_a_third_of_a_thousandth():

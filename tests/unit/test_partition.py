@@ -78,6 +78,12 @@ def test_binary_noise_moves_the_reference_rounding_only():
     assert theirs.tolist() == [[1, 1]] + [[0, 1]] * 48 + [[0, 0]]
 
 
+def test_binary_noise_does_not_move_ties():
+    # client 2 has a target of 5 * (0.1 + 0.9 / 3) = 2 images of domain 2, in binary a little less:
+    # its total is 2 all the same, so the tie of clients 0 and 2 for domain 1 goes to client 0
+    assert heterogeneous_counts((1, 2, 5), 3, 0.9).tolist() == [[1, 1, 1], [0, 1, 2], [0, 0, 2]]
+
+
 @pytest.mark.parametrize(
     ("scenario", "num_mains"), [("ac-p-s", (47, 53)), ("cs-a-p", (38, 62)), ("pa-s-c", (45, 55))]
 )

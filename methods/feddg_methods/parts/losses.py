@@ -43,7 +43,7 @@ def random_negatives(labels: Tensor, generator: torch.Generator) -> Tensor:
         generator: Source of randomness, usually on the CPU whatever device the labels are on.
 
     Returns:
-        Indices (B,), int64; of no meaning for an anchor without negatives.
+        Indices (B,), int64; of no meaning in a batch of one class.
     """
     differs = labels[:, None] != labels  # (B, B)
     uniform = torch.rand(
@@ -68,8 +68,8 @@ def triplet_loss(
 
     Anchors are the features of original images, positives those of the same images after style
     transfer, negatives those of transferred images of other classes. Features are normalised and
-    compared by Euclidean distance, not squared. Gradients flow through all three. Anchors without
-    a negative do not count; without any, the loss is 0 and still part of the graph.
+    compared by Euclidean distance, not squared. Gradients flow through all three. In a batch of one
+    class nothing is negative: the loss is 0 and still part of the graph.
 
     Source: PARDON (Nguyen et al., ICDCS 2025, arXiv 2410.22622), Eq. 7; one random negative for
     an anchor as in FISC, its earlier version, and in the authors' code. ``set_mean`` is the
@@ -113,8 +113,8 @@ def triplet_loss(
     else:
         other = styled[random_negatives(labels, generator)]
         hinges = F.relu(near - F.pairwise_distance(anchors, other, eps=DISTANCE_EPS) + margin)
-    usable = counts > 0
-    return (hinges * usable).sum() / usable.sum().clamp(min=1)
+    # Either every image of a batch has one of another class beside it, or none has.
+    return (hinges * (counts > 0)).mean()
 
 
 def feature_penalty(

@@ -165,8 +165,8 @@ def build_style_backend(
         )
     if weights is None:
         raise SettingsError(
-            f"the style back end {name} has no weights: set hyper.style_weights_path to one "
-            f"file, or to the encoder's and the decoder's, or set hyper.style_backend=pixel, "
+            f"the style back end {name} has no weights: set hyper.style_weights to one "
+            f"file, or to the encoder's and the decoder's, or set hyper.style=pixel, "
             f"which needs none"
         )
     encoder, decoder = load_pair(name, weights)

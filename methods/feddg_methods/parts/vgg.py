@@ -119,7 +119,7 @@ def _read_pair(weights: tuple[str, ...] | str) -> list[tuple[str, dict[str, Tens
     paths = (weights,) if isinstance(weights, str) else weights
     if len(paths) not in (1, 2):
         raise SettingsError(
-            f"hyper.style_weights_path names {len(paths)} files: "
+            f"hyper.style_weights names {len(paths)} files: "
             f"give one with both parts, or the encoder's and then the decoder's"
         )
     files = [(path, load_tensors(path)) for path in paths]

@@ -1,0 +1,227 @@
+"""The federated loop: who is asked, when it is measured, what is skipped, and how it goes on."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from feddg_bench.loop import federate
+from feddg_bench.messages import LocalUpdate, Reply, decode, encode
+from feddg_bench.method import Method
+from feddg_bench.server import Server
+from feddg_bench.settings import FederationSettings
+
+CLIENTS = tuple(f"client_{i:02d}" for i in range(10))
+
+
+class Averaging:
+    """The server half of `Method` without a model; clients add 1 and their own number."""
+
+    trainable = ("w",)
+    uplink = {"fit": ("weights",)}  # noqa: RUF012
+    run_round = Method.run_round
+    aggregate = Method.aggregate
+    prepare = Method.prepare
+
+    def fit(self, client):
+        """Only the name travels."""
+
+
+class Reversed(Averaging):
+    """Another method: it asks twice a round, and uses random numbers of its own."""
+
+    def run_round(self, server):
+        torch.rand(17)
+        list(server.ask(self.fit))
+        super().run_round(server)
+
+
+class FakeExecutor:
+    """Pretends to train; clients in ``bad`` send NaN in the rounds given for them."""
+
+    workers = 1
+
+    def __init__(self, bad=None):
+        self.bad = bad or {}
+        self.memories = {}
+
+    def map(self, tasks):
+        for task in tasks:
+            number = int(task.client[-2:])
+            if task.round in self.bad.get(task.client, ()):
+                number = math.nan
+            memory = self.memories.setdefault(task.client, {"rounds": 0})
+            memory["rounds"] += 1
+            weights = {"w": task.weights["w"] * 1.1 + number + memory["rounds"]}
+            yield Reply(task.client, 1 + int(task.client[-2:]), LocalUpdate(weights), {}, memory)
+
+
+def start(bad=None, seed=0, **federation):
+    return Server(
+        {"w": torch.tensor([1.0, -1.0])},
+        CLIENTS,
+        FakeExecutor(bad),
+        seed=seed,
+        federation=FederationSettings(**federation),
+        uplink=Averaging.uplink,
+    )
+
+
+def go(server, rounds, method=None, evaluate=lambda weights: {}, **given):
+    return list(federate(method or Averaging(), server, evaluate, rounds=rounds, **given))
+
+
+# --------------------------------------------------------------------------------- cohorts
+
+
+def cohorts(method, seed):
+    return [r.cohort for r in go(start(seed=seed), 8, method, per_round=3)][1:]
+
+
+def test_cohorts_depend_on_the_seed_and_the_round_but_not_on_the_method():
+    drawn = cohorts(Averaging(), 0)
+    assert drawn == cohorts(Reversed(), 0)
+    assert len(set(drawn)) > 4
+    assert drawn != cohorts(Averaging(), 1)
+
+
+def test_cohorts_are_distinct_clients_in_order():
+    for cohort in cohorts(Averaging(), 0):
+        assert len(set(cohort)) == 3
+        assert list(cohort) == sorted(cohort)
+
+
+def test_all_clients_take_part_where_no_number_is_given():
+    assert [r.cohort for r in go(start(), 2)] == [CLIENTS] * 3
+
+
+def test_a_round_asks_its_cohort_only():
+    server = start()
+    results = go(server, 1, per_round=2)
+    assert tuple(server._executor.memories) == results[1].cohort
+
+
+# ------------------------------------------------------------------------------ evaluation
+
+
+@pytest.mark.parametrize(
+    ("rounds", "every", "measured"),
+    [(3, 1, [1, 2, 3]), (5, 2, [2, 4, 5]), (4, 2, [2, 4]), (2, 10, [2])],
+)
+def test_every_nth_round_is_measured_and_always_the_last(rounds, every, measured):
+    results = go(start(), rounds, every=every, evaluate=lambda weights: {"test": {}})
+    assert [r.round for r in results] == list(range(rounds + 1))
+    assert [r.round for r in results if r.evaluation is not None] == measured
+
+
+def test_the_new_model_is_measured():
+    server = start()
+    seen = []
+    for result in federate(
+        Averaging(), server, lambda weights: seen.append(weights["w"].clone()), rounds=2
+    ):
+        if result.round:
+            assert_close(seen[-1], server.weights["w"], rtol=0, atol=0)
+    assert not torch.equal(seen[0], seen[1])
+
+
+def test_every_round_has_its_own_ledger():
+    results = go(start(), 2, per_round=4)
+    assert [r.ledger.bytes for r in results] == [{"up": 0, "down": 0}] + [{"up": 32, "down": 32}] * 2
+    for result in results:
+        assert all(seconds >= 0 for seconds in result.ledger.seconds.values())
+        assert set(result.ledger.clients) == (set(result.cohort) if result.round else set())
+
+
+# -------------------------------------------------------------------------------- skipping
+
+
+def test_a_round_without_a_sound_reply_is_skipped_and_the_next_goes_on():
+    server = start(bad=dict.fromkeys(CLIENTS, (2,)))
+    models = {}
+    results = []
+    for result in federate(Averaging(), server, lambda weights: {}, rounds=3):
+        results.append(result)
+        models[result.round] = server.weights["w"].clone()
+    assert [r.skipped for r in results] == [False, False, True, False]
+    assert torch.equal(models[1], models[2])
+    assert not torch.equal(models[2], models[3])
+    assert bool(models[3].isfinite().all())
+    assert [len(r.ledger.dropped) for r in results] == [0, 0, 10, 0]
+    assert results[2].evaluation is not None
+
+
+def test_one_bad_client_does_not_skip_the_round():
+    results = go(start(bad={"client_03": (1, 2)}), 2)
+    assert [r.skipped for r in results] == [False] * 3
+    assert [len(r.ledger.dropped) for r in results] == [0, 1, 1]
+
+
+# -------------------------------------------------------------------------------- resuming
+
+
+@pytest.mark.parametrize("stop", [0, 1, 2, 3])
+def test_a_resumed_run_equals_one_that_never_stopped(stop):
+    whole = start()
+    expected = go(whole, 4, per_round=3)
+
+    first = start()
+    for result in federate(Averaging(), first, lambda weights: {}, rounds=4, per_round=3):
+        if result.round == stop:
+            break
+    state = decode(encode(first.state()))
+    second = start()
+    second.restore(state)
+    rest = go(second, 4, per_round=3)
+
+    assert_close(second.weights, whole.weights, rtol=0, atol=0)
+    assert second._executor.memories == whole._executor.memories
+    assert [r.cohort for r in rest if r.round] == [r.cohort for r in expected[stop + 1 :]]
+
+
+def test_a_finished_run_has_nothing_left_to_do():
+    server = start()
+    go(server, 2)
+    before = server.weights["w"].clone()
+    assert go(server, 2) == []
+    assert torch.equal(server.weights["w"], before)
+
+
+def test_preparation_happens_once():
+    calls = []
+
+    class Prepared(Averaging):
+        def prepare(self, server):
+            calls.append((server.round, server.cohort))
+
+    server = start()
+    go(server, 1, Prepared(), per_round=2)
+    go(server, 3, Prepared(), per_round=2)
+    assert calls == [(0, CLIENTS)]
+
+
+# ---------------------------------------------------------------------- the base aggregate
+
+
+def test_half_a_server_step():
+    def first_round(lr):
+        server = start(server_lr=lr)
+        go(server, 1)
+        return server.weights["w"]
+
+    old = torch.tensor([1.0, -1.0])
+    assert_close(first_round(0.5), old + 0.5 * (first_round(1.0) - old))
+
+
+def test_weighting():
+    def first_round(weighting):
+        server = start(weighting=weighting)
+        go(server, 1)
+        return server.weights["w"]
+
+    old = torch.tensor([1.0, -1.0]) * 1.1 + 1
+    assert_close(first_round("uniform"), old + sum(range(10)) / 10)
+    assert_close(first_round("samples"), old + sum(i * (i + 1) for i in range(10)) / 55)

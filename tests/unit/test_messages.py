@@ -1,0 +1,262 @@
+"""Messages: sizes in bytes, refusals, damaged bytes, and where a NaN is."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save
+from torch import nn
+from torch.testing import assert_close
+
+from feddg_bench.errors import DataError, PluginError
+from feddg_bench.messages import LocalUpdate, content, decode, encode, nbytes, nonfinite
+from feddg_bench.models import build_backbone
+from feddg_bench.settings import BackboneSettings
+
+SMALL = {
+    "name": "client_3 \N{LATIN SMALL LETTER E WITH ACUTE}",
+    "styles": [torch.arange(4.0), torch.tensor(3, dtype=torch.int64)],
+    "nested": {"empty": {}, "none": None, "flag": True},
+}
+
+
+# ------------------------------------------------------------------------------ round trip
+
+
+@pytest.mark.parametrize("text", ["tensor#0", "tensor#", "=", "=tensor#0", "", "\0\x1f\n"])
+def test_text_that_looks_like_our_marks_stays_text(text):
+    payload = {text: text, "tensor": torch.ones(1)}
+    back = decode(encode(payload))
+    assert back[text] == text
+    assert_close(back["tensor"], torch.ones(1))
+
+
+@pytest.mark.parametrize(
+    "payload", [None, True, 7, -0.5, "text", [], {}, [[]], {"a": {}}, 2**80, math.inf]
+)
+def test_payloads_without_tensors(payload):
+    back = decode(encode(payload))
+    assert back == payload
+    assert type(back) is type(payload)
+
+
+def test_nan_stays_nan():
+    assert math.isnan(decode(encode([math.nan]))[0])
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor(2.5),
+        torch.zeros(0),
+        torch.zeros(2, 0, 3),
+        torch.arange(6).view(2, 3),
+        torch.tensor([True, False]),
+        torch.tensor([1.5, math.inf], dtype=torch.bfloat16),
+        torch.arange(6.0).view(2, 3).T,
+        torch.arange(12.0)[::3],
+        torch.ones(1).expand(3),
+        torch.arange(48.0).view(2, 3, 2, 4).to(memory_format=torch.channels_last),
+        torch.tensor([0, 255], dtype=torch.uint8),
+    ],
+    ids=lambda t: f"{str(t.dtype)[6:]}-{tuple(t.shape)}-{t.stride()}",
+)
+def test_tensors_of_every_kind(tensor):
+    back = decode(encode({"x": tensor}))["x"]
+    assert back.dtype == tensor.dtype
+    assert back.tolist() == tensor.tolist()
+
+
+def test_a_parameter_arrives_as_a_plain_tensor():
+    back = decode(encode(nn.Parameter(torch.ones(2))))
+    assert type(back) is torch.Tensor
+    assert not back.requires_grad
+
+
+def test_a_tensor_sent_twice_arrives_as_two():
+    shared = torch.arange(3.0)
+    first, second = decode(encode([shared, {"again": shared[:]}])), shared
+    first[0].zero_()
+    assert_close(first[1]["again"], second)
+
+
+def test_what_arrives_is_a_copy():
+    weights = torch.ones(2)
+    data = encode(weights)
+    weights.zero_()
+    assert_close(decode(data), torch.ones(2))
+
+
+# -------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (object(), "object"),
+        ((1, 2), "tuple"),
+        ({1, 2}, "set"),
+        (b"bytes", "bytes"),
+        (np.zeros(2), "ndarray"),
+        (np.int64(3), "int64"),
+        (1j, "complex"),
+        (nn.Linear(1, 1), "Linear"),
+    ],
+)
+@pytest.mark.parametrize("function", [encode, nbytes])
+def test_other_objects_may_not_cross(function, value, kind):
+    with pytest.raises(PluginError) as caught:
+        function({"extra": [value]})
+    assert str(caught.value) == (
+        f"a message holds a {kind}; messages may hold tensors, numbers, strings, booleans, None, "
+        f"and lists and dicts of these"
+    )
+
+
+@pytest.mark.parametrize("key", [1, None, (0, 1), True])
+@pytest.mark.parametrize("function", [encode, nbytes])
+def test_keys_are_strings(function, key):
+    with pytest.raises(PluginError) as caught:
+        function({"prototypes": {"0": 1.0, key: 2.0}})
+    assert str(caught.value) == f"a message has the key {key!r}; keys of messages are strings"
+
+
+def test_content_is_what_a_reply_declares():
+    weights = {"w": torch.ones(1)}
+    assert content(LocalUpdate(weights, {"loss": 0.5})) == {"weights": weights, "loss": 0.5}
+    assert content({"style": 1}) == {"style": 1}
+
+
+@pytest.mark.parametrize(("value", "kind"), [(torch.ones(1), "Tensor"), (None, "NoneType")])
+def test_a_reply_must_have_named_content(value, kind):
+    with pytest.raises(PluginError, match=f"returned {kind}; expected a LocalUpdate or a dict"):
+        content(value)
+
+
+# ----------------------------------------------------------------------------------- bytes
+
+
+@pytest.mark.parametrize(
+    ("payload", "size"),
+    [
+        (torch.zeros(2, 512), 4096),
+        ({"style": torch.zeros(2, 512)}, 4096),
+        (torch.zeros(2, 512, dtype=torch.bfloat16), 2048),
+        (torch.zeros(3, dtype=torch.int64), 24),
+        (torch.zeros(0), 0),
+        (torch.ones(1).expand(10), 40),
+        (None, 0),
+        (True, 1),
+        (7, 8),
+        (0.5, 8),
+        ("caf\N{LATIN SMALL LETTER E WITH ACUTE}", 5),
+        ([1, [2.0, "x"], {"long key": False}], 18),
+        ({}, 0),
+    ],
+)
+def test_sizes(payload, size):
+    assert nbytes(payload) == size
+
+
+def test_size_of_a_published_model():
+    """ResNet-18 with 7 classes: 11,189,703 floats and 20 counters of 8 bytes."""
+    with torch.device("meta"):
+        backbone = build_backbone(BackboneSettings(name="resnet18", pretrained=False))
+        model = nn.Sequential(backbone, nn.Linear(512, 7))
+    assert nbytes(model.state_dict()) == 44_758_972
+
+
+# ------------------------------------------------------------------------------ bad bytes
+
+
+def test_a_message_cut_short_anywhere_is_refused():
+    data = encode(SMALL)
+    for length in range(len(data)):
+        with pytest.raises(DataError, match="cut short or were not written by feddg-bench"):
+            decode(data[:length])
+    assert decode(data)["name"] == SMALL["name"]
+
+
+def test_a_message_without_tensors_cut_short_anywhere_is_refused():
+    data = encode({"start": True})
+    for length in range(len(data)):
+        with pytest.raises(DataError):
+            decode(data[:length])
+
+
+def test_a_message_with_something_behind_it_is_refused():
+    with pytest.raises(DataError):
+        decode(encode(SMALL) + b"more")
+
+
+def _framed(header: object) -> bytes:
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"not a message",
+        b"\xff" * 64,
+        bytes(64),
+        save({"w": torch.ones(2)}),
+        save({"w": torch.ones(2)}, metadata={"tree": "{not JSON"}),
+        save({"w": torch.ones(2)}, metadata={"tree": '"tensor#missing"'}),
+        _framed([]),
+        _framed(3),
+        _framed(None),
+        _framed({"__metadata__": None}),
+        _framed({"__metadata__": {"tree": 3}}),
+    ],
+)
+def test_other_bytes_are_refused(data):
+    with pytest.raises(DataError):
+        decode(data)
+
+
+def test_a_pickle_is_not_run(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "sprung"), "w"))
+
+    with pytest.raises(DataError):
+        decode(pickle.dumps(Trap()))
+    assert not (tmp_path / "sprung").exists()
+
+
+# ------------------------------------------------------------------------------- nonfinite
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_the_bad_tensor_is_named(bad, dtype):
+    payload = {
+        "weights": {"fine": torch.ones(3), "net.0.bias": torch.tensor([[0.0, bad]], dtype=dtype)},
+    }
+    assert nonfinite(payload) == "weights.net.0.bias"
+
+
+def test_the_first_bad_tensor_in_a_list_is_named():
+    bad = torch.tensor([math.nan])
+    assert nonfinite({"ok": torch.ones(1), "styles": [torch.ones(1), bad, bad]}) == "styles[1]"
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {},
+        {"w": torch.zeros(0)},
+        {"counter": torch.tensor(2**62)},
+        {"w": torch.full((2, 2), -3e38)},
+        {"w": torch.tensor([1e300], dtype=torch.float64)},
+        {"scalars are the method's business": math.nan},
+    ],
+)
+def test_finite_payloads(payload):
+    assert nonfinite(payload) is None

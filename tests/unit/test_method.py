@@ -1,0 +1,285 @@
+"""The plugin base class: which state travels, what stays, and what one task leaves behind."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from feddg_bench.messages import LocalUpdate, Task, decode, encode
+from feddg_bench.method import Method
+from feddg_bench.settings import MethodSettings, TrainSettings
+from feddg_bench.streams import torch_generator, torch_stream
+
+bitwise = partial(assert_close, rtol=0, atol=0)
+
+
+class Backbone(nn.Module):
+    """Small, with batch normalisation."""
+
+    num_features = 4
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(4)
+
+    def forward(self, images):
+        return self.norm(self.conv(images)).relu().mean((2, 3))
+
+
+class Plugin(Method):
+    """Parts that stay with the client, that never change, and that take no gradient."""
+
+    local: ClassVar = ("head.",)
+    frozen: ClassVar = ("encoder.",)
+
+    def build(self):
+        self.head = nn.Linear(4, 2)
+        self.encoder = nn.Linear(2, 2)
+        self.scale = nn.Parameter(torch.ones(()), requires_grad=False)
+
+
+def build(method=Plugin, bn="average", **train):
+    settings = TrainSettings(**train)
+    with torch_stream(0, "init"):
+        return method(MethodSettings(), backbone=Backbone(), num_classes=3, train=settings, bn=bn)
+
+
+NORM = [f"backbone.norm.{n}" for n in ("weight", "bias")]
+STATISTICS = [
+    f"backbone.norm.{n}" for n in ("running_mean", "running_var", "num_batches_tracked")
+]
+REST = {"backbone.conv.weight", "classifier.weight", "classifier.bias", "scale"}
+
+
+# ------------------------------------------------------------------------- three kinds of state
+
+
+@pytest.mark.parametrize(
+    ("bn", "federated", "private"),
+    [
+        ("average", {*REST, *NORM, *STATISTICS}, {"head.weight", "head.bias"}),
+        ("frozen", {*REST, *NORM}, {"head.weight", "head.bias"}),
+        ("local", REST, {"head.weight", "head.bias", *NORM, *STATISTICS}),
+    ],
+)
+def test_what_travels_and_what_stays(bn, federated, private):
+    method = build(bn=bn)
+    assert set(method.federated_weights()) == federated
+    assert set(method.private_weights()) == private
+
+
+def test_trainable_is_what_travels_and_takes_gradients():
+    assert set(build().trainable) == (REST | set(NORM)) - {"scale"}
+
+
+def test_without_private_state_nothing_stays():
+    assert build(Method).private_weights() == {}
+
+
+@pytest.mark.parametrize(("bn", "live"), [("average", True), ("local", True), ("frozen", False)])
+def test_batch_statistics_are_live_unless_frozen(bn, live):
+    assert build(bn=bn).live_batch_norm is live
+
+
+def test_weights_handed_out_are_copies():
+    method = build()
+    weights = method.federated_weights()
+    weights["scale"].zero_()
+    assert float(method.scale) == 1
+    assert all(not tensor.requires_grad for tensor in weights.values())
+
+
+def test_weights_are_written_in_place():
+    method = build()
+    before = {name: (id(p), p.data_ptr()) for name, p in method.named_parameters()}
+    new = {name: torch.full_like(t, 2) for name, t in method.federated_weights().items()}
+    method.load_weights(new)
+    bitwise(method.federated_weights(), new)
+    assert {name: (id(p), p.data_ptr()) for name, p in method.named_parameters()} == before
+    assert all(p.requires_grad for name, p in method.named_parameters() if name != "scale")
+
+
+def test_writing_no_weights_changes_nothing():
+    method = build()
+    before = method.federated_weights()
+    method.load_weights({})
+    bitwise(method.federated_weights(), before)
+
+
+def test_a_name_that_the_model_lacks_is_an_error():
+    with pytest.raises(KeyError):
+        build().load_weights({"no.such.name": torch.ones(1)})
+
+
+def test_logits_are_the_classifier_of_the_features():
+    method = build().eval()
+    images = torch.rand(5, 3, 8, 8)
+    assert method.features(images).shape == (5, 4)
+    bitwise(method(images), method.classifier(method.features(images)))
+
+
+# ------------------------------------------------------------------------------------ client
+
+
+def test_there_is_no_client_outside_a_task():
+    with pytest.raises(RuntimeError, match="Plugin.client is only there during a client task"):
+        _ = build().client
+
+
+def test_the_client_is_gone_after_a_task_that_failed():
+    method = build()
+    client = SimpleNamespace()
+    with pytest.raises(KeyError), method.serving(client):
+        assert method.client is client
+        raise KeyError
+    with pytest.raises(RuntimeError):
+        _ = method.client
+
+
+# ---------------------------------------------------------------------------------- training
+
+
+def test_the_loss_of_a_batch_is_the_cross_entropy():
+    method = build()
+    method.classifier.weight.data.zero_()
+    method.classifier.bias.data.copy_(torch.tensor([0.0, 0.0, 2.0]).log1p())
+    loss = method.training_step((torch.rand(2, 3, 8, 8), torch.tensor([2, 0])), 0)
+    assert_close(loss, -torch.tensor([0.6, 0.2]).log().mean())  # probabilities .2, .2, .6
+
+
+def test_fit_is_plain_gradient_descent(start_run):
+    """Against a loop written out here."""
+    layer = {"train": {"optimizer": "sgd", "lr": 0.1, "local_epochs": 2, "channels_last": False}}
+    run = start_run("fedavg", layer)
+    worker, data = run.executor.worker, run.executor.worker.data["client_1"]
+    received = run.method.federated_weights()
+    reply = worker.run(Task("client_1", "fit", 4, received, {}))
+
+    run.method.load_weights(received)
+    losses = []
+    for epoch in range(2):
+        stream = torch_generator(0, "loader", epoch, 4, "client_1")
+        for images, labels in data.batches(
+            shuffle=True, augment=True, views=1, companions=None, generator=stream
+        ):
+            loss = nn.functional.cross_entropy(run.method(images), labels)
+            run.method.zero_grad()
+            loss.backward()
+            losses += [loss.item()] * len(labels)
+            with torch.no_grad():
+                for parameter in run.method.parameters():
+                    parameter -= 0.1 * parameter.grad
+    assert_close(reply.value.weights, run.method.federated_weights(), rtol=1e-6, atol=1e-7)
+    assert reply.metrics["loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-6)
+    assert reply.num_examples == 11
+
+
+def test_cosine_ends_almost_at_rest(start_run):
+    """In the last epoch of the last round the learning rate is a small part of the first."""
+
+    def moved(round):
+        layer = {
+            "federation": {"rounds": 20},
+            "train": {"optimizer": "sgd", "lr": 0.05, "schedule": "cosine"},
+        }
+        run = start_run("fedavg", layer)
+        before = run.method.federated_weights()
+        after = run.executor.worker.run(Task("client_0", "fit", round, before, {})).value.weights
+        return sum(float((after[n] - before[n]).norm() ** 2) for n in before) ** 0.5
+
+    assert moved(20) < 0.05 * moved(1)
+
+
+# --------------------------------------------------------------------- state of the optimizer
+
+
+def fit(run, memory, round=1, weights=None):
+    weights = weights or run.method.federated_weights()
+    return run.executor.worker.run(Task("client_0", "fit", round, weights, {}, memory))
+
+
+def test_a_fresh_optimizer_is_not_remembered(start_run):
+    assert fit(start_run("fedavg"), {}).memory == {}
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        {"optimizer": "adam"},
+        {"optimizer": "adam", "channels_last": False},
+        {"optimizer": "sgd", "momentum": 0.9},
+        {"optimizer": "sgd"},
+    ],
+    ids=str,
+)
+def test_a_kept_optimizer_goes_on(start_run, train):
+    """Two tasks of one epoch are one task of two, were the shuffles the same: so no shuffle."""
+    train = {**train, "batch_size": 64, "lr": 0.02, "eps": 1e-4}
+    plain = {"crop_scale": None, "flip": 0.0, "brightness": 0.0, "contrast": 0.0}
+    plain |= {"saturation": 0.0, "hue": 0.0, "grayscale": 0.0}
+    once = start_run("fedavg", {"augment": plain, "train": {**train, "local_epochs": 2}})
+    kept = start_run("fedavg", {"augment": plain, "train": {**train, "optimizer_state": "persist"}})
+    expected = fit(once, {}).value.weights
+
+    first = fit(kept, {})
+    memory = decode(encode(first.memory))  # as if from a checkpoint, or another process
+    second = fit(kept, memory, weights=first.value.weights)
+    # full batches in another order of images: equal up to the order of a sum
+    assert_close(second.value.weights, expected, rtol=0, atol=2e-4)
+    again = fit(kept, first.memory, weights=first.value.weights)
+    bitwise(again.value.weights, second.value.weights)
+
+    forgetful = fit(kept, {}, weights=first.value.weights).value.weights
+    stateless = train["optimizer"] == "sgd" and "momentum" not in train
+    difference = max(float((forgetful[n] - expected[n]).abs().max()) for n in expected)
+    assert (difference < 2e-4) == stateless
+
+
+def test_what_is_kept_is_not_changed_by_later_tasks(start_run):
+    run = start_run("fedavg", {"train": {"optimizer_state": "persist"}})
+    first = fit(run, {})
+    before = encode(first.memory)
+    fit(run, first.memory, 2)
+    fit(run, {}, 3)
+    assert encode(first.memory) == before
+
+
+# ------------------------------------------------------------------------------- private state
+
+
+class Head(Method):
+    """A head that stays with the client."""
+
+    local: ClassVar = ("classifier.",)
+
+
+def test_private_state_stays_with_its_client(start_run):
+    base = start_run("fedavg")
+    method = Head(MethodSettings(), backbone=base.method.backbone, num_classes=3,
+                  train=base.settings.train)  # fmt: skip
+    run = start_run("fedavg", method=method)
+    assert not any(name.startswith("classifier.") for name in run.server.weights)
+    initial = run.method.private_weights()
+    received = run.method.federated_weights()
+    worker = run.executor.worker
+
+    first = worker.run(Task("client_0", "fit", 1, received, {}))
+    other = worker.run(Task("client_1", "fit", 1, received, {}))
+    assert set(first.value.weights) == set(received)
+    assert not torch.equal(
+        first.memory["private state"]["classifier.weight"],
+        other.memory["private state"]["classifier.weight"],
+    )
+
+    method.fit = lambda client: LocalUpdate(method.private_weights())  # what a task begins with
+    back = worker.run(Task("client_0", "fit", 2, received, {}, first.memory))
+    bitwise(back.value.weights, first.memory["private state"])
+    newcomer = worker.run(Task("client_2", "fit", 2, received, {}))
+    bitwise(newcomer.value.weights, initial)

@@ -1,0 +1,321 @@
+"""The server: what it accepts, drops, counts and keeps, with clients that only pretend to train."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from feddg_bench.aggregation import weighted_mean
+from feddg_bench.errors import PluginError
+from feddg_bench.messages import LocalUpdate, Reply, decode, encode
+from feddg_bench.server import Broadcast, Ledger, NoReplyError, Server
+from feddg_bench.settings import FederationSettings
+
+CLIENTS = ("client_0", "client_1", "client_2")
+SIZES = {"client_0": 10, "client_1": 30, "client_2": 60}
+
+
+class FakeExecutor:
+    """Answers each task by a function of it, and remembers the tasks."""
+
+    workers = 1
+
+    def __init__(self, answer):
+        self.answer = answer
+        self.memories = {}
+        self.tasks = []
+
+    def map(self, tasks):
+        for task in tasks:
+            self.tasks.append(task)
+            yield Reply(task.client, SIZES[task.client], self.answer(task), {"loss": 1.0}, {})
+
+
+def fit(client):
+    """Stand for a method's client function: only its name travels."""
+
+
+def style(client):
+    """Stand for another."""
+
+
+UPLINK = {"fit": ("weights", "loss"), "style": ("style",)}
+
+
+def make_server(answer=None, *, downlink=("style",), **federation):
+    weights = {"w": torch.tensor([1.0, 2.0, -1.0]), "n": torch.tensor(3)}
+    return Server(
+        weights,
+        CLIENTS,
+        FakeExecutor(answer or (lambda task: LocalUpdate(dict(task.weights)))),
+        seed=0,
+        federation=FederationSettings(**federation),
+        uplink=UPLINK,
+        downlink=downlink,
+    )
+
+
+def sends(values):
+    """Return an answer: the model with ``w`` set to the client's own values."""
+    return lambda task: LocalUpdate({"w": torch.tensor(values[task.client]), "n": torch.tensor(4)})
+
+
+SOUND = {"client_0": [2.0, 2.0, 0.0], "client_1": [0.0, 3.0, -3.0], "client_2": [1.0, 1.0, 1.0]}
+
+
+# -------------------------------------------------------------------------------- dropping
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_client_that_sends_nan_is_dropped_for_the_round(bad, client, caplog):
+    server = make_server(sends({**SOUND, client: [1.0, bad, 1.0]}))
+    server.round = 4
+    with caplog.at_level(logging.WARNING):
+        replies = list(server.ask(fit))
+    assert [reply.client for reply in replies] == [c for c in CLIENTS if c != client]
+    assert server.ledger.dropped == [{"client": client, "tensor": "weights.w"}]
+    assert caplog.messages == [f"round 4: dropped {client}, its weights.w holds NaN or infinity"]
+
+
+def test_shares_are_renormalised_over_the_rest():
+    """Equal, bit for bit, to the mean in which the dropped client had never been."""
+    server = make_server(sends({**SOUND, "client_1": [math.nan] * 3}))
+    replies = list(server.ask(fit))
+    mean = weighted_mean([r.value.weights for r in replies], [server.share(r) for r in replies])
+    states = [{"w": torch.tensor(SOUND[c]), "n": torch.tensor(4)} for c in ("client_0", "client_2")]
+    assert_close(mean, weighted_mean(states, [10, 60]), rtol=0, atol=0)
+
+
+def test_nan_in_what_a_method_adds_is_found_too():
+    def answer(task):
+        bad = task.client == "client_2"
+        return {"style": [torch.ones(2), torch.tensor([1.0, math.nan if bad else 0.0])]}
+
+    server = make_server(answer)
+    assert [r.client for r in server.ask(style)] == ["client_0", "client_1"]
+    assert server.ledger.dropped == [{"client": "client_2", "tensor": "style[1]"}]
+
+
+def test_a_number_that_is_nan_is_the_methods_business():
+    server = make_server(lambda task: LocalUpdate(dict(task.weights), {"loss": math.nan}))
+    assert len(list(server.ask(fit))) == 3
+
+
+def test_no_sound_reply_at_all():
+    server = make_server(sends(dict.fromkeys(CLIENTS, [math.nan] * 3)))
+    with pytest.raises(NoReplyError):
+        list(server.ask(fit))
+    assert [entry["client"] for entry in server.ledger.dropped] == list(CLIENTS)
+
+
+def test_metrics_of_a_dropped_client_do_not_count():
+    server = make_server(sends({**SOUND, "client_1": [math.nan] * 3}))
+    server._executor.map = lambda tasks: (
+        Reply(t.client, SIZES[t.client], server._executor.answer(t), {"loss": loss}, {})
+        for t, loss in zip(tasks, (1.0, 100.0, 2.0), strict=True)
+    )
+    list(server.ask(fit))
+    assert server.ledger.means() == {"loss": pytest.approx((10 * 1.0 + 60 * 2.0) / 70)}
+
+
+# ------------------------------------------------------------------------------ declaring
+
+
+def test_what_a_client_sends_must_be_declared():
+    server = make_server(lambda task: LocalUpdate({}, {"images": torch.ones(1), "gaps": 1.0}))
+    with pytest.raises(PluginError) as caught:
+        list(server.ask(fit))
+    assert str(caught.value) == (
+        "client function 'fit' sent gaps, images, which the method does not declare: "
+        "add it to uplink['fit']"
+    )
+
+
+def test_a_function_without_declaration_may_send_nothing():
+    server = make_server(lambda task: {"style": torch.ones(1)})
+    with pytest.raises(PluginError, match="add it to uplink\\['fit'\\]"):
+        list(server.ask(fit))
+
+
+def test_what_is_broadcast_must_be_declared():
+    server = make_server(downlink=("style",))
+    server.broadcast["bank"] = torch.ones(1)
+    with pytest.raises(PluginError) as caught:
+        server.ask(fit)
+    assert str(caught.value) == (
+        "the server broadcasts bank, which the method does not declare: add it to downlink"
+    )
+    assert server.ledger.bytes == {"up": 0, "down": 0}
+
+
+def test_a_reply_that_may_not_cross_is_refused():
+    server = make_server(lambda task: {"style": (1, 2)})
+    with pytest.raises(PluginError, match="a message holds a tuple"):
+        list(server.ask(style))
+
+
+# ------------------------------------------------------------------------------------ asking
+
+
+def test_the_cohort_is_asked_in_its_order():
+    server = make_server()
+    server.cohort = ("client_0", "client_2")
+    assert [r.client for r in server.ask(fit)] == ["client_0", "client_2"]
+    assert [r.client for r in server.ask(fit, everyone=True)] == list(CLIENTS)
+
+
+def test_a_task_says_what_to_do():
+    server = make_server()
+    server.round = 7
+    server.broadcast["style"] = torch.ones(2)
+    list(server.ask(fit))
+    task = server._executor.tasks[0]
+    assert (task.client, task.call, task.round) == ("client_0", "fit", 7)
+    assert_close(dict(task.weights), server.weights)
+    assert_close(task.broadcast["style"], torch.ones(2))
+
+
+def test_a_call_may_do_without_the_model():
+    server = make_server(lambda task: {"style": torch.ones(1)})
+    list(server.ask(style, weights=False))
+    assert all(task.weights == {} for task in server._executor.tasks)
+    assert server.ledger.bytes["down"] == 0
+
+
+def test_tasks_are_fixed_when_asked():
+    """Work happens later, but with the model and the broadcast of the moment of asking."""
+    server = make_server()
+    server.broadcast["style"] = "old"
+    replies = server.ask(fit)
+    server.weights = {"w": torch.zeros(3), "n": torch.tensor(0)}
+    server.broadcast["style"] = "new"
+    server.cohort = ("client_1",)
+    assert len(list(replies)) == 3
+    assert all(task.weights["w"].tolist() == [1, 2, -1] for task in server._executor.tasks)
+    assert all(task.broadcast["style"] == "old" for task in server._executor.tasks)
+
+
+def test_work_happens_as_replies_are_taken():
+    server = make_server()
+    replies = server.ask(fit)
+    assert server._executor.tasks == []
+    next(replies)
+    assert [task.client for task in server._executor.tasks] == ["client_0"]
+
+
+def test_shares():
+    reply = Reply("client_1", 30, None, {}, {})
+    assert make_server(weighting="samples").share(reply) == 30
+    assert make_server(weighting="uniform").share(reply) == 1
+
+
+# ------------------------------------------------------------------------------------ bytes
+
+
+def test_bytes_of_the_model_up_and_down():
+    """Three floats and one 8-byte counter are 20 bytes a client, each way."""
+    server = make_server()
+    list(server.ask(fit))
+    assert server.ledger.bytes == {"up": 60, "down": 60}
+
+
+def test_bytes_of_extras():
+    server = make_server(lambda task: LocalUpdate(dict(task.weights), {"loss": 0.5}))
+    list(server.ask(fit))
+    assert server.ledger.bytes == {"up": 3 * 28, "down": 60}
+
+
+def test_bytes_of_a_dropped_reply_were_sent_all_the_same():
+    server = make_server(sends({**SOUND, "client_0": [math.nan] * 3}))
+    list(server.ask(fit))
+    assert server.ledger.bytes["up"] == 60
+
+
+def down(server):
+    """Return the bytes that the server sends in a new round without the model."""
+    server.ledger = Ledger()
+    list(server.ask(style, weights=False))
+    return server.ledger.bytes["down"]
+
+
+def test_a_broadcast_counts_once_for_every_client():
+    server = make_server(lambda task: {"style": torch.ones(1)}, downlink=("style", "round"))
+    server.broadcast["style"] = torch.zeros(2, 512)
+    server.cohort = ("client_0", "client_1")
+    assert down(server) == 2 * 4096
+    assert down(server) == 0
+    server.cohort = ("client_1", "client_2")
+    assert down(server) == 4096
+    server.broadcast["round"] = 1
+    assert down(server) == 2 * 8
+    server.broadcast["style"] = torch.zeros(2, 512)
+    server.cohort = CLIENTS
+    assert down(server) == 3 * 4096 + 8
+
+
+def test_an_entry_that_was_taken_back_is_not_sent():
+    server = make_server(lambda task: {"style": torch.ones(1)})
+    server.broadcast["style"] = torch.zeros(8)
+    del server.broadcast["style"]
+    assert down(server) == 0
+    server.broadcast["style"] = torch.zeros(8)
+    assert down(server) == 3 * 32
+
+
+def test_reading_the_broadcast_sends_nothing():
+    broadcast = Broadcast({"a": torch.zeros(2)})
+    assert broadcast["a"].tolist() == [0, 0]
+    assert broadcast.deliver("client_0") == 8
+    assert broadcast.deliver("client_0") == 0
+
+
+# ----------------------------------------------------------------------------------- ledger
+
+
+def test_means_are_weighted_by_images_and_leave_nan_out():
+    ledger = Ledger()
+    ledger.log({"loss": 1.0, "triplet": math.nan}, 10)
+    ledger.log({"loss": 3.0, "triplet": 5.0}, 30)
+    ledger.log({"loss": math.inf}, 60)
+    assert ledger.means() == {"loss": 2.5, "triplet": 5.0}
+
+
+def test_seconds_by_phase_add_up():
+    ledger = Ledger()
+    ledger.spend("training", 1.5)
+    ledger.spend("training", 0.25)
+    ledger.spend("evaluation", 2.0)
+    assert ledger.seconds == {"training": 1.75, "evaluation": 2.0}
+
+
+# ------------------------------------------------------------------------------ checkpoints
+
+
+def test_a_restored_server_goes_on_where_it_was():
+    server = make_server(lambda task: {"style": torch.ones(1)})
+    server.round = 3
+    server.weights["w"] += 1
+    server.broadcast["style"] = torch.arange(4.0)
+    server.memory["weights of clients"] = [0.25, 0.75]
+    server._executor.memories["client_1"] = {"moments": torch.ones(2)}
+    server.cohort = ("client_0", "client_1")
+    assert down(server) == 2 * 16
+
+    new = make_server(lambda task: {"style": torch.ones(1)})
+    addresses = {name: tensor.data_ptr() for name, tensor in new.weights.items()}
+    new.restore(decode(encode(server.state())))
+    assert new.round == 3
+    assert_close(new.weights, server.weights, rtol=0, atol=0)
+    assert {name: tensor.data_ptr() for name, tensor in new.weights.items()} == addresses
+    assert new.memory == server.memory
+    assert_close(dict(new.broadcast), dict(server.broadcast))
+    assert_close(new._executor.memories, server._executor.memories)
+    new.cohort = CLIENTS
+    assert down(new) == 16  # the two others have it already
+    new.broadcast["style"] = torch.arange(4.0)
+    assert down(new) == 3 * 16

@@ -1,0 +1,414 @@
+"""Settings: layers, overrides, refusals in one sentence, and the run key."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import yaml
+from pydantic import Field, ValidationError
+
+from feddg_bench.errors import SettingsError
+from feddg_bench.settings import (
+    MethodSettings,
+    Resources,
+    RunSettings,
+    dotted_keys,
+    load_layer,
+    merge,
+    parse_override,
+    run_key,
+    unknown,
+    validate,
+)
+
+BASE = {"method": "fedavg", "scenario": "ac-p-s"}
+
+
+class Hyper(MethodSettings):
+    """A method's settings with a file and a list of files."""
+
+    files = ("weights", "parts")
+
+    mu: float = Field(0.01, ge=0)
+    weights: str | None = None
+    parts: tuple[str, ...] = ()
+
+
+def message(model, values, prefix=""):
+    """Return the sentence that refuses the values."""
+    with pytest.raises(SettingsError) as caught:
+        validate(model, values, prefix)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+# ------------------------------------------------------------------------------- overrides
+
+
+@pytest.mark.parametrize(
+    ("text", "layer"),
+    [
+        ("train.lr=0.01", {"train": {"lr": 0.01}}),
+        ("lr=0.01", {"train": {"lr": 0.01}}),
+        (" lr =0.01", {"train": {"lr": 0.01}}),
+        ("seed=3", {"seed": 3}),
+        ("rounds=50", {"federation": {"rounds": 50}}),
+        ("per_round=null", {"federation": {"per_round": None}}),
+        ("pretrained=false", {"backbone": {"pretrained": False}}),
+        ("crop_scale=[0.5, 1]", {"augment": {"crop_scale": [0.5, 1]}}),
+        ("scenario=a=b", {"scenario": "a=b"}),
+        ("hyper.mu=0.1", {"hyper": {"mu": 0.1}}),
+        ("hyper={mu: 0.1}", {"hyper": {"mu": 0.1}}),
+        ("hyper.files=[a, b]", {"hyper": {"files": ["a", "b"]}}),
+        ("bn=frozen", {"federation": {"bn": "frozen"}}),
+    ],
+)
+def test_key_equals_value(text, layer):
+    assert parse_override(text) == layer
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("1e-3", 0.001), ("3E-5", 3e-5), ("1e4", 1e4), (".5", 0.5), ("-2e+1", -20.0), ("1.0e-3", 1e-3)],
+)
+def test_numbers_that_yaml_takes_for_text(text, number):
+    value = parse_override(f"lr={text}")["train"]["lr"]
+    assert isinstance(value, float)
+    assert value == number
+
+
+@pytest.mark.parametrize("key", list(dotted_keys()))
+def test_every_setting_can_be_given_by_its_whole_key(key):
+    layer = parse_override(f"{key}=1")
+    for part in key.split("."):
+        layer = layer[part]
+    assert layer == 1
+
+
+def test_short_keys_of_methods():
+    assert parse_override("mu=1", ["hyper.mu"]) == {"hyper": {"mu": 1}}
+
+
+def test_a_short_key_that_several_settings_share_is_refused():
+    with pytest.raises(SettingsError) as caught:
+        parse_override("batch_size=8")
+    assert str(caught.value) == (
+        "setting 'batch_size' is ambiguous: give one of train.batch_size, evaluation.batch_size"
+    )
+    with pytest.raises(SettingsError, match=r"train\.lr, hyper\.lr"):
+        parse_override("lr=1", ["hyper.lr"])
+
+
+@pytest.mark.parametrize(
+    ("text", "nearest"),
+    [
+        ("lrr=1", "train.lr"),
+        ("train.batchsize=8", "train.batch_size"),
+        ("clint=3", "partition.clients"),
+        ("heterogenity=0", "partition.heterogeneity"),
+        ("train=3", "train.lr"),
+        ("trian.lr=3", "train.lr"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest(text, nearest):
+    with pytest.raises(SettingsError) as caught:
+        parse_override(text)
+    key = text.partition("=")[0]
+    assert str(caught.value).startswith(f"unknown setting {key!r}; did you mean {nearest!r}?")
+
+
+@pytest.mark.parametrize("text", ["lr", "", "=3", "  =3"])
+def test_text_without_key_or_value_is_refused(text):
+    with pytest.raises(SettingsError, match=r"expected KEY=VALUE, such as train\.lr=0\.001"):
+        parse_override(text)
+
+
+def test_a_value_that_is_not_yaml_is_refused():
+    with pytest.raises(SettingsError, match=r"cannot read the value of 'lr=\[1' as YAML"):
+        parse_override("lr=[1")
+
+
+# ---------------------------------------------------------------------------------- layers
+
+
+def test_later_layers_win_key_by_key():
+    merged = merge(
+        {"train": {"lr": 1, "eps": 2}, "seed": 0}, {"train": {"lr": 3}}, {"hyper": {"mu": 4}}
+    )
+    assert merged == {"train": {"lr": 3, "eps": 2}, "seed": 0, "hyper": {"mu": 4}}
+
+
+def test_lists_are_replaced_whole():
+    assert merge({"a": {"b": [1, 2]}}, {"a": {"b": [3]}}) == {"a": {"b": [3]}}
+
+
+def test_layers_are_not_changed_by_a_merge():
+    first, second = {"train": {"lr": 1}}, {"train": {"eps": 2}}
+    merge(first, second, {"train": {"lr": 5}})
+    assert (first, second) == ({"train": {"lr": 1}}, {"train": {"eps": 2}})
+
+
+def test_a_settings_file(tmp_path):
+    path = tmp_path / "more.yaml"
+    path.write_text("train: {lr: 0.1}\n")
+    assert load_layer(path) == {"train": {"lr": 0.1}}
+    path.write_text("# nothing\n")
+    assert load_layer(path) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("- a\n- b\n", "must hold KEY: VALUE lines, not a list"), ("a: [1\n", "is not YAML")],
+)
+def test_a_settings_file_of_another_kind_is_refused(tmp_path, text, reason):
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(SettingsError, match=reason) as caught:
+        load_layer(path)
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_binary_settings_file_is_refused(tmp_path):
+    path = tmp_path / "bad.yaml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SettingsError, match="is not YAML"):
+        load_layer(path)
+
+
+def test_a_missing_settings_file_is_refused(tmp_path):
+    with pytest.raises(SettingsError, match="cannot read recipe .*absent.yaml: No such file"):
+        load_layer(tmp_path / "absent.yaml", "recipe")
+
+
+# ----------------------------------------------------------------------------- validation
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"train": {"lr": -1}}, "setting train.lr: -1 is not valid: input should be greater than 0"),
+        (
+            {"federation": {"bn": "off"}},
+            "setting federation.bn: 'off' is not valid: "
+            "input should be 'average', 'frozen' or 'local'",
+        ),
+        ({"seed": 1.5}, "setting seed: 1.5 is not valid: input should be a valid integer"),
+        ({"train": {"lr": "fast\nest"}}, "setting train.lr: 'fast\\nest' is not valid"),
+        ({"train": {"lrr": 1}}, "unknown setting 'train.lrr'; did you mean 'train.lr'?"),
+        ({"trian": {}}, "unknown setting 'trian'"),
+        ({"backbone": {"name": "resnet5"}}, "backbone.name: unknown backbone 'resnet5'; did you"),
+        (
+            {"augment": {"crop_scale": [0.9, 0.1]}},
+            "augment: crop_scale must be two numbers with 0 < low <= high <= 1",
+        ),
+        ({"augment": {"crop_ratio": [0, 1]}}, "augment: crop_ratio must be two numbers with 0 <"),
+        ({"scenario": None}, "setting scenario: None is not valid"),
+        ({"train": {"lr": float("inf")}}, "setting train.lr: inf is not valid"),
+        ({"train": {"lr": float("nan")}}, "setting train.lr: nan is not valid"),
+    ],
+)
+def test_wrong_values_are_refused_in_one_line(values, expected):
+    assert message(RunSettings, merge(BASE, values)).startswith(expected)
+
+
+def test_a_missing_value_is_named():
+    assert message(RunSettings, {"method": "fedavg"}) == "setting scenario: field required"
+
+
+@pytest.mark.parametrize("kind", ["heterogeneous", "dirichlet"])
+def test_more_sampled_clients_than_clients_are_refused(kind):
+    values = {"partition": {"kind": kind, "clients": 4}, "federation": {"per_round": 5}}
+    assert message(RunSettings, merge(BASE, values)).startswith(
+        "federation.per_round is 5 but partition.clients is 4"
+    )
+    values["federation"]["per_round"] = 4
+    assert validate(RunSettings, merge(BASE, values)).federation.per_round == 4
+
+
+def test_other_partitions_count_their_own_clients():
+    values = {"partition": {"kind": "per_domain", "clients": 4}, "federation": {"per_round": 5}}
+    assert validate(RunSettings, merge(BASE, values)).federation.per_round == 5
+
+
+def test_an_unknown_key_of_a_method_is_refused_with_the_nearest():
+    assert message(Hyper, {"muu": 1}, "hyper.") == (
+        "unknown setting 'hyper.muu'; did you mean 'hyper.mu'? "
+        "Known: hyper.mu, hyper.parts, hyper.weights"
+    )
+    assert message(Hyper, {"mu": -1}, "hyper.").startswith("setting hyper.mu: -1 is not valid")
+
+
+def test_settings_are_frozen():
+    settings = validate(RunSettings, BASE)
+    with pytest.raises(ValidationError, match="frozen"):
+        settings.train.lr = 1.0
+
+
+def test_numbers_may_come_as_text():
+    assert validate(RunSettings, merge(BASE, {"train": {"lr": "1e-3"}})).train.lr == 1e-3
+
+
+def test_the_nearest_name_is_offered():
+    assert unknown("method", "fedgam", ["fedavg", "fedgma"]) == (
+        "unknown method 'fedgam'; did you mean 'fedgma'? Known: fedavg, fedgma"
+    )
+    assert unknown("method", "zzz", ["fedavg"]) == "unknown method 'zzz'. Known: fedavg"
+
+
+def test_settings_errors_need_no_torch():
+    code = "import sys, feddg_bench.settings; assert 'torch' not in sys.modules"
+    path = os.pathsep.join(sys.path)
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": path})
+
+
+# --------------------------------------------------------------------------------- run key
+
+OTHER = {
+    "method": "fedprox",
+    "dataset": "pacs",
+    "protocol": "lodo",
+    "scenario": "c-a-s",
+    "seed": 1,
+    "data.image_size": 96,
+    "data.id_val_fraction": 0.1,
+    "data.id_test_fraction": 0.1,
+    "data.split_csv": None,  # a file: below
+    "augment.crop_scale": None,
+    "augment.crop_ratio": [0.8, 1.25],
+    "augment.flip": 0.4,
+    "augment.brightness": 0.2,
+    "augment.contrast": 0.2,
+    "augment.saturation": 0.2,
+    "augment.hue": 0.2,
+    "augment.grayscale": 0.2,
+    "partition.kind": "domain",
+    "partition.clients": 99,
+    "partition.heterogeneity": 0.2,
+    "partition.rounding": "reference",
+    "partition.clients_per_domain": 3,
+    "partition.alpha": 0.6,
+    "partition.min_client_size": 2,
+    "backbone.name": "resnet18",
+    "backbone.pretrained": False,
+    "backbone.weights": None,  # a file: below
+    "backbone.padding": "tf",
+    "backbone.normalisation": "half",
+    "backbone.projection": 64,
+    "train.optimizer": "sgd",
+    "train.lr": 0.1,
+    "train.momentum": 0.9,
+    "train.weight_decay": 0.1,
+    "train.eps": 1e-7,
+    "train.schedule": "cosine",
+    "train.optimizer_state": "persist",
+    "train.local_epochs": 2,
+    "train.batch_size": 16,
+    "train.drop_last_if_single": True,
+    "train.precision": "bf16-mixed",
+    "train.channels_last": False,
+    "federation.rounds": 51,
+    "federation.per_round": None,
+    "federation.bn": "local",
+    "federation.weighting": "uniform",
+    "federation.server_lr": 0.5,
+    "evaluation.every": 2,
+    "evaluation.batch_size": 64,
+    "hyper": {"mu": 0.5},
+}
+FILES = ("data.split_csv", "backbone.weights")
+
+
+def nested(key, value):
+    """Return the layer that sets one dotted key."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
+
+
+def key_of(*layers, files=(), version=1):
+    return run_key(validate(RunSettings, merge(BASE, *layers)).canonical(files), version)
+
+
+@pytest.mark.parametrize("key", [key for key in dotted_keys() if key not in FILES])
+def test_every_setting_changes_the_key(key):
+    assert key_of(nested(key, OTHER[key])) != key_of()
+
+
+def test_no_two_changes_give_the_same_key():
+    keys = [key_of(nested(key, value)) for key, value in OTHER.items() if key not in FILES]
+    assert len(set(keys)) == len(keys)
+
+
+def test_the_key_is_the_same_for_the_same_values():
+    assert key_of({"train": {"lr": 0.01, "eps": 1e-6}}) == key_of(
+        {"train": {"eps": "1e-6", "lr": 1e-2}}
+    )
+    default = validate(RunSettings, BASE).model_dump(mode="json")
+    assert key_of(default) == key_of()
+
+
+def test_the_key_is_sixteen_hexadecimal_digits():
+    assert len(key_of()) == 16
+    assert int(key_of(), 16) >= 0
+
+
+def test_a_new_version_of_the_method_changes_the_key():
+    assert key_of(version=2) != key_of()
+
+
+@pytest.fixture
+def three_files(tmp_path):
+    """Two files of equal content and one that differs."""
+    texts = {"first": "a", "second": "a", "third": "b"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    return [str(tmp_path / name) for name in texts]
+
+
+@pytest.mark.parametrize("key", [*FILES, "hyper.weights"])
+def test_a_file_enters_the_key_by_its_content(three_files, key):
+    first, second, third = (key_of(nested(key, f), files=Hyper.files) for f in three_files)
+    assert first == second
+    assert len({first, third, key_of()}) == 3
+
+
+def test_a_list_of_files_enters_the_key_by_content_and_order(three_files):
+    first, second, third = three_files
+
+    def key(*paths):
+        return key_of({"hyper": {"parts": list(paths)}}, files=Hyper.files)
+
+    assert key(first, third) == key(second, third)
+    assert len({key(first, third), key(third, first), key(first), key(), key(first, second)}) == 5
+
+
+def test_no_path_is_in_the_canonical_settings(three_files):
+    values = {"backbone": {"weights": three_files[0]}, "hyper": {"parts": three_files}}
+    canonical = validate(RunSettings, merge(BASE, values)).canonical(Hyper.files)
+    assert os.path.dirname(three_files[0]) not in yaml.safe_dump(canonical)  # noqa: PTH120
+
+
+def test_a_missing_file_is_refused():
+    with pytest.raises(SettingsError, match="cannot read /absent.pth: No such file.*check the path"):
+        key_of({"backbone": {"weights": "/absent.pth"}})
+
+
+def test_where_a_run_is_computed_is_not_part_of_what():
+    assert not set(Resources.model_fields) & {key.split(".")[-1] for key in dotted_keys()}
+
+
+# ----------------------------------------------------------------------------------- YAML
+
+
+def test_settings_survive_yaml():
+    settings = validate(
+        RunSettings,
+        merge(BASE, *(nested(k, v) for k, v in OTHER.items() if k not in ("method", "scenario"))),
+    )
+    text = yaml.safe_dump(settings.model_dump(mode="json"))
+    assert validate(RunSettings, yaml.safe_load(text)) == settings
