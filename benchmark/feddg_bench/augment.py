@@ -118,7 +118,7 @@ def draw_boxes(
     aspect_limit = min(max(width / height, ratio[0]), ratio[1])
     largest = limits.new_tensor(
         [[round(min(height, width / aspect_limit))], [round(min(width, height * aspect_limit))]]
-    )
+    ).clamp_(min=1)
     found = fits.any(dim=0)
     crop = torch.where(found, crop, largest)
     corner = torch.where(found, corner, (limits - largest) // 2)

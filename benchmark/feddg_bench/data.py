@@ -114,8 +114,7 @@ class DomainDataset(ABC):
                     f"get it again ({self.source})"
                 )
         differences = [
-            f"{domain}/{name} has {have:,} images, {abs(have - want):,} too "
-            + ("few" if have < want else "many")
+            f"{domain}/{name} holds {have:,} instead of {want:,} images ({have - want:+,})"
             for domain, wanted in self.counts.items()
             for name, have, want in zip(
                 self.classes, found[self.domains.index(domain)].tolist(), wanted, strict=True

