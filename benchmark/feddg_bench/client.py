@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from feddg_bench.settings import TrainSettings
 
 Batch = tuple[Tensor, Tensor]
-"""Images, float (B, 3, H, W) in [0, 1], or (V, B, 3, H, W) for V > 1 views of each; labels, int64 (B,)."""
+"""Images, float (B, 3, H, W) in [0, 1], and labels, int64 (B,).
+
+Images are (V, B, 3, H, W) where V > 1 views of each were asked for.
+"""
 
 
 class ClientData(Protocol):

@@ -65,7 +65,6 @@ class DomainDataset(ABC):
     """Raised whenever the same files would give other images, labels or domains."""
     counts: ClassVar[Mapping[str, tuple[int, ...]]] = {}
     """Images of each class in each domain, where they are known and so can be checked."""
-
     default_recipe: ClassVar[str] = "pardon"
     """Recipe of a run that names none."""
 
@@ -124,7 +123,7 @@ class DomainDataset(ABC):
         if differences:
             more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
             raise DataError(
-                f"{self.title}{self._where()} is not the data set of record: "
+                f"{self.title}{self._where()} differs from the published data set: "
                 f"{', '.join(differences[:3])}{more}; get it again ({self.source})"
             )
         return records

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+import threading
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -17,6 +19,11 @@ from feddg_bench.errors import FeddgError
 from feddg_bench.messages import LocalUpdate, Payload, Reply, Task, Weights, decode, encode
 from feddg_bench.method import Method
 from feddg_bench.worker import Worker, WorkerSpec
+
+_DIED = (
+    "a worker process died, most likely because memory ran out; run again with fewer --workers: "
+    "the run goes on from its last checkpoint"
+)
 
 Counts = tuple[np.ndarray, float]
 """Confusion counts (C, C) and summed loss of some images."""
@@ -90,16 +97,18 @@ class ProcessExecutor:
         for _ in range(n):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs,), daemon=True)
-            process.start()
+            with _interrupts_ignored():
+                process.start()
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
 
     def start(self, spec: WorkerSpec, method: Method) -> None:
-        """Build a worker in every process; they build at the same time."""
+        """Build a worker in every process, all at the same time."""
+        del method  # lives here; every process builds its own
         self.memories = {}
         for pipe in self._pipes:
-            pipe.send_bytes(encode({"start": True}))
+            self._send(pipe, encode({"start": True}))
             pipe.send(spec)  # our own object to our own child: the one thing that is pickled
         for pipe in self._pipes:
             self._receive(pipe)
@@ -147,7 +156,7 @@ class ProcessExecutor:
         """
         model = encode(shared)
         for pipe in self._pipes:
-            pipe.send_bytes(model)
+            self._send(pipe, model)
         idle = list(self._pipes)
         running: dict[Connection, int] = {}
         answers: dict[int, Any] = {}
@@ -156,27 +165,31 @@ class ProcessExecutor:
         while job is not None or following < started:
             while job is not None and idle and started - following < 2 * len(self._pipes):
                 pipe = idle.pop(0)
-                pipe.send_bytes(encode(job))
+                self._send(pipe, encode(job))
                 running[pipe] = started
                 started += 1
                 job = next(jobs, None)
             while following in answers:
                 yield answers.pop(following)
                 following += 1
-            for pipe in wait(list(running)) if following < started and running else ():
-                assert isinstance(pipe, Connection)  # noqa: S101 - narrows the type of wait()
-                answers[running.pop(pipe)] = self._receive(pipe)
-                idle.append(pipe)
+            if running and following < started:
+                ready = wait(list(running))
+                for pipe in [pipe for pipe in running if pipe in ready]:
+                    answers[running.pop(pipe)] = self._receive(pipe)
+                    idle.append(pipe)
+
+    def _send(self, pipe: Connection, data: bytes) -> None:
+        try:
+            pipe.send_bytes(data)
+        except ConnectionError as error:
+            raise FeddgError(_DIED) from error
 
     def _receive(self, pipe: Connection) -> Any:
         """Return a process's answer, or raise what went wrong there."""
         try:
             answer = decode(pipe.recv_bytes())
         except (EOFError, ConnectionError) as error:
-            raise FeddgError(
-                "a worker process died, most likely because memory ran out; "
-                "run again with fewer --workers: the run goes on from its last checkpoint"
-            ) from error
+            raise FeddgError(_DIED) from error
         if "error" in answer:
             if answer["user"]:
                 raise FeddgError(answer["error"])
@@ -184,9 +197,22 @@ class ProcessExecutor:
         return answer
 
 
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Start processes that ignore Ctrl-C from their first instruction: the parent decides."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
 def _serve(pipe: Connection) -> None:
     """Be a worker process until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     worker: Worker | None = None
     shared: Payload = {}
     while True:

@@ -57,7 +57,11 @@ class ImageBank:
                 self.resident = torch.from_numpy(np.array(self.array)).to(device)
 
     def take(self, index: Tensor) -> Batch:
-        """Return images, uint8 (B, H, W, 3), and labels (B,) of int64 CPU indices, on the device."""
+        """Return images, uint8 (B, H, W, 3), and labels (B,), on the device.
+
+        Args:
+            index: Rows of the array, int64 (B,) on the CPU.
+        """
         on_device = index.to(self.device, non_blocking=True)
         labels = self.labels.index_select(0, on_device)
         if self.resident is not None:

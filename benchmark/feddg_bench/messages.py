@@ -1,4 +1,4 @@
-"""What server and clients say to each other: plain records, encoded without pickle, counted in bytes.
+"""What server and clients say to each other: plain records, never pickled, counted in bytes.
 
 A payload holds tensors, numbers, strings, booleans, ``None``, lists and dictionaries of these (with
 string keys), and nothing else. `encode` writes it as safetensors for the tensors with the rest as

@@ -13,9 +13,9 @@ from lightning import LightningModule
 from torch import Tensor, nn
 
 from feddg_bench.aggregation import server_step, weighted_mean
+from feddg_bench.batch_norm import batch_norm_state, batch_norm_statistics, freeze_batch_norm
 from feddg_bench.client import Batch, Client
 from feddg_bench.messages import LocalUpdate, Payload, Reply, Weights
-from feddg_bench.batch_norm import batch_norm_state, batch_norm_statistics, freeze_batch_norm
 from feddg_bench.settings import MethodSettings, TrainSettings
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Method(LightningModule):
             parameters, lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay, fused=True
         )
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:  # noqa: ARG002 - Lightning's
         """Return the loss of one batch: a scalar."""
         images, labels = batch
         return F.cross_entropy(self(images), labels)

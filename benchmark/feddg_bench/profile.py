@@ -174,7 +174,8 @@ def flop_per_image(
     with FlopCounterMode(display=False) as counter:
         worker.run(task)
     images = len(worker.data[client]) * worker.settings.train.local_epochs
-    return counter.get_total_flops() / images
+    flop: int = counter.get_total_flops()
+    return flop / images
 
 
 def bare_seconds(worker: Worker, sizes: list[int]) -> float:

@@ -114,7 +114,8 @@ class ConsoleReport:
 
     def _title(self, plan: Plan) -> str:
         settings = plan.settings
-        return f"[{self.number}/{self.total}] {settings.method} {settings.scenario} seed {settings.seed}"
+        run = f"{settings.method} {settings.scenario} seed {settings.seed}"
+        return f"[{self.number}/{self.total}] {run}"
 
 
 def draw(table: Table) -> RichTable:

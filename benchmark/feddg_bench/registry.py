@@ -138,7 +138,7 @@ def load_recipe(recipe: str, dataset: str, method: str) -> Layer:
     if dataset not in datasets:
         raise SettingsError(
             f"recipe {recipe!r} has no settings for data set {dataset!r}, only for "
-            f"{', '.join(sorted(datasets))}; copy it to a .yaml file, add an entry, and give its path"
+            f"{', '.join(sorted(datasets))}; copy it to a .yaml file, add an entry, give its path"
         )
     specific = dict(datasets[dataset] or {})
     methods = merge(layer.get("methods") or {}, specific.pop("methods", None) or {})

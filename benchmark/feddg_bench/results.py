@@ -61,7 +61,7 @@ class RunRecord(BaseModel):
     time: dict[str, Any] = {}
 
     def numbers(self) -> dict[str, Any]:
-        """Return the record without times and environment: what the same settings repeat exactly."""
+        """Return the record without times and environment: what the same settings repeat."""
         values = self.model_dump(mode="json", exclude={"environment", "time"})
         for entry in [values["once"], *values["rounds"]]:
             entry.pop("seconds", None)
@@ -83,10 +83,11 @@ class RunRecord(BaseModel):
 def split_accuracy(evaluation: dict[str, Any], split: str) -> float | None:
     """Return the accuracy in [0, 1] over all images of a split, or ``None`` if it has none."""
     domains = evaluation.get(split, {}).values()
-    images = sum(metrics["images"] for metrics in domains)
+    images: int = sum(metrics["images"] for metrics in domains)
     if not images:
         return None
-    return sum(metrics["accuracy"] * metrics["images"] for metrics in domains) / images
+    hits: float = sum(metrics["accuracy"] * metrics["images"] for metrics in domains)
+    return hits / images
 
 
 def mean_and_std(values: list[float]) -> tuple[float, float | None]:

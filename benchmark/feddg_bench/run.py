@@ -278,8 +278,9 @@ def open_server(
     method = build_method(settings, federation.num_classes)
     device = find_device(resources.device)
     executor.start(WorkerSpec(settings, federation, device, resources.threads), method)
+    home = device if executor.workers == 1 else "cpu"  # other processes send to the CPU
     server = Server(
-        {name: tensor.to(device) for name, tensor in method.federated_weights().items()},
+        {name: tensor.to(home) for name, tensor in method.federated_weights().items()},
         tuple(federation.clients),
         executor,
         seed=settings.seed,

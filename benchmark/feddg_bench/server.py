@@ -1,4 +1,4 @@
-"""The server half's world: the global model, what it tells everybody, and one way to ask clients."""
+"""The server half's world: the global model, what it tells everybody, one way to ask clients."""
 
 from __future__ import annotations
 
@@ -131,8 +131,8 @@ class Server:
         undeclared = sorted(set(self.broadcast) - set(self._downlink))
         if undeclared:
             raise PluginError(
-                f"the server broadcasts {', '.join(undeclared)}, which the method does not declare: "
-                f"add it to downlink"
+                f"the server broadcasts {', '.join(undeclared)}, which the method does not "
+                f"declare: add it to downlink"
             )
         asked = self.clients if everyone else self.cohort
         model = self.weights if weights else {}

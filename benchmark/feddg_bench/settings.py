@@ -1,4 +1,4 @@
-"""Settings: frozen, typed, refused when unknown. They say *what* is computed; `Resources` say where.
+"""Settings: frozen, typed, unknown ones refused. They say *what* is computed, `Resources` where.
 
 Layers, later wins: the defaults below, the recipe, what the method needs, ``--config`` files,
 command-line flags and ``KEY=VALUE``. This module imports neither torch nor a plugin, so that a
@@ -266,7 +266,7 @@ class Resources(Section):
     workers: int = Field(0, ge=0)
     """Processes that train clients: 1 trains in this one, 0 is one a core (CPU) or 1 (GPU)."""
     threads: int = Field(1, ge=1)
-    """CPU threads of each worker; the last bits of the numbers depend on it, on nothing else here."""
+    """CPU threads of each worker; the numbers' last bits depend on it, on nothing else here."""
     data_root: Path | None = None
     cache_dir: Path | None = None
     """Where decoded stores lie; default ``$FEDDG_CACHE`` or ``~/.cache/feddg-bench``."""

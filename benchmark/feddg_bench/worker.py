@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import time
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from feddg_bench.method import Method
 from feddg_bench.registry import build_method
 from feddg_bench.settings import RunSettings
 from feddg_bench.streams import torch_stream
+
+logging.getLogger("lightning.fabric").setLevel(logging.WARNING)  # it announces every precision
 
 
 @dataclass(frozen=True)

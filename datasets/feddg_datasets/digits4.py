@@ -43,6 +43,7 @@ class Digits4(DomainDataset):
     classes = tuple("0123456789")
     licence = "CC BY 4.0"
     source = "it comes with scikit-learn, as sklearn.datasets.load_digits"
+    default_recipe = "quick"
 
     def scan(self) -> Records:
         """List the digits in scikit-learn's order."""

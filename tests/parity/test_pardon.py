@@ -124,7 +124,9 @@ def test_one_random_negative_is_the_set_mean_on_average():
 @pytest.mark.parametrize("negatives", ["random_one", "set_mean", "hardest"])
 def test_a_batch_of_one_class_has_no_triplets(negatives):
     method = build(negatives=negatives)
-    assert total_loss(method, torch.zeros(4, dtype=torch.int64)) == pytest.approx(4.126853, abs=2e-6)
+    assert total_loss(method, torch.zeros(4, dtype=torch.int64)) == pytest.approx(
+        4.126853, abs=2e-6
+    )
 
 
 def test_a_larger_margin():
@@ -138,7 +140,7 @@ def test_the_restyled_half_is_made_from_the_style_that_was_broadcast():
     method = build(negatives="set_mean", strength=0.25)
     calls = []
 
-    def transfer(images, style, strength):
+    def transfer(_images, style, strength):
         calls.append((style, strength))
         return as_images(Z_STYLED)
 
@@ -431,7 +433,7 @@ def test_transferred_images_are_kept(start_run, recorder):
     marked = {"transferred": torch.full_like(reply.memory["transferred"], 7)}
     seen = []
 
-    def step(batch, index):
+    def step(batch, _index):
         seen.append(batch[0][1])
         return run.method.classifier.weight.sum()
 

@@ -88,7 +88,9 @@ def test_clients_without_images_change_nothing_bit_for_bit(federation, data):
     states, sizes = federation
     where = data.draw(st.integers(0, len(states)))
     absent = {"w": torch.full_like(states[0]["w"], torch.nan), "n": torch.tensor(10**6)}
-    more = weighted_mean([*states[:where], absent, *states[where:]], [*sizes[:where], 0, *sizes[where:]])
+    more = weighted_mean(
+        [*states[:where], absent, *states[where:]], [*sizes[:where], 0, *sizes[where:]]
+    )
     assert_close(more, weighted_mean(states, sizes), rtol=0, atol=0)
 
 

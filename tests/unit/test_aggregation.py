@@ -45,7 +45,9 @@ def test_half_a_server_step():
 
 def test_a_whole_server_step_is_the_mean_bit_for_bit():
     old = {"w": torch.tensor([0.1, 1e8, -3.3])}
-    bitwise(server_step(old, weighted_mean(STATES, SIZES), 1.0, ["w"]), weighted_mean(STATES, SIZES))
+    bitwise(
+        server_step(old, weighted_mean(STATES, SIZES), 1.0, ["w"]), weighted_mean(STATES, SIZES)
+    )
 
 
 def test_the_server_step_moves_named_tensors_only():

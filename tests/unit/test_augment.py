@@ -104,7 +104,7 @@ def test_crops_are_torchvisions(height, width):
         expected[kind] = torch.stack(
             [reference.hflip(c) if flip else c for c, flip in zip(crops, flips, strict=True)]
         )
-    floats = crop_and_flip_floats(images, boxes, mirrored)
+    floats = crop_and_flip_floats(images, boxes, mirrored, torch.channels_last) * 255
     assert torch.allclose(floats, expected["floats"], atol=255 * 1e-5)
     on_cpu = crop_and_flip(images, boxes, mirrored) * 255
     assert (on_cpu - expected["bytes"]).abs().max() < 1.01

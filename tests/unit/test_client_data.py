@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from types import SimpleNamespace
 
 import numpy as np
@@ -58,7 +59,7 @@ def images(batches):
 def test_an_epoch_holds_every_image_once():
     drawn = labels(make_client([3, 1, 4, 5, 9, 2, 6]).batches(train=True))
     assert [len(part) for part in drawn] == [4, 3]
-    assert sorted(sum(drawn, [])) == [1, 2, 3, 4, 5, 6, 9]
+    assert sorted(chain(*drawn)) == [1, 2, 3, 4, 5, 6, 9]
 
 
 def test_images_go_with_their_labels():
@@ -103,11 +104,11 @@ def test_each_has_its_own_order(other):
 def test_augmentation_can_be_asked_for_without_shuffling():
     client = make_client(augment=AugmentSettings())
     ordered = list(client.batches(train=False, augment=True))
-    assert sum(labels(ordered), []) == list(range(COUNT))
+    assert list(chain(*labels(ordered))) == list(range(COUNT))
     plain = images(client.batches(train=False))
     changed = (images(ordered) != plain).flatten(1).any(1)
     assert changed.sum() >= COUNT - 1
-    assert 0 <= images(ordered).min()
+    assert images(ordered).min() >= 0
     assert images(ordered).max() <= 1
 
 
@@ -222,7 +223,13 @@ def test_generators_are_the_clients_own():
 
 @pytest.mark.parametrize(
     ("round", "epochs", "epoch", "factor"),
-    [(1, 1, 0, 1.0), (6, 1, 0, 0.5), (1, 2, 0, 1.0), (3, 4, 2, 0.8535533906), (10, 2, 1, 0.0061558)],
+    [
+        (1, 1, 0, 1.0),
+        (6, 1, 0, 0.5),
+        (1, 2, 0, 1.0),
+        (3, 4, 2, 0.8535533906),
+        (10, 2, 1, 0.0061558),
+    ],
 )
 def test_cosine_over_all_local_epochs_of_the_run(round, epochs, epoch, factor):
     """(1 + cos(pi done / total)) / 2, of 10 rounds in all."""

@@ -81,7 +81,7 @@ def test_a_crash_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "file"
     write_whole(path, b"old")
 
-    def full(descriptor):
+    def full(_descriptor):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
@@ -94,7 +94,7 @@ def test_a_crash_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
 
 
 def test_an_interrupt_while_writing_leaves_no_litter(tmp_path, monkeypatch):
-    def interrupt(descriptor):
+    def interrupt(_descriptor):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "fsync", interrupt)
@@ -267,7 +267,7 @@ def test_the_last_checkpoint_survives_a_full_disk(tmp_path, monkeypatch):
     path = tmp_path / "checkpoint.safetensors"
     save_checkpoint(path, STATE)
 
-    def full(descriptor):
+    def full(_descriptor):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.testing import assert_close
 
+from feddg_bench.evaluate import accuracy, evaluate
 from feddg_bench.loop import federate
 from feddg_bench.messages import LocalUpdate, Reply, decode, encode
 from feddg_bench.method import Method
@@ -70,7 +73,12 @@ def start(bad=None, seed=0, **federation):
     )
 
 
-def go(server, rounds, method=None, evaluate=lambda weights: {}, **given):
+def nothing(_weights):
+    """Stand for an evaluation."""
+    return {}
+
+
+def go(server, rounds, method=None, evaluate=nothing, **given):
     return list(federate(method or Averaging(), server, evaluate, rounds=rounds, **given))
 
 
@@ -112,7 +120,7 @@ def test_a_round_asks_its_cohort_only():
     [(3, 1, [1, 2, 3]), (5, 2, [2, 4, 5]), (4, 2, [2, 4]), (2, 10, [2])],
 )
 def test_every_nth_round_is_measured_and_always_the_last(rounds, every, measured):
-    results = go(start(), rounds, every=every, evaluate=lambda weights: {"test": {}})
+    results = go(start(), rounds, every=every, evaluate=lambda _: {"test": {}})
     assert [r.round for r in results] == list(range(rounds + 1))
     assert [r.round for r in results if r.evaluation is not None] == measured
 
@@ -130,10 +138,49 @@ def test_the_new_model_is_measured():
 
 def test_every_round_has_its_own_ledger():
     results = go(start(), 2, per_round=4)
-    assert [r.ledger.bytes for r in results] == [{"up": 0, "down": 0}] + [{"up": 32, "down": 32}] * 2
+    assert [r.ledger.bytes for r in results] == [{"up": 0, "down": 0}] + [
+        {"up": 32, "down": 32}
+    ] * 2
     for result in results:
         assert all(seconds >= 0 for seconds in result.ledger.seconds.values())
         assert set(result.ledger.clients) == (set(result.cohort) if result.round else set())
+
+
+def test_numbers_of_an_evaluation(start_run):
+    """Against one forward pass over all images of a domain, without augmentation."""
+    run = start_run("fedavg")
+    measured = evaluate(run.executor, run.federation, run.server.weights, chunk=3)
+    whole = evaluate(run.executor, run.federation, run.server.weights, chunk=100)
+    assert [(s, d) for s in measured for d in measured[s]] == [
+        ("id_val", "dark"),
+        ("test", "bright"),
+    ]
+    for split, domain, index in run.federation.evaluation:
+        images = torch.from_numpy(run.federation.images[index]).permute(0, 3, 1, 2) / 255
+        labels = torch.from_numpy(run.federation.labels[index])
+        with torch.no_grad():
+            logits = run.method.eval()(images)
+        found = measured[split][domain]
+        assert found["images"] == len(index) == 8
+        assert found["accuracy"] == (logits.argmax(1) == labels).sum().item() / 8
+        assert found["loss"] == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-5)
+        assert whole[split][domain]["loss"] == pytest.approx(found["loss"], rel=1e-5)
+
+
+def test_batches_of_an_evaluation_do_not_matter(start_run):
+    small, large = (
+        start_run("fedavg", {"evaluation": {"batch_size": size}}).rounds(1)[1].evaluation
+        for size in (3, 256)
+    )
+    assert small["test"]["bright"]["accuracy"] == large["test"]["bright"]["accuracy"]
+    assert small["test"]["bright"]["loss"] == pytest.approx(large["test"]["bright"]["loss"])
+
+
+@pytest.mark.parametrize(
+    ("confusion", "expected"), [([[2, 1], [0, 5]], 7 / 8), ([[0, 0], [0, 0]], 0.0)]
+)
+def test_accuracy_from_counts(confusion, expected):
+    assert accuracy(np.array(confusion)) == expected
 
 
 # -------------------------------------------------------------------------------- skipping
@@ -143,7 +190,7 @@ def test_a_round_without_a_sound_reply_is_skipped_and_the_next_goes_on():
     server = start(bad=dict.fromkeys(CLIENTS, (2,)))
     models = {}
     results = []
-    for result in federate(Averaging(), server, lambda weights: {}, rounds=3):
+    for result in federate(Averaging(), server, nothing, rounds=3):
         results.append(result)
         models[result.round] = server.weights["w"].clone()
     assert [r.skipped for r in results] == [False, False, True, False]
@@ -169,7 +216,7 @@ def test_a_resumed_run_equals_one_that_never_stopped(stop):
     expected = go(whole, 4, per_round=3)
 
     first = start()
-    for result in federate(Averaging(), first, lambda weights: {}, rounds=4, per_round=3):
+    for result in federate(Averaging(), first, nothing, rounds=4, per_round=3):
         if result.round == stop:
             break
     state = decode(encode(first.state()))
@@ -201,6 +248,22 @@ def test_preparation_happens_once():
     go(server, 1, Prepared(), per_round=2)
     go(server, 3, Prepared(), per_round=2)
     assert calls == [(0, CLIENTS)]
+
+
+@pytest.mark.xfail(reason="a state of round 0 does not say that preparation is done", strict=True)
+def test_preparation_is_not_repeated_after_a_stop_behind_it():
+    calls = []
+
+    class Prepared(Averaging):
+        def prepare(self, server):
+            calls.append(server.round)
+
+    stopped = start()
+    next(federate(Prepared(), stopped, nothing, rounds=2))
+    resumed = start()
+    resumed.restore(decode(encode(stopped.state())))
+    assert [r.round for r in go(resumed, 2, Prepared())] == [1, 2]
+    assert calls == [0]
 
 
 # ---------------------------------------------------------------------- the base aggregate

@@ -52,9 +52,7 @@ def build(method=Plugin, bn="average", **train):
 
 
 NORM = [f"backbone.norm.{n}" for n in ("weight", "bias")]
-STATISTICS = [
-    f"backbone.norm.{n}" for n in ("running_mean", "running_var", "num_batches_tracked")
-]
+STATISTICS = [f"backbone.norm.{n}" for n in ("running_mean", "running_var", "num_batches_tracked")]
 REST = {"backbone.conv.weight", "classifier.weight", "classifier.bias", "scale"}
 
 
@@ -129,15 +127,16 @@ def test_logits_are_the_classifier_of_the_features():
 
 
 def test_there_is_no_client_outside_a_task():
-    with pytest.raises(RuntimeError, match="Plugin.client is only there during a client task"):
+    with pytest.raises(RuntimeError, match=r"Plugin\.client is only there during a client task"):
         _ = build().client
 
 
 def test_the_client_is_gone_after_a_task_that_failed():
     method = build()
     client = SimpleNamespace()
-    with pytest.raises(KeyError), method.serving(client):
+    with method.serving(client):
         assert method.client is client
+    with pytest.raises(KeyError), method.serving(client):
         raise KeyError
     with pytest.raises(RuntimeError):
         _ = method.client
@@ -195,6 +194,19 @@ def test_cosine_ends_almost_at_rest(start_run):
         return sum(float((after[n] - before[n]).norm() ** 2) for n in before) ** 0.5
 
     assert moved(20) < 0.05 * moved(1)
+
+
+def test_the_learning_rate_falls_once_a_local_epoch(start_run):
+    layer = {
+        "federation": {"rounds": 2},
+        "train": {"lr": 0.5, "schedule": "cosine", "local_epochs": 2, "batch_size": 64},
+    }
+    run = start_run("fedavg", layer)
+    rates = []
+    run.method.on_before_optimizer_step = lambda o: rates.append(o.param_groups[0]["lr"])
+    for round in (1, 2):
+        run.executor.worker.run(Task("client_0", "fit", round, run.server.weights, {}))
+    assert rates == pytest.approx([0.5, 0.4267766953, 0.25, 0.0732233047])
 
 
 # --------------------------------------------------------------------- state of the optimizer
@@ -278,7 +290,7 @@ def test_private_state_stays_with_its_client(start_run):
         other.memory["private state"]["classifier.weight"],
     )
 
-    method.fit = lambda client: LocalUpdate(method.private_weights())  # what a task begins with
+    method.fit = lambda _: LocalUpdate(method.private_weights())  # what a task begins with
     back = worker.run(Task("client_0", "fit", 2, received, {}, first.memory))
     bitwise(back.value.weights, first.memory["private state"])
     newcomer = worker.run(Task("client_2", "fit", 2, received, {}))

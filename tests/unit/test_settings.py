@@ -73,7 +73,14 @@ def test_key_equals_value(text, layer):
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("1e-3", 0.001), ("3E-5", 3e-5), ("1e4", 1e4), (".5", 0.5), ("-2e+1", -20.0), ("1.0e-3", 1e-3)],
+    [
+        ("1e-3", 0.001),
+        ("3E-5", 3e-5),
+        ("1e4", 1e4),
+        (".5", 0.5),
+        ("-2e+1", -20.0),
+        ("1.0e-3", 1e-3),
+    ],
 )
 def test_numbers_that_yaml_takes_for_text(text, number):
     value = parse_override(f"lr={text}")["train"]["lr"]
@@ -181,7 +188,7 @@ def test_a_binary_settings_file_is_refused(tmp_path):
 
 
 def test_a_missing_settings_file_is_refused(tmp_path):
-    with pytest.raises(SettingsError, match="cannot read recipe .*absent.yaml: No such file"):
+    with pytest.raises(SettingsError, match=r"cannot read recipe .*absent\.yaml: No such file"):
         load_layer(tmp_path / "absent.yaml", "recipe")
 
 
@@ -191,7 +198,10 @@ def test_a_missing_settings_file_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({"train": {"lr": -1}}, "setting train.lr: -1 is not valid: input should be greater than 0"),
+        (
+            {"train": {"lr": -1}},
+            "setting train.lr: -1 is not valid: input should be greater than 0",
+        ),
         (
             {"federation": {"bn": "off"}},
             "setting federation.bn: 'off' is not valid: "
@@ -394,7 +404,9 @@ def test_no_path_is_in_the_canonical_settings(three_files):
 
 
 def test_a_missing_file_is_refused():
-    with pytest.raises(SettingsError, match="cannot read /absent.pth: No such file.*check the path"):
+    with pytest.raises(
+        SettingsError, match=r"cannot read /absent\.pth: No such file.*check the path"
+    ):
         key_of({"backbone": {"weights": "/absent.pth"}})
 
 

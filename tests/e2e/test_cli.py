@@ -1,0 +1,360 @@
+"""The command line as a user meets it: runs, tables, lists and every kind of bad input."""
+
+from __future__ import annotations
+
+import csv
+import json
+import pickle
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from feddg_bench import cli
+from feddg_bench.results import ResultsStore
+
+TINY = ("--clients", "4", "--per-round", "2", "--rounds", "2", "--workers", "1")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def feddg(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    cache: Path,
+) -> Run:
+    """Return the command, run in this process with results under ``tmp_path``."""
+    monkeypatch.setenv("FEDDG_CACHE", str(cache))
+    monkeypatch.delenv("FEDDG_DATA", raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)  # leave pytest its Ctrl-C
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["feddg-bench", *map(str, arguments)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        captured = capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    return run
+
+
+def refused(outcome: Outcome, *words: str) -> None:
+    """Assert one sentence, exit status 2, nothing on standard output, and the words in it."""
+    assert outcome.code == 2, outcome
+    assert outcome.out == ""
+    lines = outcome.err.strip().splitlines()
+    assert len(lines) == 1, outcome.err
+    assert lines[0].startswith("feddg-bench: error: ")
+    for word in words:
+        assert word in lines[0], lines[0]
+
+
+# --------------------------------------------------------------------------------- runs
+
+
+def test_run_prints_one_table_and_keeps_every_round(feddg: Run, tmp_path: Path) -> None:
+    done = feddg("run", "--method", "pardon", "--protocol", "ltdo", *TINY)
+    assert done.code == 0, done.err
+    assert "pardon on digits4, ltdo" in done.out
+    assert "style pixel" in done.out.lower()
+    assert "mean" in done.out
+    records = list(ResultsStore(tmp_path / "results"))
+    assert len(records) == 4
+    for record in records:
+        assert record.key in done.out
+        assert [entry["round"] for entry in record.rounds] == [1, 2]
+        evaluation = record.evaluation()
+        assert set(evaluation) == {"id_val", "id_test", "val", "test"}
+        assert set(evaluation["test"]) == {record.scenario.test}
+        assert set(evaluation["id_test"]) == set(record.scenario.train)
+        assert record.scenario.test not in record.scenario.train
+        partition = json.loads(
+            (tmp_path / "results/partitions" / f"{record.partition['hash'][:16]}.json").read_text()
+        )
+        held = [i for client in partition["clients"] for i in client["indices"]]
+        assert len(held) == len(set(held)) == sum(record.data["images"]["train"].values())
+
+    again = feddg("run", "--method", "pardon", "--protocol", "ltdo", *TINY)
+    assert again.code == 0
+    assert again.err.count("already done") == 4
+    assert again.out == done.out
+
+
+def test_seeds_give_mean_and_deviation(feddg: Run) -> None:
+    arguments = ("run", "--scenario", "ip-o-c", "--seeds", "0,1", *TINY)
+    done = feddg(*arguments, "--json")
+    assert done.code == 0, done.err
+    answer = json.loads(done.out)
+    assert [run["seed"] for run in answer["runs"]] == [0, 1]
+    assert answer["runs"][0]["key"] != answer["runs"][1]["key"]
+    records = [json.loads(Path(file).read_text()) for file in answer["files"]]
+    last = [100 * r["rounds"][-1]["evaluation"]["test"]["chalk"]["accuracy"] for r in records]
+    cell = answer["table"]["rows"][0]["test"]
+    assert cell["mean"] == pytest.approx(np.mean(last))
+    assert cell["std"] == pytest.approx(np.std(last, ddof=1))
+    assert "±" in feddg(*arguments).out
+
+
+def test_same_clients_for_every_method(feddg: Run, tmp_path: Path) -> None:
+    for method in ("fedavg", "fedprox"):
+        feddg("run", "--method", method, "--scenario", "ip-o-c", *TINY)
+    records = list(ResultsStore(tmp_path / "results"))
+    assert len({record.method for record in records}) == 2
+    assert len({record.partition["hash"] for record in records}) == 1
+    assert len({json.dumps([e["cohort"] for e in r.rounds]) for r in records}) == 1
+
+
+def test_erm_pools_whatever_the_recipe_says(feddg: Run, tmp_path: Path) -> None:
+    done = feddg("run", "--method", "erm", "--scenario", "ip-o-c", "--rounds", "1", "--workers", "1")
+    assert done.code == 0, done.err
+    (record,) = ResultsStore(tmp_path / "results")
+    assert record.partition["clients"] == 1
+
+
+def test_lodo_has_no_validation_domain(feddg: Run) -> None:
+    done = feddg("run", "--protocol", "lodo", "--scenario", "chalk", *TINY, "--json")
+    (row,) = json.loads(done.out)["table"]["rows"]
+    assert row["val"] is None
+    assert row["test"]["mean"] > 0
+
+
+def test_all_scenarios_are_twelve(feddg: Run) -> None:
+    done = feddg("run", "--scenario", "all", *TINY, "--rounds", "1", "--json")
+    assert done.code == 0, done.err
+    assert len(json.loads(done.out)["runs"]) == 12
+
+
+def test_config_file_and_overrides_in_order(feddg: Run, tmp_path: Path) -> None:
+    config = tmp_path / "mine.yaml"
+    config.write_text("train: {lr: 0.5, batch_size: 16}\n")
+    run = ("run", "--scenario", "ip-o-c", *TINY, "--config", config, "--json")
+    done = feddg(*run, "--set", "lr=0.125", "train.weight_decay=1e-4")
+    train = json.loads(done.out)["runs"][0]["settings"]["train"]
+    assert (train["lr"], train["batch_size"], train["weight_decay"]) == (0.125, 16, 1e-4)
+
+
+def test_recipe_of_ones_own(feddg: Run, tmp_path: Path) -> None:
+    recipe = tmp_path / "tiny.yaml"
+    recipe.write_text(
+        "settings: {backbone: {name: small_cnn, pretrained: false}, data: {image_size: 16},"
+        " partition: {clients: 3}, federation: {rounds: 1, per_round: 3}}\n"
+        "datasets: {digits4: }\n"
+    )
+    done = feddg("run", "--recipe", recipe, "--scenario", "ip-o-c", "--workers", "1", "--json")
+    (run,) = json.loads(done.out)["runs"]
+    assert run["recipe"] == "tiny"
+    assert run["settings"]["data"]["image_size"] == 16
+
+
+def test_split_csv_decides_the_splits(feddg: Run, tmp_path: Path) -> None:
+    from feddg_datasets.digits4 import Digits4
+
+    dataset = Digits4()
+    records = dataset.records()
+    role = {"ink": "train", "poster": "train", "outline": "val", "chalk": "test"}
+    path = tmp_path / "split.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["", "split", "domain_remapped", "domain", "category", "y", "path"])
+        seen = 0
+        for i, name in enumerate(records.paths):
+            domain = dataset.domains[records.domains[i]]
+            label = int(records.labels[i])
+            split = role[domain]
+            if split == "train":
+                seen += 1
+                split = {0: "id_val", 1: "id_test"}.get(seen % 10, "train")
+            number = int(records.domains[i])
+            writer.writerow([i, split, number, domain, dataset.classes[label], label, name])
+    run = ("run", *TINY, "--split-csv", path)
+    done = feddg(*run, "--scenario", "ip-o-c", "--json")
+    assert done.code == 0, done.err
+    images = json.loads(done.out)["runs"][0]["data"]["images"]
+    assert sum(images["id_val"].values()) == seen // 10
+    refused(feddg(*run, "--scenario", "po-c-i"), "split.csv")
+
+
+def test_pacs_from_a_folder_and_published_numbers_beside(
+    feddg: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from feddg_datasets.pacs import PACS
+
+    monkeypatch.setattr(PACS, "counts", {})
+    fabricate(tmp_path / "data" / "PACS" / "kfold")
+    run = ("run", "--dataset", "pacs", "--recipe", "quick", *TINY, "--workers", "1")
+    tiny = ("backbone.name=small_cnn", "backbone.pretrained=false", "data.image_size=32")
+    done = feddg(*run, "--method", "pardon", "--data-root", tmp_path / "data", *tiny)
+    assert done.code == 0, done.err
+    for published in ("73.63", "93.05", "71.02"):  # cs-a-p: val, test; mean over test domains
+        assert published in done.out
+    assert "pardon, table 1" in done.out
+    refused(feddg(*run, "--data-root", tmp_path / "none", *tiny), "none", "--data-root", "flwrlabs")
+    image = next((tmp_path / "data").rglob("*.png"))
+    image.write_bytes(image.read_bytes()[:40])
+    refused(feddg(*run, "--data-root", tmp_path / "data", *tiny), str(image), "fresh copy")
+    for image in (tmp_path / "data/PACS/kfold/sketch").rglob("*.png"):
+        image.unlink()
+    refused(feddg(*run, "--data-root", tmp_path / "data", *tiny), "sketch")
+
+
+def fabricate(root: Path) -> None:
+    """Write a small PACS: 5 images of each class in each domain."""
+    rng = np.random.default_rng(0)
+    for domain in ("art_painting", "photo", "sketch", "cartoon"):
+        for name in ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"):
+            folder = root / domain / name
+            folder.mkdir(parents=True)
+            for i in range(5):
+                pixels = rng.integers(0, 256, (20, 24, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"pic_{i:03}.png")
+
+
+def test_a_class_missing_in_training(
+    feddg: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from feddg_datasets.pacs import PACS
+
+    monkeypatch.setattr(PACS, "counts", {})
+    root = tmp_path / "data" / "pacs"
+    fabricate(root)
+    for domain in ("cartoon", "sketch"):
+        for image in (root / domain / "house").iterdir():
+            image.unlink()
+    run = ("run", "--dataset", "pacs", "--recipe", "quick", "--data-root", tmp_path / "data")
+    refused(
+        feddg(*run, "--scenario", "cs-a-p", *TINY, "backbone.name=small_cnn", "pretrained=false"),
+        "house",
+        "cs-a-p",
+    )
+
+
+def test_lists(feddg: Run) -> None:
+    assert {row["name"] for row in json.loads(feddg("methods", "--json").out)} >= {
+        "erm",
+        "fedavg",
+        "fedprox",
+        "pardon",
+    }
+    datasets = {row["name"]: row for row in json.loads(feddg("datasets", "--json").out)}
+    assert datasets["pacs"]["classes"] == 7
+    assert {row["name"] for row in json.loads(feddg("recipes", "--json").out)} >= {"quick", "pardon"}
+    assert "pardon" in feddg("methods").out
+
+
+def test_profile(feddg: Run) -> None:
+    run = ("profile", "--method", "pardon", "--synthetic", "12", "--clients", "4")
+    done = feddg(*run, "--per-round", "2", "--rounds", "1", "--json")
+    assert done.code == 0, done.err
+    measured = json.loads(done.out)
+    assert measured["images"] == 2 * 12 * 2  # two clients, two local epochs
+    assert set(measured["round"]) == {"training", "communication", "aggregation", "evaluation"}
+    assert 0 < measured["share_of_peak"] < 1
+    # two clients send float32 models of 97,680 + 1,290 numbers
+    assert measured["bytes_up"] == 2 * 4 * (97_680 + 1_290)
+    table = feddg(*run, "--per-round", "2", "--rounds", "1")
+    assert "share of the peak" in table.out
+
+
+# ---------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--method", "pardn"), ("'pardn'", "did you mean 'pardon'")),
+        (("--protocol", "ltod"), ("'ltod'", "did you mean 'ltdo'")),
+        (("--dataset", "pasc"), ("'pasc'", "did you mean 'pacs'")),
+        (("--scenario", "ip-o-x"), ("ip-o-x", "did you mean")),
+        (("--recipe", "quik"), ("'quik'", "did you mean 'quick'")),
+        (("--recipe", "none.yaml"), ("none.yaml",)),
+        (("train.lrr=0.1",), ("train.lrr", "did you mean 'train.lr'")),
+        (("hyper.margn=0.1", "--method", "pardon"), ("hyper.margn", "'hyper.margin'")),
+        (("train.lr",), ("KEY=VALUE",)),
+        (("train.lr=fast",), ("train.lr", "'fast'")),
+        (("backbone.name=resnet5",), ("resnet5", "resnet50")),
+        (("--heterogeneity", "1.5"), ("partition.heterogeneity", "1.5", "less than or equal to 1")),
+        (("--heterogeneity", "-0.1"), ("partition.heterogeneity",)),
+        (("--clients", "4", "--per-round", "9"), ("per_round is 9", "clients is 4")),
+        (("--clients", "100000"), ("100000", "images")),
+        (("--rounds", "0"), ("federation.rounds", "0")),
+        (("--seeds", "a,b"), ("--seeds", "'a,b'")),
+        (("--device", "tpu"), ("tpu", "cpu")),
+        (("--device", "cuda:99"), ("cuda:99", "cpu")),
+        (("--config", "nowhere.yaml"), ("nowhere.yaml",)),
+        (("backbone.weights=nowhere.pth", "pretrained=true"), ("nowhere.pth",)),
+        (("partition.min_client_size=400",), ("min_client_size",)),
+        (("--method", "pardon", "hyper.style=vgg19"), ("hyper.style_weights", "pixel")),
+        (("--method", "erm", "--per-round", "5"), ("per_round is 5",)),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    feddg: Run, arguments: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    refused(feddg("run", "--workers", "1", *arguments), *words)
+
+
+def test_weights_of_another_architecture_or_with_code(feddg: Run, tmp_path: Path) -> None:
+    other = tmp_path / "other.safetensors"
+    save_file({"conv1.weight": torch.zeros(8, 3, 3, 3)}, other)
+    run = ("run", "--workers", "1", "backbone.pretrained=true")
+    refused(feddg(*run, f"backbone.weights={other}"), str(other))
+
+    class Bomb:
+        def __reduce__(self) -> tuple[object, ...]:
+            return (Path.touch, (tmp_path / "exploded",))
+
+    bad = tmp_path / "bad.pth"
+    bad.write_bytes(pickle.dumps({"weights": Bomb()}, protocol=2))
+    refused(feddg(*run, f"backbone.weights={bad}"), str(bad))
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_results_folder_that_cannot_be_written(feddg: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    refused(feddg("run", *TINY, "--results", tmp_path / "file"), "file", "--results")
+
+
+def test_record_cut_short(feddg: Run, tmp_path: Path) -> None:
+    run = ("run", "--scenario", "ip-o-c", *TINY)
+    assert feddg(*run).code == 0
+    (path,) = (tmp_path / "results/runs").glob("*.json")
+    path.write_bytes(path.read_bytes()[:200])
+    refused(feddg(*run), path.name, "delete it")
+
+
+@pytest.mark.parametrize("select", ["", "zzz"])
+def test_resume_of_nothing(feddg: Run, select: str) -> None:
+    refused(feddg("resume", select or "0123"), "no checkpoint")
+
+
+def test_wrong_flag_and_no_command(feddg: Run) -> None:
+    wrong = feddg("run", "--metod", "pardon")
+    assert wrong.code == 2
+    assert "Traceback" not in wrong.err
+    assert "--method" in wrong.err
