@@ -366,7 +366,7 @@ def _costs(result: RoundResult) -> dict[str, Any]:
 def _entry(result: RoundResult) -> dict[str, Any]:
     return {
         "round": result.round,
-        "clients": len(result.cohort),
+        "cohort": list(result.cohort),
         "skipped": result.skipped,
         "train": result.ledger.means(),
         "evaluation": result.evaluation,

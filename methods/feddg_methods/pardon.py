@@ -115,7 +115,10 @@ class Pardon(Method):
     def build(self) -> None:
         s = self.settings
         self.style = build_style_backend(
-            s.style, weights=s.style_weights, adain_input=s.adain_input, style_layer=s.style_layer
+            s.style,
+            weights=s.style_weights or None,
+            adain_input=s.adain_input,
+            style_layer=s.style_layer,
         )
         self.generator: torch.Generator | None = None
 

@@ -131,7 +131,9 @@ def test_same_clients_for_every_method(feddg: Run, tmp_path: Path) -> None:
 
 
 def test_erm_pools_whatever_the_recipe_says(feddg: Run, tmp_path: Path) -> None:
-    done = feddg("run", "--method", "erm", "--scenario", "ip-o-c", "--rounds", "1", "--workers", "1")
+    done = feddg(
+        "run", "--method", "erm", "--scenario", "ip-o-c", "--rounds", "1", "--workers", "1"
+    )
     assert done.code == 0, done.err
     (record,) = ResultsStore(tmp_path / "results")
     assert record.partition["clients"] == 1
@@ -263,7 +265,10 @@ def test_lists(feddg: Run) -> None:
     }
     datasets = {row["name"]: row for row in json.loads(feddg("datasets", "--json").out)}
     assert datasets["pacs"]["classes"] == 7
-    assert {row["name"] for row in json.loads(feddg("recipes", "--json").out)} >= {"quick", "pardon"}
+    assert {row["name"] for row in json.loads(feddg("recipes", "--json").out)} >= {
+        "quick",
+        "pardon",
+    }
     assert "pardon" in feddg("methods").out
 
 

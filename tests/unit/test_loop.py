@@ -56,9 +56,9 @@ class FakeExecutor:
             number = int(task.client[-2:])
             if task.round in self.bad.get(task.client, ()):
                 number = math.nan
-            memory = self.memories.setdefault(task.client, {"rounds": 0})
-            memory["rounds"] += 1
-            weights = {"w": task.weights["w"] * 1.1 + number + memory["rounds"]}
+            rounds = self.memories.get(task.client, {}).get("rounds", 0) + 1
+            self.memories[task.client] = memory = {"rounds": rounds}
+            weights = {"w": task.weights["w"] * 1.1 + number + rounds}
             yield Reply(task.client, 1 + int(task.client[-2:]), LocalUpdate(weights), {}, memory)
 
 
