@@ -11,6 +11,11 @@ from feddg_bench.messages import Weights
 
 
 def weighted_mean(weights: Iterable[Mapping[str, Tensor]], shares: Iterable[float]) -> Weights:
+    """Return the convex mean of K model states by K shares; see `streaming_mean`."""
+    return streaming_mean(zip(weights, shares, strict=True))
+
+
+def streaming_mean(states: Iterable[tuple[Mapping[str, Tensor], float]]) -> Weights:
     """Return the convex mean of model states; integer tensors take the maximum.
 
     Streams: only the running mean and one state are alive at a time. The running mean moves towards
@@ -19,8 +24,8 @@ def weighted_mean(weights: Iterable[Mapping[str, Tensor]], shares: Iterable[floa
     gives client order, hence the result does not depend on which client answered first.
 
     Args:
-        weights: K states with equal names and shapes.
-        shares: K numbers >= 0, such as image counts; normalised to sum 1 here.
+        states: K states with equal names and shapes, each with its share: a number >= 0, such as
+            an image count. Shares are normalised to sum 1 here.
 
     Returns:
         A new state; no input is changed.
@@ -32,7 +37,7 @@ def weighted_mean(weights: Iterable[Mapping[str, Tensor]], shares: Iterable[floa
     mean: Weights = {}
     floats: list[str] = []
     integers: list[str] = []
-    for state, share in zip(weights, shares, strict=True):
+    for state, share in states:
         if share <= 0:
             continue
         total += share

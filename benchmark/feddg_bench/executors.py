@@ -6,7 +6,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -93,6 +93,7 @@ class ProcessExecutor:
         self.workers = n
         context = get_context("spawn")
         self._pipes: list[Connection] = []
+        self._running: dict[Connection, int] = {}
         self._processes = []
         for _ in range(n):
             ours, theirs = context.Pipe()
@@ -107,6 +108,7 @@ class ProcessExecutor:
         """Build a worker in every process, all at the same time."""
         del method  # lives here; every process builds its own
         self.memories = {}
+        self._settle()
         for pipe in self._pipes:
             self._send(pipe, encode({"start": True}))
             pipe.send(spec)  # our own object to our own child: the one thing that is pickled
@@ -153,11 +155,12 @@ class ProcessExecutor:
         A process gets a job only when it is idle, hence always reading: were both ends to write
         large messages at once, neither would ever finish.
         """
+        self._settle()
         model = encode(shared)
         for pipe in self._pipes:
             self._send(pipe, model)
         idle = list(self._pipes)
-        running: dict[Connection, int] = {}
+        running = self._running
         answers: dict[int, Any] = {}
         started = following = 0
         job = next(jobs, None)
@@ -174,8 +177,16 @@ class ProcessExecutor:
             if running and following < started:
                 ready = wait(list(running))
                 for pipe in [pipe for pipe in running if pipe in ready]:
-                    answers[running.pop(pipe)] = self._receive(pipe)
+                    number = running.pop(pipe)
+                    answers[number] = self._receive(pipe)
                     idle.append(pipe)
+
+    def _settle(self) -> None:
+        """Throw away answers that nobody took: of a caller that stopped early, or failed."""
+        for pipe in self._running:
+            with suppress(EOFError, ConnectionError):
+                pipe.recv_bytes()
+        self._running.clear()
 
     def _send(self, pipe: Connection, data: bytes) -> None:
         try:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from feddg_bench.errors import DataError
 from feddg_bench.messages import Weights
 from feddg_bench.method import Method
 from feddg_bench.sampling import sample_clients
@@ -55,9 +56,16 @@ def federate(
         per_round: K, the clients sampled each round; ``None`` for all.
         every: Evaluate after every n-th round and after the last.
     """
-    if server.round == 0:
+    if not server.prepared:
         with _phases(server):
-            method.prepare(server)
+            try:
+                method.prepare(server)
+            except NoReplyError as error:
+                raise DataError(
+                    f"before round 1 every client's answer to {error} held NaN or infinity; "
+                    f"check the images and the method's settings"
+                ) from error
+        server.prepared = True
         yield RoundResult(0, server.clients, server.ledger, False, None)
     while server.round < rounds:
         server.round += 1

@@ -199,8 +199,9 @@ def nonfinite(payload: Any, name: str = "") -> str | None:
     named = dict(_floating(payload, name))
     if not named:
         return None
+    device = next(iter(named.values())).device
     largest = torch.stack(
-        [norm.double() for norm in torch._foreach_norm(list(named.values()), torch.inf)]
+        [norm.double().to(device) for norm in torch._foreach_norm(list(named.values()), torch.inf)]
     )
     finite = torch.isfinite(largest)
     if bool(finite.all()):

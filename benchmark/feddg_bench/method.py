@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import tee
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -12,7 +11,7 @@ import torch.nn.functional as F
 from lightning import LightningModule
 from torch import Tensor, nn
 
-from feddg_bench.aggregation import server_step, weighted_mean
+from feddg_bench.aggregation import server_step, streaming_mean
 from feddg_bench.batch_norm import batch_norm_state, batch_norm_statistics, freeze_batch_norm
 from feddg_bench.client import Batch, Client
 from feddg_bench.messages import LocalUpdate, Payload, Reply, Weights
@@ -164,10 +163,7 @@ class Method(LightningModule):
 
     def aggregate(self, server: Server, updates: Iterable[Reply[LocalUpdate]]) -> Weights:
         """Return the new global weights from the cohort's updates, given in client order."""
-        states, replies = tee(updates)
-        mean = weighted_mean(
-            (reply.value.weights for reply in states), (server.share(reply) for reply in replies)
-        )
+        mean = streaming_mean((reply.value.weights, server.share(reply)) for reply in updates)
         return server_step(server.weights, mean, server.federation.server_lr, self.trainable)
 
     # ------------------------------------------- for the worker, rarely for plugins

@@ -134,12 +134,23 @@ def load_recipe(recipe: str, dataset: str, method: str) -> Layer:
             f"recipe {path} has the key {strange[0]!r}; "
             f"expected description, settings, datasets, methods"
         )
-    datasets = layer.get("datasets") or {}
+    datasets = _mapping(layer, "datasets", path)
     if dataset not in datasets:
         raise SettingsError(
             f"recipe {recipe!r} has no settings for data set {dataset!r}, only for "
             f"{', '.join(sorted(datasets))}; copy it to a .yaml file, add an entry, give its path"
         )
-    specific = dict(datasets[dataset] or {})
-    methods = merge(layer.get("methods") or {}, specific.pop("methods", None) or {})
-    return merge(layer.get("settings") or {}, specific, methods.get(method) or {})
+    specific = dict(_mapping(datasets, dataset, path))
+    methods = merge(_mapping(layer, "methods", path), _mapping(specific, "methods", path))
+    specific.pop("methods", None)
+    return merge(_mapping(layer, "settings", path), specific, _mapping(methods, method, path))
+
+
+def _mapping(layer: Layer, key: str, path: Path) -> Layer:
+    """Return what a recipe holds under a key, which must be a mapping or nothing."""
+    value = layer.get(key) or {}
+    if not isinstance(value, dict):
+        raise SettingsError(
+            f"recipe {path}: {key} must hold KEY: VALUE lines, not a {type(value).__name__}"
+        )
+    return value

@@ -31,7 +31,8 @@ class RunRecord(BaseModel):
     Attributes:
         format: Version of this form.
         key: Hash of ``settings`` and ``method_version``.
-        recipe: The recipe the settings came from; a label, not part of the key.
+        recipe: The recipe the settings came from; not part of the key.
+        labels: The method's settings that a caption must say.
         settings: Resolved settings; files by the hash of their content.
         data: Fingerprint of the images and image counts by split and domain.
         partition: Hash and sizes of the clients' index lists.
@@ -52,6 +53,7 @@ class RunRecord(BaseModel):
     scenario: ScenarioRecord
     seed: int
     recipe: str
+    labels: dict[str, str] = {}
     settings: dict[str, Any]
     data: dict[str, Any]
     partition: dict[str, Any]

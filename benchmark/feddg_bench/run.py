@@ -259,6 +259,9 @@ def open_federation(
         ),
         seed=settings.seed,
         recipe=plan.recipe,
+        labels={
+            name: str(settings.hyper[name]) for name in load_method(settings.method).Settings.labels
+        },
         settings=plan.canonical,
         data={"fingerprint": store.fingerprint, "images": _counts(splits, dataset, store)},
         partition={

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any, TypeVar
 
 from feddg_bench.errors import PluginError
@@ -22,19 +22,32 @@ class NoReplyError(Exception):
     """Every asked client was dropped; the round is skipped and counted."""
 
 
-class Broadcast(dict[str, Any]):
+class Broadcast(MutableMapping[str, Any]):
     """What the server tells every client besides the model; counted when a client first gets it.
 
     Assign a new value to change an entry: a value changed in place is not sent again.
     """
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.versions: dict[str, int] = dict.fromkeys(self, 1)
+    def __init__(self, content: Mapping[str, Any] | None = None) -> None:
+        self.versions: dict[str, int] = {}
         self.received: dict[str, dict[str, int]] = {}
+        self._content: Payload = {}
+        self.update(content or {})
+
+    def __getitem__(self, key: str) -> Any:
+        return self._content[key]
+
+    def __delitem__(self, key: str) -> None:
+        del self._content[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._content)
+
+    def __len__(self) -> int:
+        return len(self._content)
 
     def __setitem__(self, key: str, value: Any) -> None:
-        super().__setitem__(key, value)
+        self._content[key] = value
         self.versions[key] = self.versions.get(key, 0) + 1
 
     def deliver(self, client: str) -> int:
@@ -80,6 +93,7 @@ class Server:
         broadcast: What the server tells every client besides the model.
         memory: What the server half keeps between rounds; never sent.
         round: Current round from 1; 0 before the first.
+        prepared: Whether the method's ``prepare`` has run.
         clients: Names of all clients that hold images, ascending.
         cohort: Names of the clients sampled for this round, ascending.
         ledger: Bytes, seconds and dropped clients of the current round.
@@ -101,6 +115,7 @@ class Server:
         self.broadcast = Broadcast()
         self.memory: Payload = {}
         self.round = 0
+        self.prepared = False
         self.clients = clients
         self.cohort: tuple[str, ...] = clients
         self.ledger = Ledger()
@@ -144,6 +159,7 @@ class Server:
 
     def _replies(self, call: str, tasks: list[Task]) -> Iterator[Reply[Any]]:
         kept = 0
+        memories = dict(self._executor.memories)
         replies = self._executor.map(tasks)
         while True:
             start = time.perf_counter()
@@ -160,6 +176,8 @@ class Server:
             if sound:
                 kept += 1
                 yield reply
+            else:  # a client that diverged forgets this task, or it would diverge again
+                self._executor.memories[reply.client] = memories.get(reply.client, {})
         if tasks and not kept:
             raise NoReplyError(call)
 
@@ -194,6 +212,7 @@ class Server:
         """Return everything a later process needs to go on from here."""
         return {
             "round": self.round,
+            "prepared": self.prepared,
             "weights": self.weights,
             "broadcast": dict(self.broadcast),
             "versions": self.broadcast.versions,
@@ -205,6 +224,7 @@ class Server:
     def restore(self, state: Payload) -> None:
         """Go on from what `state` returned; weights are copied in place."""
         self.round = state["round"]
+        self.prepared = state["prepared"]
         for name, tensor in state["weights"].items():
             self.weights[name].copy_(tensor)
         self.broadcast = Broadcast(state["broadcast"])

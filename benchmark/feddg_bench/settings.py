@@ -188,6 +188,8 @@ class MethodSettings(Section):
 
     files: ClassVar[tuple[str, ...]] = ()
     """Names of settings that are paths; their content enters the run key."""
+    labels: ClassVar[tuple[str, ...]] = ()
+    """Names of settings that a table's caption must say, such as a variant."""
 
 
 class RunSettings(Section):
@@ -382,7 +384,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
         lasts = {n.rsplit(".", 1)[-1]: n for n in names}
         near = [lasts[m] for m in difflib.get_close_matches(name.rsplit(".", 1)[-1], lasts, n=1)]
     hint = f"; did you mean {near[0]!r}?" if near else "."
-    return f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}"
+    return f"unknown {kind} {name!r}{hint} Known: {', '.join(names) or 'none'}"
 
 
 def validate(model: type[S], values: Mapping[str, Any], prefix: str = "") -> S:

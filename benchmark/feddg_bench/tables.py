@@ -130,7 +130,7 @@ def _caption(records: Sequence[RunRecord], sources: list[str]) -> str:
         f"recipe {first.recipe}",
         f"backbone {backbone['name']} at {first.settings['data']['image_size']} px"
         + (", pretrained" if backbone["pretrained"] else ", from scratch"),
-        *(f"{k} {v}" for k, v in first.settings["hyper"].items() if isinstance(v, str)),
+        *(f"{name} {value}" for name, value in first.labels.items()),
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}",
         f"run keys {' '.join(record.key for record in records)}",
     ]

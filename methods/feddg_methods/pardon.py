@@ -48,6 +48,7 @@ class PardonSettings(MethodSettings):
     """Readings, loss weights and ablations; defaults are the released code's, for PACS."""
 
     files: ClassVar[tuple[str, ...]] = ("style_weights",)
+    labels: ClassVar[tuple[str, ...]] = ("preset", "style", "transfer", "ablation")
 
     preset: Literal["released", "paper", "artefact", "fisc"] = "released"
     """Sets the defaults of the settings below; each can still be given by itself."""

@@ -407,7 +407,6 @@ def test_a_client_that_diverged_is_dropped_for_the_round(start_run):
     ]
 
 
-@pytest.mark.xfail(reason="what a dropped client keeps holds NaN, so it never comes back")
 def test_a_client_that_diverged_comes_back_with_the_memory_it_had(start_run):
     run = start_with(start_run, Diverging, KEPT)
     results = run.rounds(2)
@@ -415,9 +414,6 @@ def test_a_client_that_diverged_comes_back_with_the_memory_it_had(start_run):
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    run=False, reason="answers that nobody took stay in the pipes: the next call waits for ever"
-)
 def test_replies_that_nobody_takes_do_no_harm(start_run, pool):
     run = start_run("fedavg", {"federation": {"per_round": None}}, executor=pool)
     run.server.round = 1

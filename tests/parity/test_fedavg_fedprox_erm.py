@@ -87,7 +87,6 @@ def test_one_client_is_the_new_model_bit_for_bit():
     bitwise(aggregate(STATES[:1], [7]), STATES[0])
 
 
-@pytest.mark.xfail(reason="itertools.tee keeps up to 57 replies alive", strict=True)
 def test_no_more_than_two_replies_are_alive():
     alive, most = 0, 0
 

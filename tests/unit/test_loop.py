@@ -250,7 +250,6 @@ def test_preparation_happens_once():
     assert calls == [(0, CLIENTS)]
 
 
-@pytest.mark.xfail(reason="a state of round 0 does not say that preparation is done", strict=True)
 def test_preparation_is_not_repeated_after_a_stop_behind_it():
     calls = []
 

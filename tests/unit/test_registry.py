@@ -291,6 +291,5 @@ def test_the_recipes_that_come_with_the_package():
     ],
     ids=str,
 )
-@pytest.mark.xfail(reason="a recipe of the wrong shape raises TypeError or AttributeError")
 def test_a_recipe_of_the_wrong_shape_is_refused(recipe, content):
     refusal(load_recipe, recipe(content), "pacs", "fedavg")

@@ -267,7 +267,6 @@ def test_an_entry_that_was_taken_back_is_not_sent():
     assert down(server) == 3 * 32
 
 
-@pytest.mark.xfail(raises=KeyError, reason="dict.update and its kin go past __setitem__")
 @pytest.mark.parametrize(
     "change",
     [
