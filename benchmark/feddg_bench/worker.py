@@ -52,7 +52,7 @@ class Worker:
 
     def __init__(self, spec: WorkerSpec, method: Method | None = None) -> None:
         torch.set_num_threads(spec.threads)
-        _keep_freed_memory()
+        keep_freed_memory()
         # Lightning sets this on import, for forks, which we never make; PyTorch's optimizers then
         # load the GPU driver's library anew at every step.
         os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
@@ -131,7 +131,7 @@ class Worker:
         return counts.reshape(num_classes, num_classes).cpu().numpy(), float(loss)
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Ask glibc to reuse freed memory instead of giving it back to the system.
 
     Every layer allocates and frees large maps; returned memory must be cleared page by page when

@@ -22,6 +22,7 @@ from torchvision import transforms
 
 from feddg_bench.augment import Augment, to_float
 from feddg_bench.settings import AugmentSettings
+from feddg_bench.worker import keep_freed_memory
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -64,6 +65,7 @@ def main() -> None:
     args = parser.parse_args()
 
     torch.set_num_threads(1)
+    keep_freed_memory()  # as every worker does
     images = photographs(args.images, args.size)
     pictures = [Image.fromarray(image) for image in images]
     generator = torch.Generator().manual_seed(0)
@@ -104,13 +106,13 @@ def main() -> None:
                 if repeat >= 2:  # the first two warm up
                     times[name].append((time.process_time() - start) / args.batch * 1e3)
 
-    print(f"{args.size} px, batches of {args.batch}, CPU ms per image: median (least)")  # noqa: T201
+    print(f"{args.size} px, batches of {args.batch}, CPU ms per image: median (least)")
     for name, values in times.items():
-        print(f"{name:32s} {statistics.median(values):.4f} ({min(values):.4f})")  # noqa: T201
+        print(f"{name:32s} {statistics.median(values):.4f} ({min(values):.4f})")
     for chain in ("crop, flip, normalise", "Frame A, normalise"):
         pairs = zip(times[f"Pillow: {chain}"], times[f"ours: {chain}"], strict=True)
         ratio = statistics.median(theirs / ours for theirs, ours in pairs)
-        print(f"{chain}: {ratio:.1f} times less CPU time than Pillow")  # noqa: T201
+        print(f"{chain}: {ratio:.1f} times less CPU time than Pillow")
 
 
 if __name__ == "__main__":
