@@ -65,18 +65,18 @@ class ConsoleReport:
         self.number += 1
         self.say(f"{self._title(plan)}: already done, {plan.key}")
 
-    def begin(self, plan: Plan, done: int) -> None:
-        """A run starts, or goes on after ``done`` rounds."""
+    def begin(self, plan: Plan, done: int | None) -> None:
+        """A run starts, or goes on from a checkpoint after ``done`` rounds."""
         self.number += 1
         self.held_out = ""
         rounds = plan.settings.federation.rounds
         if self.task is not None:
             self.progress.remove_task(self.task)
         self.task = self.progress.add_task(
-            self._title(plan), total=rounds, completed=done, facts=""
+            self._title(plan), total=rounds, completed=done or 0, facts=""
         )
-        self.started, self.done = time.monotonic(), done
-        if done:
+        self.started, self.done = time.monotonic(), done or 0
+        if done is not None:
             self.say(f"{self._title(plan)}: goes on after round {done}")
         elif not self.console.is_terminal:
             self.say(f"{self._title(plan)}: {rounds} rounds, {plan.key}")

@@ -46,8 +46,8 @@ MAX_AUTO_WORKERS = 8
 class Report(Protocol):
     """Where a run's progress goes; the command line draws it."""
 
-    def begin(self, plan: Plan, done: int) -> None:
-        """A run starts, or goes on after ``done`` rounds."""
+    def begin(self, plan: Plan, done: int | None) -> None:
+        """A run starts, or goes on from a checkpoint after ``done`` rounds."""
 
     def round(self, plan: Plan, result: RoundResult, images: int) -> None:
         """A round ended that trained on ``images`` images."""
@@ -164,7 +164,7 @@ def run(
         record = RunRecord.model_validate(state["record"])
         seconds_before = record.time["seconds"]
     record.environment = environment(resources, executor)
-    report.begin(plan, server.round)
+    report.begin(plan, server.round if checkpoint.exists() else None)
 
     def keep() -> None:
         record.time = {

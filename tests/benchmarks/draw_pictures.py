@@ -1,0 +1,108 @@
+"""Draw the README's pictures: the domains of Digits4, and PACS images in PARDON's style.
+
+python tests/benchmarks/draw_pictures.py digits4 results/figures/digits4.png
+python tests/benchmarks/draw_pictures.py transfer results/figures/transfer.jpg \
+    --data-root DIR --style-weights vgg19_16x_adain.safetensors
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from feddg_bench.data import DomainDataset
+from feddg_bench.executors import SerialExecutor
+from feddg_bench.protocols import scenarios
+from feddg_bench.registry import load_dataset, load_recipe
+from feddg_bench.results import ResultsStore
+from feddg_bench.run import RunData, make_plan, open_federation, open_server
+from feddg_bench.settings import Resources, merge
+from feddg_methods.pardon import Pardon
+
+GAP = 4
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=["digits4", "transfer"])
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--data-root", type=Path)
+    parser.add_argument("--style-weights")
+    args = parser.parse_args()
+    if args.what == "digits4":
+        rows = digits()
+    else:
+        rows = transfers(args.data_root, args.style_weights)
+    args.path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(sheet(rows)).save(args.path, optimize=True, quality=85)
+
+
+def digits() -> list[list[np.ndarray]]:
+    """Return one row a domain: a digit of each class, twice its size."""
+    dataset = load_dataset("digits4")()
+    return [
+        [dataset.read(first(dataset, domain, label), 64) for label in range(10)]
+        for domain in dataset.domains
+    ]
+
+
+def transfers(root: Path, weights: str) -> list[list[np.ndarray]]:
+    """Return one row a domain: three images, each as it is, then by both presets."""
+    dataset = load_dataset("pacs")(root)
+    backends = [prepared(dataset, weights, preset) for preset in ("released", "paper")]
+    rows = []
+    for domain in ("photo", "art_painting", "cartoon", "sketch"):
+        row = []
+        for label in (0, 3, 4):
+            pixels = dataset.read(first(dataset, domain, label), 128)
+            row.append(pixels)
+            images = torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None].float() / 255
+            for method, style in backends:
+                made = method.style.transfer(images, style, method.settings.strength)
+                made = made.clamp(0, 1)[0].permute(1, 2, 0) * 255
+                row.append(made.round().byte().numpy())
+        rows.append(row)
+    return rows
+
+
+def prepared(dataset: DomainDataset, weights: str, preset: str) -> tuple[Pardon, torch.Tensor]:
+    """Return PARDON with the interpolation style of the clients of scheme cs-a-p."""
+    (scenario,) = scenarios("ltdo", dataset.domains, dataset.letters, "cs-a-p")
+    base = merge(
+        load_recipe("quick", "pacs", "pardon"),
+        {"method": "pardon", "dataset": "pacs", "scenario": scenario.name},
+        {"backbone": {"name": "small_cnn", "pretrained": False}},
+    )
+    hyper = {"style": "vgg19_16x", "style_weights": weights, "preset": preset}
+    plan = make_plan([base], [{"hyper": hyper}], scenario, "quick")
+    federation, _ = open_federation(plan, RunData(dataset, None), ResultsStore(Path("results")))
+    executor = SerialExecutor()
+    method, server = open_server(plan, federation, executor, Resources())
+    method.prepare(server)
+    assert isinstance(method, Pardon)
+    return method, server.broadcast["style"]
+
+
+def first(dataset: DomainDataset, domain: str, label: int) -> int:
+    """Return the index of the third image of a class in a domain."""
+    records = dataset.records()
+    chosen = (records.domains == dataset.domains.index(domain)) & (records.labels == label)
+    return int(np.flatnonzero(chosen)[2])
+
+
+def sheet(rows: list[list[np.ndarray]]) -> np.ndarray:
+    """Return images side by side on white."""
+    side = rows[0][0].shape[0] + GAP
+    page = np.full((side * len(rows) - GAP, side * len(rows[0]) - GAP, 3), 255, np.uint8)
+    for y, row in enumerate(rows):
+        for x, image in enumerate(row):
+            page[y * side : y * side + side - GAP, x * side : x * side + side - GAP] = image
+    return page
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Stopping and going on: signals, resume, checkpoints, full disks; and how fast errors come."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from feddg_bench import cli, files
+from feddg_bench.checkpoints import load_checkpoint, save_checkpoint
+from feddg_bench.errors import DataError
+from feddg_bench.results import read_record
+
+COMMAND = (sys.executable, "-m", "feddg_bench")
+SOURCES = [str(Path(__file__).parents[2] / root) for root in ("benchmark", "methods", "datasets")]
+RUN = ("run", "--method", "pardon", "--scenario", "ip-o-c", "--clients", "6", "--per-round", "3")
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("FEDDG")}
+    cache = tmp_path_factory.mktemp("cache")
+    return inherited | {"PYTHONPATH": os.pathsep.join(SOURCES), "FEDDG_CACHE": str(cache)}
+
+
+def numbers(results: Path) -> dict[str, object]:
+    (path,) = (results / "runs").glob("*.json")
+    return read_record(path).numbers()
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "workers"), [(signal.SIGINT, 130, "1"), (signal.SIGTERM, 143, "2")]
+)
+def test_interrupt_resume_equals_no_stop(
+    tmp_path: Path, environment: dict[str, str], number: int, code: int, workers: str
+) -> None:
+    rounds = ("--rounds", "12", "train.optimizer_state=persist", "evaluation.every=5")
+    whole = tmp_path / "whole"
+    run = [*COMMAND, *RUN, *rounds, "--workers"]
+    subprocess.run([*run, "1", "--results", whole], env=environment, check=True, cwd=tmp_path)
+
+    results = tmp_path / "parts"
+    process = subprocess.Popen(
+        [*run, workers, "--results", results],
+        env=environment,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 120
+    while not list(results.glob("checkpoints/*.safetensors")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    os.killpg(process.pid, number)  # as a terminal sends Ctrl-C: to the whole group
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code, errors
+    assert "Traceback" not in errors
+    assert not list((results / "runs").glob("*.json"))
+    (checkpoint,) = results.glob("checkpoints/*.safetensors")
+    assert f"feddg-bench resume {checkpoint.stem}" in errors
+
+    resume = [*COMMAND, "resume", checkpoint.stem[:6], "--results", results, "--workers", "1"]
+    done = subprocess.run(
+        [*resume, "--json"], env=environment, cwd=tmp_path, check=True, capture_output=True
+    )
+    assert len(json.loads(done.stdout)["runs"]) == 1
+    assert b"goes on after round" in done.stderr
+    assert numbers(results) == numbers(whole)
+    assert not checkpoint.exists()
+
+
+def test_same_command_goes_on(tmp_path: Path, environment: dict[str, str]) -> None:
+    """A run killed without warning goes on from its last whole checkpoint."""
+    run = [*COMMAND, *RUN, "--rounds", "12", "--workers", "1", "--results", tmp_path]
+    process = subprocess.Popen(run, env=environment, stderr=subprocess.DEVNULL)
+    while not list(tmp_path.glob("checkpoints/*.safetensors")):
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    done = subprocess.run(run, env=environment, check=True, capture_output=True, text=True)
+    assert "goes on after round" in done.stderr
+    (path,) = (tmp_path / "runs").glob("*.json")
+    assert [entry["round"] for entry in read_record(path).rounds] == list(range(1, 13))
+
+
+def test_full_disk_loses_no_earlier_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.safetensors"
+    save_checkpoint(path, {"server": {"round": 1}, "record": {}})
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(DataError, match="No space left on device; nothing written before is lost"):
+        save_checkpoint(path, {"server": {"round": 2}, "record": {}})
+    assert load_checkpoint(path)["server"]["round"] == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["run.safetensors"]
+    assert capsys.readouterr().out == ""
+
+
+def test_checkpoint_cut_short_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "checkpoints" / "0123456789abcdef.safetensors"
+    save_checkpoint(path, {"server": {"round": 1}, "record": {}, "plan": {}})
+    path.write_bytes(path.read_bytes()[:-3])
+    argv = ["feddg-bench", "resume", "0123456789abcdef", "--results", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", argv)
+    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 2
+    errors = capsys.readouterr().err.strip().splitlines()
+    assert len(errors) == 1
+    assert str(path) in errors[0]
+    assert "delete it" in errors[0]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--help",),
+        ("run", "--help"),
+        ("run", "--method", "pardn"),
+        ("run", "--rounds", "0"),
+        ("run", "--scenario", "x-y-z"),
+        ("run", "--heterogeneity", "2"),
+    ],
+)
+def test_help_and_settings_errors_import_no_torch(
+    environment: dict[str, str], arguments: tuple[str, ...], tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "feddg_bench", *arguments],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == (0 if "--help" in arguments else 2), done.stderr[-2000:]
+    imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines() if "|" in line}
+    assert "typer" in imported
+    heavy = {"torch", "torchvision", "lightning", "sklearn", "pandas", "matplotlib", "wandb"}
+    assert not heavy & imported
+
+
+def test_the_datasets_package_of_others_is_not_hidden() -> None:
+    import importlib.util
+
+    found = importlib.util.find_spec("datasets")
+    root = Path(__file__).parents[2]
+    assert found is None or root not in Path(str(found.origin)).parents
