@@ -33,10 +33,7 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--style-weights")
     args = parser.parse_args()
-    if args.what == "digits4":
-        rows = digits()
-    else:
-        rows = transfers(args.data_root, args.style_weights)
+    rows = digits() if args.what == "digits4" else transfers(args.data_root, args.style_weights)
     args.path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(sheet(rows)).save(args.path, optimize=True, quality=85)
 
