@@ -11,6 +11,7 @@ that devices agree to a grey level of 1/255 before colours are adjusted.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +26,10 @@ CROP_TRIES = 10
 
 PIECE_BYTES = 3 * 2**19
 """Size of the float32 images whose colours a CPU adjusts at a time."""
+
+
+Images = Tensor | Sequence[Tensor]
+"""Images of one size: uint8 (B, H, W, 3), or a sequence of B of them, (1, H, W, 3) each."""
 
 
 def to_float(images: Tensor) -> Tensor:
@@ -42,17 +47,17 @@ class Augment:
 
     settings: AugmentSettings
 
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+    def __call__(self, images: Images, generator: torch.Generator) -> Tensor:
         """Return an augmented float32 copy (B, 3, H, W), in [0, 1], of uint8 images (B, H, W, 3).
 
         Its memory is channels last, or contiguous where colours are adjusted.
 
         Args:
-            images: On any device.
+            images: On any device; on a CPU the rows may lie apart, as in a mapped store.
             generator: On the CPU; everything random comes from it.
         """
         settings = self.settings
-        batch, height, width, _ = images.shape
+        batch, (height, width) = len(images), images[0].shape[-3:-1]
         boxes = torch.tensor([0, 0, height, width]).expand(batch, 4)
         if settings.crop_scale is not None:
             boxes = draw_boxes(
@@ -76,11 +81,11 @@ class Augment:
         for part, draws in zip(augmented.split(piece), uniform.split(piece, dim=1), strict=True):
             for i in effective:
                 adjust_, low, high = adjustments[i]
-                adjust_(part, draws[i].mul(high - low).add_(low).to(images.device))
+                adjust_(part, draws[i].mul(high - low).add_(low).to(augmented.device))
 
         if settings.grayscale > 0:
             grey = torch.rand(batch, generator=generator) < settings.grayscale
-            chosen = grey.nonzero()[:, 0].to(images.device)
+            chosen = grey.nonzero()[:, 0].to(augmented.device)
             augmented[chosen] = luminance(augmented[chosen]).expand(-1, 3, -1, -1)
         return augmented
 
@@ -126,7 +131,7 @@ def draw_boxes(
 
 
 def crop_and_flip(
-    images: Tensor,
+    images: Images,
     boxes: Tensor,
     mirrored: Tensor,
     layout: torch.memory_format = torch.channels_last,
@@ -134,7 +139,7 @@ def crop_and_flip(
     """Resize a box of each image to the image's size, bilinearly, and mirror some.
 
     Args:
-        images: uint8 (B, H, W, 3).
+        images: uint8 (B, H, W, 3), or B images (1, H, W, 3) on the CPU.
         boxes: int64 (B, 4) on the CPU: top, left, height, width.
         mirrored: bool (B,) on the CPU: flip left and right afterwards.
         layout: How the result lies in memory.
@@ -142,24 +147,25 @@ def crop_and_flip(
     Returns:
         float32 (B, 3, H, W) in [0, 1].
     """
-    crop = crop_and_flip_bytes if images.is_cpu else crop_and_flip_floats
-    return crop(images, boxes, mirrored, layout)
+    if isinstance(images, Tensor) and not images.is_cpu:
+        return crop_and_flip_floats(images, boxes, mirrored, layout)
+    return crop_and_flip_bytes(images, boxes, mirrored, layout)
 
 
 def crop_and_flip_bytes(
-    images: Tensor, boxes: Tensor, mirrored: Tensor, layout: torch.memory_format
+    images: Images, boxes: Tensor, mirrored: Tensor, layout: torch.memory_format
 ) -> Tensor:
     """Do `crop_and_flip` in 8 bits, image by image: the fastest on a CPU, which alone can."""
-    batch, height, width, channels = images.shape
-    result = torch.empty((batch, channels, height, width), memory_format=layout)
+    height, width, channels = images[0].shape[-3:]
+    result = torch.empty((len(images), channels, height, width), memory_format=layout)
     for image, (top, left, rows, columns), mirror, target in zip(
-        images.permute(0, 3, 1, 2).split(1),
+        images.split(1) if isinstance(images, Tensor) else images,
         boxes.tolist(),
         mirrored.tolist(),
         result.split(1),
         strict=True,
     ):
-        box = image[:, :, top : top + rows, left : left + columns]
+        box = image[:, top : top + rows, left : left + columns].permute(0, 3, 1, 2)
         box = F.interpolate(box, size=(height, width), mode="bilinear", align_corners=False)
         torch.div(box.flip(3) if mirror else box, 255, out=target)
     return result

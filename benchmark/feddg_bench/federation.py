@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddg_bench.augment import Augment, to_float
+from feddg_bench.augment import Augment, Images, to_float
 from feddg_bench.client import Batch
 from feddg_bench.settings import AugmentSettings, TrainSettings
 
@@ -46,28 +46,30 @@ class ImageBank:
         images = federation.images
         if isinstance(images, Path):
             shape = (len(federation.labels), federation.size, federation.size, 3)
-            images = np.memmap(images, dtype=np.uint8, mode="r", shape=shape)
-        self.array = images
+            # Copy on write: nobody writes, but PyTorch takes no view of a read-only array.
+            images = np.memmap(images, dtype=np.uint8, mode="c", shape=shape)
+        self.images = torch.from_numpy(images)
         self.device = device
         self.labels = torch.from_numpy(federation.labels).to(device)
-        self.resident: Tensor | None = None
         if device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(device)
-            if self.array.nbytes < RESIDENT_SHARE * free:
-                self.resident = torch.from_numpy(np.array(self.array)).to(device)
+            if self.images.nbytes < RESIDENT_SHARE * free:
+                self.images = self.images.to(device)
 
     def take(self, index: Tensor) -> Batch:
-        """Return images, uint8 (B, H, W, 3), and labels (B,), on the device.
+        """Return copies of images, uint8 (B, H, W, 3), and their labels (B,), on the device.
 
         Args:
             index: Rows of the array, int64 (B,) on the CPU.
         """
-        on_device = index.to(self.device, non_blocking=True)
-        labels = self.labels.index_select(0, on_device)
-        if self.resident is not None:
-            return self.resident.index_select(0, on_device), labels
-        images = torch.from_numpy(self.array[index.numpy()])
-        return images.to(self.device, non_blocking=True), labels
+        images = self.images[index.to(self.images.device)]
+        return images.to(self.device, non_blocking=True), self.labels[index.to(self.device)]
+
+    def look(self, index: Tensor) -> tuple[Images, Tensor]:
+        """Do as `take`, but on a CPU give views of the images where they lie."""
+        if self.device.type != "cpu":
+            return self.take(index)
+        return [self.images[row : row + 1] for row in index.tolist()], self.labels[index]
 
 
 class ClientImages:
@@ -99,13 +101,15 @@ class ClientImages:
         for part in order.split(self.train.batch_size):
             if shuffle and self.train.drop_last_if_single and len(part) == 1 < count:
                 continue
-            images, labels = self.bank.take(self.index[part])
-            twin = None if companions is None else generator.clone_state()
-            copies = [self._float(images, augment, generator) for _ in range(views)]
-            if companions is not None and twin is not None:
-                beside = companions[part.to(companions.device)].to(images.device)
-                copies.append(self._float(beside, augment, twin))
+            index = self.index[part]
+            twin = generator.clone_state()
+            if augment:
+                images, labels = self.bank.look(index)
+                copies = [self.augment(images, generator) for _ in range(views)]
+            else:
+                pixels, labels = self.bank.take(index)
+                copies = [to_float(pixels)] * views
+            if companions is not None:
+                beside = companions[part.to(companions.device)].to(labels.device)
+                copies.append(self.augment(beside, twin) if augment else to_float(beside))
             yield (copies[0] if len(copies) == 1 else torch.stack(copies)), labels
-
-    def _float(self, images: Tensor, augment: bool, generator: torch.Generator) -> Tensor:
-        return self.augment(images, generator) if augment else to_float(images)

@@ -20,7 +20,8 @@ import torch
 from PIL import Image
 from torchvision import transforms
 
-from feddg_bench.augment import Augment, to_float
+from feddg_bench.augment import Augment, Images, to_float
+from feddg_bench.federation import Federation, ImageBank
 from feddg_bench.settings import AugmentSettings
 from feddg_bench.worker import keep_freed_memory
 
@@ -78,10 +79,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "store"
         path.write_bytes(images.tobytes())
-        store = np.memmap(path, dtype=np.uint8, mode="r", shape=images.shape)
+        labels = np.zeros(args.images, dtype=np.int64)
+        bank = ImageBank(Federation(path, args.size, labels, {}, (), 1), torch.device("cpu"))
+
+        def chosen() -> torch.Tensor:
+            return torch.from_numpy(order.integers(0, args.images, args.batch))
 
         def gather() -> torch.Tensor:
-            return torch.from_numpy(store[order.integers(0, args.images, args.batch)])
+            return bank.take(chosen())[0]
+
+        def look() -> Images:
+            return bank.look(chosen())[0]
 
         def pillow(chain: transforms.Compose) -> torch.Tensor:
             chosen = order.integers(0, args.images, args.batch)
@@ -91,10 +99,10 @@ def main() -> None:
         pillow_frame_a = pillow_chain(args.size, colours=True)
         variants: dict[str, Callable[[], torch.Tensor]] = {
             "ours: gather, to float": lambda: to_float(gather()),
-            "ours: crop, flip": lambda: crop(gather(), generator),
-            "ours: crop, flip, normalise": lambda: normalise_crop(crop(gather(), generator)),
-            "ours: Frame A": lambda: frame_a(gather(), generator),
-            "ours: Frame A, normalise": lambda: normalise_frame_a(frame_a(gather(), generator)),
+            "ours: crop, flip": lambda: crop(look(), generator),
+            "ours: crop, flip, normalise": lambda: normalise_crop(crop(look(), generator)),
+            "ours: Frame A": lambda: frame_a(look(), generator),
+            "ours: Frame A, normalise": lambda: normalise_frame_a(frame_a(look(), generator)),
             "Pillow: crop, flip, normalise": lambda: pillow(pillow_crop),
             "Pillow: Frame A, normalise": lambda: pillow(pillow_frame_a),
         }
