@@ -60,6 +60,15 @@ class ConsoleReport:
         """Print one line above the live display."""
         self.progress.console.print(text, highlight=False, soft_wrap=True)
 
+    def decoding(self, done: int, total: int) -> None:
+        """Show how far the decoding of images is; it happens once for a data set and a size."""
+        if self.console.is_terminal:
+            if self.task is None:
+                self.task = self.progress.add_task("decoding images", total=total, facts="")
+            self.progress.update(self.task, completed=done)
+        elif done == total:
+            self.say(f"decoded {total} images")
+
     def already(self, plan: Plan) -> None:
         """A run's record is there already."""
         self.number += 1

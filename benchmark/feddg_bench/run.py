@@ -36,7 +36,7 @@ from feddg_bench.results import ResultsStore, RunRecord, ScenarioRecord
 from feddg_bench.server import Server
 from feddg_bench.settings import Layer, Resources, RunSettings, merge, run_key, validate
 from feddg_bench.splits import Splits, read_split_csv, split_by_domain
-from feddg_bench.store import Store, open_store
+from feddg_bench.store import Progress, Store, open_store
 from feddg_bench.streams import derive_seed
 from feddg_bench.worker import WorkerSpec
 
@@ -45,6 +45,9 @@ MAX_AUTO_WORKERS = 8
 
 class Report(Protocol):
     """Where a run's progress goes; the command line draws it."""
+
+    def decoding(self, done: int, total: int) -> None:
+        """So many of the data set's images are decoded into the store."""
 
     def begin(self, plan: Plan, done: int | None) -> None:
         """A run starts, or goes on from a checkpoint after ``done`` rounds."""
@@ -136,10 +139,10 @@ class RunData:
         self.cache = cache_dir(cache)
         self._stores: dict[int, Store] = {}
 
-    def store(self, size: int) -> Store:
+    def store(self, size: int, progress: Progress | None = None) -> Store:
         """Return the decoded images at a size."""
         if size not in self._stores:
-            self._stores[size] = open_store(self.dataset, size, self.cache)
+            self._stores[size] = open_store(self.dataset, size, self.cache, progress)
         return self._stores[size]
 
 
@@ -154,7 +157,7 @@ def run(
     results = ResultsStore(resources.results)
     settings = plan.settings
     started = time.time()
-    federation, record = open_federation(plan, data, results)
+    federation, record = open_federation(plan, data, results, report.decoding)
     method, server = open_server(plan, federation, executor, resources)
     checkpoint = results.checkpoint(plan.key)
     seconds_before = 0.0
@@ -203,12 +206,12 @@ def run(
 
 
 def open_federation(
-    plan: Plan, data: RunData, results: ResultsStore
+    plan: Plan, data: RunData, results: ResultsStore, progress: Progress | None = None
 ) -> tuple[Federation, RunRecord]:
     """Spread the data over clients and splits, and return it with the head of the record."""
     settings, dataset = plan.settings, data.dataset
     check_image_size(settings.backbone, settings.data.image_size)
-    store = data.store(settings.data.image_size)
+    store = data.store(settings.data.image_size, progress)
     splits = _splits(plan, dataset, store)
     train = splits["train"]
     missing = set(range(len(dataset.classes))) - set(store.labels[train].tolist())
