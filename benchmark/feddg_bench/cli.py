@@ -148,17 +148,8 @@ def run_command(
         "heterogeneity": heterogeneity,
         "split_csv": None if split_csv is None else str(split_csv),
     }
-    resources = validate(
-        Resources,
-        {
-            "device": device,
-            "workers": workers,
-            "threads": threads,
-            "data_root": data_root,
-            "cache_dir": cache_dir,
-            "results": results,
-            "checkpoint_every": checkpoint_every,
-        },
+    resources = _resources(
+        device, workers, threads, data_root, cache_dir, results, checkpoint_every
     )
     label, base, user = _layers(method, dataset, protocol, recipe, flags, config, set_, pairs)
     scenarios = _scenarios(protocol, dataset, scenario)
@@ -218,18 +209,7 @@ def resume_command(
             f"other file contents; delete it and run the original command again"
         )
     root = data_root or (Path(state["data_root"]) if state["data_root"] else None)
-    resources = validate(
-        Resources,
-        {
-            "device": device,
-            "workers": workers,
-            "threads": threads,
-            "data_root": root,
-            "cache_dir": cache_dir,
-            "results": results,
-            "checkpoint_every": checkpoint_every,
-        },
-    )
+    resources = _resources(device, workers, threads, root, cache_dir, results, checkpoint_every)
     data = RunData(load_dataset(plan.settings.dataset)(root), cache_dir)
     _run_all([plan], data, resources, as_json=json_)
 
@@ -285,6 +265,29 @@ def _run_all(plans: list[Plan], data: RunData, resources: Resources, *, as_json:
     console = Console()
     console.print(draw(table))
     console.print(f"Records: {store.runs}", highlight=False, soft_wrap=True)
+
+
+def _resources(
+    device: str,
+    workers: int,
+    threads: int,
+    data_root: Path | None,
+    cache_dir: Path | None,
+    results: Path,
+    checkpoint_every: int,
+) -> Resources:
+    return validate(
+        Resources,
+        {
+            "device": device,
+            "workers": workers,
+            "threads": threads,
+            "data_root": data_root,
+            "cache_dir": cache_dir,
+            "results": results,
+            "checkpoint_every": checkpoint_every,
+        },
+    )
 
 
 def _layers(

@@ -3,10 +3,28 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from feddg_bench.errors import DataError
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Open a new file that becomes ``path``, whole, when the block ends, and never otherwise."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
+    try:
+        with temporary.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -15,22 +33,11 @@ def write_whole(path: Path, data: bytes) -> None:
     Raises:
         DataError: If it cannot be written; what stood at ``path`` before is untouched.
     """
-    temporary: Path | None = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".part-", delete=False) as file:
-            temporary = Path(file.name)
+        with replacing(path) as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
-        temporary = None
     except OSError as error:
         raise DataError(
             f"cannot write {path}: {error.strerror}; nothing written before is lost: make room or "
             f"choose another folder with --results, and run the same command again"
         ) from error
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)

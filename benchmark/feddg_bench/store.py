@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import math
 import os
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feddg_bench.data import DomainDataset
 from feddg_bench.errors import DataError
+from feddg_bench.files import replacing
 
 RESIZE_RULE = 1
 """Version of `feddg_bench.data.read_image`: RGB, squashed, bilinear with antialiasing."""
@@ -105,18 +105,3 @@ def build(dataset: DomainDataset, size: int, path: Path, progress: Progress | No
             f"{path.parent}: {error.strerror}; make room or name another folder with --cache-dir "
             f"or FEDDG_CACHE"
         ) from error
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a new file that becomes ``path``, whole, when the block ends, and never otherwise."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
-    try:
-        with temporary.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
