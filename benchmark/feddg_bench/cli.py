@@ -233,6 +233,7 @@ def _run_all(plans: list[Plan], data: RunData, resources: Resources, *, as_json:
             for plan in plans:
                 record = store.load(plan.key)
                 if record is not None:
+                    data.check_same(record, store.path(plan.key))
                     report.already(plan)
                     records.append(record)
                     continue

@@ -18,7 +18,7 @@ import torch
 from feddg_bench.errors import FeddgError
 from feddg_bench.messages import LocalUpdate, Payload, Reply, Task, Weights, decode, encode
 from feddg_bench.method import Method
-from feddg_bench.worker import Worker, WorkerSpec
+from feddg_bench.worker import Worker, WorkerSpec, peak_memory_mib
 
 _DIED = (
     "a worker process died, most likely because memory ran out; run again with fewer --workers: "
@@ -49,6 +49,9 @@ class Executor(Protocol):
     def evaluate(self, weights: Weights, indices: Sequence[np.ndarray]) -> Iterator[Counts]:
         """Measure the weights on each index array."""
 
+    def peak_memory_mib(self) -> float:
+        """Return the peak resident memory so far, of this process and its workers."""
+
     def close(self) -> None:
         """Let go of processes and memory."""
 
@@ -76,6 +79,10 @@ class SerialExecutor:
     def evaluate(self, weights: Weights, indices: Sequence[np.ndarray]) -> Iterator[Counts]:
         """Measure the weights on each index array."""
         return (self.worker.evaluate(weights, index) for index in indices)
+
+    def peak_memory_mib(self) -> float:
+        """Return the peak resident memory of this process."""
+        return peak_memory_mib()
 
     def close(self) -> None:
         """Nothing to let go of."""
@@ -140,6 +147,14 @@ class ProcessExecutor:
         jobs = ({"index": torch.from_numpy(np.ascontiguousarray(index))} for index in indices)
         for answer in self._share({"weights": weights, "broadcast": {}}, jobs):
             yield answer["counts"].numpy(), answer["loss"]
+
+    def peak_memory_mib(self) -> float:
+        """Return the sum of the peaks of this process and its workers; they share the store."""
+        self._settle()
+        for pipe in self._pipes:
+            self._send(pipe, encode({"peak memory": True}))
+        workers: list[float] = [self._receive(pipe)["mib"] for pipe in self._pipes]
+        return round(peak_memory_mib() + sum(workers), 1)
 
     def close(self) -> None:
         """End the processes."""
@@ -231,6 +246,8 @@ def _serve(pipe: Connection) -> None:
             if "start" in job:
                 worker = Worker(pipe.recv())
                 answer: Payload = {}
+            elif "peak memory" in job:
+                answer = {"mib": peak_memory_mib()}
             elif "weights" in job:
                 shared = job
                 continue

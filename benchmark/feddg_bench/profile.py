@@ -18,9 +18,9 @@ from feddg_bench.executors import SerialExecutor
 from feddg_bench.federation import Federation
 from feddg_bench.loop import RoundResult, federate
 from feddg_bench.messages import Task, Weights
-from feddg_bench.run import Plan, find_device, open_server, peak_memory_mib
+from feddg_bench.run import Plan, find_device, open_server
 from feddg_bench.settings import Resources
-from feddg_bench.worker import Worker
+from feddg_bench.worker import Worker, peak_memory_mib
 
 PHASES = ("training", "communication", "aggregation", "evaluation")
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-import resource
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -36,7 +34,7 @@ from feddg_bench.results import ResultsStore, RunRecord, ScenarioRecord
 from feddg_bench.server import Server
 from feddg_bench.settings import Layer, Resources, RunSettings, merge, run_key, validate
 from feddg_bench.splits import Splits, read_split_csv, split_by_domain
-from feddg_bench.store import Progress, Store, open_store
+from feddg_bench.store import Progress, Store, known_fingerprint, open_store
 from feddg_bench.streams import derive_seed
 from feddg_bench.worker import WorkerSpec
 
@@ -145,6 +143,20 @@ class RunData:
             self._stores[size] = open_store(self.dataset, size, self.cache, progress)
         return self._stores[size]
 
+    def check_same(self, record: RunRecord, where: Path) -> None:
+        """Refuse a record or checkpoint that was made from other images than are here.
+
+        The run key says what was computed, not from which copy of a data set.
+
+        Raises:
+            DataError: If the contents differ, or the data set cannot be found.
+        """
+        if known_fingerprint(self.dataset, self.cache) != record.data["fingerprint"]:
+            raise DataError(
+                f"{where} was made from other images than the {self.dataset.title} that is here; "
+                f"move it away, or give another --results folder or the right --data-root"
+            )
+
 
 def run(
     plan: Plan, data: RunData, executor: Executor, resources: Resources, report: Report
@@ -165,6 +177,7 @@ def run(
         state = load_checkpoint(checkpoint)
         server.restore(state["server"])
         record = RunRecord.model_validate(state["record"])
+        data.check_same(record, checkpoint)
         seconds_before = record.time["seconds"]
     record.environment = environment(resources, executor)
     report.begin(plan, server.round if checkpoint.exists() else None)
@@ -174,7 +187,7 @@ def run(
             "started": record.time.get("started", _stamp(started)),
             "finished": _stamp(time.time()),
             "seconds": round(seconds_before + time.time() - started, 3),
-            "peak_memory_mib": peak_memory_mib(),
+            "peak_memory_mib": executor.peak_memory_mib(),
         }
 
     for result in federate(
@@ -406,12 +419,6 @@ def _commit() -> str | None:
     command = ["git", "-C", str(root), "describe", "--always", "--abbrev=12", "--dirty=+"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     return done.stdout.strip() or None
-
-
-def peak_memory_mib() -> float:
-    """Return this process's peak resident memory in MiB."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return round(peak / (1024 if sys.platform != "darwin" else 1024**2), 1)
 
 
 def _stamp(seconds: float) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import resource
+import sys
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -144,3 +146,9 @@ def keep_freed_memory() -> None:
         return
     mallopt(-3, 2**30)  # M_MMAP_THRESHOLD
     mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
+
+
+def peak_memory_mib() -> float:
+    """Return this process's peak resident memory in MiB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak / (1024 if sys.platform != "darwin" else 1024**2), 1)

@@ -41,8 +41,9 @@ def peak(clients: int, store: Path) -> float:
     from feddg_bench.federation import Federation
     from feddg_bench.loop import federate
     from feddg_bench.protocols import Scenario
-    from feddg_bench.run import make_plan, open_server, peak_memory_mib
+    from feddg_bench.run import make_plan, open_server
     from feddg_bench.settings import Resources
+    from feddg_bench.worker import peak_memory_mib
 
     settings = {
         "method": "fedavg",

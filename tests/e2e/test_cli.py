@@ -217,7 +217,15 @@ def test_pacs_from_a_folder_and_published_numbers_beside(
         assert published in done.out
     assert "pardon, table 1" in done.out
     refused(feddg(*run, "--data-root", tmp_path / "none", *tiny), "none", "--data-root", "flwrlabs")
+    record = next((tmp_path / "results/runs").glob("*.json"))
     image = next((tmp_path / "data").rglob("*.png"))
+    whole = image.read_bytes()
+    Image.new("RGB", (20, 24)).save(image)
+    changed = feddg(*run, "--method", "pardon", "--data-root", tmp_path / "data", *tiny)
+    assert changed.code == 2
+    assert "made from other images" in changed.err
+    image.write_bytes(whole)
+    assert record.exists()
     image.write_bytes(image.read_bytes()[:40])
     refused(feddg(*run, "--data-root", tmp_path / "data", *tiny), str(image), "fresh copy")
     for image in (tmp_path / "data/PACS/kfold/sketch").rglob("*.png"):

@@ -231,7 +231,7 @@ def test_missing_files_and_code_are_refused(original, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["vgg19", "vgg19_16x"])
 def test_no_weights_names_the_setting_and_the_way_out(name: str) -> None:
-    with pytest.raises(SettingsError, match=r"style_weights_path.*pixel"):
+    with pytest.raises(SettingsError, match=r"hyper\.style_weights .*hyper\.style=pixel"):
         build_style_backend(name, weights=None)
 
 
