@@ -288,7 +288,7 @@ def test_the_broadcast_is_the_interpolation_style(start_run, recorder, coloured)
         ({"median": "average"}, partial(interpolation_style, median="average")),
         ({"ablation": "v2"}, mean_style),
     ],
-    ids=str,
+    ids=["artefact", "average", "v2"],
 )
 def test_other_readings_of_the_server_style(start_run, recorder, coloured, values, interpolate):
     run, styles = prepared(start_run, recorder, hyper(**values), federation=coloured)
