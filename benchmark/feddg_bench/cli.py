@@ -34,6 +34,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help answers in half the time
     help="Federated domain generalisation: one loop, every method a plugin, numbers that repeat.",
 )
 

@@ -62,8 +62,9 @@ class ImageBank:
         Args:
             index: Rows of the array, int64 (B,) on the CPU.
         """
-        images = self.images[index.to(self.images.device)]
-        return images.to(self.device, non_blocking=True), self.labels[index.to(self.device)]
+        images = self.images.index_select(0, index.to(self.images.device))
+        labels = self.labels.index_select(0, index.to(self.device))
+        return images.to(self.device, non_blocking=True), labels
 
     def look(self, index: Tensor) -> tuple[Images, Tensor]:
         """Do as `take`, but on a CPU give views of the images where they lie."""

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 
@@ -31,6 +30,8 @@ def derive_seed(root: int, *names: str | int) -> int:
 
 def generator(root: int, *names: str | int) -> np.random.Generator:
     """Return a NumPy generator for the named stream."""
+    import numpy as np
+
     return np.random.default_rng(derive_seed(root, *names))
 
 
