@@ -489,7 +489,9 @@ def test_real_squeezenet_weights_give_torchvisions_features():
     full.load_state_dict(load_file(SQUEEZENET))
     images = rand_images(2, 64)
     expected = full.features((images - mean[:, None, None]) / std[:, None, None]).mean((2, 3))
-    torch.testing.assert_close(load("squeezenet1_1", SQUEEZENET)(images), expected)
+    found = load("squeezenet1_1", SQUEEZENET)(images)
+    # scale and shift instead of (x - mean) / std: the last bits of the input differ
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
 @needs_mobilenet
