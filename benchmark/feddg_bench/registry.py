@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feddg_bench.errors import PluginError, SettingsError
-from feddg_bench.settings import Layer, RunSettings, load_layer, unknown, validate
+from feddg_bench.settings import Layer, RunSettings, load_layer, merge, unknown, validate
 from feddg_bench.streams import torch_stream
 
 if TYPE_CHECKING:
@@ -120,8 +120,6 @@ def load_recipe(recipe: str, dataset: str, method: str) -> Layer:
     Raises:
         SettingsError: If the recipe is unknown, or was not written for the data set.
     """
-    from feddg_bench.settings import merge
-
     path = Path(recipe)
     if path.suffix not in (".yaml", ".yml"):
         if recipe not in recipe_names():

@@ -122,14 +122,14 @@ class Worker:
         self.method.load_weights(weights)
         self.method.eval()
         counts = torch.zeros(num_classes**2, dtype=torch.int64, device=self.device)
-        loss = torch.zeros((), dtype=torch.float64, device="cpu")
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
         for part in torch.from_numpy(index).split(self.settings.evaluation.batch_size):
             images, labels = self.bank.take(part)
             with self.fabric.autocast():
                 logits = self.method(to_float(images)).float()
             pairs = labels * num_classes + logits.argmax(dim=1)
             counts += torch.bincount(pairs, minlength=num_classes**2)
-            loss += F.cross_entropy(logits, labels, reduction="sum").cpu()
+            loss += F.cross_entropy(logits, labels, reduction="sum")
         return counts.reshape(num_classes, num_classes).cpu().numpy(), float(loss)
 
 
