@@ -62,7 +62,19 @@ def toy_federation() -> Federation:
         ("id_val", "dark", held_out[domains[held_out] == 0]),
         ("test", "bright", held_out[domains[held_out] == 1]),
     )
-    return Federation(images, 16, labels.astype(np.int64), clients, evaluation, 3)
+    names = ("dark", "bright")
+    counts = {name: np.bincount(domains[part], minlength=2) for name, part in clients.items()}
+    return Federation(
+        images,
+        16,
+        labels.astype(np.int64),
+        clients,
+        evaluation,
+        3,
+        sources=names,
+        domains={n: dict(zip(names, c.tolist(), strict=True)) for n, c in counts.items()},
+        validation=dict(zip(clients, np.array_split(held_out, 4), strict=True)),
+    )
 
 
 @pytest.fixture
@@ -117,7 +129,7 @@ def start_run(toy_settings, toy_federation) -> Callable[..., ToyRun]:
     ) -> ToyRun:
         settings = toy_settings({"method": name}, load_method(name).needs, *layers)
         executor = executor or SerialExecutor()
-        method = method or build_method(settings, federation.num_classes)
+        method = method or build_method(settings, federation)
         executor.start(WorkerSpec(settings, federation), method)
         server = Server(
             method.federated_weights(),

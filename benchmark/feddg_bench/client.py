@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from feddg_bench.errors import PluginError
 from feddg_bench.messages import Payload
 from feddg_bench.streams import torch_generator
 
@@ -57,6 +58,8 @@ class Client:
         fabric: Precision and device of this worker.
         train: Settings of local training.
         seed: Root of this run's random streams.
+        domains: Training images of each source domain that the client holds; no zeros.
+        validation: Its validation images, where the method wants them; use `validation_batches`.
     """
 
     name: str
@@ -69,6 +72,8 @@ class Client:
     fabric: Fabric
     train: TrainSettings
     seed: int
+    domains: Mapping[str, int] = field(default_factory=dict)
+    validation: ClientData | None = None
     _sums: dict[str, tuple[float | Tensor, int]] = field(default_factory=dict)
 
     def generator(self, *names: str | int) -> torch.Generator:
@@ -102,6 +107,24 @@ class Client:
             views=views,
             companions=companions,
             generator=self.generator("loader", epoch),
+        )
+
+    def validation_batches(self) -> Iterator[Batch]:
+        """Yield the client's validation images in order and as stored, in batches on the device.
+
+        Raises:
+            PluginError: If the method does not say that its clients keep validation images.
+        """
+        if self.validation is None:
+            raise PluginError(
+                "clients keep no validation images: set client_validation = True in the method"
+            )
+        return self.validation.batches(
+            shuffle=False,
+            augment=False,
+            views=1,
+            companions=None,
+            generator=self.generator("validation"),
         )
 
     def lr_factor(self, epoch: int) -> float:

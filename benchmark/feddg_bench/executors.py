@@ -134,6 +134,7 @@ class ProcessExecutor:
                 "call": task.call,
                 "round": task.round,
                 "memory": self.memories.get(task.client, {}),
+                "told": dict(task.told),
             }
             for task in tasks
         )

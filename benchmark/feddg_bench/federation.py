@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +29,10 @@ class Federation:
         clients: Client name to the indices of its training images.
         evaluation: Split, domain and indices of every set that is measured.
         num_classes: C.
+        sources: Names of the training domains.
+        domains: Client name to how many training images of each source domain it holds.
+        validation: Client name to the indices of its validation images, where the method wants
+            them (`feddg_bench.method.Method.client_validation`).
     """
 
     images: Path | np.ndarray
@@ -37,6 +41,9 @@ class Federation:
     clients: dict[str, np.ndarray]
     evaluation: tuple[tuple[str, str, np.ndarray], ...]
     num_classes: int
+    sources: tuple[str, ...] = ()
+    domains: dict[str, dict[str, int]] = field(default_factory=dict)
+    validation: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 class ImageBank:

@@ -81,7 +81,7 @@ def federate(
         evaluation = None
         if server.round % every == 0 or server.round == rounds:
             start = time.perf_counter()
-            evaluation = evaluate(server.weights)
+            evaluation = evaluate(method.global_model(server))
             server.ledger.spend("evaluation", time.perf_counter() - start)
         yield RoundResult(server.round, server.cohort, server.ledger, skipped, evaluation)
 

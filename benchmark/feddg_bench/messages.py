@@ -42,6 +42,7 @@ class Task:
         weights: Global model, as the client receives it; empty where the call needs none.
         broadcast: What the server tells every client besides the model.
         memory: What this client kept from its previous task; no one else reads it.
+        told: What the server tells this client alone.
     """
 
     client: str
@@ -50,6 +51,7 @@ class Task:
     weights: Mapping[str, Tensor]
     broadcast: Mapping[str, Any]
     memory: Payload = field(default_factory=dict)
+    told: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

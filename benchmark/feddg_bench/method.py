@@ -42,6 +42,8 @@ class Method(LightningModule):
         num_classes: C.
         train: Settings of local training.
         bn: ``average``, ``frozen`` or ``local`` (see ``FederationSettings.bn``).
+        clients: Names of the clients that hold images.
+        sources: Names of the training domains.
     """
 
     Settings: ClassVar[type[MethodSettings]] = MethodSettings
@@ -57,6 +59,14 @@ class Method(LightningModule):
     """Name prefixes of state that stays with each client: never sent, never averaged."""
     frozen: ClassVar[tuple[str, ...]] = ()
     """Name prefixes of state that is the same everywhere and never changes."""
+    client_validation: ClassVar[bool] = False
+    """Whether clients keep validation images (`feddg_bench.partition.validation_parts`)."""
+    citation: ClassVar[str] = ""
+    """Authors, title, venue and year, arXiv number."""
+    deviations: ClassVar[tuple[str, ...]] = ()
+    """Where published code differs from its paper, and what this class does; one sentence each."""
+    group: ClassVar[str] = "aggregation"
+    """Kind of method, for tables: reference, aggregation, alignment, style, personalisation."""
 
     def __init__(
         self,
@@ -66,11 +76,15 @@ class Method(LightningModule):
         num_classes: int,
         train: TrainSettings,
         bn: str = "average",
+        clients: tuple[str, ...] = (),
+        sources: tuple[str, ...] = (),
     ) -> None:
         super().__init__()
         self.settings = settings
         self.train_settings = train
         self.num_classes = num_classes
+        self.clients = clients
+        self.sources = sources
         self.num_features = backbone.num_features
         self.backbone = backbone
         self.classifier = nn.Linear(self.num_features, num_classes)
@@ -165,6 +179,13 @@ class Method(LightningModule):
         """Return the new global weights from the cohort's updates, given in client order."""
         mean = streaming_mean((reply.value.weights, server.share(reply)) for reply in updates)
         return server_step(server.weights, mean, server.federation.server_lr, self.trainable)
+
+    def global_model(self, server: Server) -> Weights:
+        """Return the state with which evaluation measures; it may hold more than is federated.
+
+        What is left out, such as private state, is as it was before round 1.
+        """
+        return server.weights
 
     # ------------------------------------------- for the worker, rarely for plugins
 

@@ -35,6 +35,7 @@ __all__ = [
     "heterogeneous_indices",
     "make_partition",
     "per_domain_indices",
+    "validation_parts",
 ]
 
 
@@ -208,3 +209,47 @@ def make_partition(
             "seed": seed,
         },
     )
+
+
+def validation_parts(
+    settings: PartitionSettings,
+    partition: Partition,
+    id_val: NDArray[np.integer],
+    domains: NDArray[np.integer],
+    *,
+    seed: int,
+) -> tuple[dict[str, IntArray], dict[str, IntArray]]:
+    """Give every client that holds images validation images too.
+
+    The in-domain validation split is spread with the partition's own rule and seed. A client that
+    gets nothing of it gives up a tenth of its training images, rounded down and at least one; its
+    only image would serve for both.
+
+    Args:
+        settings: The partition's rule and its numbers.
+        partition: The training images of the clients.
+        id_val: Data-set indices of the in-domain validation images, [n].
+        domains: Domain id of each of them, [n].
+        seed: Seed of the partition's own stream.
+
+    Returns:
+        Training and validation images by client name: data-set indices.
+    """
+    make, _ = RULES[settings.kind]
+    parts = make(settings, np.asarray(domains, dtype=np.int64), seed) if len(id_val) else []
+    if len(parts) != len(partition.clients):  # a domain without validation images has no parts
+        parts = [np.arange(0)] * len(partition.clients)
+    training: dict[str, IntArray] = {}
+    validation: dict[str, IntArray] = {}
+    for number, (name, held) in enumerate(zip(partition.clients, partition.indices, strict=True)):
+        if not len(held):
+            continue
+        training[name] = held
+        validation[name] = np.asarray(id_val, dtype=np.int64)[parts[number]]
+        if not len(validation[name]):
+            order = np.random.default_rng([seed, number]).permutation(len(held))
+            count = max(1, len(held) // 10)
+            validation[name] = held[np.sort(order[:count])]
+            if len(held) > 1:
+                training[name] = held[np.sort(order[count:])]
+    return training, validation

@@ -20,6 +20,7 @@ from feddg_bench.streams import torch_stream
 
 if TYPE_CHECKING:
     from feddg_bench.data import DomainDataset
+    from feddg_bench.federation import Federation
     from feddg_bench.method import Method
 
 _PACKAGES = {"method": "feddg_methods", "data set": "feddg_datasets"}
@@ -75,7 +76,7 @@ def load_dataset(name: str) -> type[DomainDataset]:
     return loaded
 
 
-def build_method(settings: RunSettings, num_classes: int) -> Method:
+def build_method(settings: RunSettings, federation: Federation) -> Method:
     """Build a run's module; its initial weights depend on the seed and the backbone alone."""
     from feddg_bench.models import build_backbone
 
@@ -85,9 +86,11 @@ def build_method(settings: RunSettings, num_classes: int) -> Method:
         return method(
             hyper,
             backbone=build_backbone(settings.backbone),
-            num_classes=num_classes,
+            num_classes=federation.num_classes,
             train=settings.train,
             bn=settings.federation.bn,
+            clients=tuple(federation.clients),
+            sources=federation.sources,
         )
 
 

@@ -27,7 +27,7 @@ from feddg_bench.locations import cache_dir
 from feddg_bench.loop import RoundResult, federate
 from feddg_bench.method import Method
 from feddg_bench.models import check_image_size
-from feddg_bench.partition import Partition, make_partition
+from feddg_bench.partition import Partition, make_partition, validation_parts
 from feddg_bench.protocols import Scenario
 from feddg_bench.registry import build_method, load_method
 from feddg_bench.results import ResultsStore, RunRecord, ScenarioRecord
@@ -234,18 +234,21 @@ def open_federation(
             f"scenario {plan.scenario.name} of {dataset.name} has no training image of class "
             f"{absent}; check the data folder and the split file"
         )
-    partition = make_partition(
-        settings.partition,
-        train,
-        store.domains[train],
-        seed=derive_seed(settings.seed, "partition"),
-    )
+    seed = derive_seed(settings.seed, "partition")
+    partition = make_partition(settings.partition, train, store.domains[train], seed=seed)
     _save_partition(partition, store, dataset, results)
+    method = load_method(settings.method)
     clients = {
         name: index
         for name, index in zip(partition.clients, partition.indices, strict=True)
         if len(index)
     }
+    validation: dict[str, np.ndarray] = {}
+    if method.client_validation:
+        id_val = splits.get("id_val", np.empty(0, dtype=np.int64))
+        clients, validation = validation_parts(
+            settings.partition, partition, id_val, store.domains[id_val], seed=seed
+        )
     per_round = settings.federation.per_round
     if per_round is not None and per_round > len(clients):
         raise SettingsError(
@@ -259,6 +262,9 @@ def open_federation(
         clients=clients,
         evaluation=_evaluation(splits, dataset, store),
         num_classes=len(dataset.classes),
+        sources=plan.scenario.train,
+        domains={name: _domain_counts(index, dataset, store) for name, index in clients.items()},
+        validation=validation,
     )
     sizes = partition.sizes
     record = RunRecord(
@@ -275,9 +281,7 @@ def open_federation(
         ),
         seed=settings.seed,
         recipe=plan.recipe,
-        labels={
-            name: str(settings.hyper[name]) for name in load_method(settings.method).Settings.labels
-        },
+        labels={name: str(settings.hyper[name]) for name in method.Settings.labels},
         settings=plan.canonical,
         data={"fingerprint": store.fingerprint, "images": _counts(splits, dataset, store)},
         partition={
@@ -294,7 +298,7 @@ def open_server(
 ) -> tuple[Method, Server]:
     """Build the plugin and its workers, and return it with a server that can ask the clients."""
     settings = plan.settings
-    method = build_method(settings, federation.num_classes)
+    method = build_method(settings, federation)
     device = find_device(resources.device)
     executor.start(WorkerSpec(settings, federation, device, resources.threads), method)
     home = device if executor.workers == 1 else "cpu"  # other processes send to the CPU
@@ -357,6 +361,11 @@ def _counts(splits: Splits, dataset: DomainDataset, store: Store) -> dict[str, d
     for split, domain, part in _by_domain(splits, dataset, store):
         counts.setdefault(split, {})[domain] = len(part)
     return counts
+
+
+def _domain_counts(index: np.ndarray, dataset: DomainDataset, store: Store) -> dict[str, int]:
+    counts = np.bincount(store.domains[index], minlength=len(dataset.domains))
+    return {domain: int(n) for domain, n in zip(dataset.domains, counts, strict=True) if n}
 
 
 def _save_partition(

@@ -126,7 +126,12 @@ class Server:
         self._downlink = downlink
 
     def ask(
-        self, call: Callable[..., T], *, everyone: bool = False, weights: bool = True
+        self,
+        call: Callable[..., T],
+        *,
+        everyone: bool = False,
+        weights: bool = True,
+        tell: Mapping[str, Payload] | None = None,
     ) -> Iterator[Reply[T]]:
         """Run a client-half function on the cohort and yield replies in client order.
 
@@ -137,23 +142,31 @@ class Server:
             call: Bound method of the plugin, such as ``self.fit``. Only its name travels.
             everyone: Ask all clients, not only this round's cohort.
             weights: Send the global model along; ``False`` for calls that do not read it.
+            tell: What to tell single clients, by name; each finds it in ``client.broadcast``, and
+                its keys must be declared in ``downlink``. Sent, and counted, at every call.
 
         Raises:
             NoReplyError: If every reply was dropped.
             PluginError: If the broadcast or a reply holds something the method does not declare.
         """
         name = call.__name__
-        undeclared = sorted(set(self.broadcast) - set(self._downlink))
+        tell = tell or {}
+        told = set(self.broadcast).union(*tell.values())
+        undeclared = sorted(told - set(self._downlink))
         if undeclared:
             raise PluginError(
-                f"the server broadcasts {', '.join(undeclared)}, which the method does not "
+                f"the server tells clients {', '.join(undeclared)}, which the method does not "
                 f"declare: add it to downlink"
             )
         asked = self.clients if everyone else self.cohort
         model = self.weights if weights else {}
         broadcast = dict(self.broadcast)
-        tasks = [Task(client, name, self.round, model, broadcast) for client in asked]
+        tasks = [
+            Task(client, name, self.round, model, broadcast, told=tell.get(client, {}))
+            for client in asked
+        ]
         self.ledger.bytes["down"] += nbytes(model) * len(asked)
+        self.ledger.bytes["down"] += sum(nbytes(task.told) for task in tasks)
         self.ledger.bytes["down"] += sum(self.broadcast.deliver(client) for client in asked)
         return self._replies(name, tasks)
 

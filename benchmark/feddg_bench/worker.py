@@ -66,7 +66,7 @@ class Worker:
             devices=[self.device.index or 0] if self.device.type == "cuda" else 1,
             precision=self.settings.train.precision,
         )
-        self.method = method or build_method(self.settings, spec.federation.num_classes)
+        self.method = method or build_method(self.settings, spec.federation)
         self.method.to(self.device)
         if self.settings.train.channels_last:
             self.method.to(memory_format=torch.channels_last)
@@ -75,6 +75,10 @@ class Worker:
         self.data = {
             name: ClientImages(self.bank, index, self.settings.augment, self.settings.train)
             for name, index in spec.federation.clients.items()
+        }
+        self.validation = {
+            name: ClientImages(self.bank, index, self.settings.augment, self.settings.train)
+            for name, index in spec.federation.validation.items()
         }
         self._initial_private = self.method.private_weights()
 
@@ -88,11 +92,13 @@ class Worker:
             rounds=settings.federation.rounds,
             data=data,
             weights=task.weights,
-            broadcast=task.broadcast,
+            broadcast={**task.broadcast, **task.told},
             memory=memory,
             fabric=self.fabric,
             train=settings.train,
             seed=settings.seed,
+            domains=self.spec.federation.domains.get(task.client, {}),
+            validation=self.validation.get(task.client),
         )
         self.method.train()
         self.method.load_weights(memory.pop("private state", self._initial_private))

@@ -332,7 +332,7 @@ def test_erm_is_plain_training(start_run, pooled):
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
 def test_erm_runs_under_the_trainer(toy_settings, pooled):
-    method = build_method(toy_settings({"method": "erm"}), 3)
+    method = build_method(toy_settings({"method": "erm"}), pooled)
     index = pooled.clients["client_0"]
     images = torch.from_numpy(pooled.images[index]).permute(0, 3, 1, 2).float() / 255
     labels = torch.from_numpy(pooled.labels[index])

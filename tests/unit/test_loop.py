@@ -28,6 +28,7 @@ class Averaging:
     run_round = Method.run_round
     aggregate = Method.aggregate
     prepare = Method.prepare
+    global_model = Method.global_model
 
     def fit(self, client):
         """Only the name travels."""
@@ -287,3 +288,17 @@ def test_weighting():
     old = torch.tensor([1.0, -1.0]) * 1.1 + 1
     assert_close(first_round("uniform"), old + sum(range(10)) / 10)
     assert_close(first_round("samples"), old + sum(i * (i + 1) for i in range(10)) / 55)
+
+
+class Doubled(Averaging):
+    """A method that is measured with other weights than it trains."""
+
+    def global_model(self, server):
+        return {"w": 2 * server.weights["w"]}
+
+
+def test_the_method_says_with_which_weights_it_is_measured():
+    server = start()
+    seen = []
+    list(federate(Doubled(), server, lambda weights: seen.append(weights["w"]) or {}, rounds=1))
+    assert_close(seen, [2 * server.weights["w"]], rtol=0, atol=0)

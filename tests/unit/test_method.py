@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import ClassVar
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
+from feddg_bench.errors import PluginError
 from feddg_bench.messages import LocalUpdate, Task, decode, encode
 from feddg_bench.method import Method
 from feddg_bench.settings import MethodSettings, TrainSettings
@@ -295,3 +297,60 @@ def test_private_state_stays_with_its_client(start_run):
     bitwise(back.value.weights, first.memory["private state"])
     newcomer = worker.run(Task("client_2", "fit", 2, received, {}))
     bitwise(newcomer.value.weights, initial)
+
+
+# ------------------------------------------------------------------ what a client is told of itself
+
+
+class Looking(Method):
+    """Says what a client sees of its own data."""
+
+    uplink: ClassVar = {"look": ("domains", "labels", "images")}
+
+    def look(self, client):
+        batches = list(client.validation_batches())
+        return {
+            "domains": dict(client.domains),
+            "labels": torch.cat([labels for _, labels in batches]),
+            "images": torch.cat([images for images, _ in batches]),
+        }
+
+
+def looking(start_run, federation):
+    base = start_run("fedavg")
+    plugin = Looking(
+        base.method.settings,
+        backbone=base.method.backbone,
+        num_classes=3,
+        train=base.settings.train,
+    )
+    return start_run("fedavg", method=plugin, federation=federation)
+
+
+def test_a_client_sees_its_validation_images_as_stored(start_run, toy_federation):
+    run = looking(start_run, toy_federation)
+    for reply in run.server.ask(run.method.look, everyone=True):
+        index = toy_federation.validation[reply.client]
+        assert reply.value["labels"].tolist() == toy_federation.labels[index].tolist()
+        pixels = torch.from_numpy(toy_federation.images[index]).permute(0, 3, 1, 2) / 255
+        assert_close(reply.value["images"], pixels)
+
+
+def test_a_client_knows_how_many_images_of_each_domain_it_has(start_run, toy_federation):
+    run = looking(start_run, toy_federation)
+    for reply in run.server.ask(run.method.look, everyone=True):
+        found = reply.value["domains"]
+        assert found == toy_federation.domains[reply.client]
+        assert sum(found.values()) == reply.num_examples
+
+
+def test_validation_images_must_be_asked_for_by_the_class(start_run, toy_federation):
+    run = looking(start_run, replace(toy_federation, validation={}))
+    with pytest.raises(PluginError, match="set client_validation = True"):
+        next(run.server.ask(run.method.look))
+
+
+def test_a_method_knows_clients_and_sources(start_run, toy_federation):
+    method = start_run("fedavg").method
+    assert method.clients == tuple(toy_federation.clients)
+    assert method.sources == ("dark", "bright")

@@ -15,6 +15,7 @@ from feddg_bench.partition import (
     heterogeneous_indices,
     make_partition,
     per_domain_indices,
+    validation_parts,
 )
 from feddg_bench.settings import PartitionSettings
 
@@ -308,3 +309,59 @@ def test_kinds_without_a_number_of_clients_ignore_it():
 def test_no_training_images_are_refused():
     with pytest.raises(DataError, match="no training images"):
         make_partition(PartitionSettings(), np.array([], int), np.array([], int), seed=0)
+
+
+# ------------------------------------------------------------------- clients' validation images
+
+
+def held(kind, train, id_val, *, clients=4, seed=3, **values):
+    """Return training and validation images by client; odd images are of domain 1."""
+    settings = PartitionSettings(kind=kind, clients=clients, min_client_size=0, **values)
+    train, id_val = np.asarray(train), np.asarray(id_val, dtype=np.int64)
+    partition = make_partition(settings, train, train % 2, seed=seed)
+    parts = validation_parts(settings, partition, id_val, id_val % 2, seed=seed)
+    return partition, *parts
+
+
+def test_validation_images_are_spread_by_the_rule_of_the_partition():
+    partition, training, validation = held("heterogeneous", range(80), range(100, 116))
+    assert training.keys() == validation.keys() == set(partition.clients)
+    spread = make_partition(
+        PartitionSettings(clients=4, heterogeneity=0.1),
+        np.arange(100, 116),
+        np.arange(16) % 2,
+        seed=3,
+    )
+    for name, index, expected in zip(
+        partition.clients, partition.indices, spread.indices, strict=True
+    ):
+        assert validation[name].tolist() == expected.tolist()
+        assert training[name].tolist() == index.tolist()
+    assert sorted(np.concatenate(list(validation.values()))) == list(range(100, 116))
+
+
+def test_a_client_without_validation_images_gives_up_a_tenth_of_its_own():
+    partition, training, validation = held("heterogeneous", range(100), [], clients=3)
+    for name, index in zip(partition.clients, partition.indices, strict=True):
+        assert len(validation[name]) == len(index) // 10 > 0
+        assert sorted([*training[name], *validation[name]]) == sorted(index)
+
+
+@pytest.mark.parametrize(("count", "trains", "validates"), [(1, 1, 1), (2, 1, 1), (20, 18, 2)])
+def test_how_many_images_are_given_up(count, trains, validates):
+    _, training, validation = held("pooled", range(count), [])
+    assert len(training["client_000"]) == trains
+    assert len(validation["client_000"]) == validates
+
+
+def test_a_domain_without_validation_images_leaves_none_to_spread():
+    """Where clients are domains, the parts could not be told apart."""
+    _, training, validation = held("domain", range(40), range(100, 110, 2))
+    assert {len(index) for index in validation.values()} == {2}
+    assert {len(index) for index in training.values()} == {18}
+
+
+def test_clients_without_images_have_no_validation_images_either():
+    partition, training, validation = held("heterogeneous", range(3), range(100, 140), clients=6)
+    assert len(partition.clients) == 6
+    assert len(training) == len(validation) == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -151,10 +152,10 @@ def hyper(name):
     return {"style": "pixel"} if name == "pardon" else {}
 
 
-def test_initial_weights_depend_on_seed_and_backbone_alone(toy_settings):
+def test_initial_weights_depend_on_seed_and_backbone_alone(toy_settings, toy_federation):
     def weights(name, **values):
         return build_method(
-            toy_settings({"method": name, "hyper": hyper(name)}, values), 3
+            toy_settings({"method": name, "hyper": hyper(name)}, values), toy_federation
         ).federated_weights()
 
     first = weights("fedavg")
@@ -164,23 +165,26 @@ def test_initial_weights_depend_on_seed_and_backbone_alone(toy_settings):
     assert not torch.equal(other["classifier.weight"], first["classifier.weight"])
 
 
-def test_building_leaves_the_global_generator_alone(toy_settings):
+def test_building_leaves_the_global_generator_alone(toy_settings, toy_federation):
     before = torch.get_rng_state()
-    build_method(toy_settings(), 3)
+    build_method(toy_settings(), toy_federation)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_the_classifier_has_one_output_a_class(toy_settings):
-    assert build_method(toy_settings(), 5).classifier.out_features == 5
+def test_the_classifier_has_one_output_a_class(toy_settings, toy_federation):
+    federation = replace(toy_federation, num_classes=5)
+    assert build_method(toy_settings(), federation).classifier.out_features == 5
 
 
-def test_settings_of_the_method_are_checked(toy_settings):
+def test_settings_of_the_method_are_checked(toy_settings, toy_federation):
     settings = toy_settings({"method": "fedprox", "hyper": {"mew": 1}})
-    assert "did you mean 'hyper.mu'?" in refusal(build_method, settings, 3)
+    assert "did you mean 'hyper.mu'?" in refusal(build_method, settings, toy_federation)
     settings = toy_settings({"method": "fedprox", "hyper": {"mu": -1}})
-    assert refusal(build_method, settings, 3).startswith("setting hyper.mu: -1 is not valid")
+    assert refusal(build_method, settings, toy_federation).startswith(
+        "setting hyper.mu: -1 is not valid"
+    )
     settings = toy_settings({"hyper": {"mu": 1}})
-    assert refusal(build_method, settings, 3).startswith("unknown setting 'hyper.mu'")
+    assert refusal(build_method, settings, toy_federation).startswith("unknown setting 'hyper.mu'")
 
 
 # --------------------------------------------------------------------------------- recipes

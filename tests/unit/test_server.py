@@ -148,7 +148,7 @@ def test_what_is_broadcast_must_be_declared():
     with pytest.raises(PluginError) as caught:
         server.ask(fit)
     assert str(caught.value) == (
-        "the server broadcasts bank, which the method does not declare: add it to downlink"
+        "the server tells clients bank, which the method does not declare: add it to downlink"
     )
     assert server.ledger.bytes == {"up": 0, "down": 0}
 
@@ -178,6 +178,24 @@ def test_a_task_says_what_to_do():
     assert (task.client, task.call, task.round) == ("client_0", "fit", 7)
     assert_close(dict(task.weights), server.weights)
     assert_close(task.broadcast["style"], torch.ones(2))
+
+
+def test_one_client_alone_may_be_told_something():
+    server = make_server(downlink=("style", "mine"))
+    server.broadcast["style"] = torch.ones(2)
+    for _ in range(2):
+        list(server.ask(fit, tell={"client_1": {"mine": torch.zeros(5)}}))
+    told = [(task.client, list(task.told), list(task.broadcast)) for task in server._executor.tasks]
+    assert told[:3] == [(c, ["mine"] if c == "client_1" else [], ["style"]) for c in CLIENTS]
+    assert told[3:] == told[:3]
+    model, style_once, mine = 2 * 3 * 20, 3 * 8, 2 * 20
+    assert server.ledger.bytes["down"] == model + style_once + mine
+
+
+def test_what_one_client_is_told_must_be_declared():
+    server = make_server()
+    with pytest.raises(PluginError, match="the server tells clients mine, which"):
+        server.ask(fit, tell={"client_1": {"mine": 1}})
 
 
 def test_a_call_may_do_without_the_model():
