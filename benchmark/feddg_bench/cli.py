@@ -48,7 +48,14 @@ FLAGS = {
 """Flags that stand for a setting."""
 
 Where = Annotated[Path, typer.Option(help="Folder of records and checkpoints.")]
-Method = Annotated[str, typer.Option(help="See `feddg-bench methods`.")]
+Methods = Annotated[
+    str,
+    typer.Option(
+        "--method",
+        "--methods",
+        help="Comma-separated, or `all`; see `feddg-bench methods`.",
+    ),
+]
 DataName = Annotated[str, typer.Option(help="See `feddg-bench datasets`.")]
 Recipe = Annotated[
     str | None,
@@ -110,8 +117,8 @@ def _interrupt(number: int, _frame: FrameType | None) -> None:
 @app.command("run")
 def run_command(
     pairs: Pairs = None,
-    method: Method = "fedavg",
-    protocol: Annotated[str, typer.Option(help="ltdo or lodo.")] = "ltdo",
+    method: Methods = "fedavg",
+    protocol: Annotated[str, typer.Option(help="Comma-separated: ltdo, lodo.")] = "ltdo",
     dataset: DataName = "digits4",
     scenario: Annotated[
         str | None,
@@ -137,7 +144,7 @@ def run_command(
     set_: Set = None,
     json_: Json = False,
 ) -> None:
-    """Train a method under a protocol, record every run, print one table.
+    """Train methods under protocols, record every run, print a table of each.
 
     Runs whose record is there already are not repeated; interrupted ones go on from their
     checkpoint.
@@ -152,17 +159,24 @@ def run_command(
     resources = _resources(
         device, workers, threads, data_root, cache_dir, results, checkpoint_every
     )
-    label, base, user = _layers(method, dataset, protocol, recipe, flags, config, set_, pairs)
-    scenarios = _scenarios(protocol, dataset, scenario)
+    check_name("data set", dataset)
+    wanted = [
+        (*_layers(m, dataset, p, recipe, flags, config, set_, pairs), s)
+        for p in protocol.split(",")
+        for m in _methods(method)
+        for s in _scenarios(p, dataset, scenario)
+    ]
     seed_list = _seeds(seeds)
-    validate(RunSettings, merge(base, user, {"scenario": scenarios[0].name, "seed": seed_list[0]}))
+    for _, base, user, chosen in wanted:
+        layer = {"scenario": chosen.name, "seed": seed_list[0]}
+        validate(RunSettings, merge(base, user, layer))
 
     from feddg_bench.run import RunData, make_plan
 
     plans = [
         make_plan([base], [user, {"scenario": s.name, "seed": seed}], s, label)
         for seed in seed_list
-        for s in scenarios
+        for label, base, user, s in wanted
     ]
     data = RunData(load_dataset(dataset)(data_root), cache_dir)
     _run_all(plans, data, resources, as_json=json_)
@@ -254,18 +268,22 @@ def _run_all(plans: list[Plan], data: RunData, resources: Resources, *, as_json:
     finally:
         if executor is not None:
             executor.close()
-    table = summary(records)
+    groups: dict[tuple[str, str], list[RunRecord]] = {}
+    for record in records:
+        groups.setdefault((record.protocol, record.method), []).append(record)
+    tables = [summary(group) for group in groups.values()]
     if as_json:
         _print_json(
             {
-                "table": table.as_json(),
+                "tables": [table.as_json() for table in tables],
                 "runs": [r.model_dump(mode="json", exclude={"rounds"}) for r in records],
                 "files": [str(store.path(r.key)) for r in records],
             }
         )
         return
     console = Console()
-    console.print(draw(table))
+    for table in tables:
+        console.print(draw(table))
     console.print(f"Records: {store.runs}", highlight=False, soft_wrap=True)
 
 
@@ -326,6 +344,16 @@ def _layers(
     return Path(label).stem, base, user
 
 
+def _methods(text: str) -> list[str]:
+    """Return the methods of a comma-separated list."""
+    if text == "all":
+        return list(names("method"))
+    found = list(dict.fromkeys(part.strip() for part in text.split(",")))
+    for name in found:
+        check_name("method", name)
+    return found
+
+
 def _scenarios(protocol: str, dataset: str, select: str | None) -> list[Scenario]:
     from feddg_bench.protocols import scenarios
 
@@ -350,7 +378,7 @@ def _listing(paths: Iterator[Path]) -> str:
 @app.command("profile")
 def profile_command(
     pairs: Pairs = None,
-    method: Method = "fedavg",
+    method: Methods = "fedavg",
     protocol: Annotated[str, typer.Option(help="ltdo or lodo.")] = "ltdo",
     dataset: DataName = "digits4",
     scenario: Annotated[str | None, typer.Option(help="One scenario; default the first.")] = None,
@@ -376,36 +404,43 @@ def profile_command(
     flags = {"clients": clients, "per_round": per_round, "heterogeneity": heterogeneity}
     where = {"device": device, "threads": threads, "data_root": data_root, "cache_dir": cache_dir}
     resources = validate(Resources, where)
-    label, base, user = _layers(method, dataset, protocol, recipe, flags, config, set_, pairs)
+    check_name("data set", dataset)
     chosen = _scenarios(protocol, dataset, scenario)[0]
-    user = merge(user, {"scenario": chosen.name, "federation": {"rounds": rounds + 1}})
-    validate(RunSettings, merge(base, user))
+    run = {"scenario": chosen.name, "federation": {"rounds": rounds + 1}}
+    wanted = [
+        _layers(m, dataset, protocol, recipe, flags, config, set_, pairs) for m in _methods(method)
+    ]
+    for _, base, user in wanted:
+        validate(RunSettings, merge(base, user, run))
 
     from feddg_bench.profile import profile, synthetic_federation
     from feddg_bench.results import ResultsStore
     from feddg_bench.run import RunData, make_plan, open_federation
 
-    plan = make_plan([base], [user], chosen, label)
     found = load_dataset(dataset)
-    if synthetic is not None:
-        federation = synthetic_federation(
-            plan.settings.partition.clients,
-            synthetic,
-            plan.settings.data.image_size,
-            len(found.classes),
-        )
-    else:
-        data = RunData(found(data_root), cache_dir)
-        federation, _ = open_federation(plan, data, ResultsStore(results))
-    measured = profile(plan, federation, resources, rounds=rounds)
+    data = None if synthetic else RunData(found(data_root), cache_dir)
+    measured = []
+    for label, base, user in wanted:
+        plan = make_plan([base], [user, run], chosen, label)
+        if data is None:
+            federation = synthetic_federation(
+                plan.settings.partition.clients,
+                synthetic or 1,
+                plan.settings.data.image_size,
+                len(found.classes),
+            )
+        else:
+            federation, _ = open_federation(plan, data, ResultsStore(results))
+        measured.append(profile(plan, federation, resources, rounds=rounds))
     if json_:
-        _print_json(measured.as_json())
+        _print_json([p.as_json() for p in measured] if len(measured) > 1 else measured[0].as_json())
         return
     from rich.console import Console
 
-    from feddg_bench.progress import draw_profile
+    from feddg_bench.progress import draw_overheads, draw_profile
 
-    Console().print(draw_profile(measured))
+    console = Console()
+    console.print(draw_profile(measured[0]) if len(measured) == 1 else draw_overheads(measured))
 
 
 # -------------------------------------------------------------------------------- lists

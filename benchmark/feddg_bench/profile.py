@@ -156,7 +156,17 @@ def synthetic_federation(
     width = len(str(clients - 1))
     parts = np.arange(count).reshape(clients, per_client)
     names = {f"client_{i:0{width}}": part for i, part in enumerate(parts)}
-    return Federation(images, size, rng.integers(0, num_classes, count), names, (), num_classes)
+    return Federation(
+        images,
+        size,
+        rng.integers(0, num_classes, count),
+        names,
+        (),
+        num_classes,
+        sources=("synthetic",),
+        domains={name: {"synthetic": per_client} for name in names},
+        validation={name: part[: max(1, per_client // 10)] for name, part in names.items()},
+    )
 
 
 def peak_flops(device: torch.device, precision: str) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -176,6 +177,39 @@ def draw_profile(measured: Profile) -> RichTable:
     drawn.add_row("peak memory", f"{p.peak_memory_mib:.0f}", "MiB")
     if p.peak_device_mib is not None:
         drawn.add_row("peak memory, GPU", f"{p.peak_device_mib:.0f}", "MiB")
+    return drawn
+
+
+def draw_overheads(measured: Sequence[Profile]) -> RichTable:
+    """Return several methods' seconds a round by phase and bytes, as papers' overhead tables."""
+    first = measured[0]
+    drawn = RichTable(
+        title=f"seconds a round on {first.device}, {first.precision}",
+        caption=f"{first.clients} clients a round, medians of {first.rounds} rounds; "
+        "x bare: training over forward, backward and step of plain training alone",
+        caption_justify="left",
+    )
+    phases = list(first.round)
+    for column in (
+        "method",
+        "once",
+        *(f"{phase[:5]}." for phase in phases),
+        "ms a client",
+        "x bare",
+        "up MB",
+        "down MB",
+    ):
+        drawn.add_column(column, justify="left" if column == "method" else "right")
+    for p in measured:
+        drawn.add_row(
+            p.method,
+            f"{sum(p.once.values()):.3f}",
+            *(f"{p.round[phase]:.3f}" for phase in phases),
+            f"{1000 * p.client:.1f}",
+            f"{p.bare_ratio:.2f}",
+            f"{p.bytes_up / 1e6:.3f}",
+            f"{p.bytes_down / 1e6:.3f}",
+        )
     return drawn
 
 

@@ -76,11 +76,19 @@ def load_dataset(name: str) -> type[DomainDataset]:
     return loaded
 
 
-def build_method(settings: RunSettings, federation: Federation) -> Method:
-    """Build a run's module; its initial weights depend on the seed and the backbone alone."""
+def build_method(
+    settings: RunSettings, federation: Federation, plugin: type[Method] | None = None
+) -> Method:
+    """Build a run's module; its initial weights depend on the seed and the backbone alone.
+
+    Args:
+        settings: What to run.
+        federation: Clients, domains and classes.
+        plugin: The method's class, where it is not the one registered under its name.
+    """
     from feddg_bench.models import build_backbone
 
-    method = load_method(settings.method)
+    method = plugin or load_method(settings.method)
     hyper = validate(method.Settings, settings.hyper, "hyper.")
     with torch_stream(settings.seed, "init"):
         return method(

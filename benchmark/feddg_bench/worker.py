@@ -37,12 +37,14 @@ class WorkerSpec:
         federation: Images, clients and splits.
         device: Where, such as ``cpu`` or ``cuda:0``.
         threads: CPU threads of this worker.
+        plugin: The method's class, where it is not the one registered under its name.
     """
 
     settings: RunSettings
     federation: Federation
     device: str = "cpu"
     threads: int = 1
+    plugin: type[Method] | None = None
 
 
 class Worker:
@@ -66,7 +68,7 @@ class Worker:
             devices=[self.device.index or 0] if self.device.type == "cuda" else 1,
             precision=self.settings.train.precision,
         )
-        self.method = method or build_method(self.settings, spec.federation)
+        self.method = method or build_method(self.settings, spec.federation, spec.plugin)
         self.method.to(self.device)
         if self.settings.train.channels_last:
             self.method.to(memory_format=torch.channels_last)

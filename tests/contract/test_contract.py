@@ -9,14 +9,13 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
-import yaml
 from torch.testing import assert_close
 
 from feddg_bench.aggregation import weighted_mean
 from feddg_bench.executors import ProcessExecutor
-from feddg_bench.messages import Task, content, decode, encode, nbytes
+from feddg_bench.messages import Task, encode
 from feddg_bench.registry import load_method, names
-from feddg_bench.settings import validate
+from feddg_bench.testing import CONTRACT, Subject
 from feddg_methods.fedavg import FedAvg
 
 bitwise = partial(assert_close, rtol=0, atol=0)
@@ -50,18 +49,6 @@ def pool():
     executor.close()
 
 
-def start_with(start_run, method, *layers, **parts):
-    """Return a run of a method that is not registered."""
-    base = start_run("fedavg", *layers)
-    plugin = method(
-        base.method.settings,
-        backbone=base.method.backbone,
-        num_classes=base.federation.num_classes,
-        train=base.settings.train,
-    )
-    return start_run("fedavg", *layers, method=plugin, **parts)
-
-
 def numbers(results):
     """Return what must repeat exactly of the rounds' results."""
     return [
@@ -70,174 +57,16 @@ def numbers(results):
     ]
 
 
-# -------------------------------------------------------------------------------- learning
-
-
 @every_method
-def test_every_federated_tensor_moves_and_stays_finite(start_run, name, layer):
-    run = start_run(name, layer)
-    before = {tensor: value.clone() for tensor, value in run.server.weights.items()}
-    run.rounds(2)
-    after = run.server.weights
-    assert set(after) == set(before) == set(run.method.federated)
-    assert [n for n in after if not bool(after[n].isfinite().all())] == []
-    assert [n for n in after if torch.equal(after[n], before[n])] == []
-
-
-@every_method
-def test_it_learns(start_run, name, layer):
-    upright = {"augment": {"flip": 0.0}}  # the class is where the light is
-    run = start_run(name, layer, upright, {"federation": {"rounds": 6, "per_round": None}})
-    losses = [r.evaluation["id_val"]["dark"]["loss"] for r in run.rounds(6)[1:]]
-    assert losses[-1] < losses[0]
-
-
-@every_method
-@pytest.mark.parametrize("per_round", [1, 3, None])
-def test_any_number_of_clients_may_take_part(start_run, recorder, name, layer, per_round):
-    run = start_run(name, layer, {"federation": {"per_round": per_round}}, executor=recorder)
-    for result in run.rounds(2)[1:]:
-        asked = {t.client for t in recorder.tasks if t.round == result.round and t.call == "fit"}
-        assert asked == set(result.cohort)
-        assert len(asked) == (per_round or 4)
-        assert result.ledger.dropped == []
-
-
-# ---------------------------------------------------------------- where and when does not matter
-
-
-@pytest.mark.slow
-@every_method
-def test_processes_equal_this_process_bit_for_bit(start_run, pool, name, layer):
-    here, there = start_run(name, layer), start_run(name, layer, executor=pool)
-    assert numbers(here.rounds(3)) == numbers(there.rounds(3))
-    bitwise(there.server.weights, here.server.weights)
-    assert encode(there.server.state()) == encode(here.server.state())
-
-
-@every_method
-def test_a_task_leaves_no_trace_in_the_answer_to_another(start_run, recorder, name, layer):
-    """Tasks of two rounds, run again in the opposite order by another worker."""
-    start_run(name, layer, executor=recorder).rounds(2)
-    worker = start_run(name, layer).executor.worker
-    again = [worker.run(task) for task in reversed(recorder.tasks)]
-    assert len(again) >= 4
-    for first, second in zip(recorder.replies, reversed(again), strict=True):
-        assert encode(content(first.value)) == encode(content(second.value)), first.client
-        assert encode(first.memory) == encode(second.memory)
-        assert (first.client, first.num_examples) == (second.client, second.num_examples)
-        assert first.metrics == second.metrics
-
-
-@every_method
-@pytest.mark.parametrize("stop", [1, 2])
-def test_a_resumed_run_equals_one_that_never_stopped(start_run, name, layer, stop):
-    layers = (layer, {"federation": {"rounds": 4}})
-    whole = start_run(name, *layers)
-    expected = whole.rounds(4)
-
-    stopped = start_run(name, *layers)
-    stopped.rounds(stop)
-    state = encode(stopped.server.state())
-    resumed = start_run(name, *layers)
-    resumed.server.restore(decode(state))
-    assert numbers(resumed.rounds(4)) == numbers(expected[stop + 1 :])
-    assert encode(resumed.server.state()) == encode(whole.server.state())
-
-
-# --------------------------------------------------------------------------------- messages
-
-
-@every_method
-def test_replies_survive_their_encoding(start_run, recorder, name, layer):
-    start_run(name, layer, executor=recorder).rounds(2)
-    for reply in recorder.replies:
-        for payload in (content(reply.value), reply.memory):
-            data = encode(payload)
-            back = decode(data)
-            assert encode(back) == data
-            assert nbytes(back) == nbytes(payload)
-        assert all(isinstance(value, float) for value in reply.metrics.values())
-
-
-@every_method
-def test_what_is_sent_is_declared(start_run, recorder, name, layer):
-    run = start_run(name, layer, executor=recorder)
-    run.rounds(2)
-    for task, reply in zip(recorder.tasks, recorder.replies, strict=True):
-        assert set(content(reply.value)) <= set(run.method.uplink[task.call])
-        assert set(task.broadcast) <= set(run.method.downlink)
-
-
-@every_method
-def test_a_client_changes_no_weights_but_its_own(start_run, name, layer):
-    run = start_run(name, layer)
-    run.rounds(1)
-    before = {n: tensor.clone() for n, tensor in run.server.weights.items()}
-    broadcast = encode(dict(run.server.broadcast))
-    ours = {t.data_ptr() for t in (*run.server.weights.values(), *run.method.state_dict().values())}
-    for reply in run.server.ask(run.method.fit):
-        assert not ours & {tensor.data_ptr() for tensor in reply.value.weights.values()}
-        for tensor in reply.value.weights.values():
-            tensor.zero_()
-    bitwise(run.server.weights, before)
-    assert encode(dict(run.server.broadcast)) == broadcast
-
-
-@every_method
-def test_there_is_one_model_whose_tensors_stay_where_they_are(start_run, name, layer):
-    run = start_run(name, layer)
-
-    def places():
-        state = run.method.state_dict(keep_vars=True)
-        return {n: (id(tensor), tensor.data_ptr()) for n, tensor in state.items()}
-
-    before = places()
-    run.rounds(2)
-    assert places() == before
-
-
-# --------------------------------------------------------------------------------- settings
-
-
-@every_method
-def test_settings_survive_yaml(name, layer):
-    model = load_method(name).Settings
-    settings = validate(model, layer["hyper"])
-    text = yaml.safe_dump(settings.model_dump(mode="json"))
-    assert validate(model, yaml.safe_load(text)) == settings
-
-
-@every_method
-def test_the_seed_changes_the_run(start_run, name, layer):
-    first, second = start_run(name, layer), start_run(name, layer, {"seed": 1})
-    assert first.rounds(1)[1].evaluation != second.rounds(1)[1].evaluation
-
-
-@every_method
-def test_the_same_seed_repeats_the_run(start_run, name, layer):
-    first, second = start_run(name, layer), start_run(name, layer)
-    assert numbers(first.rounds(2)) == numbers(second.rounds(2))
-    assert encode(first.server.state()) == encode(second.server.state())
+@pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__)
+def test_contract(check, name, layer):
+    check(Subject(name, layer))
 
 
 # ------------------------------------------------------------------- what a client remembers
 
 KEPT = {"federation": {"per_round": None}, "train": {"optimizer_state": "persist"}}
 RESET = {"federation": {"per_round": None}, "train": {"optimizer_state": "reset"}}
-
-
-@every_method
-def test_a_kept_optimizer_makes_a_difference(start_run, name, layer):
-    kept, reset = start_run(name, layer, KEPT), start_run(name, layer, RESET)
-    kept.rounds(1)
-    reset.rounds(1)
-    bitwise(kept.server.weights, reset.server.weights)
-    kept.rounds(2)
-    reset.rounds(2)
-    assert any(not torch.equal(kept.server.weights[n], t) for n, t in reset.server.weights.items())
-    assert all("optimizer" in memory for memory in kept.executor.memories.values())
-    assert not any("optimizer" in memory for memory in reset.executor.memories.values())
 
 
 @pytest.mark.slow
@@ -348,7 +177,7 @@ class Dropping(FedAvg):
 
 
 def test_every_task_has_its_own_stream(start_run):
-    worker = start_with(start_run, Dropping).executor.worker
+    worker = start_run(Dropping).executor.worker
     drawn = {
         tuple(worker.run(Task(client, call, round, {}, {})).value["numbers"])
         for client in ("client_0", "client_1")
@@ -359,7 +188,7 @@ def test_every_task_has_its_own_stream(start_run):
 
 
 def test_layers_draw_from_the_stream_of_their_task(start_run, recorder):
-    run = start_with(start_run, Dropping, {"federation": {"per_round": None}}, executor=recorder)
+    run = start_run(Dropping, {"federation": {"per_round": None}}, executor=recorder)
     before = torch.get_rng_state()
     run.rounds(1)
     assert torch.equal(torch.get_rng_state(), before)
@@ -392,13 +221,13 @@ class Diverging(FedAvg):
 
 
 def test_an_error_in_client_work_is_not_swallowed(start_run):
-    run = start_with(start_run, Failing, RESET)
+    run = start_run(Failing, RESET)
     with pytest.raises(ValueError, match="no luck"):
         run.rounds(1)
 
 
 def test_a_client_that_diverged_is_dropped_for_the_round(start_run):
-    run = start_with(start_run, Diverging, RESET)
+    run = start_run(Diverging, RESET)
     results = run.rounds(2)
     assert [[entry["client"] for entry in r.ledger.dropped] for r in results] == [
         [],
@@ -408,7 +237,7 @@ def test_a_client_that_diverged_is_dropped_for_the_round(start_run):
 
 
 def test_a_client_that_diverged_comes_back_with_the_memory_it_had(start_run):
-    run = start_with(start_run, Diverging, KEPT)
+    run = start_run(Diverging, KEPT)
     results = run.rounds(2)
     assert [len(r.ledger.dropped) for r in results] == [0, 1, 0]
 

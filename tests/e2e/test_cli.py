@@ -115,7 +115,7 @@ def test_seeds_give_mean_and_deviation(feddg: Run) -> None:
     assert answer["runs"][0]["key"] != answer["runs"][1]["key"]
     records = [json.loads(Path(file).read_text()) for file in answer["files"]]
     last = [100 * r["rounds"][-1]["evaluation"]["test"]["chalk"]["accuracy"] for r in records]
-    cell = answer["table"]["rows"][0]["test"]
+    cell = answer["tables"][0]["rows"][0]["test"]
     assert cell["mean"] == pytest.approx(np.mean(last))
     assert cell["std"] == pytest.approx(np.std(last, ddof=1))
     assert "±" in feddg(*arguments).out
@@ -141,7 +141,7 @@ def test_erm_pools_whatever_the_recipe_says(feddg: Run, tmp_path: Path) -> None:
 
 def test_lodo_has_no_validation_domain(feddg: Run) -> None:
     done = feddg("run", "--protocol", "lodo", "--scenario", "chalk", *TINY, "--json")
-    (row,) = json.loads(done.out)["table"]["rows"]
+    (row,) = json.loads(done.out)["tables"][0]["rows"]
     assert row["val"] is None
     assert row["test"]["mean"] > 0
 

@@ -317,14 +317,7 @@ class Looking(Method):
 
 
 def looking(start_run, federation):
-    base = start_run("fedavg")
-    plugin = Looking(
-        base.method.settings,
-        backbone=base.method.backbone,
-        num_classes=3,
-        train=base.settings.train,
-    )
-    return start_run("fedavg", method=plugin, federation=federation)
+    return start_run(Looking, federation=federation)
 
 
 def test_a_client_sees_its_validation_images_as_stored(start_run, toy_federation):

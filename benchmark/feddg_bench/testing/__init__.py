@@ -1,0 +1,21 @@
+"""Test your own method or data set by the contract that the built-in ones keep."""
+
+from feddg_bench.testing.contract import CONTRACT, Subject, contract_tests
+from feddg_bench.testing.toy import (
+    Recorder,
+    ToyRun,
+    start_toy_run,
+    toy_federation,
+    toy_settings,
+)
+
+__all__ = [
+    "CONTRACT",
+    "Recorder",
+    "Subject",
+    "ToyRun",
+    "contract_tests",
+    "start_toy_run",
+    "toy_federation",
+    "toy_settings",
+]

@@ -1,0 +1,336 @@
+"""What every method keeps to, whatever it does."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+import yaml
+
+from feddg_bench.messages import Reply, Task, content, decode, encode, nbytes
+from feddg_bench.settings import Layer, validate
+from feddg_bench.testing.toy import Recorder, ToyRun, start_toy_run
+
+if TYPE_CHECKING:
+    from feddg_bench.executors import ProcessExecutor
+    from feddg_bench.loop import RoundResult
+    from feddg_bench.messages import Weights
+    from feddg_bench.method import Method
+    from feddg_bench.worker import WorkerSpec
+
+ALL_CLIENTS: Layer = {"federation": {"per_round": None}}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is tested.
+
+    Attributes:
+        plugin: The method's class or its registered name.
+        layer: Settings to test it with, such as ``{"hyper": {...}}``.
+    """
+
+    plugin: type[Method] | str
+    layer: Mapping[str, Any] = field(default_factory=dict)
+
+    def run(self, *layers: Mapping[str, Any], **parts: Any) -> ToyRun:
+        """Start a toy run of it."""
+        return start_toy_run(self.plugin, self.layer, *layers, **parts)
+
+
+Check = Callable[[Subject], None]
+
+
+def contract_tests(method: type[Method], hyper: Mapping[str, Any] | None = None) -> None:
+    """Check that a method keeps the contract, on toy data; takes some seconds.
+
+    Args:
+        method: The plugin's class. For the check with two processes its module must be importable.
+        hyper: Settings with which the method can run without files.
+
+    Raises:
+        AssertionError: Naming every check that failed and why.
+    """
+    failed = []
+    for check in CONTRACT:
+        try:
+            check(Subject(method, {"hyper": dict(hyper or {})}))
+        except Exception as error:
+            failed.append(f"- {check.__name__}: {type(error).__name__}: {error}")
+    if failed:
+        raise AssertionError(f"{method.__name__} breaks the contract:\n" + "\n".join(failed))
+
+
+def federated_tensors_move_and_stay_finite(subject: Subject) -> None:
+    """A tensor that is sent but never learns is a bug, such as a generator that was detached."""
+    run = subject.run()
+    before = {name: tensor.clone() for name, tensor in run.server.weights.items()}
+    run.rounds(2)
+    after = run.server.weights
+    _require(
+        set(after) == set(before) == set(run.method.federated),
+        "the server's weights are not the federated tensors any more",
+    )
+    infinite = [n for n in after if not bool(after[n].isfinite().all())]
+    _require(not infinite, f"NaN or infinity in {infinite}")
+    still = [n for n in after if torch.equal(after[n], before[n])]
+    _require(not still, f"after two rounds unchanged: {still}")
+
+
+def it_learns(subject: Subject) -> None:
+    """The loss on in-domain images falls within six rounds."""
+    upright = {"augment": {"flip": 0.0}}  # the class is where the light is
+    run = subject.run(upright, {"federation": {"rounds": 6, "per_round": None}})
+    evaluations = [r.evaluation for r in run.rounds(6)[1:] if r.evaluation]
+    first, last = (e["id_val"]["dark"]["loss"] for e in (evaluations[0], evaluations[-1]))
+    _require(last < first, f"the loss went from {first:.4f} to {last:.4f}")
+
+
+def any_number_of_clients_may_take_part(subject: Subject) -> None:
+    """One client, some, or all."""
+    for per_round in (1, 3, None):
+        recorder = Recorder()
+        run = subject.run({"federation": {"per_round": per_round}}, executor=recorder)
+        for result in run.rounds(2)[1:]:
+            asked = {t.client for t in recorder.tasks if (t.round, t.call) == (result.round, "fit")}
+            _require(asked == set(result.cohort), f"asked {asked}, not {set(result.cohort)}")
+            _require(not result.ledger.dropped, f"dropped {result.ledger.dropped}")
+
+
+def two_processes_equal_this_process(subject: Subject) -> None:
+    """Bit for bit, for model, memories and metrics."""
+    here, there = subject.run(), subject.run(executor=_pool())
+    _require(_numbers(here.rounds(3)) == _numbers(there.rounds(3)), "rounds differ")
+    _same(there.server.weights, here.server.weights)
+    _require(encode(there.server.state()) == encode(here.server.state()), "memories differ")
+
+
+def a_task_leaves_no_trace(subject: Subject) -> None:
+    """Tasks of two rounds, run again in the opposite order by another worker, answer the same."""
+    recorder = Recorder()
+    subject.run(executor=recorder).rounds(2)
+    again = Recorder()
+    subject.run(executor=again)
+    repeated = [again.worker.run(task) for task in reversed(recorder.tasks)]
+    for first, second in zip(recorder.replies, reversed(repeated), strict=True):
+        for a, b in ((content(first.value), content(second.value)), (first.memory, second.memory)):
+            _require(encode(a) == encode(b), f"{first.client} answers otherwise")
+        _require(first.metrics == second.metrics, f"{first.client} logs otherwise")
+
+
+def a_resumed_run_equals_one_that_never_stopped(subject: Subject) -> None:
+    """Whatever the server and clients remember is in their memories."""
+    layer = {"federation": {"rounds": 4}}
+    whole = subject.run(layer)
+    expected = whole.rounds(4)
+    for stop in (1, 2):
+        stopped = subject.run(layer)
+        stopped.rounds(stop)
+        resumed = subject.run(layer)
+        resumed.server.restore(decode(encode(stopped.server.state())))
+        found = _numbers(resumed.rounds(4))
+        _require(found == _numbers(expected[stop + 1 :]), f"stopped after {stop}: rounds differ")
+        _require(
+            encode(resumed.server.state()) == encode(whole.server.state()),
+            f"stopped after {stop}: another state",
+        )
+
+
+def messages_survive_their_encoding(subject: Subject) -> None:
+    """Replies and memories cross processes and checkpoints unchanged."""
+    recorder = Recorder()
+    subject.run(executor=recorder).rounds(2)
+    for reply in recorder.replies:
+        for payload in (content(reply.value), reply.memory):
+            data = encode(payload)
+            back = decode(data)
+            _require(encode(back) == data, "a payload changed")
+            _require(nbytes(back) == nbytes(payload), "a payload changed its size")
+        _require(
+            all(isinstance(value, float) for value in reply.metrics.values()),
+            f"metrics are not numbers: {reply.metrics}",
+        )
+
+
+def what_is_sent_is_declared(subject: Subject) -> None:
+    """``uplink`` and ``downlink`` name everything that crosses."""
+    recorder = Recorder()
+    run = subject.run(executor=recorder)
+    run.rounds(2)
+    for task, reply in zip(recorder.tasks, recorder.replies, strict=True):
+        undeclared = set(content(reply.value)) - set(run.method.uplink.get(task.call, ()))
+        undeclared |= {*task.broadcast, *task.told} - set(run.method.downlink)
+        _require(not undeclared, f"not declared: {sorted(undeclared)}")
+
+
+def clients_that_diverge_are_dropped(subject: Subject) -> None:
+    """NaN in one reply changes nothing but who is left."""
+    run = subject.run(ALL_CLIENTS, executor=_Spoiling("client_1"))
+    results = run.rounds(2)
+    dropped = [{entry["client"] for entry in r.ledger.dropped} for r in results[1:]]
+    _require(dropped == [{"client_1"}, set()], f"dropped {dropped}")
+    bad = [n for n, tensor in run.server.weights.items() if not bool(tensor.isfinite().all())]
+    _require(not bad, f"NaN or infinity in {bad}")
+
+
+def replies_hold_copies(subject: Subject) -> None:
+    """No tensor of a reply lies in the module or in the global model, which later change."""
+    executor = _Watching()
+    subject.run(executor=executor).rounds(2)
+    _require(not executor.shared, f"not copied: {sorted(executor.shared)}")
+
+
+def there_is_one_model_whose_tensors_stay_where_they_are(subject: Subject) -> None:
+    """Weights are written in place; no parameter is replaced."""
+    run = subject.run()
+
+    def places() -> dict[str, tuple[int, int]]:
+        state = run.method.state_dict(keep_vars=True)
+        return {n: (id(tensor), tensor.data_ptr()) for n, tensor in state.items()}
+
+    before = places()
+    run.rounds(2)
+    moved = [n for n, place in places().items() if place != before.get(n)]
+    _require(not moved, f"replaced: {moved}")
+
+
+def settings_survive_yaml(subject: Subject) -> None:
+    """What a record or a sweep file holds makes the same settings again."""
+    model = type(subject.run().method).Settings
+    settings = validate(model, subject.layer.get("hyper", {}))
+    text = yaml.safe_dump(settings.model_dump(mode="json"))
+    _require(validate(model, yaml.safe_load(text)) == settings, "settings differ after YAML")
+
+
+def the_seed_decides_the_run(subject: Subject) -> None:
+    """The same seed repeats the run, another one gives another."""
+    first, second, other = subject.run(), subject.run(), subject.run({"seed": 1})
+    found = _numbers(first.rounds(2))
+    _require(found == _numbers(second.rounds(2)), "the same seed gave other rounds")
+    _require(
+        encode(first.server.state()) == encode(second.server.state()),
+        "the same seed gave another state",
+    )
+    _require(found != _numbers(other.rounds(2)), "another seed gave the same rounds")
+
+
+def a_kept_optimizer_makes_a_difference(subject: Subject) -> None:
+    """``train.optimizer_state=persist`` acts from a client's second round on, and only then."""
+    kept = subject.run(ALL_CLIENTS, {"train": {"optimizer_state": "persist"}})
+    reset = subject.run(ALL_CLIENTS, {"train": {"optimizer_state": "reset"}})
+    kept.rounds(1)
+    reset.rounds(1)
+    _same(kept.server.weights, reset.server.weights)
+    kept.rounds(2)
+    reset.rounds(2)
+    _require(
+        any(not torch.equal(kept.server.weights[n], t) for n, t in reset.server.weights.items()),
+        "it made no difference",
+    )
+    memories = (kept.executor.memories.values(), reset.executor.memories.values())
+    _require(all("optimizer" in memory for memory in memories[0]), "a client did not keep it")
+    _require(not any("optimizer" in memory for memory in memories[1]), "a client kept it")
+
+
+CONTRACT: tuple[Check, ...] = (
+    federated_tensors_move_and_stay_finite,
+    it_learns,
+    any_number_of_clients_may_take_part,
+    two_processes_equal_this_process,
+    a_task_leaves_no_trace,
+    a_resumed_run_equals_one_that_never_stopped,
+    messages_survive_their_encoding,
+    what_is_sent_is_declared,
+    clients_that_diverge_are_dropped,
+    replies_hold_copies,
+    there_is_one_model_whose_tensors_stay_where_they_are,
+    settings_survive_yaml,
+    the_seed_decides_the_run,
+    a_kept_optimizer_makes_a_difference,
+)
+"""All checks; parametrize a test with them to see them one by one."""
+
+
+# ----------------------------------------------------------------------------------- helpers
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise AssertionError(message)
+
+
+def _same(found: Weights, expected: Weights) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def _numbers(results: list[RoundResult]) -> list[Any]:
+    """Return what must repeat exactly of the rounds' results."""
+    return [
+        (r.round, r.cohort, r.skipped, r.evaluation, r.ledger.bytes, r.ledger.means())
+        for r in results
+    ]
+
+
+@cache
+def _pool() -> ProcessExecutor:
+    """Return two processes for all checks: to start them takes long."""
+    from feddg_bench.executors import ProcessExecutor
+
+    executor = ProcessExecutor(2)
+    atexit.register(executor.close)
+    return executor
+
+
+class _Spoiling(Recorder):
+    """Puts NaN into what one client sends after training in round 1."""
+
+    def __init__(self, client: str) -> None:
+        self.client = client
+
+    def map(self, tasks: Iterable[Task]) -> Iterator[Reply[Any]]:
+        for reply in super().map(tasks):
+            task = self.tasks[-1]
+            if (task.client, task.call, task.round) == (self.client, "fit", 1):
+                for tensor in _tensors(content(reply.value)).values():
+                    if tensor.is_floating_point():
+                        tensor.fill_(torch.nan)
+            yield reply
+
+
+class _Watching(Recorder):
+    """Notes which tensors of a reply lie where the module or the global model lies."""
+
+    def start(self, spec: WorkerSpec, method: Method) -> None:
+        super().start(spec, method)
+        self.shared: set[str] = set()
+
+    def map(self, tasks: Iterable[Task]) -> Iterator[Reply[Any]]:
+        tasks = list(tasks)
+        state = self.worker.method.state_dict(keep_vars=True)
+        theirs = {t.data_ptr() for t in (*state.values(), *tasks[0].weights.values())}
+        for reply in super().map(tasks):
+            for payload in (content(reply.value), reply.memory):
+                found = _tensors(payload)
+                self.shared |= {name for name, t in found.items() if t.data_ptr() in theirs}
+            yield reply
+
+
+def _tensors(payload: Any, path: str = "") -> dict[str, torch.Tensor]:
+    """Return every non-empty tensor of a payload by its path."""
+    if isinstance(payload, torch.Tensor):
+        return {path: payload} if payload.numel() else {}
+    items = (
+        payload.items()
+        if isinstance(payload, dict)
+        else enumerate(payload)
+        if isinstance(payload, list)
+        else ()
+    )
+    found: dict[str, torch.Tensor] = {}
+    for key, value in items:
+        found |= _tensors(value, f"{path}.{key}" if path else str(key))
+    return found

@@ -1,0 +1,180 @@
+"""A toy federation: 4 clients, 3 classes, 16-px images of 2 domains; milliseconds a round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from feddg_bench.federation import Federation
+from feddg_bench.messages import Payload, Reply, Task, Weights, decode, encode
+from feddg_bench.settings import Layer, RunSettings, merge
+
+if TYPE_CHECKING:  # what imports lightning is imported where a run starts
+    from feddg_bench.executors import Executor
+    from feddg_bench.loop import RoundResult
+    from feddg_bench.method import Method
+    from feddg_bench.server import Server
+    from feddg_bench.worker import WorkerSpec
+
+TOY: Layer = {
+    "method": "fedavg",
+    "dataset": "digits4",
+    "scenario": "toy",
+    "data": {"image_size": 16},
+    "backbone": {"name": "small_cnn", "pretrained": False},
+    "partition": {"clients": 4},
+    "federation": {"rounds": 3, "per_round": 2},
+    "train": {"lr": 0.01, "batch_size": 8},
+}
+"""Settings of a run that takes no time."""
+
+DOMAINS = ("dark", "bright")
+
+
+def toy_settings(*layers: Mapping[str, Any]) -> RunSettings:
+    """Return toy settings; layers given win."""
+    return RunSettings.model_validate(merge(TOY, *layers))
+
+
+def toy_federation() -> Federation:
+    """Return 60 images of two domains; the class is which third of the image is lit.
+
+    Clients of 9, 11, 12 and 12 training images, with validation images too; 16 images are held
+    out, as ``id_val`` (dark) and ``test`` (bright).
+    """
+    rng = np.random.default_rng(0)
+    count = 60
+    labels = np.arange(count) % 3
+    domains = np.arange(count) % 2
+    images = rng.integers(0, 60, (count, 16, 16, 3), dtype=np.uint8)
+    for i in range(count):
+        images[i, :, 5 * labels[i] : 5 * labels[i] + 5] += np.uint8(120 if domains[i] else 60)
+    order = rng.permutation(count)
+    parts = np.array_split(order[:44], [9, 20, 32])
+    clients = {f"client_{i}": part for i, part in enumerate(parts)}
+    held_out = order[44:]
+    evaluation = (
+        ("id_val", "dark", held_out[domains[held_out] == 0]),
+        ("test", "bright", held_out[domains[held_out] == 1]),
+    )
+    counts = {name: np.bincount(domains[part], minlength=2) for name, part in clients.items()}
+    return Federation(
+        images,
+        16,
+        labels.astype(np.int64),
+        clients,
+        evaluation,
+        3,
+        sources=DOMAINS,
+        domains={n: dict(zip(DOMAINS, c.tolist(), strict=True)) for n, c in counts.items()},
+        validation=dict(zip(clients, np.array_split(held_out, 4), strict=True)),
+    )
+
+
+@dataclass
+class ToyRun:
+    """One run: its parts, and a way to go on with it."""
+
+    settings: RunSettings
+    federation: Federation
+    executor: Executor
+    method: Method
+    server: Server
+
+    def rounds(self, upto: int) -> list[RoundResult]:
+        """Go on until a round is done, and return what each round did, ``prepare`` first."""
+        from feddg_bench.evaluate import evaluate
+        from feddg_bench.loop import federate
+
+        return list(
+            federate(
+                self.method,
+                self.server,
+                lambda weights: evaluate(self.executor, self.federation, weights, chunk=256),
+                rounds=upto,
+                per_round=self.settings.federation.per_round,
+            )
+        )
+
+
+def start_toy_run(
+    plugin: type[Method] | str,
+    *layers: Mapping[str, Any],
+    federation: Federation | None = None,
+    executor: Executor | None = None,
+    method: Method | None = None,
+) -> ToyRun:
+    """Build a run on toy data.
+
+    Args:
+        plugin: A method's class or its registered name.
+        layers: Settings; later ones win.
+        federation: Other data than `toy_federation`.
+        executor: Another one than this process.
+        method: A module to use instead of a new one of ``plugin``.
+    """
+    from feddg_bench.executors import SerialExecutor
+    from feddg_bench.registry import build_method, load_method
+    from feddg_bench.server import Server
+    from feddg_bench.worker import WorkerSpec
+
+    found = load_method(plugin) if isinstance(plugin, str) else plugin
+    name = plugin if isinstance(plugin, str) else plugin.__name__.lower()
+    settings = toy_settings({"method": name}, found.needs, *layers)
+    federation = federation or toy_federation()
+    executor = executor or SerialExecutor()
+    method = method or build_method(settings, federation, found)
+    executor.start(WorkerSpec(settings, federation, plugin=found), method)
+    server = Server(
+        method.federated_weights(),
+        tuple(federation.clients),
+        executor,
+        seed=settings.seed,
+        federation=settings.federation,
+        uplink=method.uplink,
+        downlink=method.downlink,
+    )
+    return ToyRun(settings, federation, executor, method, server)
+
+
+class Recorder:
+    """Runs tasks in this process and keeps a copy of every task, memory included, and reply."""
+
+    workers = 1
+
+    def start(self, spec: WorkerSpec, method: Method) -> None:
+        """Build the worker and forget earlier tasks."""
+        from feddg_bench.worker import Worker
+
+        self.memories: dict[str, Payload] = {}
+        self.tasks: list[Task] = []
+        self.replies: list[Reply[Any]] = []
+        self.worker = Worker(spec, method)
+
+    def map(self, tasks: Iterable[Task]) -> Iterator[Reply[Any]]:
+        """Run the tasks one by one."""
+        for task in tasks:
+            whole = replace(task, memory=self.memories.get(task.client, {}))
+            payloads = ("weights", "broadcast", "memory", "told")
+            copies = {name: decode(encode(dict(getattr(whole, name)))) for name in payloads}
+            self.tasks.append(replace(whole, **copies))
+            reply = self.worker.run(whole)
+            self.memories[task.client] = reply.memory
+            self.replies.append(reply)
+            yield reply
+
+    def evaluate(
+        self, weights: Weights, indices: Sequence[np.ndarray]
+    ) -> Iterator[tuple[np.ndarray, float]]:
+        """Measure the weights on each index array."""
+        return (self.worker.evaluate(weights, index) for index in indices)
+
+    def peak_memory_mib(self) -> float:
+        """Return 0: nothing is measured here."""
+        return 0.0
+
+    def close(self) -> None:
+        """Nothing to let go of."""
