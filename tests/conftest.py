@@ -54,3 +54,6 @@ def large_federation(toy_federation: Federation) -> Federation:
     images = toy_federation.images
     assert isinstance(images, np.ndarray)
     return replace(toy_federation, images=images.repeat(2, axis=1).repeat(2, axis=2), size=32)
+
+
+collect_ignore = ["example_plugin"]  # a package of its own, installed and run by a test

@@ -446,9 +446,19 @@ def profile_command(
 # -------------------------------------------------------------------------------- lists
 
 
-@app.command("methods")
-def methods_command(json_: Json = False) -> None:
-    """List the methods with their settings."""
+methods_app = typer.Typer(
+    invoke_without_command=True,
+    rich_markup_mode=None,
+    help="List the methods with their settings; or show one's card, or begin a new one.",
+)
+app.add_typer(methods_app, name="methods")
+
+
+@methods_app.callback()
+def methods_command(context: typer.Context, json_: Json = False) -> None:
+    """List the methods with their settings; or show one's card, or begin a new one."""
+    if context.invoked_subcommand is not None:
+        return
     from feddg_bench.registry import load_method
 
     _list(
@@ -462,6 +472,52 @@ def methods_command(json_: Json = False) -> None:
             for name in names("method")
         ],
         as_json=json_,
+    )
+
+
+@methods_app.command("show")
+def show_command(
+    name: Annotated[str, typer.Argument(help="A method; see `feddg-bench methods`.")],
+    pairs: Pairs = None,
+    dataset: DataName = "digits4",
+    recipe: Recipe = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="Backbone whose messages are shown; else the recipe's.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Print a method's card: paper, settings, what leaves a client in bytes, deviations."""
+    given = None if backbone is None else [f"backbone.name={backbone}", "backbone.pretrained=false"]
+    label, base, user = _layers(name, dataset, "lodo", recipe, {}, None, given, pairs)
+    chosen = _scenarios("lodo", dataset, None)[0]
+    user = merge(user, {"scenario": chosen.name})
+    validate(RunSettings, merge(base, user))
+
+    from feddg_bench.cards import make_card, markdown
+    from feddg_bench.run import make_plan
+
+    card = make_card(make_plan([base], [user], chosen, label), len(load_dataset(dataset).classes))
+    if json_:
+        _print_json(card.as_json())
+    else:
+        print(markdown(card), end="")  # noqa: T201
+
+
+@methods_app.command("new")
+def new_command(
+    name: Annotated[str, typer.Argument(help="Name of the method, such as fedclip.")],
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Where to write; default ./NAME.")
+    ] = None,
+) -> None:
+    """Write a working plugin package: a method, its test, and what makes it found by name."""
+    from feddg_bench.template import write_plugin
+
+    written = write_plugin(name, directory or Path(name))
+    print("\n".join(f"wrote {path}" for path in written))  # noqa: T201
+    print(  # noqa: T201
+        f"next: pip install -e {directory or name}; feddg-bench run --method {name}; "
+        f"pytest {directory or name}"
     )
 
 

@@ -83,7 +83,10 @@ def make_plan(layers: list[Layer], user: list[Layer], scenario: Scenario, recipe
     """
     named = merge(*layers, *user)
     method = load_method(named["method"])
-    settings = validate(RunSettings, merge(*layers, method.needs, *user))
+    merged = merge(*layers, method.needs, *user)
+    if merged.get("partition", {}).get("kind") == "pooled":  # one client: there is no K to choose
+        merged = merge(merged, {"federation": {"per_round": None}})
+    settings = validate(RunSettings, merged)
     hyper = validate(method.Settings, settings.hyper, "hyper.")
     settings = settings.model_copy(update={"hyper": hyper.model_dump(mode="json")})
     canonical = settings.canonical(method.Settings.files)

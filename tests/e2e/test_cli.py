@@ -371,3 +371,67 @@ def test_wrong_flag_and_no_command(feddg: Run) -> None:
     assert wrong.code == 2
     assert "Traceback" not in wrong.err
     assert "--method" in wrong.err
+
+
+# --------------------------------------------------------------------------- several at once
+
+
+def test_several_methods_under_several_protocols(feddg):
+    tiny = (*TINY, "--results", "r")
+    first = feddg("run", "--method", "fedavg", "--protocol", "lodo", *tiny, "--json")
+    assert first.code == 0, first.err
+    done = feddg("run", "--methods", "fedavg,erm", "--protocol", "ltdo,lodo", *tiny, "--json")
+    assert done.code == 0, done.err
+    assert done.err.count("already done") == 4
+    answer = json.loads(done.out)
+    titles = [table["title"] for table in answer["tables"]]
+    assert titles == [
+        f"{method} on digits4, {protocol}: accuracy in %"
+        for protocol in ("ltdo", "lodo")
+        for method in ("fedavg", "erm")
+    ]
+    assert len(answer["runs"]) == 16
+
+
+def test_one_wrong_name_among_several(feddg):
+    refused(feddg("run", "--method", "fedavg,fedpro"), "did you mean 'fedprox'?")
+    refused(feddg("run", "--protocol", "lodo,loto"), "unknown protocol 'loto'")
+
+
+def test_profiles_side_by_side(feddg):
+    one = ("--rounds", "1", "--clients", "4", "--per-round", "2", "--synthetic", "8")
+    done = feddg("profile", "--methods", "fedavg,fedprox", *one, "--json")
+    assert done.code == 0, done.err
+    assert [p["method"] for p in json.loads(done.out)] == ["fedavg", "fedprox"]
+    table = feddg("profile", "--methods", "fedavg,fedprox", *one)
+    assert "fedprox" in table.out
+    assert "x bare" in table.out
+
+
+# ----------------------------------------------------------------------------------- cards
+
+
+def test_a_card_counts_real_bytes(feddg):
+    done = feddg("methods", "show", "pardon", "--backbone", "resnet18", "--json")
+    assert done.code == 0, done.err
+    card = json.loads(done.out)
+    sent = {(m["direction"], m["call"]): m["items"] for m in card["messages"]}
+    assert [item["bytes"] for item in sent["up", "local_style"]] == [24]
+    (weights,) = sent["up", "fit"]
+    floats = 11_176_512 + 512 * 10 + 10 + 9_600  # body, classifier, running statistics
+    assert weights["bytes"] == 4 * floats + 8 * 20
+    assert weights["tensors"]["weights.classifier.weight"] == "float32 [10, 512]"
+
+
+def test_a_card_for_people(feddg):
+    done = feddg("methods", "show", "fedprox", "hyper.mu=0.5")
+    assert done.code == 0, done.err
+    assert done.out.startswith("# fedprox\n\nFedProx (Li et al.")
+    assert "- `hyper.mu` = `0.5`: Weight of the proximal term" in done.out
+    assert "client → server, `fit`, each round, each sampled client" in done.out
+
+
+def test_cards_of_what_is_not_there(feddg):
+    refused(feddg("methods", "show", "fedpro"), "did you mean 'fedprox'?")
+    refused(feddg("methods", "show", "fedavg", "--backbone", "resnet19"), "resnet18")
+    refused(feddg("methods", "new", "Fed-X"), "cannot name a method")

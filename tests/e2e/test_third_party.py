@@ -1,0 +1,96 @@
+"""A third party's method: begun by a command, installed, found by name, held to the contract."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from feddg_bench.errors import SettingsError
+from feddg_bench.template import write_plugin
+
+EXAMPLE = Path(__file__).parents[1] / "example_plugin"
+ROOT = EXAMPLE.parents[1]
+
+
+def test_the_example_is_what_the_command_writes(tmp_path):
+    for path in write_plugin("fedclip", tmp_path):
+        assert path.read_text() == (EXAMPLE / path.name).read_text()
+
+
+def test_a_new_method_is_short():
+    lines = (EXAMPLE / "fedclip.py").read_text().splitlines()
+    assert len(lines) <= 40
+
+
+@pytest.mark.parametrize("name", ["FedClip", "fed-clip", "1clip", "", "fed clip", "../clip"])
+def test_names_that_no_module_can_have(name, tmp_path):
+    with pytest.raises(SettingsError, match="cannot name a method"):
+        write_plugin(name, tmp_path)
+
+
+def test_a_name_that_is_taken(tmp_path):
+    with pytest.raises(SettingsError, match="there is a method 'fedavg' already"):
+        write_plugin("fedavg", tmp_path)
+
+
+def test_nothing_is_overwritten(tmp_path):
+    (tmp_path / "test_fedclip.py").write_text("mine")
+    with pytest.raises(SettingsError, match="is there already"):
+        write_plugin("fedclip", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["test_fedclip.py"]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """Return a way to run Python with the example package installed beside the project."""
+    if find_spec("pip") is None or find_spec("hatchling") is None:
+        pytest.skip("needs pip and hatchling")
+    place = tmp_path_factory.mktemp("site")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "--target", place, EXAMPLE], check=True, capture_output=True)
+    paths = [place, *(ROOT / name for name in ("benchmark", "methods", "datasets"))]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    work = tmp_path_factory.mktemp("work")
+
+    def run(*arguments):
+        return subprocess.run(
+            [sys.executable, *map(str, arguments)],
+            env=environment,
+            cwd=work,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.mark.slow
+def test_it_is_found_by_name(installed):
+    done = installed("-m", "feddg_bench", "methods", "--json")
+    found = {entry["name"]: entry for entry in json.loads(done.stdout)}
+    assert found["fedclip"]["settings"] == ["bound"]
+
+
+@pytest.mark.slow
+def test_it_runs_by_name_in_two_processes(installed):
+    tiny = ("--rounds", 1, "--clients", 4, "--per-round", 2, "--scenario", "oc-i-p")
+    done = installed(
+        "-m", "feddg_bench", "run", "--method", "fedclip", *tiny, "--workers", 2, "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    (record,) = json.loads(done.stdout)["runs"]
+    assert record["method"] == "fedclip"
+    assert record["settings"]["hyper"] == {"bound": 1.0}
+
+
+@pytest.mark.slow
+def test_its_own_tests_pass(installed):
+    done = installed("-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", EXAMPLE, EXAMPLE)
+    assert "2 passed" in done.stdout, done.stdout

@@ -1,0 +1,35 @@
+"""Fedclip: say in one line what it does."""
+
+from collections.abc import Iterable
+
+from pydantic import Field
+
+from feddg_bench.messages import LocalUpdate, Reply, Weights
+from feddg_bench.method import Method
+from feddg_bench.server import Server
+from feddg_bench.settings import MethodSettings
+
+
+class FedclipSettings(MethodSettings):
+    """Settings of this method; on the command line hyper.<name>=VALUE."""
+
+    bound: float = Field(1.0, ge=0)
+    """Largest change of a weight in a round."""
+
+
+class Fedclip(Method):
+    """FedAvg whose server moves no weight farther than the bound (cite your paper here)."""
+
+    Settings = FedclipSettings
+    settings: FedclipSettings
+    citation = "Authors, title, venue and year"
+
+    # The client half is FedAvg's. To change it, override training_step(batch, batch_idx).
+
+    def aggregate(self, server: Server, updates: Iterable[Reply[LocalUpdate]]) -> Weights:
+        new = super().aggregate(server, updates)
+        bound = self.settings.bound
+        for name in self.trainable:
+            old = server.weights[name]
+            new[name] = old + (new[name] - old).clamp(-bound, bound)
+        return new

@@ -1,0 +1,132 @@
+"""The contract finds what it is for: each kind of broken plugin, by the check that names it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from feddg_bench.messages import LocalUpdate
+from feddg_bench.method import Method
+from feddg_bench.testing import CONTRACT, Subject, contract_tests
+
+
+class Detached(Method):
+    """Sends a part that never learns."""
+
+    def build(self):
+        self.generator = torch.nn.Linear(2, 2)
+
+
+class Forgetful(Method):
+    """The server half remembers on the object, where a checkpoint does not look."""
+
+    def aggregate(self, server, updates):
+        self.count = getattr(self, "count", 0) + 1
+        new = super().aggregate(server, updates)
+        new["classifier.bias"] += 0.1 * self.count
+        return new
+
+
+class Leaking(Method):
+    """Clients leave something for the next one."""
+
+    def training_step(self, batch, batch_idx):
+        self.seen = getattr(self, "seen", 0) + len(batch[1])
+        return super().training_step(batch, batch_idx) * (1 + 0.01 * self.seen)
+
+
+class Undeclared(Method):
+    """Sends the labels along."""
+
+    def fit(self, client):
+        update = super().fit(client)
+        return LocalUpdate(update.weights, {"labels": [0, 1, 2]})
+
+
+class Sharing(Method):
+    """Sends its tensors themselves, not copies."""
+
+    def federated_weights(self):
+        return {name: self._state[name].detach() for name in self.federated}
+
+
+class Replacing(Method):
+    """Makes new parameters in every task."""
+
+    def fit(self, client):
+        self.classifier = torch.nn.Linear(self.num_features, self.num_classes)
+        self.bind()
+        self._optimizer = None
+        return super().fit(client)
+
+
+class Stuck(Method):
+    """Does not learn at all: the loss has the wrong sign."""
+
+    def training_step(self, batch, batch_idx):
+        return -super().training_step(batch, batch_idx)
+
+
+class Fragile(Method):
+    """Wants every client's reply."""
+
+    def aggregate(self, server, updates):
+        replies = list(updates)
+        assert len(replies) == len(server.cohort), "a client is missing"
+        return super().aggregate(server, iter(replies))
+
+
+class Random(Method):
+    """Draws from nowhere."""
+
+    def training_step(self, batch, batch_idx):
+        noise = torch.rand((), generator=_GENERATOR)
+        return super().training_step(batch, batch_idx) * (1 + noise)
+
+
+_GENERATOR = torch.Generator()
+
+
+class OwnFit(Method):
+    """Forgets that the optimizer may be kept."""
+
+    def fit(self, client):
+        optimizer = self.configure_optimizers()
+        for batch in self.batches(client, 0):
+            loss = self.training_step(batch, 0)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            client.log("loss", loss.detach(), len(batch[1]))
+        return LocalUpdate(self.federated_weights())
+
+
+BROKEN = [
+    (Detached, "federated_tensors_move_and_stay_finite", "unchanged: .*generator.weight"),
+    (Stuck, "it_learns", "the loss went from"),
+    (Leaking, "a_task_leaves_no_trace", "answers otherwise"),
+    (Forgetful, "a_resumed_run_equals_one_that_never_stopped", "stopped after 1"),
+    (Undeclared, "what_is_sent_is_declared", "add it to uplink"),
+    (Fragile, "clients_that_diverge_are_dropped", "a client is missing"),
+    (Sharing, "replies_hold_copies", "not copied: .*weights.classifier.weight"),
+    (Replacing, "there_is_one_model_whose_tensors_stay_where_they_are", "replaced: "),
+    (Random, "the_seed_decides_the_run", "the same seed gave other rounds"),
+    (OwnFit, "a_kept_optimizer_makes_a_difference", "it made no difference"),
+]
+
+
+@pytest.mark.parametrize(
+    ("plugin", "name", "words"), BROKEN, ids=lambda v: getattr(v, "__name__", "")
+)
+def test_a_broken_plugin_is_found(plugin, name, words):
+    (check,) = [check for check in CONTRACT if check.__name__ == name]
+    with pytest.raises(Exception, match=words):
+        check(Subject(plugin))
+
+
+def test_all_failures_are_told_together():
+    with pytest.raises(AssertionError) as caught:
+        contract_tests(Undeclared)
+    text = str(caught.value)
+    assert text.startswith("Undeclared breaks the contract:\n- ")
+    assert "what_is_sent_is_declared: PluginError: client function 'fit' sent labels" in text
