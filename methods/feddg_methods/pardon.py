@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from feddg_bench.client import Batch, Client
 from feddg_bench.messages import LocalUpdate
 from feddg_bench.method import Method
 from feddg_bench.server import Server
-from feddg_bench.settings import MethodSettings
 from feddg_methods.parts.adain import (
     gram_and_moments,
     image_moments,
@@ -26,7 +25,9 @@ from feddg_methods.parts.adain import (
 )
 from feddg_methods.parts.finch import finch_gram
 from feddg_methods.parts.losses import feature_penalty, triplet_loss
-from feddg_methods.parts.style_transfer import build_style_backend
+from feddg_methods.parts.passes import features_of_each
+from feddg_methods.parts.pixels import to_bytes
+from feddg_methods.parts.style_settings import StyleSettings
 
 _PAPER: dict[str, Any] = {
     "adain_input": "unit",
@@ -44,22 +45,14 @@ PRESETS: dict[str, dict[str, Any]] = {
 files that ship with it, of the paper, and of its earlier version FISC, which reads alike."""
 
 
-class PardonSettings(MethodSettings):
+class PardonSettings(StyleSettings):
     """Readings, loss weights and ablations; defaults are the released code's, for PACS."""
 
-    files: ClassVar[tuple[str, ...]] = ("style_weights",)
     labels: ClassVar[tuple[str, ...]] = ("preset", "style", "transfer", "ablation")
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
 
     preset: Literal["released", "paper", "artefact", "fisc"] = "released"
     """Sets the defaults of the settings below; each can still be given by itself."""
-    style: Literal["vgg19", "vgg19_16x", "pixel"] = "vgg19"
-    """Style back end: AdaIN's VGG-19, its distilled small one, or the image's own colours."""
-    style_weights: tuple[str, ...] = ()
-    """Local file(s) of the VGG back ends: one .safetensors, or encoder and decoder."""
-    adain_input: Literal["imagenet_norm", "unit"] = "imagenet_norm"
-    """What ``vgg19`` sees: normalised images as in the code, or [0, 1] as it was trained with."""
-    style_layer: Literal["conv4_1", "relu4_1"] = "conv4_1"
-    """Where styles are measured: before or after the last ReLU."""
     client_sigma: Literal["mixture", "mean"] = "mixture"
     """A client's deviation: of the mixture of its clusters, or the mean of theirs."""
     server_style: Literal["released", "artefact"] = "released"
@@ -88,16 +81,6 @@ class PardonSettings(MethodSettings):
     perturb_noise: float = Field(0.0, ge=0)
     """s: standard deviation of the noise added to uploaded styles."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _preset(cls, values: dict[str, Any]) -> dict[str, Any]:
-        return {**PRESETS.get(str(values.get("preset")), {}), **values}
-
-    @field_validator("style_weights", mode="before")
-    @classmethod
-    def _one_or_more(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value or ()
-
 
 class Pardon(Method):
     """PARDON (Nguyen et al., ICDCS 2025, arXiv 2410.22622); FISC is its earlier version.
@@ -114,13 +97,7 @@ class Pardon(Method):
     frozen = ("style.",)
 
     def build(self) -> None:
-        s = self.settings
-        self.style = build_style_backend(
-            s.style,
-            weights=s.style_weights or None,
-            adain_input=s.adain_input,
-            style_layer=s.style_layer,
-        )
+        self.style = self.settings.build_backend()
         self.generator: torch.Generator | None = None
 
     # ------------------------------------------------------------------- styles, once
@@ -176,8 +153,7 @@ class Pardon(Method):
     def transferred(self, client: Client) -> Tensor:
         """Return the client's stored images restyled, uint8 (n, H, W, 3)."""
         parts = [self.restyle(images) for images, _ in client.batches(train=False)]
-        pixels = torch.cat(parts).clamp(0, 1).mul(255).round()
-        return pixels.to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+        return to_bytes(torch.cat(parts)).permute(0, 2, 3, 1).contiguous()
 
     def restyle(self, images: Tensor) -> Tensor:
         """Return images (B, 3, H, W) in the interpolation style S_g, without gradients."""
@@ -207,7 +183,5 @@ class Pardon(Method):
 
     def paired_features(self, images: Tensor, styled: Tensor) -> tuple[Tensor, Tensor]:
         """Return the features of both; in one pass unless batch statistics would mix them."""
-        if self.live_batch_norm:
-            return self.features(images), self.features(styled)
-        z, z_styled = self.features(torch.cat([images, styled])).chunk(2)
+        z, z_styled = features_of_each(self, [images, styled])
         return z, z_styled

@@ -42,15 +42,15 @@ def adain(content: Tensor, mean: Tensor, std: Tensor, strength: float = 1.0) -> 
 
     Args:
         content: [B, C, H, W].
-        mean: The style's [C].
-        std: The style's [C], positive.
+        mean: The style's [C], or one for each image [B, C].
+        std: The style's, in the same shape, positive.
         strength: alpha in [0, 1]: 0 returns the content, 1 the fully restyled maps.
 
     Returns:
         [B, C, H, W] in the content's dtype; computed in float32 at least.
     """
     own = image_styles(content)[..., None, None]  # (B, 2, C, 1, 1)
-    maps, mean, std = content.to(own.dtype), mean[:, None, None], std[:, None, None]
+    maps, mean, std = content.to(own.dtype), mean[..., None, None], std[..., None, None]
     restyled = (maps - own[:, 0]) / own[:, 1] * std.to(own) + mean.to(own)
     return torch.lerp(maps, restyled, strength).to(content.dtype)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 EPS = 1e-6
@@ -48,3 +49,15 @@ def restyle(images: Tensor, mean: Tensor, std: Tensor, mix: Tensor) -> Tensor:
     new_mean = mix * own_mean + (1 - mix) * mean[..., None, None]
     new_std = mix * own_std + (1 - mix) * std[..., None, None]
     return new_std * (images - own_mean) / own_std + new_mean
+
+
+def to_bytes(images: Tensor, *, clamp: bool = True) -> Tensor:
+    """Return images in [0, 1] as uint8, in their shape: rounded, and clamped to the range.
+
+    Without ``clamp`` fractions are cut off and values wrap around: -5 becomes 251 and 300 becomes
+    44, as where FedCCRL's code casts on a CPU; here on every device.
+    """
+    pixels = images.detach().float() * 255
+    if clamp:
+        return pixels.clamp(0, 255).round().to(torch.uint8)
+    return pixels.to(torch.int64).remainder(256).to(torch.uint8)

@@ -56,10 +56,11 @@ class StyleBackend(nn.Module):
 
         Args:
             images: [B, 3, H, W] in [0, 1].
-            style: [2, C].
+            style: [2, C], or one for each image [B, 2, C].
             strength: alpha in [0, 1]; 0 is what the auto-encoder makes of the images.
         """
-        restyled = adain(self.encode(images), style[0], style[1], strength)
+        mean, std = style.unbind(-2)
+        restyled = adain(self.encode(images), mean, std, strength)
         return self.decode(restyled, (images.shape[2], images.shape[3]))
 
 

@@ -1,0 +1,285 @@
+"""CCST: clients learn from their images in the styles of other clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from feddg_bench.client import Batch, Client
+from feddg_bench.messages import LocalUpdate
+from feddg_bench.method import Method
+from feddg_bench.server import Server
+from feddg_bench.streams import torch_generator
+from feddg_methods.parts.adain import image_moments, image_styles, pooled_style
+from feddg_methods.parts.draws import draw_rows, share_count
+from feddg_methods.parts.passes import features_of_each
+from feddg_methods.parts.pixels import to_bytes
+from feddg_methods.parts.style_bank import (
+    draw_clients,
+    draw_for_images,
+    draw_kind,
+    pooled,
+    without,
+)
+from feddg_methods.parts.style_settings import StyleSettings
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "pardon": {},
+    "official": {
+        "adain_input": "unit",
+        "style_layer": "relu4_1",
+        "selection": "image",
+        "styles": 3,
+        "strength": 1.0,
+        "transfer": "cached",
+        "style_augment": False,
+    },
+    "fedccrl": {
+        "style_layer": "relu4_1",
+        "bank": "both",
+        "selection": "pass",
+        "styles": 3,
+        "strength": 1.0,
+        "refresh": "round",
+        "upload_ratio": 0.5,
+        "style_augment": False,
+    },
+}
+"""What a preset changes of the defaults below: the readings of PARDON's code, of the authors' and
+of FedCCRL's."""
+
+
+class CCSTSettings(StyleSettings):
+    """Readings; defaults are those of PARDON's code, which its tables compare with."""
+
+    labels: ClassVar[tuple[str, ...]] = ("preset", "style", "bank", "transfer")
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
+
+    preset: Literal["pardon", "official", "fedccrl"] = "pardon"
+    """Sets the defaults of the settings below; each can still be given by itself."""
+    bank: Literal["overall", "single", "both"] = "overall"
+    """What clients send: one style of all their images, one of each image, or both kinds, between
+    which a coin decides."""
+    selection: Literal["client", "image", "pass"] = "client"
+    """Who draws styles. ``client``: the server draws ``styles`` other clients for each client, for
+    the whole run. ``image``: each image gets those of ``styles`` clients out of all; its own
+    client's leaves it as it is. ``pass``: each batch is restyled 0 to ``styles`` times, each image
+    to any style of another client."""
+    styles: int = Field(1, ge=0)
+    """K; clipped where there are fewer. 0 is FedAvg."""
+    strength: float = Field(0.5, ge=0, le=1)
+    """alpha of the transfer; 1 in the authors' code."""
+    transfer: Literal["online", "cached"] = "online"
+    """Transfer each augmented batch, or the stored images once and augment both alike."""
+    refresh: Literal["once", "round"] = "once"
+    """When clients send styles: before round 1, or in every round."""
+    upload_ratio: float = Field(1.0, gt=0, le=1)
+    """Share of its images, at least one, from which a client's styles are."""
+    style_augment: bool = True
+    """Measure styles on augmented images, as PARDON's code does, or on the stored ones."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> CCSTSettings:
+        if self.transfer == "cached" and (self.selection == "pass" or self.refresh == "round"):
+            raise ValueError(
+                "transfer=cached needs styles that stay: set refresh=once and selection=client or "
+                "selection=image, or transfer=online"
+            )
+        if self.transfer == "online" and self.selection == "image":
+            raise ValueError(
+                "selection=image restyles the stored images once: set transfer=cached, or "
+                "selection=client or selection=pass"
+            )
+        return self
+
+
+class CCST(Method):
+    """CCST (Chen et al., WACV 2023, arXiv 2210.00912).
+
+    Clients send the channel statistics of their feature maps, and learn from their own images as
+    they are and restyled by AdaIN to those of other clients. The server is FedAvg's. With
+    ``selection=image`` an epoch goes through the client's images K times, each time with another
+    of the K styles of an image; else the loss is that of the originals plus that of all restyled
+    images, or plus that of each pass.
+    """
+
+    Settings = CCSTSettings
+    settings: CCSTSettings
+    uplink: ClassVar = {"fit": ("weights",), "local_styles": ("overall", "single")}
+    downlink = ("styles", "bank")
+    frozen = ("style.",)
+    group = "style"
+    citation = (
+        "J. Chen, M. Jiang, Q. Dou, Q. Chen: Federated Domain Generalization for Image Recognition "
+        "via Cross-Client Style Transfer, WACV 2023, arXiv 2210.00912"
+    )
+    deviations = (
+        "The authors restyle every image to K source clients' styles with alpha = 1 before "
+        "training; PARDON's code, our default, restyles every batch to one other client's style "
+        "with alpha = 0.5 and adds both cross-entropies: preset.",
+        "PARDON's code measures styles before the last ReLU, as we do by default, the authors' "
+        "after it: style_layer.",
+        "PARDON's code encodes ImageNet-normalised images, as we do by default, the authors' "
+        "images in [0, 1]: adain_input.",
+        "FedCCRL's code flattens the maps of several images without exchanging the axes, so that "
+        "its overall style mixes images with channels; ours is a statistic of each channel.",
+        "FedCCRL's code stops where a client has too few batches for its share, and takes one "
+        "batch less; we take ceil(share x n) images, at least one.",
+        "FedCCRL's code adds 1e-8 to variances and takes the unbiased one for the overall style; "
+        "we add 1e-5 and take the biased one, as the authors do.",
+        "PARDON's code hands GPU tensors to a constructor for CPU tensors when styles are new, so "
+        "that it works from cached files only; ours works from the first run.",
+        "The authors' released code stops at a breakpoint, uses an option that does not exist and "
+        "has the line that saves styles commented out; ours follows what it was meant to do.",
+        "The authors transfer at 512 pixels and store JPEG; we transfer at the run's size and "
+        "store 8 bits without loss: data.image_size.",
+        "The authors draw one image of the other client for a batch where styles are of single "
+        "images; we draw one for each image.",
+        "The authors shuffle the K n images of an epoch together; we go through the n images K "
+        "times.",
+        "The authors average clients uniformly, PARDON's and FedCCRL's code by images: "
+        "federation.weighting.",
+    )
+
+    def build(self) -> None:
+        self.style = self.settings.build_backend()
+        self.generator: torch.Generator | None = None
+        self.pools: dict[str, Tensor] = {}
+
+    # ------------------------------------------------------------- styles, once or each round
+
+    def prepare(self, server: Server) -> None:
+        if self.settings.refresh == "once":
+            self.share_styles(server)
+
+    def run_round(self, server: Server) -> None:
+        if self.settings.refresh == "round":
+            self.share_styles(server)
+        drawn = server.memory.get("styles", {})
+        tell = {name: {"styles": drawn[name]} for name in server.cohort if name in drawn}
+        server.weights = self.aggregate(server, server.ask(self.fit, tell=tell))
+
+    def share_styles(self, server: Server) -> None:
+        """Ask all clients for styles; draw those of each client, or tell everybody all of them."""
+        s = self.settings
+        if s.styles == 0 or len(server.clients) == 1:
+            return
+        server.broadcast.pop("bank", None)  # nobody needs the last round's any more
+        replies = server.ask(self.local_styles, everyone=True, weights=False)
+        bank = {reply.client: reply.value for reply in replies}
+        if s.selection == "client":
+            server.memory["styles"] = {
+                name: draw_clients(
+                    others, s.styles, torch_generator(server.seed, "styles", server.round, name)
+                )
+                for name in server.clients
+                if (others := without(bank, name))
+            }
+        else:
+            server.broadcast["bank"] = bank
+
+    @torch.no_grad()
+    def local_styles(self, client: Client) -> dict[str, Tensor]:
+        """Return the client's styles, (1, 2, C) overall and (J, 2, C) of single images."""
+        s, count = self.settings, len(client.data)
+        chosen = torch.zeros(count, dtype=torch.bool)
+        share = share_count(count, s.upload_ratio)
+        chosen[draw_rows(count, share, client.generator("upload"))] = True
+        moments, single, start = [], [], 0
+        for images, labels in client.batches(train=False, augment=s.style_augment):
+            rows = chosen[start : start + len(labels)].to(images.device)
+            start += len(labels)
+            if rows.any():
+                maps = self.style.style_maps(images[rows])
+                moments.append(image_moments(maps))
+                single.append(image_styles(maps))
+        kinds = {"overall": pooled_style(torch.cat(moments))[None], "single": torch.cat(single)}
+        return {kind: styles for kind, styles in kinds.items() if s.bank in (kind, "both")}
+
+    # ----------------------------------------------------------------- training, each round
+
+    def fit(self, client: Client) -> LocalUpdate:
+        self.generator = client.generator("styles")
+        self.pools = pooled(without(client.broadcast.get("bank", {}), client.name))
+        return super().fit(client)
+
+    def batches(self, client: Client, epoch: int) -> Iterator[Batch]:
+        s = self.settings
+        if s.transfer == "online" or not {"styles", "bank"} & set(client.broadcast):
+            return super().batches(client, epoch)
+        if "transferred" not in client.memory:
+            client.memory["transferred"] = self.transferred(client)
+        copies = client.memory["transferred"]
+        if s.selection == "image":
+            return (
+                (images[1], labels)
+                for number, companions in enumerate(copies, epoch * len(copies))
+                for images, labels in client.batches(
+                    train=True, epoch=number, companions=companions
+                )
+            )
+        # The same arguments give the same originals and labels beside each copy.
+        beside = [client.batches(train=True, epoch=epoch, companions=c) for c in copies]
+        return (
+            (torch.stack([batch[0][0][0], *(images[1] for images, _ in batch)]), batch[0][1])
+            for batch in zip(*beside, strict=True)
+        )
+
+    def transferred(self, client: Client) -> list[Tensor]:
+        """Return K restyled copies of the client's stored images, uint8 (n, H, W, 3) each."""
+        parts = [self.restyled(images) for images, _ in client.batches(train=False)]
+        return [
+            to_bytes(torch.cat(copies)).permute(0, 2, 3, 1).contiguous()
+            for copies in zip(*parts, strict=True)
+        ]
+
+    @torch.no_grad()
+    def restyled(self, images: Tensor) -> list[Tensor]:
+        """Return copies of images (B, 3, H, W) in the styles that are drawn for them."""
+        s, told, generator = self.settings, self.client.broadcast, self.generator
+        assert generator is not None  # noqa: S101 - fit made it
+        if s.selection == "client":
+            return [self.transfer(images, style) for style in told.get("styles", ())]
+        if s.selection == "image":
+            drawn = draw_for_images(
+                told["bank"], self.client.name, len(images), s.styles, generator
+            )
+            return [
+                torch.where(
+                    own.to(images.device)[:, None, None, None],
+                    images,
+                    self.transfer(images, styles),
+                )
+                for styles, own in drawn
+            ]
+        passes = int(torch.randint(s.styles + 1, (), generator=generator)) if self.pools else 0
+        copies = []
+        for _ in range(passes):
+            pool = draw_kind(self.pools, generator)
+            rows = draw_rows(len(pool), len(images), generator)
+            copies.append(self.transfer(images, pool[rows.to(pool.device)]))
+        return copies
+
+    def transfer(self, images: Tensor, styles: Tensor) -> Tensor:
+        """Return images in one style (2, C), or in one each (B, 2, C)."""
+        return self.style.transfer(images, styles.to(images.device), self.settings.strength)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        images, labels = batch
+        if images.dim() == 5:  # (1 + K, B, 3, H, W): copies were made beforehand
+            images, *copies = images.unbind(0)
+        else:
+            copies = [] if self.settings.transfer == "cached" else self.restyled(images)
+        if not copies:
+            return super().training_step((images, labels), batch_idx)
+        views = copies if self.settings.selection == "pass" else [torch.cat(copies)]
+        losses = [
+            F.cross_entropy(self.classifier(z), labels.repeat(len(z) // len(labels)))
+            for z in features_of_each(self, [images, *views])
+        ]
+        return torch.stack(losses).sum()
