@@ -38,20 +38,19 @@ def streaming_mean(states: Iterable[tuple[Mapping[str, Tensor], float]]) -> Weig
     floats: list[str] = []
     integers: list[str] = []
     for state, share in states:
-        if share <= 0:
-            continue
-        total += share
-        if not mean:
+        total += max(share, 0.0)
+        if share > 0 and not mean:
             mean = {name: tensor.detach().clone() for name, tensor in state.items()}
             floats = [name for name, tensor in mean.items() if tensor.is_floating_point()]
             integers = [name for name in mean if name not in set(floats)]
-            continue
-        if floats:
-            torch._foreach_lerp_(
-                [mean[name] for name in floats], [state[name] for name in floats], share / total
-            )
-        for name in integers:
-            torch.maximum(mean[name], state[name], out=mean[name])
+        elif share > 0:
+            if floats:
+                torch._foreach_lerp_(
+                    [mean[name] for name in floats], [state[name] for name in floats], share / total
+                )
+            for name in integers:
+                torch.maximum(mean[name], state[name], out=mean[name])
+        del state  # or it would stay while the next client trains
     if not mean:
         raise ValueError("no state with a positive share to average")
     return mean

@@ -75,6 +75,7 @@ class SerialExecutor:
             reply = self.worker.run(replace(task, memory=self.memories.get(task.client, {})))
             self.memories[task.client] = reply.memory
             yield reply
+            del reply  # or it would stay while the next client trains
 
     def evaluate(self, weights: Weights, indices: Sequence[np.ndarray]) -> Iterator[Counts]:
         """Measure the weights on each index array."""
@@ -142,6 +143,7 @@ class ProcessExecutor:
             reply = _reply(answer)
             self.memories[reply.client] = reply.memory
             yield reply
+            del answer, reply
 
     def evaluate(self, weights: Weights, indices: Sequence[np.ndarray]) -> Iterator[Counts]:
         """Measure the weights on each index array."""

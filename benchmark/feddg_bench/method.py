@@ -66,7 +66,8 @@ class Method(LightningModule):
     deviations: ClassVar[tuple[str, ...]] = ()
     """Where published code differs from its paper, and what this class does; one sentence each."""
     group: ClassVar[str] = "aggregation"
-    """Kind of method, for tables: reference, aggregation, alignment, style, personalisation."""
+    """Kind of method, for tables: reference, local training, aggregation, alignment, style,
+    personalisation."""
 
     def __init__(
         self,
@@ -177,7 +178,7 @@ class Method(LightningModule):
 
     def aggregate(self, server: Server, updates: Iterable[Reply[LocalUpdate]]) -> Weights:
         """Return the new global weights from the cohort's updates, given in client order."""
-        mean = streaming_mean((reply.value.weights, server.share(reply)) for reply in updates)
+        mean = streaming_mean(_shared(server, updates))
         return server_step(server.weights, mean, server.federation.server_lr, self.trainable)
 
     def global_model(self, server: Server) -> Weights:
@@ -248,3 +249,11 @@ class Method(LightningModule):
             yield
         finally:
             self._client = None
+
+
+def _shared(
+    server: Server, updates: Iterable[Reply[LocalUpdate]]
+) -> Iterator[tuple[Weights, float]]:
+    for reply in updates:
+        yield reply.value.weights, server.share(reply)
+        del reply  # or it would stay while the next client trains

@@ -89,7 +89,9 @@ class Server:
     """The global model and the way to its clients.
 
     Attributes:
-        weights: The global model; the server half assigns it.
+        weights: The global model; the server half assigns it, which makes a new version of it.
+        version: Number of the version.
+        received: Version that each client has got; a client is not sent it again.
         broadcast: What the server tells every client besides the model.
         memory: What the server half keeps between rounds; never sent.
         round: Current round from 1; 0 before the first.
@@ -111,7 +113,9 @@ class Server:
         uplink: Mapping[str, tuple[str, ...]],
         downlink: tuple[str, ...] = (),
     ) -> None:
+        self.version = 0
         self.weights = weights
+        self.received: dict[str, int] = {}
         self.broadcast = Broadcast()
         self.memory: Payload = {}
         self.round = 0
@@ -124,6 +128,16 @@ class Server:
         self._executor = executor
         self._uplink = uplink
         self._downlink = downlink
+
+    @property
+    def weights(self) -> Weights:
+        """The global model."""
+        return self._weights
+
+    @weights.setter
+    def weights(self, weights: Weights) -> None:
+        self._weights = weights
+        self.version += 1
 
     def ask(
         self,
@@ -141,7 +155,8 @@ class Server:
         Args:
             call: Bound method of the plugin, such as ``self.fit``. Only its name travels.
             everyone: Ask all clients, not only this round's cohort.
-            weights: Send the global model along; ``False`` for calls that do not read it.
+            weights: Send the global model along; ``False`` for calls that do not read it. Bytes
+                are counted where a client has not got this version of the model before.
             tell: What to tell single clients, by name; each finds it in ``client.broadcast``, and
                 its keys must be declared in ``downlink``. Sent, and counted, at every call.
 
@@ -165,7 +180,10 @@ class Server:
             Task(client, name, self.round, model, broadcast, told=tell.get(client, {}))
             for client in asked
         ]
-        self.ledger.bytes["down"] += nbytes(model) * len(asked)
+        if weights:
+            stale = [client for client in asked if self.received.get(client) != self.version]
+            self.ledger.bytes["down"] += nbytes(model) * len(stale)
+            self.received.update(dict.fromkeys(stale, self.version))
         self.ledger.bytes["down"] += sum(nbytes(task.told) for task in tasks)
         self.ledger.bytes["down"] += sum(self.broadcast.deliver(client) for client in asked)
         return self._replies(name, tasks)
@@ -189,6 +207,7 @@ class Server:
             if sound:
                 kept += 1
                 yield reply
+                del reply  # or it would stay while the next client trains
             else:  # a client that diverged forgets this task, or it would diverge again
                 self._executor.memories[reply.client] = memories.get(reply.client, {})
         if tasks and not kept:
@@ -227,6 +246,8 @@ class Server:
             "round": self.round,
             "prepared": self.prepared,
             "weights": self.weights,
+            "version": self.version,
+            "weights received": self.received,
             "broadcast": dict(self.broadcast),
             "versions": self.broadcast.versions,
             "received": self.broadcast.received,
@@ -240,6 +261,8 @@ class Server:
         self.prepared = state["prepared"]
         for name, tensor in state["weights"].items():
             self.weights[name].copy_(tensor)
+        self.version = state["version"]
+        self.received = state["weights received"]
         self.broadcast = Broadcast(state["broadcast"])
         self.broadcast.versions = state["versions"]
         self.broadcast.received = state["received"]

@@ -13,6 +13,16 @@ class ERM(Method):
     ``lightning.Trainer`` as it is.
     """
 
+    group = "reference"
+    citation = (
+        "Gulrajani and Lopez-Paz: In Search of Lost Domain Generalization, ICLR 2021, "
+        "arXiv 2007.01434 (as the baseline ERM)"
+    )
+    deviations = (
+        "FedDG_Benchmark makes a new optimizer in each epoch, so that Adam forgets its moments; "
+        "ours is kept: train.optimizer_state.",
+    )
+
     needs = {  # noqa: RUF012 - read only
         "partition": {"kind": "pooled", "clients": 1},
         "federation": {"per_round": None},

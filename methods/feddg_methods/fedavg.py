@@ -11,3 +11,15 @@ class FedAvg(Method):
     The base class unchanged: each client trains from the global model, and the server takes the
     mean of their models weighted by image counts.
     """
+
+    group = "reference"
+    citation = (
+        "McMahan, Moore, Ramage, Hampson and Agüera y Arcas: Communication-Efficient Learning of "
+        "Deep Networks from Decentralized Data, AISTATS 2017, arXiv 1602.05629"
+    )
+    deviations = (
+        "FedDG_Benchmark, PARDON and FedCCRL average the counters of batch normalisation and cut "
+        "the result to an integer; we take the largest.",
+        "FedIIR's and FedDG-GA's code weight clients uniformly or by the size of a whole domain; "
+        "we weight by training images: federation.weighting.",
+    )

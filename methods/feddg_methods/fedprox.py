@@ -31,6 +31,17 @@ class FedProx(Method):
 
     Settings = FedProxSettings
     settings: FedProxSettings
+    group = "local training"
+    citation = (
+        "Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith: Federated Optimization in Heterogeneous "
+        "Networks, MLSys 2020, arXiv 1812.06127"
+    )
+    deviations = (
+        "FedDG_Benchmark takes the norm of each tensor's distance without the square, so that the "
+        "pull is as strong near the global model as far from it; we square: norm.",
+        "FedDG-GA's code adds the proximal gradient to the momentum buffer, where it piles up; "
+        "ours goes into the gradient before momentum or Adam see it.",
+    )
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         received = self.client.weights

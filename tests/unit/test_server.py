@@ -188,7 +188,7 @@ def test_one_client_alone_may_be_told_something():
     told = [(task.client, list(task.told), list(task.broadcast)) for task in server._executor.tasks]
     assert told[:3] == [(c, ["mine"] if c == "client_1" else [], ["style"]) for c in CLIENTS]
     assert told[3:] == told[:3]
-    model, style_once, mine = 2 * 3 * 20, 3 * 8, 2 * 20
+    model, style_once, mine = 3 * 20, 3 * 8, 2 * 20
     assert server.ledger.bytes["down"] == model + style_once + mine
 
 
@@ -240,6 +240,21 @@ def test_bytes_of_the_model_up_and_down():
     server = make_server()
     list(server.ask(fit))
     assert server.ledger.bytes == {"up": 60, "down": 60}
+
+
+def test_a_client_is_not_sent_a_model_that_it_has():
+    """Not for a second question of a round, and not where it was sent the new one at once."""
+    server = make_server()
+    server.cohort = ("client_0", "client_1")
+    list(server.ask(fit))
+    list(server.ask(fit))
+    assert server.ledger.bytes["down"] == 2 * 20
+    server.weights = {name: tensor.clone() for name, tensor in server.weights.items()}
+    list(server.ask(fit))
+    assert server.ledger.bytes["down"] == 4 * 20
+    server.cohort = ("client_1", "client_2")
+    list(server.ask(fit))
+    assert server.ledger.bytes["down"] == 5 * 20
 
 
 def test_bytes_of_extras():

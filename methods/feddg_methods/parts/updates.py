@@ -11,7 +11,7 @@ on signs need running sums of updates and of their signs only.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -19,7 +19,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from feddg_bench.aggregation import streaming_mean
 from feddg_bench.errors import SettingsError
+from feddg_bench.messages import Weights
 from feddg_methods.parts.choices import choose
 
 Reduction = Literal["mean", "sum"]
@@ -29,11 +31,17 @@ REDUCTIONS = {"mean": torch.mean, "sum": torch.sum}
 TIE = 1e-6
 """Agreement this close to the threshold is equal to it: it is a ratio rounded in float32."""
 
+VOTE_TIE = 1e-9
+"""What the product of a threshold and a number of votes may lack of an integer, or exceed it."""
+
 NO_DIRECTION = 1e-30
 """Squared norm below which an update is taken as 0 and nothing is projected off it."""
 
 NO_SPREAD = 1e-12
 """Largest gap between generalisation gaps at which clients count as equal."""
+
+LAST_RESORT = 1e-300
+"""Share of a client without weight: it vanishes beside any weight, and is all there is without."""
 
 
 # ------------------------------------------------------------------------ sign agreement
@@ -43,6 +51,7 @@ def agreement_mask(
     agreement: Tensor,
     threshold: float,
     *,
+    total: int = 1,
     below: Literal["score", "zero"] = "score",
     compare: Literal["ge", "gt"] = "ge",
     variant: Literal["paper", "reference"] = "paper",
@@ -50,24 +59,30 @@ def agreement_mask(
     """Return FedGMA's factor for every coordinate of the mean update.
 
     Args:
-        agreement: Absolute mean of the clients' signs, any shape, in [0, 1].
+        agreement: Absolute mean of the clients' signs, any shape, in [0, 1]; or the absolute sum
+            of their votes, integers in [0, total], which are compared as such: 2 of 5 votes
+            reach the threshold 0.4 whatever 2 / 5 is rounded to.
         threshold: Agreement from which a coordinate passes whole, in [0, 1].
+        total: Votes that were cast, where ``agreement`` is a sum of votes.
         below: Factor below the threshold: the agreement itself, or 0.
         compare: Whether a coordinate at the threshold passes.
         variant: ``reference`` is what FedDG_Benchmark and PARDON compute by mistake, one plus
             the agreement from the threshold on and 0 below; ``below`` has no say in it.
 
     Returns:
-        Factors of the shape of ``agreement``.
+        Factors of the shape of ``agreement``, float32 where it holds integers.
 
     Raises:
         SettingsError: For an unknown name.
     """
-    passes = choose(
-        "comparison",
-        compare,
-        {"ge": agreement >= threshold - TIE, "gt": agreement > threshold + TIE},
-    )
+    if agreement.is_floating_point():
+        limits = {"ge": threshold - TIE, "gt": threshold + TIE}
+    else:  # the sums of votes next to the threshold, on the side where they pass
+        needed = threshold * total
+        limits = {"ge": math.ceil(needed - VOTE_TIE), "gt": math.floor(needed + VOTE_TIE)}
+    limit = choose("comparison", compare, limits)
+    passes = agreement >= limit if compare == "ge" else agreement > limit
+    agreement = agreement / total
     nothing = torch.zeros_like(agreement)
     rest = choose("factor below the threshold", below, {"score": agreement, "zero": nothing})
     whole, rest = choose(
@@ -135,7 +150,48 @@ def keep_agreed(update: Tensor, sign_sum: Tensor, num_clients: int) -> Tensor:
     return torch.where(sign_sum.abs() == num_clients, update, 0)
 
 
-def fill_disagreed(agreed: Tensor, touched: Tensor, generator: torch.Generator) -> Tensor:
+def noise_scale(updates: Iterable[tuple[Tensor, Tensor]]) -> float:
+    """Return AgrRand's sigma: the mean absolute value of all agreed coordinates of a network.
+
+    Args:
+        updates: For each of its tensors, the mean update and a bool mask of the same shape that
+            says where clients agree; read once.
+
+    Returns:
+        At least 0, and 0 if clients agree nowhere. Summed in float64 and in one order, whatever
+        the device, the memory layout and the number of threads.
+    """
+    total, count = 0.0, 0
+    for update, agreed in updates:
+        kept = update[agreed].abs().double().cpu().numpy()
+        total += float(kept.sum())
+        count += kept.size
+    return total / max(count, 1)
+
+
+def normal_where(masks: Sequence[Tensor], generator: torch.Generator) -> Iterator[Tensor]:
+    """Yield standard normal numbers where a mask is set, and 0 elsewhere.
+
+    All are drawn at once, on the CPU, in the order of the masks and of their coordinates: the
+    numbers do not depend on the device, nor on how a vector is cut into tensors.
+
+    Args:
+        masks: Bool, any shapes.
+        generator: Source of the numbers, on the CPU.
+
+    Yields:
+        float32, for each mask in its shape and on its device.
+    """
+    counts = [int(mask.sum()) for mask in masks]
+    draws = torch.randn(sum(counts), dtype=torch.float32, generator=generator)
+    for mask, part in zip(masks, draws.split(counts), strict=True):
+        nothing = torch.zeros(mask.shape, device=mask.device)
+        yield nothing.masked_scatter(mask, part.to(mask.device))
+
+
+def fill_disagreed(
+    agreed: Tensor, touched: Tensor, generator: torch.Generator, *, randomize_zeros: bool = False
+) -> Tensor:
     """Put noise of the scale of the agreed coordinates into the disagreed ones.
 
     The noise is normal with mean 0 and the mean absolute value of the agreed coordinates for its
@@ -146,15 +202,15 @@ def fill_disagreed(agreed: Tensor, touched: Tensor, generator: torch.Generator) 
         agreed: Update, 0 in the coordinates without agreement, (P,).
         touched: Whether any client changed the coordinate, bool (P,).
         generator: Source of the noise, on the CPU.
+        randomize_zeros: Put noise into coordinates that no client changed too.
 
     Returns:
         Update, (P,).
     """
     kept = agreed != 0
-    sigma = agreed.abs().sum(dtype=torch.float64) / kept.sum().clamp(min=1)
-    disagreed = touched & ~kept
-    noise = torch.randn(int(disagreed.sum()), dtype=torch.float32, generator=generator)
-    return agreed.masked_scatter(disagreed, sigma.to(agreed) * noise.to(agreed))
+    disagreed = ~kept if randomize_zeros else touched & ~kept
+    (draws,) = normal_where([disagreed], generator)
+    return agreed + noise_scale([(agreed, kept)]) * draws.to(agreed)
 
 
 def agreement_sum(deltas: Tensor, *, reduction: Reduction = "mean") -> Tensor:
@@ -179,17 +235,23 @@ def agreement_sum(deltas: Tensor, *, reduction: Reduction = "mean") -> Tensor:
 
 
 def agreement_random(
-    deltas: Tensor, *, reduction: Reduction = "mean", generator: torch.Generator
+    deltas: Tensor,
+    *,
+    reduction: Reduction = "mean",
+    generator: torch.Generator,
+    randomize_zeros: bool = False,
 ) -> Tensor:
     """Return `agreement_sum` with noise in the coordinates where the clients' signs differ.
 
     Source: AgrRand (Mansilla et al., ICCV 2021). Different from the authors' code, coordinates
-    that no client changed stay 0, and without any agreement the noise is 0 instead of NaN.
+    that no client changed stay 0 unless asked for, and without any agreement the noise is 0
+    instead of NaN.
 
     Args:
         deltas: Updates, (K, P).
         reduction: Mean or sum of the agreeing updates; the noise scales along.
         generator: Source of the noise, on the CPU.
+        randomize_zeros: Put noise into coordinates that no client changed too.
 
     Returns:
         Update, (P,).
@@ -198,7 +260,8 @@ def agreement_random(
         SettingsError: If ``reduction`` is unknown.
     """
     agreed = agreement_sum(deltas, reduction=reduction)
-    return fill_disagreed(agreed, (deltas != 0).any(dim=0), generator)
+    touched = (deltas != 0).any(dim=0)
+    return fill_disagreed(agreed, touched, generator, randomize_zeros=randomize_zeros)
 
 
 # ---------------------------------------------------------------------- coefficient space
@@ -393,6 +456,56 @@ def project_conflicts(
     return _combined(project_coefficients(gram_matrix(deltas), order=order), deltas, reduction)
 
 
+SOFT = 1e-4
+"""What CAGrad adds under its roots and to a norm that divides."""
+
+
+def conflict_averse_coefficients(
+    gram: Tensor, *, kappa: float, steps: int = 20, lr: float = 25.0, momentum: float = 0.5
+) -> Tensor:
+    """Return the coefficients with which the worst-off of the updates gains most.
+
+    The step is d = d_0 + c / ||d_u|| d_u, divided by 1 + kappa^2, where d_0 is the mean of the
+    updates, c = kappa ||d_0||, and d_u = sum_k u_k d_k with the weights u in the simplex that
+    make <d_u, d_0> + c ||d_u|| least. Weights are softmax values of K numbers, from 0 on, under
+    gradient descent with momentum; the best of all visited ones counts.
+
+    Source: CAGrad (Liu et al., NeurIPS 2021, arXiv 2110.14048) as the code of FedOMG (Nguyen et
+    al., ICLR 2025, arXiv 2501.14653) has it: the updates are divided by their mean length, and
+    1e-4 is added under the roots, so that updates of 0 need no care.
+
+    Args:
+        gram: Inner products of the updates, (K, K).
+        kappa: At least 0; 0 gives the mean.
+        steps: Of gradient descent.
+        lr: Learning rate of gradient descent.
+        momentum: Momentum of gradient descent.
+
+    Returns:
+        (K,), float64, on the CPU.
+    """
+    products = _array(gram)
+    products = products / np.sqrt(products.diagonal() + SOFT).mean() ** 2
+    along_mean = products.mean(axis=1)
+    c = kappa * np.sqrt(along_mean.mean() + SOFT)
+    logits, velocity = np.zeros(len(products)), np.zeros(len(products))
+    least, best = math.inf, logits
+    for step in range(steps + 1):
+        u = np.exp(logits - logits.max())
+        u /= u.sum()
+        norm = np.sqrt(u @ products @ u + SOFT)
+        objective = u @ along_mean + c * norm
+        if objective < least:
+            least, best = objective, u
+        if step < steps:
+            slope = along_mean + c * (products @ u) / norm
+            velocity = momentum * velocity + u * (slope - u @ slope)
+            logits = logits - lr * velocity
+    norm = np.sqrt(best @ products @ best + SOFT)
+    rows = (1 / len(products) + best * c / (norm + SOFT)) / (1 + kappa**2)
+    return torch.from_numpy(rows)
+
+
 # ------------------------------------------------------------------------ adjusted weights
 
 
@@ -479,3 +592,45 @@ def adjusted_weights(
         return weights.clone()
     moved[group] *= weights[group].sum() / moved[group].sum()
     return moved
+
+
+def signed_mean(
+    states: Iterable[tuple[Mapping[str, Tensor], float]], names: Sequence[str]
+) -> Weights:
+    """Return the mean of model states by weights that may be 0 or negative.
+
+    Clients of weight 0 count only where no client has a positive one, and then equally; integer
+    tensors take the maximum over all. Without negative weights this is
+    `feddg_bench.aggregation.streaming_mean`, bit for bit. Negative ones move trainable
+    parameters alone, since a running variance must not be extrapolated, and nothing where the
+    weights' sum is not positive. Streams: two states and one more are alive at a time.
+
+    Args:
+        states: K states with equal names and shapes, each with its weight; normalised here.
+        names: Names of trainable parameters.
+
+    Returns:
+        A new state; no input is changed.
+
+    Raises:
+        ValueError: If there are no states.
+    """
+    gained = lost = 0.0
+    taken: Weights = {}
+
+    def convex() -> Iterator[tuple[Mapping[str, Tensor], float]]:
+        nonlocal gained, lost
+        for state, weight in states:
+            if weight < 0:
+                lost -= weight
+                for name in names:
+                    part = -weight * state[name]
+                    taken[name] = taken[name] + part if name in taken else part
+            gained += max(weight, 0.0)
+            yield state, max(weight, LAST_RESORT)
+
+    mean = streaming_mean(convex())
+    if gained > lost:
+        for name, sum_taken in taken.items():
+            mean[name] = (gained * mean[name] - sum_taken) / (gained - lost)
+    return mean

@@ -1,0 +1,156 @@
+"""FedSR: a simple representation, small in norm and free of what the class does not explain."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from feddg_bench.client import Batch
+from feddg_bench.method import Method
+from feddg_bench.settings import MethodSettings
+from feddg_methods.parts.losses import conditional_mutual_information
+
+
+class FedSRSettings(MethodSettings):
+    """Weights of the regularisers, whose reading of them, and how test images are predicted."""
+
+    labels: ClassVar[tuple[str, ...]] = ("variant", "test")
+
+    variant: Literal["official", "bai", "aggregated"] = "official"
+    """``official``: the authors' code, the norm of z and a learned scale, reference at the client;
+    ``bai``: FedDG_Benchmark's, the squared norm, no scale, reference means start at 1;
+    ``aggregated``: FedCCRL's, as ``official`` with reference and scale sent and averaged."""
+    l2_weight: float = Field(0.01, ge=0)
+    """a, of the L2 regulariser: 0.01 in the authors' code; FedCCRL has 0.001."""
+    cmi_weight: float = Field(0.001, ge=0)
+    """b, of the conditional mutual information: 0.001 in the authors' instructions for PACS,
+    0.0005 if none is given to their code."""
+    test: Literal["samples", "mean"] = "samples"
+    """Average the probabilities of samples of z, or classify the mean of z."""
+    test_samples: int = Field(20, ge=1)
+    """Samples of z at test time: 20 in the authors' code, 1 in FedDG_Benchmark and FedCCRL."""
+
+
+class FedSR(Method):
+    """FedSR (Nguyen et al., NeurIPS 2022).
+
+    The backbone gives mean and standard deviation of a Gaussian over the representation z, of which
+    training draws one sample an image. Clients minimise CE + a L2R + b CMI, where CMI is measured
+    against a learned Gaussian of each class. The server is FedAvg's.
+
+    The layer that makes the features is twice as wide, 2 d_z: the backbone's projection where it
+    has one (2048 to 4096 for FedDG_Benchmark's ResNet-50), else a new linear layer on its D pooled
+    features, with d_z = D. Rows of a class that a client lacks get no gradient.
+    """
+
+    group = "alignment"
+    citation = (
+        "A. Tuan Nguyen, Philip Torr, Ser-Nam Lim: FedSR: A Simple and Effective Domain "
+        "Generalization Method for Federated Learning, NeurIPS 2022"
+    )
+    deviations = (
+        "The authors' code takes the norm of z, FedDG_Benchmark and PARDON its square; we take the "
+        "norm: variant",
+        "The authors' code learns a scale C of z inside the CMI, FedDG_Benchmark fixes it at 1; we "
+        "learn it, as a logarithm, so that it stays positive: variant",
+        "FedDG_Benchmark starts the reference means at 1, the authors' code at 0, and so do we: "
+        "variant",
+        "The authors' code keeps each client's reference, FedCCRL sends and averages it, PARDON "
+        "starts it anew in every round; we keep it: variant",
+        "FedDG_Benchmark and FedCCRL predict from one random sample of z, the authors' code from "
+        "the mean probability of 20, and so do we, with the same noise for all images: "
+        "test_samples",
+        "The authors' code trains the reference with a momentum of its own, 0.9; ours shares the "
+        "model's optimizer: train.optimizer",
+        "PARDON's settings ask for SGD with rate 0.002 and momentum, but its program replaces them "
+        "by rate 3e-5 without momentum, the likeliest reason for its FedSR at chance level; we "
+        "train like every other method: train.lr",
+    )
+    Settings = FedSRSettings
+    settings: FedSRSettings
+    local: ClassVar[tuple[str, ...]] = ("reference.",)
+    frozen = ("test_noise",)
+    test_noise: Tensor
+
+    def build(self) -> None:
+        s, backbone, d_z = self.settings, self.backbone, self.num_features
+        narrow = backbone.projection
+        width = narrow.in_features if isinstance(narrow, nn.Linear) else d_z
+        backbone.projection = nn.Linear(width, 2 * d_z)
+        backbone.num_features = 2 * d_z
+
+        r_mu = torch.full((self.num_classes, d_z), 1.0 if s.variant == "bai" else 0.0)
+        self.reference = nn.ParameterDict({"mu": r_mu, "sigma": torch.ones_like(r_mu)})
+        if s.variant != "bai":  # of the logarithm, so that C = exp(log_scale) stays positive
+            self.reference["log_scale"] = torch.zeros(())
+        if s.variant == "aggregated":
+            self.local = ()  # type: ignore[misc] # this variant sends it
+        if s.test == "samples":
+            # Drawn once: predictions depend neither on what else is in a batch nor on the worker.
+            self.register_buffer("test_noise", torch.randn(s.test_samples, d_z))
+
+    def distribution(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mu_z and sigma_z > 0, both (B, d_z), of images (B, 3, H, W)."""
+        mu, sigma = widened(self.backbone(images)).chunk(2, dim=1)
+        return mu, F.softplus(sigma)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Map images (B, 3, H, W) to the means of their representations, (B, d_z)."""
+        return self.distribution(images)[0]
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images (B, 3, H, W) to scores (B, C) whose softmax is the prediction.
+
+        In evaluation mode these are logarithms of the samples' mean probabilities, or the logits of
+        the mean of z; in training mode the logits of one sample.
+        """
+        mu, sigma = self.distribution(images)
+        if self.training or self.settings.test == "mean":
+            logits: Tensor = self.classifier(draw(mu, sigma) if self.training else mu)
+            return logits
+        # One pass of the backbone; the samples differ in the classifier only.
+        return mean_log_probabilities(
+            torch.stack([self.classifier(mu + sigma * noise) for noise in self.test_noise])
+        )
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        s = self.settings
+        images, labels = batch
+        mu, sigma = self.distribution(images)
+        z = draw(mu, sigma)
+        loss = F.cross_entropy(widened(self.classifier(z)), labels)
+        if s.l2_weight:
+            loss = loss + s.l2_weight * l2_regulariser(z, squared=s.variant == "bai")
+        if s.cmi_weight:
+            r = self.reference
+            scale = r["log_scale"].exp() if "log_scale" in r else 1.0
+            cmi = conditional_mutual_information(
+                mu, sigma, r["mu"], F.softplus(r["sigma"]), labels, scale=scale
+            )
+            loss = loss + s.cmi_weight * cmi
+        return loss
+
+
+def draw(mu: Tensor, sigma: Tensor) -> Tensor:
+    """Return one sample of N(mu, sigma^2) in every entry, with gradients into both."""
+    return mu + sigma * torch.randn_like(sigma)
+
+
+def l2_regulariser(z: Tensor, *, squared: bool = False) -> Tensor:
+    """Return the mean norm of the rows of z (B, d_z), a scalar; the mean of squares if asked."""
+    return z.square().sum(dim=1).mean() if squared else z.norm(dim=1).mean()
+
+
+def mean_log_probabilities(logits: Tensor) -> Tensor:
+    """Return the logarithm of the mean softmax of S samples' logits (S, B, C): (B, C)."""
+    return widened(logits).log_softmax(dim=-1).logsumexp(dim=0) - math.log(len(logits))
+
+
+def widened(values: Tensor) -> Tensor:
+    """Return half precision as float32, other types as they are."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
