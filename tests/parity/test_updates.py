@@ -717,7 +717,7 @@ def adjusted_oracle(weights, gaps, round, rounds, step, variant):
     else:
         x = g - g.mean()
         a[s] += x * d / 3 / x.max()
-    return a / a.sum()
+    return a / a.sum() if a.sum() else weights.copy()
 
 
 @unhurried

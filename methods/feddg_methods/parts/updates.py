@@ -603,7 +603,7 @@ def signed_mean(
     tensors take the maximum over all. Without negative weights this is
     `feddg_bench.aggregation.streaming_mean`, bit for bit. Negative ones move trainable
     parameters alone, since a running variance must not be extrapolated, and nothing where the
-    weights' sum is not positive. Streams: two states and one more are alive at a time.
+    weights' sum is not positive. Streams: one of the given states is alive at a time.
 
     Args:
         states: K states with equal names and shapes, each with its weight; normalised here.
@@ -628,6 +628,7 @@ def signed_mean(
                     taken[name] = taken[name] + part if name in taken else part
             gained += max(weight, 0.0)
             yield state, max(weight, LAST_RESORT)
+            del state  # or it would stay while the next client trains
 
     mean = streaming_mean(convex())
     if gained > lost:

@@ -1,0 +1,106 @@
+"""FedSAM: clients look for flat minima."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
+
+from feddg_bench.client import Batch, Client
+from feddg_bench.method import Method
+from feddg_bench.settings import MethodSettings
+
+
+class FedSAMSettings(MethodSettings):
+    """How far clients look around."""
+
+    labels: ClassVar[tuple[str, ...]] = ("rho",)
+
+    rho: float = Field(0.05, ge=0)
+    """Radius of the neighbourhood, rho in the papers; published values run from 0.02 to 0.1."""
+
+
+class FedSAM(Method):
+    """FedSAM (Qu et al., ICML 2022, Algorithm 1; Caldarola et al., ECCV 2022).
+
+    Each local step goes from theta along the gradient at theta + rho g / ||g||, where g is the
+    batch's gradient at theta over all parameters (SAM, Foret et al., ICLR 2021). Both gradients
+    are of the same batch and the same dropout masks. The statistics of batch normalisation and
+    the logged loss are those at theta. The server is FedAvg's.
+    """
+
+    Settings = FedSAMSettings
+    settings: FedSAMSettings
+    group = "local training"
+    citation = (
+        "Z. Qu, X. Li, R. Duan, Y. Liu, B. Tang, Z. Lu: Generalized Federated Learning via "
+        "Sharpness Aware Minimization, ICML 2022, arXiv 2206.02618; D. Caldarola, B. Caputo, "
+        "M. Ciccone: Improving Generalization in Federated Learning by Seeking Flat Minima, "
+        "ECCV 2022, arXiv 2203.11834"
+    )
+
+    def batches(self, client: Client, epoch: int) -> Iterator[Batch]:
+        for index, batch in enumerate(super().batches(client, epoch)):
+            self._again = batch, index, random_state(self.device)
+            yield batch
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        if not self.settings.rho:
+            return
+        theta = [
+            p for group in optimizer.param_groups for p in group["params"] if p.grad is not None
+        ]
+        epsilon = perturbation([p.grad for p in theta if p.grad is not None], self.settings.rho)
+        values = [p.detach().clone() for p in theta]
+        with torch.no_grad():
+            torch._foreach_add_(theta, epsilon)
+        optimizer.zero_grad()
+        batch, index, states = self._again
+        with still_statistics(self), same_random_numbers(states, self.device):
+            with self.client.fabric.autocast():
+                loss = self.training_step(batch, index)
+            self.client.fabric.backward(loss)
+        with torch.no_grad():
+            torch._foreach_copy_(theta, values)  # taking epsilon off again would leave its rounding
+
+
+def perturbation(gradient: list[Tensor], rho: float) -> list[Tensor]:
+    """Return rho g / ||g||, tensor by tensor, with one norm over all; 0 where g is 0."""
+    norm = torch.stack(torch._foreach_norm(gradient)).norm()
+    scale = torch.where(norm > 0, rho / norm, 0)
+    return list(torch._foreach_mul(gradient, scale))
+
+
+@contextmanager
+def still_statistics(module: nn.Module) -> Iterator[None]:
+    """Let batch normalisation use the batch's statistics without keeping them."""
+    layers = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    for layer in layers:
+        layer.track_running_stats = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.track_running_stats = True
+
+
+def random_state(device: torch.device) -> list[Tensor]:
+    """Return the states of the global generators that layers draw from."""
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
+
+
+@contextmanager
+def same_random_numbers(states: list[Tensor], device: torch.device) -> Iterator[None]:
+    """Draw the numbers again that followed ``states``; afterwards go on as if nothing was drawn."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.set_rng_state(states[0])
+        if device.type == "cuda":
+            torch.cuda.set_rng_state(states[1], device)
+        yield
