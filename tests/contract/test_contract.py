@@ -30,6 +30,13 @@ CASES = [
     *((name, {"hyper": hyper(name)}) for name in names("method")),
     ("fedprox", {"hyper": {"mu": 0.5, "norm": "l2"}}),
     ("pardon", {"hyper": {"style": "pixel", "transfer": "cached"}}),
+    ("ccst", {"hyper": {"style": "pixel", "preset": "official"}}),
+    ("ccst", {"hyper": {"style": "pixel", "preset": "fedccrl"}}),
+    ("fedccrl", {"hyper": {"variant": "released"}}),
+    ("fedsr", {"hyper": {"variant": "aggregated"}}),
+    ("fediir", {"hyper": {"head": "mlp"}}),
+    ("feddg_ga", {"hyper": {"variant": "pardon"}}),
+    ("ppdg", {"hyper": {"granularity": "tensor"}}),
 ]
 every_method = pytest.mark.parametrize(("name", "layer"), CASES, ids=str)
 
