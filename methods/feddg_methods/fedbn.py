@@ -1,0 +1,113 @@
+"""FedBN: average everything but batch normalisation, which stays with its client."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import ClassVar, Literal
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from feddg_bench.aggregation import server_step, streaming_mean
+from feddg_bench.batch_norm import batch_norm_state
+from feddg_bench.client import Client
+from feddg_bench.errors import SettingsError
+from feddg_bench.messages import LocalUpdate, Reply, Weights
+from feddg_bench.method import Method
+from feddg_bench.server import Server
+from feddg_bench.settings import MethodSettings
+
+logger = logging.getLogger(__name__)
+
+
+class FedBNSettings(MethodSettings):
+    """How a model without batch normalisation of its own is measured."""
+
+    labels: ClassVar[tuple[str, ...]] = ("evaluation",)
+
+    evaluation: Literal["average", "batch"] = "average"
+    """Batch normalisation where images come from no client: the mean of the round's clients, or
+    their mean affine part with the statistics of the batch that is measured. ``batch`` depends on
+    ``evaluation.batch_size``, and on which images share a batch; one alone is measured with the
+    mean statistics."""
+
+
+class FedBN(Method):
+    """FedBN (Li et al., ICLR 2021, arXiv 2102.07623).
+
+    All of a client's batch normalisation stays with the client: scale, shift and running
+    statistics, found by layer type. A client that trains for the first time starts with the initial
+    ones. The server averages every other tensor, as FedAvg does.
+
+    It personalises: a new domain has no batch normalisation of its own. To measure one, clients
+    send theirs too; the server averages it, with the same shares, for evaluation only and sends
+    nothing of it back. So FedBN sends as much as FedAvg and receives less. The mean over the
+    clients' own models, measured each by itself, is not offered.
+    """
+
+    citation = (
+        "Xiaoxiao Li, Meirui Jiang, Xiaofei Zhang, Michael Kamp, Qi Dou: FedBN: Federated Learning "
+        "on Non-IID Features via Local Batch Normalization, ICLR 2021, arXiv 2102.07623"
+    )
+    deviations = (
+        "The authors' code finds batch normalisation by names that contain 'bn', which misses 4 of "
+        "ResNet-50's 53 layers and all 121 of DenseNet-121; we go by layer type",
+        "The authors' code weights clients uniformly; we weight them as FedAvg does, so that batch "
+        "normalisation is the only difference: federation.weighting",
+        "The paper measures each client's model on that client's own domain; for new domains we "
+        "average the clients' batch normalisation, which they send for this purpose: evaluation",
+    )
+    group = "personalisation"
+    Settings = FedBNSettings
+    settings: FedBNSettings
+    needs: ClassVar = {"federation": {"bn": "local"}}
+    uplink: ClassVar = {"fit": ("weights", "norm")}
+
+    def prepare(self, server: Server) -> None:
+        if not batch_norm_state(self):
+            logger.warning("the backbone has no batch normalisation: fedbn is the same as fedavg")
+        elif not self.private:
+            raise SettingsError(
+                f"federation.bn={server.federation.bn} does not go with fedbn, which keeps batch "
+                f"normalisation with the clients: leave it out, or set federation.bn=local"
+            )
+
+    def fit(self, client: Client) -> LocalUpdate:
+        weights = super().fit(client).weights
+        norm = self.private_weights()
+        return LocalUpdate(weights, {"norm": norm} if norm else {})
+
+    def aggregate(self, server: Server, updates: Iterable[Reply[LocalUpdate]]) -> Weights:
+        mean = streaming_mean(
+            ({**reply.value.weights, **reply.value.extra.get("norm", {})}, server.share(reply))
+            for reply in updates
+        )
+        norm = {name: mean.pop(name) for name in self.private if name in mean}
+        if norm:
+            server.memory["norm"] = norm
+        return server_step(server.weights, mean, server.federation.server_lr, self.trainable)
+
+    def global_model(self, server: Server) -> Weights:
+        return {**server.weights, **server.memory.get("norm", {})}
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.training or self.settings.evaluation == "average" or len(images) == 1:
+            return super().forward(images)
+        with batch_statistics(self):
+            return super().forward(images)
+
+
+@contextmanager
+def batch_statistics(module: nn.Module) -> Iterator[None]:
+    """Make batch normalisation use the statistics of its batch for a block, and change nothing."""
+    layers = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
+    before = [(layer.training, layer.track_running_stats) for layer in layers]
+    for layer in layers:
+        layer.training, layer.track_running_stats = True, False
+    try:
+        yield
+    finally:
+        for layer, state in zip(layers, before, strict=True):
+            layer.training, layer.track_running_stats = state
