@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -39,8 +39,9 @@ class ClientData(Protocol):
         views: int,
         companions: Tensor | None,
         generator: torch.Generator,
+        parts: Iterable[Tensor] | None = None,
     ) -> Iterator[Batch]:
-        """Yield every image once, in batches."""
+        """Yield every image once, or the parts given, in batches."""
 
 
 @dataclass(slots=True)
@@ -59,6 +60,8 @@ class Client:
         train: Settings of local training.
         seed: Root of this run's random streams.
         domains: Training images of each source domain that the client holds; no zeros.
+        domain_ids: Domain of each of its training images, int64 (n,) on the CPU: equal numbers are
+            one domain, in the order of the method's ``sources``.
         validation: Its validation images, where the method wants them; use `validation_batches`.
     """
 
@@ -73,6 +76,7 @@ class Client:
     train: TrainSettings
     seed: int
     domains: Mapping[str, int] = field(default_factory=dict)
+    domain_ids: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     validation: ClientData | None = None
     _sums: dict[str, tuple[float | Tensor, int]] = field(default_factory=dict)
 
@@ -88,6 +92,7 @@ class Client:
         epoch: int = 0,
         views: int = 1,
         companions: Tensor | None = None,
+        parts: Iterable[Tensor] | None = None,
     ) -> Iterator[Batch]:
         """Yield one epoch of batches on the worker's device.
 
@@ -100,12 +105,15 @@ class Client:
             views: Independently augmented copies of each image (see `Batch`).
             companions: One more image for each of the client's, uint8 (n, H, W, 3) in its order;
                 it comes as a further view, augmented with the same draws as the first.
+            parts: Which images make each batch, instead of each image once: positions among the
+                client's images, int64 (b,) each, on the CPU.
         """
         return self.data.batches(
             shuffle=train,
             augment=train if augment is None else augment,
             views=views,
             companions=companions,
+            parts=parts,
             generator=self.generator("loader", epoch),
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,7 +30,7 @@ class Federation:
         evaluation: Split, domain and indices of every set that is measured.
         num_classes: C.
         sources: Names of the training domains.
-        domains: Client name to how many training images of each source domain it holds.
+        domain_ids: Domain of each image as an index into ``sources``, -1 for others; int64 (N,).
         validation: Client name to the indices of its validation images, where the method wants
             them (`feddg_bench.method.Method.client_validation`).
     """
@@ -42,8 +42,13 @@ class Federation:
     evaluation: tuple[tuple[str, str, np.ndarray], ...]
     num_classes: int
     sources: tuple[str, ...] = ()
-    domains: dict[str, dict[str, int]] = field(default_factory=dict)
+    domain_ids: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     validation: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def domains_of(self, client: str) -> np.ndarray:
+        """Return the domain id of each of a client's training images, in its order."""
+        index = self.clients[client]
+        return self.domain_ids[index] if len(self.domain_ids) else np.full(len(index), -1)
 
 
 class ImageBank:
@@ -102,11 +107,14 @@ class ClientImages:
         views: int,
         companions: Tensor | None,
         generator: torch.Generator,
+        parts: Iterable[Tensor] | None = None,
     ) -> Iterator[Batch]:
-        """Yield every image once, in batches on the device."""
+        """Yield every image once, or the parts given, in batches on the device."""
         count = len(self.index)
-        order = torch.randperm(count, generator=generator) if shuffle else torch.arange(count)
-        for part in order.split(self.train.batch_size):
+        if parts is None:
+            order = torch.randperm(count, generator=generator) if shuffle else torch.arange(count)
+            parts = order.split(self.train.batch_size)
+        for part in parts:
             if shuffle and self.train.drop_last_if_single and len(part) == 1 < count:
                 continue
             index = self.index[part]

@@ -164,7 +164,7 @@ def synthetic_federation(
         (),
         num_classes,
         sources=("synthetic",),
-        domains={name: {"synthetic": per_client} for name in names},
+        domain_ids=np.zeros(count, dtype=np.int64),
         validation={name: part[: max(1, per_client // 10)] for name, part in names.items()},
     )
 

@@ -266,7 +266,7 @@ def open_federation(
         evaluation=_evaluation(splits, dataset, store),
         num_classes=len(dataset.classes),
         sources=plan.scenario.train,
-        domains={name: _domain_counts(index, dataset, store) for name, index in clients.items()},
+        domain_ids=_source_ids(plan.scenario.train, dataset)[store.domains],
         validation=validation,
     )
     sizes = partition.sizes
@@ -366,9 +366,10 @@ def _counts(splits: Splits, dataset: DomainDataset, store: Store) -> dict[str, d
     return counts
 
 
-def _domain_counts(index: np.ndarray, dataset: DomainDataset, store: Store) -> dict[str, int]:
-    counts = np.bincount(store.domains[index], minlength=len(dataset.domains))
-    return {domain: int(n) for domain, n in zip(dataset.domains, counts, strict=True) if n}
+def _source_ids(sources: tuple[str, ...], dataset: DomainDataset) -> np.ndarray:
+    """Return for each domain of the data set its place among the sources, -1 if it is none."""
+    places = {name: place for place, name in enumerate(sources)}
+    return np.array([places.get(name, -1) for name in dataset.domains], dtype=np.int64)
 
 
 def _save_partition(

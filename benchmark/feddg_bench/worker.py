@@ -88,6 +88,7 @@ class Worker:
         """Load the global weights, do what the task asks, and forget."""
         start = time.perf_counter()
         settings, data, memory = self.settings, self.data[task.client], dict(task.memory)
+        domains = self.spec.federation.domains_of(task.client)
         client = Client(
             name=task.client,
             round=task.round,
@@ -99,7 +100,8 @@ class Worker:
             fabric=self.fabric,
             train=settings.train,
             seed=settings.seed,
-            domains=self.spec.federation.domains.get(task.client, {}),
+            domains=_counts(domains, self.spec.federation.sources),
+            domain_ids=torch.from_numpy(domains),
             validation=self.validation.get(task.client),
         )
         self.method.train()
@@ -139,6 +141,10 @@ class Worker:
             counts += torch.bincount(pairs, minlength=num_classes**2)
             loss += F.cross_entropy(logits, labels, reduction="sum")
         return counts.reshape(num_classes, num_classes).cpu().numpy(), float(loss)
+
+
+def _counts(domains: np.ndarray, sources: tuple[str, ...]) -> dict[str, int]:
+    return {name: n for i, name in enumerate(sources) if (n := int((domains == i).sum()))}
 
 
 def keep_freed_memory() -> None:

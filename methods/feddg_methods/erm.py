@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from feddg_bench.client import Batch, Client
 from feddg_bench.method import Method
+from feddg_bench.settings import MethodSettings
+
+
+class ERMSettings(MethodSettings):
+    """How batches are made."""
+
+    balanced_domains: bool = False
+    """Each step takes ``train.batch_size`` images of every domain (Mansilla et al., ICCV 2021);
+    an epoch goes once through the largest domain. False: batches of the pooled images."""
 
 
 class ERM(Method):
@@ -13,6 +28,8 @@ class ERM(Method):
     ``lightning.Trainer`` as it is.
     """
 
+    Settings = ERMSettings
+    settings: ERMSettings
     group = "reference"
     citation = (
         "Gulrajani and Lopez-Paz: In Search of Lost Domain Generalization, ICLR 2021, "
@@ -21,10 +38,41 @@ class ERM(Method):
     deviations = (
         "FedDG_Benchmark makes a new optimizer in each epoch, so that Adam forgets its moments; "
         "ours is kept: train.optimizer_state.",
+        "The baseline of the authors of AgrSum takes equal parts of every domain in each step; "
+        "ours pools the images: balanced_domains.",
     )
-
     needs = {  # noqa: RUF012 - read only
         "partition": {"kind": "pooled", "clients": 1},
         "federation": {"per_round": None},
         "train": {"optimizer_state": "persist"},
     }
+
+    def batches(self, client: Client, epoch: int) -> Iterator[Batch]:
+        if not self.settings.balanced_domains:
+            return super().batches(client, epoch)
+        generator = client.generator("domains", epoch)
+        parts = balanced_parts(client.domain_ids, client.train.batch_size, generator)
+        return client.batches(train=True, epoch=epoch, parts=parts)
+
+
+def balanced_parts(domains: Tensor, size: int, generator: torch.Generator) -> list[Tensor]:
+    """Return batches of positions with ``size`` images of every domain in each.
+
+    A domain that is used up is shuffled and used again; as many batches as the largest needs.
+
+    Args:
+        domains: Domain id of each image, int64 (n,).
+        size: Images of a domain in a batch.
+        generator: On the CPU.
+
+    Returns:
+        Positions in [0, n), int64 (domains x size,) each.
+    """
+    members = [(domains == d).nonzero().flatten() for d in domains.unique()]
+    steps = -(-max(map(len, members)) // size)
+    columns = []
+    for mine in members:
+        times = -(-steps * size // len(mine))
+        order = [mine[torch.randperm(len(mine), generator=generator)] for _ in range(times)]
+        columns.append(torch.cat(order)[: steps * size].view(steps, size))
+    return list(torch.cat(columns, dim=1))

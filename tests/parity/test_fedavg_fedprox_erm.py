@@ -21,6 +21,7 @@ from feddg_bench.registry import build_method
 from feddg_bench.server import Server
 from feddg_bench.settings import FederationSettings, MethodSettings
 from feddg_bench.streams import torch_generator
+from feddg_methods.erm import balanced_parts
 from feddg_methods.fedavg import FedAvg
 from feddg_methods.fedprox import proximal_gradient
 
@@ -357,3 +358,50 @@ def test_erm_runs_under_the_trainer(toy_settings, pooled):
     after = method.state_dict()
     assert [name for name in before if torch.equal(after[name], before[name])] == []
     assert loss() < 0.5 * first
+
+
+# ------------------------------------------------------------------------- balanced domains
+
+
+def test_every_step_has_as_many_images_of_each_domain():
+    domains = torch.tensor([0] * 10 + [3] * 1000)
+    parts = balanced_parts(domains, 8, torch.Generator().manual_seed(0))
+    assert len(parts) == 125
+    for part in parts:
+        assert torch.bincount(domains[part], minlength=4).tolist() == [8, 0, 0, 8]
+    seen = torch.bincount(torch.cat(parts), minlength=1010)
+    assert seen[10:].tolist() == [1] * 1000  # the large domain once
+    assert {int(n) for n in seen[:10]} == {100}  # 1,000 draws of 10 images
+
+
+def test_without_balance_a_small_domain_has_a_small_share():
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.cat([torch.randperm(1010, generator=generator) for _ in range(10)])[:10_000]
+    assert float((drawn < 10).float().mean()) == pytest.approx(0.0099, abs=0.004)
+
+
+def test_one_full_step_of_each_kind_of_mean():
+    """Domain A holds 4, domain B 0, 0, 0; v = 0, one step of rate 0.5 on (v - x)^2 / 2."""
+    values, domains = torch.tensor([4.0, 0, 0, 0]), torch.tensor([0, 1, 1, 1])
+
+    def step(part):
+        v = torch.zeros((), requires_grad=True)
+        ((v - values[part]).square() / 2).mean().backward()
+        return -0.5 * float(v.grad)
+
+    assert step(torch.arange(4)) == 0.5
+    (part,) = balanced_parts(domains, 3, torch.Generator().manual_seed(0))
+    assert step(part) == 1.0
+
+
+def test_balanced_erm_trains_on_balanced_batches(start_run, toy_federation):
+    everything = np.concatenate([*toy_federation.clients.values()])
+    sizes = np.bincount(toy_federation.domain_ids[everything])
+    pooled = replace(toy_federation, clients={"client_0": everything})
+    run = start_run("erm", {"hyper": {"balanced_domains": True}}, federation=pooled)
+    seen = []
+    step = run.method.training_step
+    run.method.training_step = lambda batch, i: (seen.append(len(batch[1])), step(batch, i))[1]
+    run.rounds(1)
+    assert seen == [16] * -(-max(sizes) // 8)
+    assert run.server.weights

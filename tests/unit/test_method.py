@@ -333,7 +333,8 @@ def test_a_client_knows_how_many_images_of_each_domain_it_has(start_run, toy_fed
     run = looking(start_run, toy_federation)
     for reply in run.server.ask(run.method.look, everyone=True):
         found = reply.value["domains"]
-        assert found == toy_federation.domains[reply.client]
+        ids = toy_federation.domains_of(reply.client)
+        assert found == {"dark": int((ids == 0).sum()), "bright": int((ids == 1).sum())}
         assert sum(found.values()) == reply.num_examples
 
 

@@ -60,7 +60,6 @@ def toy_federation() -> Federation:
         ("id_val", "dark", held_out[domains[held_out] == 0]),
         ("test", "bright", held_out[domains[held_out] == 1]),
     )
-    counts = {name: np.bincount(domains[part], minlength=2) for name, part in clients.items()}
     return Federation(
         images,
         16,
@@ -69,7 +68,7 @@ def toy_federation() -> Federation:
         evaluation,
         3,
         sources=DOMAINS,
-        domains={n: dict(zip(DOMAINS, c.tolist(), strict=True)) for n, c in counts.items()},
+        domain_ids=domains,
         validation=dict(zip(clients, np.array_split(held_out, 4), strict=True)),
     )
 
