@@ -220,8 +220,9 @@ def the_seed_decides_the_run(subject: Subject) -> None:
 
 def a_kept_optimizer_makes_a_difference(subject: Subject) -> None:
     """``train.optimizer_state=persist`` acts from a client's second round on, and only then."""
-    kept = subject.run(ALL_CLIENTS, {"train": {"optimizer_state": "persist"}})
-    reset = subject.run(ALL_CLIENTS, {"train": {"optimizer_state": "reset"}})
+    momentum = {"train": {"momentum": 0.9}}  # or SGD has nothing to keep
+    kept = subject.run(ALL_CLIENTS, momentum, {"train": {"optimizer_state": "persist"}})
+    reset = subject.run(ALL_CLIENTS, momentum, {"train": {"optimizer_state": "reset"}})
     kept.rounds(1)
     reset.rounds(1)
     _same(kept.server.weights, reset.server.weights)

@@ -1,0 +1,171 @@
+"""FPL: features are drawn to class prototypes that the server clusters over clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from feddg_bench.client import Batch, Client
+from feddg_bench.messages import LocalUpdate, Reply, Weights
+from feddg_bench.method import Method
+from feddg_bench.server import Server
+from feddg_bench.settings import MethodSettings
+from feddg_methods.parts.finch import finch_gram
+from feddg_methods.parts.losses import prototype_loss
+
+
+class FPLSettings(MethodSettings):
+    """Temperature, divisor, and readings of published code."""
+
+    labels: ClassVar[tuple[str, ...]] = ("divide_by", "pardon_bugs")
+
+    temperature: float = Field(0.02, gt=0)
+    """tau, by which cosine similarities are divided; 0.02 in the authors' code and in PARDON's."""
+    divide_by: Literal["matched", "batch"] = "matched"
+    """Divisor of the summed loss: images whose class has prototypes (PARDON's code), or all of the
+    batch (the authors' code), which weakens the loss where classes are missing."""
+    pardon_bugs: bool = False
+    """PARDON's copy: no contrast for the class stored first, which changes from round to round,
+    and only the first prototype of every other class among the negatives."""
+    keep_absent: int = Field(0, ge=0)
+    """Rounds that a class's prototypes stay while no sampled client holds it; 0 in both codes."""
+
+
+class FPL(Method):
+    """FPL (Huang et al., CVPR 2023, "Rethinking federated learning with domain shift").
+
+    In its last local epoch client k takes the mean feature p_k^c of each of its classes. For each
+    class the server clusters these by FINCH (cosine, last partition); the means of the clusters
+    are the cluster prototypes P_c, and their mean is the unbiased prototype u_c. In the next round
+    clients learn from L = L_CE + the contrast of z with P_c + the mean square of z - u_c, in round
+    1 from L_CE alone. The table of prototypes is replaced each round, also where a class is absent;
+    a skipped round leaves it. The model's server is FedAvg's.
+    """
+
+    Settings = FPLSettings
+    settings: FPLSettings
+    uplink: ClassVar = {"fit": ("weights", "prototypes", "classes")}
+    downlink = ("prototypes",)
+    group = "alignment"
+    citation = (
+        "W. Huang, M. Ye, Z. Shi, H. Li, B. Du: Rethinking Federated Learning with Domain Shift: "
+        "A Prototype View, CVPR 2023"
+    )
+    deviations = (
+        "PARDON's copy gives the class stored first, which changes from round to round, no "
+        "contrastive term and takes only the first prototype of every other class as a negative; "
+        "we take all, for every class: pardon_bugs",
+        "PARDON's copy fails where one class alone has prototypes; the contrastive term is 0 here",
+        "The authors' code divides the summed loss by the batch, PARDON's by the images whose "
+        "class has prototypes, as we do: divide_by",
+        "Both codes keep the features of the last epoch with their autograd graphs; we sum them "
+        "detached, which gives the same prototypes",
+        "Both codes take the mean over coordinates, not the sum, of the square in the second "
+        "term; so do we",
+        "In the authors' code the lone prototype of a class that one client holds loses a "
+        "dimension and its mean becomes a number; we keep prototypes as (J, D) always",
+        "Both codes forget a class that no client of the round holds; so do we: keep_absent",
+    )
+
+    def build(self) -> None:
+        self.table: dict[int, Tensor] = {}
+        self.sums = ClassSums(self.num_classes, self.num_features)
+
+    # ------------------------------------------------------------------ client half
+
+    def fit(self, client: Client) -> LocalUpdate:
+        received = client.broadcast.get("prototypes", {})
+        self.table = {int(c): p.to(self.device) for c, p in received.items()}
+        update = super().fit(client)
+        classes, prototypes = self.sums.means()
+        return LocalUpdate(update.weights, {"prototypes": prototypes, "classes": classes})
+
+    def batches(self, client: Client, epoch: int) -> Iterator[Batch]:
+        # Begun anew in every epoch, so that those of the last one remain.
+        self.sums = ClassSums(self.num_classes, self.num_features, self.device)
+        return super().batches(client, epoch)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        images, labels = batch
+        z = self.features(images)  # (B, D)
+        self.sums.add(z.detach(), labels)
+        loss = F.cross_entropy(self.classifier(z), labels)
+        if self.table:
+            loss = loss + prototype_loss(
+                z,
+                labels,
+                self.table,
+                temperature=self.settings.temperature,
+                divide_by=self.settings.divide_by,
+                variant="pardon" if self.settings.pardon_bugs else "official",
+            )
+        return loss
+
+    # ------------------------------------------------------------------ server half
+
+    def aggregate(self, server: Server, updates: Iterable[Reply[LocalUpdate]]) -> Weights:
+        found: dict[str, list[Tensor]] = {}  # by class, in the order in which classes arrive
+
+        def noted() -> Iterator[Reply[LocalUpdate]]:
+            for reply in updates:
+                extra = reply.value.extra
+                rows = extra["prototypes"].cpu()
+                for c, p in zip(extra["classes"].tolist(), rows, strict=True):
+                    found.setdefault(str(c), []).append(p)
+                yield reply
+
+        new = super().aggregate(server, noted())
+        table = {c: cluster_prototypes(torch.stack(rows)) for c, rows in found.items()}
+        made = dict.fromkeys(table, server.round)
+        for c, when in server.memory.get("made", {}).items():
+            if c not in table and server.round - when <= self.settings.keep_absent:
+                table[c], made[c] = server.broadcast["prototypes"][c], when
+        server.broadcast["prototypes"], server.memory["made"] = table, made
+        return new
+
+
+class ClassSums:
+    """Running sums of features by class: all that a client needs to make its prototypes.
+
+    Args:
+        num_classes: C.
+        num_features: D.
+        device: Where features will be.
+    """
+
+    def __init__(
+        self, num_classes: int, num_features: int, device: torch.device | str = "cpu"
+    ) -> None:
+        self.sums = torch.zeros(num_classes, num_features, device=device)
+        self.labels = [torch.zeros(0, dtype=torch.int64, device=device)]
+
+    def add(self, z: Tensor, labels: Tensor) -> None:
+        """Add features (B, D) to the sums of their classes, labels (B,), in float32."""
+        classes = torch.arange(len(self.sums), device=z.device)
+        with torch.autocast(z.device.type, enabled=False):
+            self.sums += (classes[:, None] == labels).to(self.sums) @ z.to(self.sums)
+        self.labels.append(labels)
+
+    def means(self) -> tuple[Tensor, Tensor]:
+        """Return classes (M,), in order of first appearance, and their mean features (M, D)."""
+        labels = torch.cat(self.labels)
+        classes = torch.tensor(list(dict.fromkeys(labels.tolist())), dtype=torch.int64)
+        index = classes.to(labels.device)
+        counts = labels.bincount(minlength=len(self.sums))
+        return classes, self.sums[index] / counts[index, None]
+
+
+def cluster_prototypes(prototypes: Tensor) -> Tensor:
+    """Return the means (J, D) of the clusters of one class's prototypes, from n clients: (n, D).
+
+    FINCH by cosine distance, last partition; every client counts once, however many images it has.
+    """
+    points = prototypes.to("cpu", torch.float64)
+    labels = finch_gram(points @ points.T)[-1]
+    sums = points.new_zeros(int(labels.max()) + 1, points.shape[1]).index_add_(0, labels, points)
+    return (sums / labels.bincount()[:, None]).to(prototypes)

@@ -1,0 +1,145 @@
+"""Scaffold: control variates take the drift towards its own data out of a client's gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from feddg_bench.client import Client
+from feddg_bench.errors import SettingsError
+from feddg_bench.messages import LocalUpdate, Payload, Reply, Weights
+from feddg_bench.method import Method
+from feddg_bench.server import Server
+
+
+class Scaffold(Method):
+    """SCAFFOLD (Karimireddy et al., ICML 2020, arXiv 1910.06378, Algorithm 1, option II).
+
+    The server keeps a control variate c, every client its own c_k, both 0 at first and of the
+    shape of the trainable parameters. Clients add c - c_k to each gradient, before momentum and
+    weight decay; after tau steps of rates lr, a client that went from w to theta sets
+    c_k+ = c_k - c + (w - theta) / sum(lr) and sends its weights and c_k+ - c_k: twice FedAvg's
+    message, both ways. The server steps as FedAvg does, and moves c by the sum of these changes
+    times the clients' shares among all N. The logged loss is that of the model alone.
+
+    Shares follow ``federation.weighting`` for w and c alike: ``uniform`` is the paper's, where c
+    moves by K/N times the mean change. With ``samples`` c stays the mean of all c_k by images,
+    for which drifts cancel in the mean of the models by images.
+
+    It needs SGD: the length of a step must say what the gradient was. The paper has no momentum.
+    With momentum m a gradient moves the model again in later steps, and (w - theta) / (tau lr)
+    would be up to 1 / (1 - m) gradients long, so that controls diverge; we divide by the sum of
+    the weights with which gradients entered theta, tau lr if m = 0.
+
+    A client's control costs one more model in its memory from its first round on.
+    """
+
+    group = "local training"
+    citation = (
+        "Sai Praneeth Karimireddy, Satyen Kale, Mehryar Mohri, Sashank J. Reddi, Sebastian U. "
+        "Stich, Ananda Theertha Suresh: SCAFFOLD: Stochastic Controlled Averaging for Federated "
+        "Learning, ICML 2020, arXiv 1910.06378"
+    )
+    deviations = (
+        "FedDG_Benchmark divides a client's move by its local epochs, ours as the paper by its "
+        "steps and their learning rate",
+        "FedDG_Benchmark corrects by another move of the parameters after a step of Adam, ours "
+        "corrects the gradient and refuses Adam",
+        "FedDG_Benchmark has controls for the buffers of batch normalisation too, ours for "
+        "trainable parameters only",
+        "FedDG_Benchmark replaces c by the mean over the sampled clients, ours moves it by K/N "
+        "times their mean change",
+        "FedDG-GA's code leaves out 1 / lr, so that its controls are lr times too small; ours "
+        "has it",
+        "The paper averages clients uniformly; ours weighs them by their images unless told "
+        "otherwise: federation.weighting",
+    )
+    needs: ClassVar = {"train": {"optimizer": "sgd"}}
+    uplink: ClassVar = {"fit": ("weights", "control"), "count": ()}
+    downlink = ("control",)
+
+    def build(self) -> None:
+        if self.train_settings.optimizer != "sgd":
+            raise SettingsError(
+                f"scaffold reads the mean gradient off the way that plain SGD went, which "
+                f"train.optimizer={self.train_settings.optimizer} does not tell: set "
+                f"train.optimizer=sgd and a learning rate for it"
+            )
+        self.correction: Weights = {}
+        self.entered = 0.0  # sum over steps of the weight with which gradients entered theta
+        self.repeat = 0.0  # how often the momentum buffer holds a gradient: 1 + m + m^2 + ...
+
+    # ------------------------------------------------------------------------ client half
+
+    def count(self, client: Client) -> Payload:
+        """Return nothing: the reply itself says how many images the client has."""
+        return {}
+
+    def fit(self, client: Client) -> LocalUpdate:
+        device = self.classifier.weight.device
+        c = {name: client.broadcast["control"][name].to(device) for name in self.trainable}
+        kept = client.memory.get("control")
+        c_k = {n: kept[n].to(device) if kept else torch.zeros_like(c[n]) for n in c}
+        self.correction = {name: c[name] - c_k[name] for name in c}
+        self.entered, self.repeat = 0.0, client.memory.get("repeat", 0.0)
+        update = super().fit(client)
+        self.correction = {}
+        if not self.entered:  # no batch, no step
+            return LocalUpdate(update.weights, {"control": {n: torch.zeros_like(c[n]) for n in c}})
+        change = {
+            name: control_change(
+                client.weights[name].to(device), update.weights[name], c[name], self.entered
+            )
+            for name in c
+        }
+        client.memory["control"] = {name: c_k[name] + change[name] for name in c}
+        if client.train.optimizer_state == "persist":
+            client.memory["repeat"] = self.repeat
+        return LocalUpdate(update.weights, {"control": change})
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        for name, theta in self.named_parameters():
+            if theta.grad is not None and name in self.correction:
+                theta.grad += self.correction[name]
+        group = optimizer.param_groups[0]
+        self.repeat = 1 + group["momentum"] * self.repeat
+        self.entered += group["lr"] * self.repeat
+
+    # ------------------------------------------------------------------------ server half
+
+    def prepare(self, server: Server) -> None:
+        replies = server.ask(self.count, everyone=True, weights=False)
+        server.memory["shares"] = sum(server.share(reply) for reply in replies)
+        server.broadcast["control"] = {
+            name: torch.zeros_like(server.weights[name]) for name in self.trainable
+        }
+
+    def aggregate(self, server: Server, updates: Iterable[Reply[LocalUpdate]]) -> Weights:
+        control = {name: c.clone() for name, c in server.broadcast["control"].items()}
+
+        def counted() -> Iterator[Reply[LocalUpdate]]:
+            for reply in updates:
+                share = server.share(reply) / server.memory["shares"]
+                for name, change in reply.value.extra["control"].items():
+                    control[name] += share * change
+                yield reply
+
+        weights = super().aggregate(server, counted())
+        server.broadcast["control"] = control
+        return weights
+
+
+def control_change(w: Tensor, theta: Tensor, c: Tensor, entered: float) -> Tensor:
+    """Return c_k+ - c_k = (w - theta) / (tau lr) - c, in the tensors' shape.
+
+    Args:
+        w: Parameters as received.
+        theta: Parameters after local training.
+        c: The server's control.
+        entered: tau lr; in general the sum of the weights with which gradients entered theta.
+    """
+    return (w - theta) / entered - c
