@@ -8,7 +8,7 @@ demo: .venv/installed  ## PARDON on the embedded digits, four scenarios, one tab
 	$(BIN)/feddg-bench run --method pardon --protocol ltdo
 
 test: .venv/developed  ## all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 check: .venv/developed  ## lint and types
 	$(BIN)/ruff format --check .

@@ -227,6 +227,7 @@ def markdown(card: Card) -> str:
         arrow = "server → client" if message.direction == "down" else "client → server"
         lines.append(f"- {arrow}, `{message.call}`, {message.when}:")
         lines += [f"  - {_line(item)}" for item in message.items]
+    lines += ["", "A model or a broadcast that a client has got already is not sent again."]
     for title, items in (
         ("The server keeps, besides the model", card.server),
         ("A client keeps between its tasks", card.client),
