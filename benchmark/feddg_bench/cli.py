@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from feddg_bench.cli_data import data_app
 from feddg_bench.errors import FeddgError, RunInterruptedError, SettingsError
 from feddg_bench.registry import check_name, load_dataset, load_recipe, names, recipe_names
 from feddg_bench.settings import (
@@ -26,6 +27,7 @@ from feddg_bench.settings import (
 )
 
 if TYPE_CHECKING:
+    from feddg_bench.data import DomainDataset
     from feddg_bench.protocols import Scenario
     from feddg_bench.results import RunRecord
     from feddg_bench.run import Plan, RunData
@@ -118,7 +120,7 @@ def _interrupt(number: int, _frame: FrameType | None) -> None:
 def run_command(
     pairs: Pairs = None,
     method: Methods = "fedavg",
-    protocol: Annotated[str, typer.Option(help="Comma-separated: ltdo, lodo.")] = "ltdo",
+    protocol: Annotated[str, typer.Option(help="Comma-separated: ltdo, lodo, wilds.")] = "ltdo",
     dataset: DataName = "digits4",
     scenario: Annotated[
         str | None,
@@ -160,11 +162,12 @@ def run_command(
         device, workers, threads, data_root, cache_dir, results, checkpoint_every
     )
     check_name("data set", dataset)
+    opened = load_dataset(dataset)(data_root)
     wanted = [
         (*_layers(m, dataset, p, recipe, flags, config, set_, pairs), s)
         for p in protocol.split(",")
         for m in _methods(method)
-        for s in _scenarios(p, dataset, scenario)
+        for s in _scenarios(p, opened, scenario)
     ]
     seed_list = _seeds(seeds)
     for _, base, user, chosen in wanted:
@@ -174,11 +177,11 @@ def run_command(
     from feddg_bench.run import RunData, make_plan
 
     plans = [
-        make_plan([base], [user, {"scenario": s.name, "seed": seed}], s, label)
+        make_plan([base], [user, {"scenario": s.name, "seed": seed}], s, label, opened.identity)
         for seed in seed_list
         for label, base, user, s in wanted
     ]
-    data = RunData(load_dataset(dataset)(data_root), cache_dir)
+    data = RunData(opened, cache_dir)
     _run_all(plans, data, resources, as_json=json_)
 
 
@@ -216,16 +219,17 @@ def resume_command(
 
     state = load_checkpoint(found[0])
     settings: Layer = state["plan"]["settings"]
-    chosen = _scenarios(settings["protocol"], settings["dataset"], settings["scenario"])[0]
-    plan = make_plan([], [settings], chosen, state["plan"]["recipe"])
+    root = data_root or (Path(state["data_root"]) if state["data_root"] else None)
+    opened = load_dataset(settings["dataset"])(root)
+    chosen = _scenarios(settings["protocol"], opened, settings["scenario"])[0]
+    plan = make_plan([], [settings], chosen, state["plan"]["recipe"], opened.identity)
     if plan.key != found[0].stem:
         raise SettingsError(
             f"checkpoint {found[0]} was made by another version of {plan.settings.method} or with "
             f"other file contents; delete it and run the original command again"
         )
-    root = data_root or (Path(state["data_root"]) if state["data_root"] else None)
     resources = _resources(device, workers, threads, root, cache_dir, results, checkpoint_every)
-    data = RunData(load_dataset(plan.settings.dataset)(root), cache_dir)
+    data = RunData(opened, cache_dir)
     _run_all([plan], data, resources, as_json=json_)
 
 
@@ -354,11 +358,10 @@ def _methods(text: str) -> list[str]:
     return found
 
 
-def _scenarios(protocol: str, dataset: str, select: str | None) -> list[Scenario]:
+def _scenarios(protocol: str, dataset: DomainDataset, select: str | None) -> list[Scenario]:
     from feddg_bench.protocols import scenarios
 
-    found = load_dataset(dataset)
-    return scenarios(protocol, found.domains, found.letters, select)
+    return scenarios(protocol, dataset.domains, dataset.letters, select, dataset.official)
 
 
 def _seeds(text: str) -> list[int]:
@@ -405,7 +408,8 @@ def profile_command(
     where = {"device": device, "threads": threads, "data_root": data_root, "cache_dir": cache_dir}
     resources = validate(Resources, where)
     check_name("data set", dataset)
-    chosen = _scenarios(protocol, dataset, scenario)[0]
+    opened = load_dataset(dataset)(data_root)
+    chosen = _scenarios(protocol, opened, scenario)[0]
     run = {"scenario": chosen.name, "federation": {"rounds": rounds + 1}}
     wanted = [
         _layers(m, dataset, protocol, recipe, flags, config, set_, pairs) for m in _methods(method)
@@ -417,17 +421,16 @@ def profile_command(
     from feddg_bench.results import ResultsStore
     from feddg_bench.run import RunData, make_plan, open_federation
 
-    found = load_dataset(dataset)
-    data = None if synthetic else RunData(found(data_root), cache_dir)
+    data = None if synthetic else RunData(opened, cache_dir)
     measured = []
     for label, base, user in wanted:
-        plan = make_plan([base], [user, run], chosen, label)
+        plan = make_plan([base], [user, run], chosen, label, opened.identity)
         if data is None:
             federation = synthetic_federation(
                 plan.settings.partition.clients,
                 synthetic or 1,
                 plan.settings.data.image_size,
-                len(found.classes),
+                len(opened.classes),
             )
         else:
             federation, _ = open_federation(plan, data, ResultsStore(results))
@@ -445,6 +448,8 @@ def profile_command(
 
 # -------------------------------------------------------------------------------- lists
 
+
+app.add_typer(data_app, name="data")
 
 methods_app = typer.Typer(
     invoke_without_command=True,
@@ -489,7 +494,7 @@ def show_command(
     """Print a method's card: paper, settings, what leaves a client in bytes, deviations."""
     given = None if backbone is None else [f"backbone.name={backbone}", "backbone.pretrained=false"]
     label, base, user = _layers(name, dataset, "lodo", recipe, {}, None, given, pairs)
-    chosen = _scenarios("lodo", dataset, None)[0]
+    chosen = _scenarios("lodo", load_dataset(dataset)(), None)[0]
     user = merge(user, {"scenario": chosen.name})
     validate(RunSettings, merge(base, user))
 

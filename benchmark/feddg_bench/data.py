@@ -1,14 +1,15 @@
 """What a data set is: images of classes in domains, listed once and checked against promises.
 
-A plugin subclasses `DomainDataset`, or `ImageFolderDataset` where images lie in folders named by
-domain and class. This module imports neither torch nor an image library until an image is read.
+A plugin subclasses `DomainDataset`, `FileDataset` where every image is a file, or
+`ImageFolderDataset` where these lie in folders named by domain and class. This module imports
+neither torch nor an image library until an image is read.
 """
 
 from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from feddg_bench.errors import DataError
 from feddg_bench.locations import data_roots
+from feddg_bench.parallel import in_threads
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -65,6 +67,16 @@ class DomainDataset(ABC):
     """Raised whenever the same files would give other images, labels or domains."""
     counts: ClassVar[Mapping[str, tuple[int, ...]]] = {}
     """Images of each class in each domain, where they are known and so can be checked."""
+    official: Mapping[str, tuple[str, ...]] = {}
+    """Domains by role (train, val, test) in the published splits, where these are over domains."""
+    identity: Mapping[str, Sequence[str]] = {}
+    """What tells a data set whose names are those on disk from others, in a run's key."""
+    measured_by_domain: ClassVar[bool] = True
+    """Whether every domain of a split is measured by itself, or the split as a whole."""
+    archive_bytes: ClassVar[int | None] = None
+    """Size of the published download, where it is known."""
+    duplicates: ClassVar[int | None] = None
+    """Images of the published set that equal an earlier one, where somebody has counted them."""
     default_recipe: ClassVar[str] = "pardon"
     """Recipe of a run that names none."""
 
@@ -74,6 +86,19 @@ class DomainDataset(ABC):
     @abstractmethod
     def scan(self) -> Records:
         """List the images, in an order that depends on nothing but their names."""
+
+    def find(self) -> Path | None:
+        """Return the folder that holds the images, or nothing for embedded ones; as fast as can be.
+
+        Raises:
+            DataError: If the data set is not on this machine.
+        """
+        self.records()
+        return None
+
+    def published_splits(self) -> NDArray[np.int64] | None:
+        """Return the place in `feddg_bench.splits.SPLITS` of every image, where it is published."""
+        return None
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -97,6 +122,15 @@ class DomainDataset(ABC):
         Raises:
             DataError: If a domain or a class has no image, or a count is not as promised.
         """
+        return self._records
+
+    def records_as_found(self) -> Records:
+        """Return the images, and from now on let `records` do so, whatever promises they break.
+
+        Raises:
+            DataError: If the data set is not on this machine.
+        """
+        self.__dict__["_records"] = self.scan()  # the value of the cached property
         return self._records
 
     @cached_property
@@ -133,7 +167,50 @@ class DomainDataset(ABC):
         return ""
 
 
-class ImageFolderDataset(DomainDataset):
+class FileDataset(DomainDataset):
+    """Images that are one file each; their names and bytes are what is hashed."""
+
+    @abstractmethod
+    def file(self, index: int) -> Path:
+        """Return the file of image ``index``."""
+
+    def read(self, index: int, size: int) -> NDArray[np.uint8]:
+        """Decode one file; see `read_image`."""
+        return read_image(self.file(index), size)
+
+    def content(self, index: int) -> str:
+        """Return a hash of one file's bytes, 128 hexadecimal digits.
+
+        Raises:
+            DataError: If the file cannot be read.
+        """
+        file = self.file(index)
+        try:
+            return hashlib.blake2b(file.read_bytes()).hexdigest()
+        except OSError as error:
+            raise DataError(f"cannot read the image {file}: {error.strerror}") from error
+
+    def combine(self, contents: Iterable[str]) -> str:
+        """Return the fingerprint that the images' `content`, in the order of records, makes."""
+        digest = hashlib.blake2b(digest_size=16)
+        for path, content in zip(self.records().paths, contents, strict=True):
+            digest.update(f"{path}\0{content}\n".encode())
+        return digest.hexdigest()
+
+    def fingerprint(self) -> str:
+        """Return a hash over every file's name and bytes."""
+        return self.combine(in_threads(self.content, range(len(self.records().paths))))
+
+    def stamp(self) -> str:
+        """Return a hash over every file's name, size and time of change."""
+        digest = hashlib.blake2b(digest_size=16)
+        for index, path in enumerate(self.records().paths):
+            status = self.file(index).stat()
+            digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+        return digest.hexdigest()
+
+
+class ImageFolderDataset(FileDataset):
     """Images in folders ``<domain>/<class>/<image>``, below one of several folders of a root.
 
     Names of folders are compared without regard to case, blanks, hyphens and underscores. Hidden
@@ -152,7 +229,27 @@ class ImageFolderDataset(DomainDataset):
         Raises:
             DataError: If there is none, or one without all of the domains.
         """
-        roots = data_roots(self.data_root)
+        best = self._likely_folder()
+        missing = [domain for domain in self.domains if domain not in self._domain_folders(best)]
+        if missing:
+            raise DataError(
+                f"{self.title} in {best} lacks the folder {', '.join(missing)}: "
+                f"get it again from {self.source}"
+            )
+        return best
+
+    def find(self) -> Path:
+        """Return the folder that holds the domains."""
+        return self.folder
+
+    def records_as_found(self) -> Records:
+        """Return the images of the domains that are there; see `DomainDataset`."""
+        self.__dict__["folder"] = self._likely_folder()  # the value of the cached property
+        return super().records_as_found()
+
+    def _likely_folder(self) -> Path:
+        """Return the folder that holds most of the domains, the first one of equals."""
+        roots = data_roots(self.data_root, self.name)
         candidates = [root / layout for root in roots for layout in self.layouts]
         found = {folder: self._domain_folders(folder) for folder in candidates}
         if not any(found.values()):
@@ -160,16 +257,10 @@ class ImageFolderDataset(DomainDataset):
             raise DataError(
                 f"{self.title} was not found (looked in {looked}): get it from {self.source} and "
                 f"name the folder above {', '.join(self.domains)} with --data-root, the "
-                f"environment variable FEDDG_DATA, or data_root: in the settings file"
+                f"environment variable FEDDG_DATA, or `feddg-bench data path {self.name} DIR`, "
+                f"which notes it in the settings file"
             )
-        best = max(candidates, key=lambda folder: len(found[folder]))  # the first of equals
-        missing = [domain for domain in self.domains if domain not in found[best]]
-        if missing:
-            raise DataError(
-                f"{self.title} in {best} lacks the folder {', '.join(missing)}: "
-                f"get it again from {self.source}"
-            )
-        return best
+        return max(candidates, key=lambda folder: len(found[folder]))
 
     def scan(self) -> Records:
         """List the images by domain, class and file name."""
@@ -181,29 +272,9 @@ class ImageFolderDataset(DomainDataset):
             domains=np.array([self.domains.index(part[0]) for part in parts], dtype=np.int64),
         )
 
-    def fingerprint(self) -> str:
-        """Return a hash over every file's name and bytes."""
-        digest = hashlib.blake2b(digest_size=16)
-        for path in self.records().paths:
-            file = self._files[path]
-            try:
-                content = hashlib.blake2b(file.read_bytes()).hexdigest()
-            except OSError as error:
-                raise DataError(f"cannot read the image {file}: {error.strerror}") from error
-            digest.update(f"{path}\0{content}\n".encode())
-        return digest.hexdigest()
-
-    def stamp(self) -> str:
-        """Return a hash over every file's name, size and time of change."""
-        digest = hashlib.blake2b(digest_size=16)
-        for path in self.records().paths:
-            status = self._files[path].stat()
-            digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
-        return digest.hexdigest()
-
-    def read(self, index: int, size: int) -> NDArray[np.uint8]:
-        """Decode one file; see `read_image`."""
-        return read_image(self._files[self.records().paths[index]], size)
+    def file(self, index: int) -> Path:
+        """Return the file of image ``index``."""
+        return self._files[self.records().paths[index]]
 
     @cached_property
     def _files(self) -> dict[str, Path]:
@@ -215,7 +286,7 @@ class ImageFolderDataset(DomainDataset):
                 domain_folder, {name: (name,) for name in self.classes}
             ).items()
             for image in class_folder.iterdir()
-            if image.suffix.lower() in IMAGE_SUFFIXES and not image.name.startswith(".")
+            if is_image(image)
         }
 
     def _domain_folders(self, folder: Path) -> dict[str, Path]:
@@ -224,6 +295,11 @@ class ImageFolderDataset(DomainDataset):
 
     def _where(self) -> str:
         return f" in {self.folder}"
+
+
+def is_image(path: Path) -> bool:
+    """Tell by its name whether a file is an image."""
+    return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
 
 
 def match_folders(folder: Path, names: Mapping[str, Sequence[str]]) -> dict[str, Path]:
@@ -264,7 +340,7 @@ def read_image(path: Path, size: int) -> NDArray[np.uint8]:
     try:
         with open_image(path) as image:
             return square(image.convert("RGB"), size)
-    except (OSError, SyntaxError, ValueError) as error:
+    except Exception as error:  # a damaged file makes decoders raise anything
         raise DataError(
             f"cannot decode the image {path} ({error}): replace it by a fresh copy"
         ) from error

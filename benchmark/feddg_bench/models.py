@@ -91,6 +91,7 @@ class Architecture:
         url: torchvision's ImageNet weights, if there are any.
         smallest_side: Side in pixels below which the network has no map left to pool.
         normalisation: What ``auto`` stands for.
+        largest_side: Side above which a network that flattens its maps fits no longer, if any.
     """
 
     build: Callable[[], nn.Module]
@@ -100,6 +101,7 @@ class Architecture:
     url: str | None = None
     smallest_side: int = 8
     normalisation: str = "imagenet"
+    largest_side: int | None = None
 
     def features(self) -> nn.Module:
         """Return the network with random weights and without its classifier."""
@@ -131,8 +133,79 @@ def small_cnn() -> nn.Sequential:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
+class Grey(nn.Module):
+    """Keep one of the three equal channels of grey images: [B, 3, H, W] to [B, 1, H, W]."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return the first channel."""
+        return images[:, :1]
+
+
+def lenet() -> nn.Sequential:
+    """Return LeNet-5 (LeCun et al., 1998) for grey images of 28 px: 60,856 parameters, 84 features.
+
+    With ReLU and max pooling, as it is used today. PPDG names it without saying more.
+    """
+    return nn.Sequential(
+        Grey(),
+        nn.Conv2d(1, 6, kernel_size=5, padding=2),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, kernel_size=5),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16 * 5 * 5, 120),
+        nn.ReLU(inplace=True),
+        nn.Linear(120, 84),
+        nn.ReLU(inplace=True),
+    )
+
+
+def domainbed_mnist() -> nn.Sequential:
+    """Return DomainBed's network for grey digits: 370,560 parameters, 128 features.
+
+    Gulrajani and Lopez-Paz, ICLR 2021: four convolutions, each followed by ReLU and then by group
+    normalisation, and the mean over all positions.
+    """
+    layers: list[nn.Module] = [Grey()]
+    for inputs, outputs, stride in ((1, 64, 1), (64, 128, 2), (128, 128, 1), (128, 128, 1)):
+        layers += [
+            nn.Conv2d(inputs, outputs, kernel_size=3, stride=stride, padding=1),
+            nn.ReLU(inplace=True),
+            nn.GroupNorm(8, outputs),
+        ]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+def femnist_cnn() -> nn.Sequential:
+    """Return FedDG_Benchmark's network for grey images of 28 px: 512 features.
+
+    Bai et al., ICLR 2024: two convolutions with max pooling and one hidden layer, 1,632,224
+    parameters.
+    """
+    return nn.Sequential(
+        Grey(),
+        nn.Conv2d(1, 16, kernel_size=5, padding=2),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 64, kernel_size=5, padding=2),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * 7 * 7, 512),
+        nn.ReLU(inplace=True),
+    )
+
+
 BACKBONES = {
     "small_cnn": Architecture(small_cnn, 128, normalisation="half"),
+    # All three read pixels in [0, 1] as they are, as their authors do; two flatten 28 px maps.
+    "lenet": Architecture(lenet, 84, smallest_side=28, largest_side=31, normalisation="none"),
+    "domainbed_mnist": Architecture(domainbed_mnist, 128, normalisation="none"),
+    "femnist_cnn": Architecture(
+        femnist_cnn, 512, smallest_side=28, largest_side=31, normalisation="none"
+    ),
     "squeezenet1_1": Architecture(
         models.squeezenet1_1,
         512,
@@ -205,14 +278,21 @@ def check_image_size(settings: BackboneSettings, image_size: int) -> None:
     """Check that square images of ``image_size`` pixels suit the backbone.
 
     Raises:
-        SettingsError: Too small, or not a multiple of 32 with TensorFlow's padding, which pads
-            odd sides otherwise than even ones.
+        SettingsError: Too small or too large, or not a multiple of 32 with TensorFlow's padding,
+            which pads odd sides otherwise than even ones.
     """
-    smallest = BACKBONES[settings.name].smallest_side
+    smallest, largest = (
+        BACKBONES[settings.name].smallest_side,
+        BACKBONES[settings.name].largest_side,
+    )
     if image_size < smallest:
         raise SettingsError(
             f"data.image_size={image_size} is too small for {settings.name}: "
             f"give at least {smallest}"
+        )
+    if largest is not None and image_size > largest:
+        raise SettingsError(
+            f"data.image_size={image_size} is too large for {settings.name}: give {smallest}"
         )
     if settings.padding == "tf" and image_size % 32:
         raise SettingsError(

@@ -3,7 +3,8 @@
 Leave one domain out (LODO) tests on one domain and trains on the others. Leave two domains out
 (LTDO; Nguyen et al., ICDCS 2025) keeps one more for choosing the model. A scenario is named by the
 codes of its domains, such as ``ac-p-s``: trained on art and cartoon, validated on photo, tested on
-sketch.
+sketch. Codes longer than a letter are joined by ``+``, as in ``15+30+45+60+75-0``. The protocol
+``wilds`` takes the splits that a data set's authors published (Koh et al., ICML 2021).
 """
 
 from __future__ import annotations
@@ -15,8 +16,12 @@ from itertools import permutations
 from feddg_bench.errors import SettingsError
 from feddg_bench.settings import unknown
 
-PROTOCOLS: dict[str, tuple[str, ...]] = {"lodo": ("test",), "ltdo": ("val", "test")}
+PROTOCOLS: dict[str, tuple[str, ...]] = {"lodo": ("test",), "ltdo": ("val", "test"), "wilds": ()}
 """Name -> roles of the held-out domains, in the order in which a scenario's name gives them."""
+OFFICIAL = "official"
+"""Name of the one scenario of ``wilds``."""
+MOST_DOMAINS = 64
+"""Of a data set with more, such as one a writer, no domain is left out alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +32,8 @@ class Scenario:
         name: Canonical name.
         protocol: A key of `PROTOCOLS`.
         train: Domains that clients hold.
-        val: Domain that only chooses models, if the protocol has one.
+        val: Domain that only chooses models, if the protocol has one. Under ``wilds`` val and test
+            may be several domains: their names joined by ``+``, or how many.
         test: Domain that no decision may see.
     """
 
@@ -49,7 +55,11 @@ def validate_protocol(name: str) -> None:
 
 
 def scenarios(
-    protocol: str, domains: Sequence[str], letters: Mapping[str, str], select: str | None = None
+    protocol: str,
+    domains: Sequence[str],
+    letters: Mapping[str, str],
+    select: str | None = None,
+    official: Mapping[str, Sequence[str]] | None = None,
 ) -> list[Scenario]:
     """Return the scenarios of a protocol on a data set.
 
@@ -62,11 +72,21 @@ def scenarios(
             separated by commas. A name gives codes or domains: ``ac-p-s`` with the training codes
             in any order, ``art_painting+cartoon-photo-sketch``, or without the training part,
             ``photo-sketch``.
+        official: Domains by role, ``train``, ``val`` and ``test``, in the published splits; empty
+            if there are none.
 
     Raises:
-        SettingsError: If the protocol or a scenario is unknown, or there are too few domains.
+        SettingsError: If the protocol or a scenario is unknown, or there are too few or too many
+            domains, or no published splits.
     """
     validate_protocol(protocol)
+    if protocol == "wilds":
+        return _official(official or {}, select)
+    if len(domains) > MOST_DOMAINS:
+        raise SettingsError(
+            f"protocol {protocol} leaves out single domains but the data set has {len(domains)}: "
+            f"use --protocol wilds"
+        )
     held_out = len(PROTOCOLS[protocol])
     if len(domains) <= held_out:
         raise SettingsError(
@@ -86,8 +106,25 @@ def scenarios(
 def _scenario(protocol: str, held: tuple[str, ...], letters: Mapping[str, str]) -> Scenario:
     train = tuple(domain for domain in letters if domain not in held)
     roles = dict(zip(PROTOCOLS[protocol], held, strict=True))
-    name = "-".join(["".join(letters[d] for d in train), *(letters[d] for d in held)])
+    between = "+" if any(len(code) > 1 for code in letters.values()) else ""
+    name = "-".join([between.join(letters[d] for d in train), *(letters[d] for d in held)])
     return Scenario(name, protocol, train, roles.get("val"), roles["test"])
+
+
+def _official(official: Mapping[str, Sequence[str]], select: str | None) -> list[Scenario]:
+    if not official.get("train") or not official.get("test"):
+        raise SettingsError(
+            "protocol wilds needs a data set with published splits over domains, which this one "
+            "has not: use --protocol lodo or ltdo"
+        )
+    if select not in (None, "all", OFFICIAL):
+        raise SettingsError(unknown("scenario", select, [OFFICIAL]))
+    val, test = (_summary(official.get(role, ())) for role in ("val", "test"))
+    return [Scenario(OFFICIAL, "wilds", tuple(official["train"]), val or None, test)]
+
+
+def _summary(domains: Sequence[str]) -> str:
+    return "+".join(domains) if len(domains) <= 3 else f"{len(domains)} domains"
 
 
 def _find(name: str, known: Sequence[Scenario], letters: Mapping[str, str]) -> Scenario:
@@ -106,7 +143,8 @@ def _names(parts: Sequence[str], scenario: Scenario, letters: Mapping[str, str])
     return all(
         part in (domain, letters[domain]) for part, domain in zip(last, held, strict=True)
     ) and all(
-        sorted(part.split("+")) == sorted(scenario.train)
+        sorted(part.split("+"))
+        in (sorted(scenario.train), sorted(letters[domain] for domain in scenario.train))
         or _spells(part, [letters[domain] for domain in scenario.train])
         for part in train
     )

@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,7 +34,7 @@ from feddg_bench.registry import build_method, load_method
 from feddg_bench.results import ResultsStore, RunRecord, ScenarioRecord
 from feddg_bench.server import Server
 from feddg_bench.settings import Layer, Resources, RunSettings, merge, run_key, validate
-from feddg_bench.splits import Splits, read_split_csv, split_by_domain
+from feddg_bench.splits import Splits, published_splits, read_split_csv, split_by_domain
 from feddg_bench.store import Progress, Store, known_fingerprint, open_store
 from feddg_bench.streams import derive_seed
 from feddg_bench.worker import WorkerSpec
@@ -75,8 +76,21 @@ class Plan:
     key: str
 
 
-def make_plan(layers: list[Layer], user: list[Layer], scenario: Scenario, recipe: str) -> Plan:
+def make_plan(
+    layers: list[Layer],
+    user: list[Layer],
+    scenario: Scenario,
+    recipe: str,
+    identity: Mapping[str, Sequence[str]] | None = None,
+) -> Plan:
     """Merge settings, what the method needs and what the user says, and settle the run's key.
+
+    Args:
+        layers: Recipe and names.
+        user: What the user says; wins over what the method needs.
+        scenario: Domains by role.
+        recipe: Label of where the settings came from.
+        identity: Names that a data set has only on disk; they enter the key and the record.
 
     Raises:
         SettingsError: If a setting, one of the method's included, is unknown or out of range.
@@ -90,6 +104,8 @@ def make_plan(layers: list[Layer], user: list[Layer], scenario: Scenario, recipe
     hyper = validate(method.Settings, settings.hyper, "hyper.")
     settings = settings.model_copy(update={"hyper": hyper.model_dump(mode="json")})
     canonical = settings.canonical(method.Settings.files)
+    if identity:
+        canonical["data"]["names"] = {kind: list(names) for kind, names in identity.items()}
     key = run_key(canonical, method.version)
     return Plan(settings, canonical, scenario, recipe, method.version, key)
 
@@ -319,6 +335,14 @@ def open_server(
 
 def _splits(plan: Plan, dataset: DomainDataset, store: Store) -> Splits:
     settings = plan.settings.data
+    published = dataset.published_splits()
+    if plan.settings.protocol == "wilds" and published is not None:
+        if settings.split_csv is not None:
+            raise SettingsError(
+                "protocol wilds takes the published splits and data.split_csv replaces them: "
+                "leave --split-csv out, or give --protocol lodo or ltdo"
+            )
+        return published_splits(published)
     if settings.split_csv is not None:
         return read_split_csv(
             Path(settings.split_csv),
@@ -337,13 +361,19 @@ def _splits(plan: Plan, dataset: DomainDataset, store: Store) -> Splits:
         id_val_fraction=settings.id_val_fraction,
         id_test_fraction=settings.id_test_fraction,
         seed=plan.settings.seed,
+        published=published,
     )
 
 
 def _by_domain(
     splits: Splits, dataset: DomainDataset, store: Store
 ) -> list[tuple[str, str, np.ndarray]]:
-    """Return every non-empty part of a split that lies in one domain."""
+    """Return every non-empty part of a split that lies in one domain, or whole splits as ``all``.
+
+    Domains as small as a writer are not measured each by itself.
+    """
+    if not dataset.measured_by_domain:
+        return [(split, "all", index) for split, index in splits.items()]
     parts = []
     for split, index in splits.items():
         for number, domain in enumerate(dataset.domains):

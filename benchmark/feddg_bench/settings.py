@@ -103,6 +103,9 @@ class PartitionSettings(Section):
 
 BACKBONE_NAMES = (
     "small_cnn",
+    "lenet",
+    "domainbed_mnist",
+    "femnist_cnn",
     "squeezenet1_1",
     "mobilenet_v2",
     "mobilenet_v3_large",

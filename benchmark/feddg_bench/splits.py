@@ -35,6 +35,7 @@ def split_by_domain(
     id_val_fraction: float,
     id_test_fraction: float,
     seed: int,
+    published: NDArray[np.integer] | None = None,
 ) -> Splits:
     """Hold out images of the training domains; held-out domains are splits as a whole.
 
@@ -49,10 +50,13 @@ def split_by_domain(
         id_val_fraction: In [0, 1), of what ``id_test`` leaves.
         id_test_fraction: In [0, 1).
         seed: Seed of the run.
+        published: Place in `SPLITS` of every image as the authors have it: what is ``id_test``
+            there is so here instead of a draw, unless ``id_test_fraction`` is 0.
 
     Raises:
         DataError: If no image is left to train on.
     """
+    kept = None if published is None else published == SPLITS.index("id_test")
     rng = generator(seed, "split", scenario.name)
     roles = _roles(scenario)
     split_of = np.full(len(domains), -1)
@@ -64,10 +68,22 @@ def split_by_domain(
         for label in np.unique(labels[inside]):
             members = rng.permutation(np.flatnonzero(inside & (labels == label)))
             num_test = round(id_test_fraction * len(members))
+            if kept is not None and id_test_fraction:
+                num_test = int(kept[members].sum())
+                members = members[np.argsort(~kept[members], kind="stable")]
             num_val = round(id_val_fraction * (len(members) - num_test))
             split_of[members[:num_test]] = SPLITS.index("id_test")
             split_of[members[num_test : num_test + num_val]] = SPLITS.index("id_val")
     return _collect(split_of, "lower data.id_val_fraction and data.id_test_fraction")
+
+
+def published_splits(places: NDArray[np.integer]) -> Splits:
+    """Return the authors' splits, given the place in `SPLITS` of every image.
+
+    Raises:
+        DataError: If no image trains.
+    """
+    return _collect(np.asarray(places, dtype=np.int64), "get the data set's split again")
 
 
 def read_split_csv(

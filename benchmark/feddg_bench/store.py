@@ -1,16 +1,13 @@
 """Images decoded once, into one memory-mapped array that every process of a machine shares.
 
 A store is a file of nothing but pixels, so its length tells whether it is whole, and its name says
-all that decides them: data set, version, content, size and `RESIZE_RULE`. It is written under
-another name and renamed when complete; processes that build it at once each finish their own.
+all that decides them: data set, version, content, size and `RESIZE_RULE`. `feddg_bench.decoding`
+writes it under another name and it is renamed when complete.
 """
 
 from __future__ import annotations
 
-import math
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddg_bench.data import DomainDataset
+from feddg_bench.decoding import Unfinished, hashed_by_file
 from feddg_bench.errors import DataError
 from feddg_bench.files import replacing
 
 RESIZE_RULE = 1
 """Version of `feddg_bench.data.read_image`: RGB, squashed, bilinear with antialiasing."""
-
-BLOCK = 256
-"""Images decoded before they are written and progress is told."""
 
 Progress = Callable[[int, int], None]
 """Called with the number of images done and their total."""
@@ -53,55 +48,138 @@ class Store:
 
 
 def open_store(
-    dataset: DomainDataset, size: int, cache_dir: Path, progress: Progress | None = None
+    dataset: DomainDataset,
+    size: int,
+    cache_dir: Path,
+    progress: Progress | None = None,
+    *,
+    processes: int = 0,
 ) -> Store:
     """Open the store of ``dataset`` at ``size`` pixels a side, building it if need be.
+
+    Args:
+        dataset: What to decode.
+        size: Pixels a side.
+        cache_dir: Folder of stores.
+        progress: Told of images that are decoded.
+        processes: That decode; 0 is a core each, if there are images enough.
 
     Raises:
         DataError: If an image cannot be decoded, or the store cannot be written.
     """
     records = dataset.records()
-    fingerprint = known_fingerprint(dataset, cache_dir)
-    name = f"{dataset.name}-v{dataset.version}-{fingerprint}-{size}px-r{RESIZE_RULE}.rgb"
-    path = cache_dir / "stores" / name
     shape = (len(records.paths), size, size, 3)
-    if not path.is_file() or path.stat().st_size != math.prod(shape):
-        build(dataset, size, path, progress)
+    length = int(np.prod(shape, dtype=np.int64))
+    stamp = dataset.stamp()
+    fingerprint = _noted(_note(dataset, cache_dir, stamp))
+    if fingerprint is None and (
+        not hashed_by_file(dataset) or any(_stores(dataset, size, cache_dir, length))
+    ):  # else the images are hashed while they are decoded, so that each is read once
+        fingerprint = known_fingerprint(dataset, cache_dir)
+    if fingerprint is None or not _whole(_path(dataset, size, cache_dir, fingerprint), length):
+        fingerprint = _build(dataset, size, cache_dir, stamp, progress, processes)
+    path = _path(dataset, size, cache_dir, fingerprint)
     images = np.memmap(path, dtype=np.uint8, mode="r", shape=shape)
     return Store(images, records.labels, records.domains, records.paths, fingerprint)
 
 
 def known_fingerprint(dataset: DomainDataset, cache_dir: Path) -> str:
     """Return the data set's fingerprint, read from files only if they changed since last time."""
-    note = cache_dir / "fingerprints" / f"{dataset.name}-v{dataset.version}-{dataset.stamp()}"
-    with suppress(OSError):
-        known = note.read_text()
-        if known:
-            return known
-    fingerprint = dataset.fingerprint()
-    with suppress(OSError), replacing(note) as file:  # without the note we only read files again
-        file.write(fingerprint.encode())
-    return fingerprint
+    note = _note(dataset, cache_dir, dataset.stamp())
+    known = _noted(note)
+    if known is None:
+        known = dataset.fingerprint()
+        _write_note(note, known)
+    return known
 
 
-def build(dataset: DomainDataset, size: int, path: Path, progress: Progress | None = None) -> None:
-    """Decode every image of ``dataset`` into the file ``path``.
+def decoded_sizes(name: str, version: int, cache_dir: Path) -> list[int]:
+    """Return the sizes in pixels at which stores of a data set lie in the cache, of any copy."""
+    found = (cache_dir / "stores").glob(f"{name}-v{version}-*px-r{RESIZE_RULE}.rgb")
+    sizes = (path.name.rsplit("-", 2)[1].removesuffix("px") for path in found)
+    return sorted({int(size) for size in sizes})
 
-    Raises:
-        DataError: If an image cannot be decoded, or the file cannot be written.
+
+def _build(
+    dataset: DomainDataset,
+    size: int,
+    cache_dir: Path,
+    stamp: str,
+    progress: Progress | None,
+    processes: int,
+) -> str:
+    """Decode every image into its store, and return the fingerprint of what was decoded.
+
+    An interrupted build goes on where it stopped, as long as the files have the same stamp.
     """
     total = len(dataset.records().paths)
+    length = total * size * size * 3
+    # `.unfinished` may neither look like a store nor be taken for one of another copy
+    unfinished = Unfinished(dataset, size, _path(dataset, size, cache_dir, stamp, ".unfinished"))
+
+    def wanted() -> bool:
+        """Tell whether another process has finished it meanwhile."""
+        known = _noted(_note(dataset, cache_dir, stamp))
+        return known is None or not _whole(_path(dataset, size, cache_dir, known), length)
+
     try:
-        with replacing(path) as file, ThreadPoolExecutor(os.cpu_count()) as pool:
-            for start in range(0, total, BLOCK):
-                block = range(start, min(start + BLOCK, total))
-                for image in pool.map(lambda index: dataset.read(index, size), block):
-                    file.write(np.ascontiguousarray(image).data)
-                if progress is not None:
-                    progress(block.stop, total)
+        with unfinished.alone(wanted, progress) as still_wanted:
+            if still_wanted:
+                _remove_stale(dataset, size, cache_dir, unfinished)
+                unfinished.decode(progress, processes)
+                fingerprint = unfinished.fingerprint()
+                path = _path(dataset, size, cache_dir, fingerprint)
+                unfinished.become(path, keep=_whole(path, length))
+                _write_note(_note(dataset, cache_dir, stamp), fingerprint)
+                unfinished.forget()  # last, as who waits for it looks for the note then
     except OSError as error:
         raise DataError(
-            f"cannot write the {total * size * size * 3 / 1e6:,.0f} MB of decoded images to "
-            f"{path.parent}: {error.strerror}; make room or name another folder with --cache-dir "
-            f"or FEDDG_CACHE"
+            f"cannot write the {length / 2**30:,.2f} GiB of decoded images to "
+            f"{cache_dir / 'stores'}: {error.strerror}; make room or name another folder with "
+            f"--cache-dir or FEDDG_CACHE"
         ) from error
+    return known_fingerprint(dataset, cache_dir)
+
+
+def _path(
+    dataset: DomainDataset, size: int, cache_dir: Path, content: str, suffix: str = ""
+) -> Path:
+    name = f"{dataset.name}-v{dataset.version}-{content}-{size}px-r{RESIZE_RULE}.rgb{suffix}"
+    return cache_dir / "stores" / name
+
+
+def _stores(dataset: DomainDataset, size: int, cache_dir: Path, length: int) -> Iterator[Path]:
+    """Yield the whole stores of the data set at a size, of whatever content."""
+    pattern = _path(dataset, size, cache_dir, "*")
+    return (path for path in pattern.parent.glob(pattern.name) if _whole(path, length))
+
+
+def _whole(path: Path, length: int) -> bool:
+    try:
+        return path.stat().st_size == length
+    except OSError:
+        return False
+
+
+def _remove_stale(dataset: DomainDataset, size: int, cache_dir: Path, present: Unfinished) -> None:
+    """Remove unfinished stores of files that have changed since, unless a process is at it."""
+    pattern = _path(dataset, size, cache_dir, "*", ".unfinished")
+    for path in pattern.parent.glob(pattern.name):
+        if path != present.path:
+            Unfinished(dataset, size, path).remove_if_idle()
+
+
+def _note(dataset: DomainDataset, cache_dir: Path, stamp: str) -> Path:
+    return cache_dir / "fingerprints" / f"{dataset.name}-v{dataset.version}-{stamp}"
+
+
+def _noted(note: Path) -> str | None:
+    try:
+        return note.read_text() or None
+    except OSError:
+        return None
+
+
+def _write_note(note: Path, fingerprint: str) -> None:
+    with suppress(OSError), replacing(note) as file:  # without the note we only read files again
+        file.write(fingerprint.encode())

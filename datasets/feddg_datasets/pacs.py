@@ -36,6 +36,8 @@ class PACS(ImageFolderDataset):
         "sketch": (772, 740, 753, 608, 816, 80, 160),
         "cartoon": (389, 457, 346, 135, 324, 288, 405),
     }
+    archive_bytes = 174_167_459
+    duplicates = 0
     layouts = ("", "pacs", "PACS", "kfold", "pacs_v1.0", "PACS/kfold")
     spellings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "art_painting": ("art", "painting"),

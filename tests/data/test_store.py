@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib
 import os
 import resource
+import signal
 import subprocess
 import sys
+import time
+import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
@@ -15,9 +20,11 @@ import pytest
 from PIL import Image
 from torchvision.transforms import Resize
 
-from feddg_bench.data import ImageFolderDataset
-from feddg_bench.errors import DataError
+from feddg_bench import decoding
+from feddg_bench.data import DomainDataset, FileDataset, ImageFolderDataset
+from feddg_bench.errors import DataError, PluginError
 from feddg_bench.store import open_store
+from feddg_datasets.pacs import PACS
 
 
 class Shapes(ImageFolderDataset):
@@ -157,7 +164,7 @@ def test_a_full_disk_leaves_nothing_behind(root, cache):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))  # of 12 x 768 bytes
     try:
-        with pytest.raises(DataError, match=r"cannot write the 0 MB .* with --cache-dir"):
+        with pytest.raises(DataError, match=r"cannot write the 0.00 GiB .* with --cache-dir"):
             open_store(Shapes(root), 16, cache)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -171,44 +178,261 @@ def test_a_cache_that_cannot_be_made_is_one_sentence(root, tmp_path):
         open_store(Shapes(root), 8, tmp_path / "file" / "cache")
 
 
+def test_too_full_a_disk_is_told_before_anything_is_decoded(root, cache, monkeypatch):
+    usage = type("Usage", (), {"free": 2**20})
+    monkeypatch.setattr(decoding.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(
+        DataError, match=r"0\.03 GiB .* only 0\.00 GiB are free: make room"
+    ) as caught:
+        open_store(Shapes(root), 1000, cache)
+    assert "\n" not in str(caught.value)
+    assert files(cache / "stores") == []
+    assert open_store(Shapes(root), 16, cache).images.any()  # 9 KB
+
+
+def test_every_file_is_read_once_to_build_and_never_to_open(root, cache, monkeypatch):
+    read: list[Path] = []
+    original = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path) or original(path))
+    monkeypatch.setattr(Shapes, "fingerprint", FileDataset.fingerprint)
+    store = open_store(Shapes(root), 8, cache)
+    assert sorted(read) == files(root)
+    assert store.fingerprint == Shapes(root).fingerprint()
+    read.clear()
+    open_store(Shapes(root), 8, cache)
+    open_store(Shapes(root), 9, cache)  # hashed again while decoded, as it is decoded from the file
+    assert sorted(read) == files(root)
+
+
+def test_a_fingerprint_of_ones_own_is_asked_for(root, cache):
+    class Own(Shapes):
+        def fingerprint(self) -> str:
+            return "f" * 32
+
+    assert open_store(Own(root), 8, cache).fingerprint == "f" * 32
+
+
+def test_the_fingerprint_is_of_names_and_bytes(root):
+    digest = hashlib.blake2b(digest_size=16)
+    for path in files(root):
+        content = hashlib.blake2b(path.read_bytes()).hexdigest()
+        digest.update(f"{path.relative_to(root)}\0{content}\n".encode())
+    assert Shapes(root).fingerprint() == digest.hexdigest()
+
+
+def test_the_real_pacs_has_the_fingerprint_of_the_records(test_data):
+    if not (test_data / "pacs").is_dir():
+        pytest.skip("FEDDG_TEST_DATA has no PACS")
+    assert PACS(test_data).fingerprint() == "6fa5e9931a28d9b5e50a95f70c223572"
+
+
+def test_images_of_a_wrong_shape_are_the_plugins_fault(root, cache, monkeypatch):
+    monkeypatch.setattr(Shapes, "read", lambda *_: np.zeros((8, 8), dtype=np.uint8))
+    with pytest.raises(PluginError, match=r"expected uint8 \[8, 8, 3\]"):
+        open_store(Shapes(root), 8, cache)
+
+
+# ---------------------------------------------------------- many images, several processes
+
+MODULE = """
+import os, time
+from feddg_bench.data import ImageFolderDataset
+
+class Many(ImageFolderDataset):
+    name = title = "many"
+    domains = ("day", "night")
+    letters = {"day": "d", "night": "n"}
+    classes = ("disc", "ring")
+    licence = source = "none"
+
+    def read(self, index, size):
+        with open(os.environ["READ_LOG"], "a") as log:
+            log.write(f"{index} {os.getpid()}\\\\n")
+        time.sleep(float(os.environ.get("READ_PAUSE", "0")))
+        return super().read(index, size)
+"""
+MANY = 1100
+
+
+@pytest.fixture
+def many(tmp_path, monkeypatch) -> DomainDataset:
+    """Return a data set of 1,100 images, each of one grey, whose class other processes find."""
+    (tmp_path / "many_images.py").write_text(MODULE.replace("\\\\n", "\\n"))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("READ_LOG", str(tmp_path / "read.log"))
+    for i in range(MANY):
+        place = tmp_path / "many" / ("day", "night")[i % 2] / ("disc", "ring")[i // 2 % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (2, 2), (i % 256, i // 256, 7)).save(place / f"{i:04}.png")
+    yield importlib.import_module("many_images").Many(tmp_path / "many")
+    sys.modules.pop("many_images")
+
+
+def expected(dataset: DomainDataset, size: int) -> np.ndarray:
+    numbers = [int(path[-8:-4]) for path in dataset.records().paths]
+    pixels = np.array([(n % 256, n // 256, 7) for n in numbers], dtype=np.uint8)
+    return np.broadcast_to(pixels[:, None, None], (MANY, size, size, 3))
+
+
+def read_log(tmp_path: Path) -> list[tuple[int, int]]:
+    lines = (tmp_path / "read.log").read_text().splitlines()
+    return [(int(index), int(process)) for index, process in map(str.split, lines)]
+
+
+@pytest.mark.slow
+def test_several_processes_give_the_bytes_of_one(many, cache, tmp_path):
+    told: list[tuple[int, int]] = []
+    store = open_store(many, 8, cache, lambda *n: told.append(n), processes=2)
+    assert np.array_equal(store.images, expected(many, 8))
+    assert [done for done, _ in told] == sorted({done for done, _ in told})
+    assert told[-1] == (MANY, MANY)
+    read = read_log(tmp_path)
+    assert sorted(index for index, _ in read) == list(range(MANY))
+    processes = {process for _, process in read}
+    assert len(processes) == 2
+    assert os.getpid() not in processes
+    assert store.fingerprint == many.fingerprint()
+    assert [path.suffix for path in files(cache / "stores")] == [".rgb"]
+
+
+def test_a_class_that_other_processes_cannot_find_is_decoded_here(many, cache, monkeypatch):
+    module = types.ModuleType("only_here")
+    module.Hidden = type("Hidden", (type(many),), {"__module__": "only_here"})
+    monkeypatch.setitem(sys.modules, "only_here", module)
+    store = open_store(module.Hidden(many.data_root), 8, cache, processes=2)
+    assert np.array_equal(store.images, expected(many, 8))
+
+
+@pytest.mark.slow
+def test_an_unreadable_image_is_named_by_any_process(many, cache, tmp_path):
+    path = tmp_path / "many" / "night" / "disc" / "0805.png"
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(DataError, match="cannot decode the image") as caught:
+        open_store(many, 8, cache, processes=2)
+    assert str(path) in str(caught.value)
+    assert files(cache / "stores") == []
+
+
+STARTED = """
+import sys
+from pathlib import Path
+from feddg_bench.store import open_store
+from many_images import Many
+
+if __name__ == "__main__":
+    open_store(Many(Path(sys.argv[1])), 8, Path(sys.argv[2]), processes=2)
+"""
+
+
+@pytest.mark.slow
+def test_after_a_kill_finished_blocks_are_not_decoded_again(many, cache, tmp_path):
+    (tmp_path / "started.py").write_text(STARTED)
+    roots = [*(Path(__file__).parents[2] / name for name in ("benchmark", "datasets")), tmp_path]
+    environment = {"PYTHONPATH": os.pathsep.join(map(str, roots)), "READ_PAUSE": "0.003"}
+    command = [sys.executable, str(tmp_path / "started.py"), str(tmp_path / "many"), str(cache)]
+    with subprocess.Popen(command, env=os.environ | environment) as process:
+        deadline = time.monotonic() + 60
+        while not 1 <= sum(blocks_done(cache)) < 4:
+            assert time.monotonic() < deadline
+            assert process.poll() is None, "it ended before it was killed"
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+    length = -1
+    while length != (length := (tmp_path / "read.log").stat().st_size):
+        time.sleep(1)  # its helpers finish the block that they are at, and end
+    done = blocks_done(cache)
+    assert 1 <= sum(done) < len(done) == 5
+    (tmp_path / "read.log").unlink()
+    told: list[int] = []
+    store = open_store(many, 8, cache, lambda n, _: told.append(n))
+    again = {index for index, _ in read_log(tmp_path)}
+    left = {i for i in range(MANY) if not done[i // 256]}
+    assert again == left
+    assert told[0] == MANY - len(left)
+    assert np.array_equal(store.images, expected(many, 8))
+    assert store.fingerprint == many.fingerprint()
+    assert len(files(cache / "stores")) == 1
+
+
+def blocks_done(cache: Path) -> list[int]:
+    for journal in cache.glob("stores/*.journal"):
+        return list(journal.read_bytes()[:5])
+    return []
+
+
+class StopError(BaseException):
+    pass
+
+
+def stop_after(images: int, many: DomainDataset, cache: Path) -> None:
+    """Begin to decode and stop."""
+
+    def stop(done: int, _: int) -> None:
+        if done >= images:
+            raise StopError
+
+    with pytest.raises(StopError):
+        open_store(many, 8, cache, stop)
+
+
+def test_what_is_unfinished_is_of_no_use_for_other_contents(many, cache, tmp_path):
+    stop_after(512, many, cache)
+    assert sum(blocks_done(cache)) == 2
+    changed = tmp_path / "many" / "day" / "disc" / "0000.png"
+    Image.new("RGB", (2, 2), (0, 0, 7)).save(changed, compress_level=0)
+    (tmp_path / "read.log").unlink()
+    again = type(many)(tmp_path / "many")
+    store = open_store(again, 8, cache)
+    assert len(read_log(tmp_path)) == MANY
+    assert np.array_equal(store.images, expected(many, 8))
+    assert len(files(cache / "stores")) == 1
+
+
+@pytest.mark.parametrize("which", ["pixels", "journal"])
+def test_an_unfinished_store_cut_short_begins_anew(many, cache, tmp_path, which):
+    stop_after(512, many, cache)
+    journal = next(cache.glob("stores/*.journal"))
+    path = journal if which == "journal" else journal.with_suffix("")
+    path.write_bytes(path.read_bytes()[:-1])
+    (tmp_path / "read.log").unlink()
+    assert np.array_equal(open_store(many, 8, cache).images, expected(many, 8))
+    assert len(read_log(tmp_path)) == MANY
+
+
 BUILDER = """
-import sys, time
+import fcntl, sys, time
 from pathlib import Path
 
 import numpy as np
 
 from feddg_bench.store import open_store
-from feddg_datasets.digits4 import Digits4
+from many_images import Many
 
-cache, own = Path(sys.argv[1]), Path(sys.argv[2])
-
-
-class Slow(Digits4):
-    # Reads nothing before both processes have begun to write.
-    def read(self, index, size):
-        deadline = time.monotonic() + 60
-        while not self.__dict__.get("both") and len(list(cache.glob("stores/*.part"))) < 2:
-            assert time.monotonic() < deadline, "the other process never came"
-            time.sleep(0.01)
-        self.both = True
-        return np.full((size, size, 3), index % 251, dtype=np.uint8)
-
-
-np.save(own, open_store(Slow(), 8, cache).images)
+root, cache, own, locks = map(Path, sys.argv[1:])
+own.with_suffix(".started").touch()
+while len(list(own.parent.glob("*.started"))) < 2:
+    time.sleep(0.01)
+if locks.name == "none":
+    def refuse(*_):
+        raise OSError(37, "No locks available")
+    fcntl.flock = refuse
+np.save(own, open_store(Many(root), 8, cache).images)
 """
 
 
 @pytest.mark.slow
-def test_two_processes_that_build_at_once_are_both_right(cache, tmp_path):
+@pytest.mark.parametrize("locks", ["some", "none"])
+def test_two_processes_that_build_at_once_are_both_right(many, cache, tmp_path, locks):
     results = [tmp_path / "a.npy", tmp_path / "b.npy"]
-    roots = [Path(__file__).parents[2] / name for name in ("benchmark", "datasets")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, roots))}
+    roots = [*(Path(__file__).parents[2] / name for name in ("benchmark", "datasets")), tmp_path]
+    paths = {"PYTHONPATH": os.pathsep.join(map(str, roots)), "READ_PAUSE": "0.002"}
+    begin = [sys.executable, "-c", BUILDER, str(many.data_root), str(cache)]
     processes = [
-        subprocess.Popen([sys.executable, "-c", BUILDER, str(cache), str(result)], env=environment)
-        for result in results
+        subprocess.Popen([*begin, str(result), locks], env=os.environ | paths) for result in results
     ]
     assert [process.wait(timeout=120) for process in processes] == [0, 0]
-    expected = np.arange(1797) % 251
     for result in results:
-        assert (np.load(result) == expected[:, None, None, None]).all()
+        assert np.array_equal(np.load(result), expected(many, 8))
     assert len(files(cache / "stores")) == 1
+    if locks == "some":  # the second one waits for the first
+        assert len(read_log(tmp_path)) == MANY

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from feddg_bench.errors import SettingsError
-from feddg_bench.locations import cache_dir, data_roots
+from feddg_bench.locations import cache_dir, data_roots, remember_root
 
 
 @pytest.fixture(autouse=True)
@@ -81,3 +81,75 @@ def test_cache_directory(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDDG_CACHE", "~/scratch")
     assert cache_dir() == tmp_path / "scratch"
     assert cache_dir(Path("/given")) == Path("/given")
+
+
+# ------------------------------------------------------------------- roots of single data sets
+
+
+def test_a_data_sets_own_root_comes_before_that_of_all(tmp_path):
+    write_settings(
+        tmp_path / ".config/feddg-bench/settings.yaml",
+        "data_root: /all\ndata_roots:\n  pacs: /pacs\n",
+    )
+    assert data_roots(dataset="pacs") == [Path("/pacs"), Path("/all")]
+    assert data_roots(dataset="digits4") == data_roots() == [Path("/all")]
+
+
+@pytest.mark.parametrize("text", ["data_roots: here\n", "data_roots: {pacs: 3}\n"])
+def test_wrong_roots_are_named(tmp_path, text):
+    path = write_settings(tmp_path / ".config/feddg-bench/settings.yaml", text)
+    with pytest.raises(SettingsError, match=str(path)):
+        data_roots(dataset="pacs")
+
+
+@pytest.mark.parametrize(
+    ("before", "dataset", "after"),
+    [
+        (None, None, "data_root: {0}\n"),
+        (None, "pacs", "data_roots:\n  pacs: {0}\n"),
+        ("# mine\nresults: there", None, "# mine\nresults: there\ndata_root: {0}\n"),
+        (
+            "data_root: /old # a disk\n# next\nresults: there\n",
+            None,
+            "data_root: {0} # a disk\n# next\nresults: there\n",
+        ),
+        (
+            "data_roots:\n  pacs: /old\n\n# next\nresults: there\n",
+            "rmnist",
+            "data_roots:\n  pacs: /old\n  rmnist: {0}\n\n# next\nresults: there\n",
+        ),
+        ("data_roots: {{pacs: /old}}\n", "pacs", "data_roots:\n  pacs: {0}\n"),
+        ("data_root:\nresults: there\n", None, "data_root: {0}\nresults: there\n"),
+    ],
+)
+def test_a_root_is_remembered_and_the_rest_stays(tmp_path, before, dataset, after):
+    path = tmp_path / ".config/feddg-bench/settings.yaml"
+    if before is not None:
+        write_settings(path, before.format())
+    images = tmp_path / "images"
+    images.mkdir()
+    assert remember_root(images, dataset) == path
+    assert path.read_text() == after.format(images)
+    assert images in data_roots(dataset=dataset)
+    assert remember_root(images, dataset) == path
+    assert path.read_text() == after.format(images)
+
+
+def test_a_named_settings_file_is_made(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDDG_CONFIG", str(tmp_path / "mine.yaml"))
+    assert remember_root(tmp_path) == tmp_path / "mine.yaml"
+    assert data_roots() == [tmp_path]
+
+
+def test_what_is_no_folder_is_not_remembered(tmp_path):
+    with pytest.raises(SettingsError, match="is no folder"):
+        remember_root(tmp_path / "absent")
+    assert not (tmp_path / ".config").exists()
+
+
+@pytest.mark.parametrize("text", ["{data_root: /old, results: there}\n", "- a\n", "data_root: [\n"])
+def test_a_file_that_cannot_be_changed_stays(tmp_path, text):
+    path = write_settings(tmp_path / ".config/feddg-bench/settings.yaml", text)
+    with pytest.raises(SettingsError, match=str(path)):
+        remember_root(tmp_path, "pacs" if text.startswith("{") else None)
+    assert path.read_text() == text

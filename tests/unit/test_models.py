@@ -99,6 +99,9 @@ def test_known_names_are_valid_settings(name):
         ("mobilenet_v2", 0, 1000, 3_504_872, 34_112, 52),
         ("squeezenet1_1", 0, 1000, 1_235_496, 0, 0),
         ("small_cnn", 0, 10, 97_680 + 1_290, 0, 0),
+        ("femnist_cnn", 0, 62, 1_664_030, 0, 0),  # FedDG_Benchmark's, with its classifier
+        ("lenet", 0, 10, 61_706, 0, 0),  # LeNet-5 with full connections, as commonly stated
+        ("domainbed_mnist", 0, 10, 370_560 + 1_290, 0, 0),
     ],
 )
 def test_sizes_of_the_published_models(name, projection, classes, parameters, floats, counters):
@@ -123,7 +126,7 @@ def test_bytes_of_frame_a_with_pacs():
 @pytest.mark.parametrize("name", BACKBONE_NAMES)
 def test_features_have_the_stated_width_and_a_gradient(name):
     backbone = build(name)
-    features = backbone(rand_images(2, 32))
+    features = backbone(rand_images(2, BACKBONES[name].largest_side or 32))
     assert features.shape == (2, backbone.num_features)
     features.sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in backbone.parameters())
@@ -277,6 +280,36 @@ def test_the_smallest_side_is_the_smallest_that_runs(name):
             check_image_size(settings, smallest - 1)
         with pytest.raises(RuntimeError):
             backbone(rand_images(1, smallest - 1))
+
+
+@pytest.mark.parametrize("name", ["lenet", "femnist_cnn"])
+def test_networks_that_flatten_their_maps_have_a_largest_side(name):
+    settings = BackboneSettings(name=name)
+    largest = BACKBONES[name].largest_side
+    check_image_size(settings, largest)
+    assert build(name)(rand_images(1, largest)).shape == (1, BACKBONES[name].num_features)
+    with pytest.raises(SettingsError, match=f"too large for {name}: give 28"):
+        check_image_size(settings, largest + 1)
+    with pytest.raises(RuntimeError):
+        build(name)(rand_images(1, largest + 1))
+
+
+@pytest.mark.parametrize("name", ["lenet", "domainbed_mnist", "femnist_cnn"])
+def test_networks_for_grey_images_see_one_channel_as_it_is(name):
+    grey = rand_images(2, 28)[:, :1]
+    backbone = build(name).eval()
+    features = backbone(grey.expand(-1, 3, -1, -1))
+    assert torch.equal(features, nn.Sequential(*list(backbone.net)[1:])(grey))
+
+
+def test_domainbeds_network_normalises_groups_after_each_activation():
+    kinds = [type(layer).__name__ for layer in build("domainbed_mnist").net]
+    assert kinds[1:-2] == ["Conv2d", "ReLU", "GroupNorm"] * 4
+    maps = nn.Sequential(*list(build("domainbed_mnist").net)[:-2])(rand_images(1, 28))
+    assert maps.shape == (1, 128, 14, 14)
+    groups = maps.reshape(8, -1)  # 16 channels each
+    assert torch.allclose(groups.mean(1), torch.zeros(8), atol=1e-5)
+    assert torch.allclose(groups.var(1, unbiased=False), torch.ones(8), atol=1e-2)
 
 
 # ------------------------------------------------------------------------------- weights files

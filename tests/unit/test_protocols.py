@@ -97,9 +97,11 @@ def test_the_nearest_scenario_is_named():
 def test_codes_of_several_letters():
     letters = {f"{angle} degrees": str(angle) for angle in (0, 15, 150, 1)}
     domains = tuple(letters)
-    assert scenarios("lodo", domains, letters)[0].name == "151501-0"
-    (scenario,) = scenarios("lodo", domains, letters, "115015-0")
-    assert scenario.train == ("15 degrees", "150 degrees", "1 degrees")
+    assert scenarios("lodo", domains, letters)[0].name == "15+150+1-0"
+    for name in ("15+150+1-0", "1+15+150-0", "115015-0", "0"):
+        (scenario,) = scenarios("lodo", domains, letters, name)
+        assert scenario.name == "15+150+1-0"
+        assert scenario.train == ("15 degrees", "150 degrees", "1 degrees")
     with pytest.raises(SettingsError):
         scenarios("lodo", domains, letters, "1151501-0")
 
@@ -111,6 +113,30 @@ def test_unknown_protocols_are_refused_before_a_data_set_is_loaded():
         validate_protocol("ltod")
     with pytest.raises(SettingsError, match="unknown protocol"):
         scenarios("ltod", CYCLE, LETTERS)
+
+
+def test_published_splits_are_one_scenario():
+    official = {"train": ("a", "b"), "val": ("c",), "test": ("d", "e")}
+    for select in (None, "official", "all"):
+        (scenario,) = scenarios("wilds", "abcde", {}, select, official)
+        assert scenario == Scenario("official", "wilds", ("a", "b"), "c", "d+e")
+    (scenario,) = scenarios("wilds", (), {}, None, {"train": "ab", "test": "cdef"})
+    assert (scenario.val, scenario.test) == (None, "4 domains")
+    with pytest.raises(SettingsError, match="unknown scenario 'offical'; did you mean 'official'"):
+        scenarios("wilds", "abcde", {}, "offical", official)
+
+
+@pytest.mark.parametrize("official", [None, {}, {"train": ("a",), "test": ()}])
+def test_wilds_needs_published_splits(official):
+    with pytest.raises(SettingsError, match=r"published splits .* use --protocol lodo"):
+        scenarios("wilds", CYCLE, LETTERS, None, official)
+
+
+@pytest.mark.parametrize("protocol", ["lodo", "ltdo"])
+def test_a_domain_a_writer_is_too_many_to_leave_out_alone(protocol):
+    writers = tuple(map(str, range(3550)))
+    with pytest.raises(SettingsError, match="has 3550: use --protocol wilds"):
+        scenarios(protocol, writers, dict(zip(writers, writers, strict=True)), "all")
 
 
 @pytest.mark.parametrize(("protocol", "minimum"), [("lodo", 2), ("ltdo", 3)])

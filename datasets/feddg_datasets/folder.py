@@ -1,0 +1,146 @@
+"""Any images in folders ``<domain>/<class>/<image>``: domains and classes are those on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar
+
+from feddg_bench.data import IMAGE_SUFFIXES, ImageFolderDataset
+from feddg_bench.errors import DataError
+from feddg_bench.locations import data_roots
+
+
+class Folder(ImageFolderDataset):
+    """Your own data set: ``--dataset folder --data-root DIR`` reads ``DIR/<domain>/<class>/``.
+
+    Domains and classes are the names found, in alphabetical order; a class may lack in a domain.
+    They decide labels, scenarios and so numbers: a domain's code is its whole name, and the names
+    are part of a run's key and record: ``identity``.
+
+    The class itself has neither domains nor classes, an object has those of its folder.
+
+    Args:
+        data_root: The folder of the domains; else the first one that the environment or the
+            settings file names.
+
+    Raises:
+        DataError: If there is no such folder, it holds no domain, or two names differ only in
+            case, blanks, hyphens or underscores.
+    """
+
+    name = "folder"
+    title = "Folder"
+    domains: ClassVar[tuple[str, ...]] = ()
+    letters: ClassVar[Mapping[str, str]] = {}
+    classes: ClassVar[tuple[str, ...]] = ()
+    licence = "your own"
+    source = "a folder of yours with images in <domain>/<class>/"
+    default_recipe = "quick"
+
+    def __init__(self, data_root: Path | None = None) -> None:
+        super().__init__(data_root)
+        classes = {
+            domain.name: [name.name for name in _folders(domain) if _has_image(name)]
+            for domain in _folders(self.folder)
+        }
+        domains = tuple(sorted(name for name, inside in classes.items() if inside))
+        if not domains:
+            raise DataError(
+                f"{self.folder} has no images in folders <domain>/<class>/<image>{self._hint()}"
+            )
+        for inside in (domains, *classes.values()):
+            _check_distinct(inside, self.folder)
+        labels = _merge(name for domain in domains for name in sorted(classes[domain]))
+        codes = {domain: _code(domain) for domain in domains}
+        if len({*codes.values()} - {""}) < len(codes):
+            raise DataError(
+                f"{self.folder}: the names of the domains {', '.join(domains)} do not differ "
+                f"without blanks, commas, hyphens and plus signs; rename one"
+            )
+        # The class attributes are the promises of data sets that are the same everywhere.
+        vars(self).update(
+            domains=domains,
+            letters=codes,
+            classes=labels,
+            identity={"domains": domains, "classes": labels},
+        )
+
+    @cached_property
+    def folder(self) -> Path:
+        """The folder of the domains.
+
+        Raises:
+            DataError: If none is named, or it is not there.
+        """
+        return self._likely_folder()
+
+    def _likely_folder(self) -> Path:
+        roots = data_roots(self.data_root, self.name)
+        if not roots:
+            raise DataError(
+                "data set folder needs --data-root DIR, a folder with images in "
+                "<domain>/<class>/<image>"
+            )
+        if not roots[0].is_dir():
+            raise DataError(f"there is no folder {roots[0]}: give another --data-root")
+        return roots[0]
+
+    def _hint(self) -> str:
+        for child in _folders(self.folder):
+            if any(_has_image(name) for domain in _folders(child) for name in _folders(domain)):
+                return f"; give --data-root {child}"
+        if any(_has_image(child) for child in _folders(self.folder)):
+            return ": its folders hold images themselves; give the folder above"
+        return ": give the folder above the domains with --data-root"
+
+
+def _folders(folder: Path) -> list[Path]:
+    """Return the folders in a folder, without hidden ones and what archives leave behind."""
+    return [
+        path for path in _entries(folder) if path.is_dir() and not path.name.startswith((".", "__"))
+    ]
+
+
+def _has_image(folder: Path) -> bool:
+    return any(
+        path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
+        for path in _entries(folder)
+    )
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError as error:
+        raise DataError(f"cannot read the folder {folder}: {error.strerror}") from error
+
+
+def _plain(name: str) -> str:
+    """Return a name as `feddg_bench.data.match_folders` compares it."""
+    return name.casefold().translate(str.maketrans("", "", " _-"))
+
+
+def _check_distinct(names: Iterable[str], folder: Path) -> None:
+    seen: dict[str, str] = {}
+    for name in names:
+        other = seen.setdefault(_plain(name), name)
+        if other != name:
+            raise DataError(
+                f"{folder} has both {other!r} and {name!r}, which are taken for the same: "
+                f"rename one or put them together"
+            )
+
+
+def _merge(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the classes of all domains in order; of two spellings the first."""
+    first: dict[str, str] = {}
+    for name in names:
+        first.setdefault(_plain(name), name)
+    return tuple(sorted(first.values()))
+
+
+def _code(domain: str) -> str:
+    """Return a domain's name without the characters that divide scenarios' names."""
+    return "_".join("".join(" " if c in "-+," else c for c in domain).split())

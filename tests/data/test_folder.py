@@ -1,0 +1,127 @@
+"""Folder: domains and classes are those on disk, and no two folders are taken for one."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from feddg_bench.errors import DataError
+from feddg_bench.protocols import scenarios
+from feddg_datasets.folder import Folder
+
+fabricate = runpy.run_path(str(Path(__file__).parents[1] / "fabricate.py"))["fabricate"]
+
+
+@pytest.fixture(autouse=True)
+def no_other_roots(monkeypatch, tmp_path):
+    monkeypatch.delenv("FEDDG_DATA", raising=False)
+    monkeypatch.delenv("FEDDG_CONFIG", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+
+def image(*parts: str | Path) -> None:
+    path = Path(*parts)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (4, 4)).save(path)
+
+
+@pytest.fixture
+def made(tmp_path):
+    return fabricate("folder", tmp_path / "data")
+
+
+def test_names_are_those_on_disk(made):
+    dataset = Folder(made)
+    assert dataset.domains == ("Day Light", "night", "rainy-day")
+    assert dataset.classes == ("Car", "Fire Truck", "bus", "tram")
+    assert dataset.letters == {"Day Light": "Day_Light", "night": "night", "rainy-day": "rainy_day"}
+    assert dataset.identity == {"domains": dataset.domains, "classes": dataset.classes}
+    records = dataset.records()
+    counts = np.zeros((3, 4), dtype=int)
+    np.add.at(counts, (records.domains, records.labels), 1)
+    assert counts.tolist() == [[10] * 4, [10] * 4, [10, 10, 10, 0]]
+    assert "rainy-day/Fire Truck/3.jpg" in records.paths
+
+
+def test_scenarios_have_whole_names(made):
+    dataset = Folder(made)
+    found = scenarios("ltdo", dataset.domains, dataset.letters)
+    assert found[0].name == "rainy_day-Day_Light-night"
+    for select in ("Day_Light+night-rainy_day", "night+Day_Light-rainy_day", "rainy_day"):
+        (scenario,) = scenarios("lodo", dataset.domains, dataset.letters, select)
+        assert scenario.name == "Day_Light+night-rainy_day"
+        assert scenario.test == "rainy-day"
+
+
+def test_two_objects_do_not_share_names(made, tmp_path):
+    image(tmp_path / "b", "x", "y", "1.png")
+    first, second = Folder(made), Folder(tmp_path / "b")
+    assert second.classes == ("y",)
+    assert len(first.classes) == 4
+    assert (Folder.domains, Folder.classes) == ((), ())
+
+
+def test_what_is_no_domain_is_left_out(made):
+    (made / "notes").mkdir()
+    (made / "notes" / "readme.txt").write_text("no image")
+    (made / "splits" / "old").mkdir(parents=True)
+    (made / "splits" / "old" / "a.csv").write_text("no image")
+    (made / "night" / "empty").mkdir()
+    image(made, ".hidden", "bus", "1.png")
+    image(made, "__MACOSX", "bus", "1.png")
+    image(made, "overview.png")
+    dataset = Folder(made)
+    assert dataset.domains == ("Day Light", "night", "rainy-day")
+    assert dataset.classes == ("Car", "Fire Truck", "bus", "tram")
+
+
+def test_spellings_of_a_class_in_different_domains_are_one_class(made):
+    (made / "rainy-day" / "Fire Truck").rename(made / "rainy-day" / "fire_truck")
+    dataset = Folder(made)
+    assert dataset.classes == ("Car", "Fire Truck", "bus", "tram")
+    assert "rainy-day/Fire Truck/3.jpg" in dataset.records().paths
+
+
+@pytest.mark.parametrize(
+    ("new", "message"),
+    [
+        ("NIGHT/bus", "has both 'NIGHT' and 'night'"),
+        ("night/fire-truck", "has both 'Fire Truck' and 'fire-truck'"),
+        ("Day+Light/bus", "do not differ without"),
+    ],
+)
+def test_names_that_read_alike_are_refused(made, new, message):
+    image(made, new, "1.png")
+    with pytest.raises(DataError, match=message):
+        Folder(made)
+
+
+def test_a_name_of_separators_alone_is_refused(tmp_path):
+    image(tmp_path, "+", "a", "1.png")
+    with pytest.raises(DataError, match="do not differ"):
+        Folder(tmp_path)
+
+
+def test_wrong_folders_get_a_hint(made, tmp_path):
+    with pytest.raises(DataError, match=rf"; give --data-root {made}$"):
+        Folder(tmp_path)
+    with pytest.raises(DataError, match="its folders hold images themselves"):
+        Folder(made / "night")
+    with pytest.raises(DataError, match="has no images in folders <domain>/<class>/<image>: give"):
+        Folder(made / "night" / "bus")
+    with pytest.raises(DataError, match=r"there is no folder .*nowhere"):
+        Folder(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="needs --data-root DIR"):
+        Folder()
+
+
+def test_names_change_the_fingerprint(made):
+    before = Folder(made).fingerprint()
+    (made / "night").rename(made / "darkness")
+    after = Folder(made)
+    assert after.fingerprint() != before
+    assert after.identity["domains"] == ("Day Light", "darkness", "rainy-day")

@@ -1,0 +1,199 @@
+"""``feddg-bench data`` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from feddg_bench import cli
+from feddg_datasets import pacs
+from feddg_datasets.pacs import PACS
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def feddg(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Run:
+    """Return the command, run in this process: exit status, output, messages."""
+    for name in ("FEDDG_DATA", "FEDDG_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("FEDDG_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)  # leave pytest its Ctrl-C
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["feddg-bench", "data", *map(str, arguments)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder above a PACS of two images of each class in each domain."""
+    counts: Mapping[str, tuple[int, ...]] = dict.fromkeys(PACS.domains, (2,) * 7)
+    monkeypatch.setattr(pacs.PACS, "counts", counts)
+    rng = np.random.default_rng(0)
+    for domain in PACS.domains:
+        for name in PACS.classes:
+            folder = tmp_path / "images" / "pacs" / domain / name
+            folder.mkdir(parents=True)
+            for i in range(2):
+                pixels = rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"pic_{i:03}.png")
+    return tmp_path / "images"
+
+
+def refused(outcome: tuple[int, str, str], *words: str) -> None:
+    code, out, err = outcome
+    assert (code, out) == (2, "")
+    assert err.startswith("feddg-bench: error: ")
+    assert err.count("\n") == 1
+    for word in words:
+        assert word in err
+
+
+class TestList:
+    FACTS: ClassVar = ("title", "images", "domains", "classes", "archive_bytes", "licence")
+
+    def test_what_is_here(self, feddg: Run, tiny: Path) -> None:
+        feddg("prepare", "pacs", "--size", "16,8", "--data-root", tiny)
+        code, out, _ = feddg("list", "--json", "--data-root", tiny)
+        rows = {row["name"]: row for row in json.loads(out)}
+        assert code == 0
+        assert [rows["pacs"][key] for key in self.FACTS] == [
+            "PACS", 56, 4, 7, 174_167_459, "none stated; research use",
+        ]  # fmt: skip
+        assert rows["pacs"]["here"] is True
+        assert rows["pacs"]["folder"] == str(tiny / "pacs")
+        assert rows["pacs"]["decoded"] == [8, 16]
+        assert rows["digits4"]["images"] == 1797
+        assert rows["digits4"]["here"] is True
+        assert rows["digits4"]["decoded"] == []
+
+    def test_what_is_not_here_has_its_source(self, feddg: Run) -> None:
+        code, out, _ = feddg("list")
+        assert code == 0
+        assert "pacs: https://www.eecs.qmul.ac.uk/~dl307/project_iccv2017" in out
+        assert "9,991" in out
+
+
+class TestCheck:
+    def test_a_whole_copy(self, feddg: Run, tiny: Path) -> None:
+        code, out, err = feddg("check", "pacs", "--data-root", tiny)
+        assert (code, err) == (0, "")
+        assert "PACS in " in out
+        assert "photo: 14 images of 14 published" in out
+        assert out.splitlines()[-1].startswith("clean: ")
+
+    def test_a_copy_that_differs(self, feddg: Run, tiny: Path) -> None:
+        (tiny / "pacs/photo/dog/pic_000.png").unlink()
+        code, out, _ = feddg("check", "pacs", "--data-root", tiny)
+        assert code == 1
+        assert "differs: photo/dog holds 1 images instead of 2 (-1)" in out
+        assert "do not compare" in out.splitlines()[-1]
+        code, out, _ = feddg("check", "pacs", "--data-root", tiny, "--json")
+        assert code == 1
+        value = json.loads(out)
+        assert value["clean"] is value["comparable"] is False
+        assert value["counts"]["photo"]["dog"] == 1
+
+    def test_a_split_file(self, feddg: Run, tiny: Path) -> None:
+        path = tiny / "a.csv"
+        path.write_text("split,domain,path\ntrain,photo,photo/dog/pic_000.png\n")
+        code, out, _ = feddg("check", "pacs", "--data-root", tiny, "--split-csv", path)
+        assert code == 1
+        assert "lacks 55 of the data set's 56 images" in out
+
+    def test_what_cannot_be_checked(self, feddg: Run, tiny: Path) -> None:
+        refused(feddg("check", "pacs"), "was not found", "feddg-bench data path pacs DIR")
+        refused(feddg("check", "pasc"), "did you mean 'pacs'")
+        arguments = ("--data-root", tiny, "--split-csv", "none.csv")
+        refused(feddg("check", "pacs", *arguments), "no split file none.csv")
+
+
+class TestPrepare:
+    def test_sizes(self, feddg: Run, tiny: Path, tmp_path: Path) -> None:
+        code, out, _ = feddg("prepare", "pacs", "--size", "8,16", "--data-root", tiny)
+        assert code == 0
+        assert "pacs at 8 px: 56 images, 0.00 GiB, decoded in 0 s: " in out
+        files = sorted((tmp_path / "cache" / "stores").iterdir())
+        assert sorted(path.stat().st_size for path in files) == [56 * 192, 56 * 768]
+        assert all(str(path) in out for path in files)
+        _, again, _ = feddg("prepare", "pacs", "--size", "8", "--data-root", tiny)
+        assert "decoded already" in again
+
+    def test_the_recipes_size(self, feddg: Run, tiny: Path) -> None:
+        assert "pacs at 128 px" in feddg("prepare", "pacs", "--recipe", "quick",
+                                         "--data-root", tiny)[1]  # fmt: skip
+        assert "pacs at 224 px" in feddg("prepare", "pacs", "--data-root", tiny)[1]
+
+    def test_bad_input(self, feddg: Run, tiny: Path) -> None:
+        refused(feddg("prepare", "pacs", "--size", "big"), "'big'", "8 to 1024")
+        refused(feddg("prepare", "pacs", "--size", "8,2000"), "8 to 1024")
+        refused(feddg("prepare", "pacs", "--size", "8", "--recipe", "quick"), "not both")
+        refused(feddg("prepare", "pacs", "--recipe", "quik"), "did you mean 'quick'")
+        refused(feddg("prepare", "nothing"), "unknown data set")
+        refused(feddg("prepare", "pacs"), "was not found")
+        broken = tiny / "pacs/photo/dog/pic_000.png"
+        broken.write_bytes(b"")
+        refused(feddg("prepare", "pacs", "--size", "8", "--data-root", tiny), str(broken))
+
+
+class TestShow:
+    def test_domains_down_and_classes_across(self, feddg: Run, tiny: Path) -> None:
+        code, out, _ = feddg("show", "pacs", "--size", "16", "--data-root", tiny)
+        assert (code, out) == (0, "pacs.png\n")
+        with Image.open("pacs.png") as image:
+            assert image.size == (96 + 7 * 20, 20 + 4 * 20)
+            cell = np.asarray(image.crop((96 + 3 * 20, 20 + 20, 96 + 3 * 20 + 16, 20 + 36)))
+        with Image.open(tiny / "pacs/photo/guitar/pic_000.png") as image:
+            assert np.array_equal(cell, np.asarray(image))
+        before = Path("pacs.png").read_bytes()
+        feddg("show", "pacs", "--size", "16", "--data-root", tiny)
+        assert Path("pacs.png").read_bytes() == before
+
+    def test_what_cannot_be_shown(self, feddg: Run, tiny: Path, tmp_path: Path) -> None:
+        refused(feddg("show", "pacs"), "was not found")
+        (tmp_path / "file").write_text("")
+        out = tmp_path / "file" / "a.png"
+        refused(feddg("show", "pacs", "--out", out, "--data-root", tiny), "--out")
+
+
+class TestPath:
+    def test_a_folder_is_remembered(self, feddg: Run, tiny: Path, tmp_path: Path) -> None:
+        assert "pacs: not found" in feddg("path", "pacs")[1]
+        code, out, _ = feddg("path", "pacs", tiny)
+        settings = tmp_path / "home/.config/feddg-bench/settings.yaml"
+        assert code == 0
+        assert out.startswith(f"noted in {settings}\npacs: {tiny / 'pacs'}\n")
+        assert settings.read_text() == f"data_roots:\n  pacs: {tiny}\n"
+        assert feddg("check", "pacs")[0] == 0
+        _, out, _ = feddg("path")
+        assert f"pacs: {tiny / 'pacs'}\n" in out
+        assert "digits4: embedded\n" in out
+
+    def test_one_folder_for_all(self, feddg: Run, tiny: Path) -> None:
+        assert f"pacs: {tiny / 'pacs'}\n" in feddg("path", "all", tiny)[1]
+        assert f"looked for in: {tiny} " in feddg("path")[1]
+
+    def test_bad_input(self, feddg: Run, tmp_path: Path) -> None:
+        refused(feddg("path", "pasc"), "did you mean 'pacs'")
+        refused(feddg("path", "pacs", tmp_path / "absent"), "is no folder")

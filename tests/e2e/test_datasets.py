@@ -1,0 +1,210 @@
+"""Every data set through the whole command, from made-up images in its published layout."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from feddg_bench import cli
+from feddg_bench.results import ResultsStore, RunRecord
+from feddg_datasets.minidomainnet import MiniDomainNet
+from feddg_datasets.officehome import OfficeHome
+from feddg_datasets.rmnist import RotatedMNIST
+
+fabricate = runpy.run_path(str(Path(__file__).parents[1] / "fabricate.py"))["fabricate"]
+SMALL = ("backbone.name=small_cnn", "backbone.pretrained=false", "backbone.projection=0")
+TINY = ("--rounds", "1", "--workers", "1", "data.image_size=16", "train.local_epochs=1", *SMALL)
+THIRDS = ("data.id_val_fraction=0.34", "data.id_test_fraction=0.34")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture
+def feddg(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Run:
+    """Return the command, run in this process; made-up data need not have the published counts."""
+    monkeypatch.setenv("FEDDG_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("FEDDG_DATA", raising=False)
+    monkeypatch.delenv("FEDDG_CONFIG", raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)  # leave pytest its Ctrl-C
+    monkeypatch.setattr(OfficeHome, "counts", {})
+    monkeypatch.setattr(RotatedMNIST, "counts", {})
+    monkeypatch.setattr(MiniDomainNet, "total", None)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["feddg-bench", *map(str, arguments)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        captured = capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    return run
+
+
+def record(feddg: Run, root: Path, name: str, *arguments: str) -> RunRecord:
+    """Run FedAvg on a data set and return the only record."""
+    done = feddg("run", "--dataset", name, "--data-root", root, *TINY, *arguments)
+    assert done.code == 0, done.err
+    (found,) = ResultsStore(root.parent / "results")
+    assert found.dataset == name
+    return found
+
+
+def images(found: RunRecord) -> dict[str, int]:
+    """Return the images of each split."""
+    return {split: sum(counts.values()) for split, counts in found.data["images"].items()}
+
+
+def test_officehome(feddg: Run, tmp_path: Path) -> None:
+    root = fabricate("officehome", tmp_path / "data")
+    sampled = ("--clients", "5", "--per-round", "2")
+    found = record(feddg, root, "officehome", "--scenario", "ac-p-r", *sampled, *THIRDS)
+    assert images(found) == {"train": 130, "id_val": 130, "id_test": 130, "val": 195, "test": 195}
+    assert found.recipe == "pardon"
+    assert found.settings["augment"]["hue"] == 0.4
+    assert found.scenario.test == "real_world"
+
+
+def test_minidomainnet_joins_the_lists_in_its_recipe(feddg: Run, tmp_path: Path) -> None:
+    root = fabricate("minidomainnet", tmp_path / "data")
+    chosen = ("--protocol", "lodo", "--scenario", "sketch", "data.id_val_fraction=0.34")
+    found = record(feddg, root, "minidomainnet", *chosen)
+    assert images(found) == {"train": 756, "id_val": 378, "test": 378}
+    assert found.partition["clients"] == 6
+    assert found.recipe == "fedccrl"
+
+
+def test_minidomainnet_keeps_the_published_test_list_otherwise(feddg: Run, tmp_path: Path) -> None:
+    root = fabricate("minidomainnet", tmp_path / "data")
+    chosen = ("--protocol", "lodo", "--scenario", "sketch", "data.id_test_fraction=0.01")
+    found = record(feddg, root, "minidomainnet", *chosen, "data.id_val_fraction=0.5")
+    assert images(found) == {"train": 378, "id_val": 378, "id_test": 378, "test": 378}
+
+
+def test_terraincognita(feddg: Run, tmp_path: Path) -> None:
+    root = fabricate("terraincognita", tmp_path / "data")
+    chosen = ("--protocol", "lodo", "--scenario", "L46", "data.id_val_fraction=0.25")
+    found = record(feddg, root, "terraincognita", *chosen)
+    assert images(found) == {"train": 93, "id_val": 30, "test": 41}
+    assert found.scenario.name == "38+43+100-46"
+    assert found.partition["clients"] == 3
+    assert found.settings["federation"]["bn"] == "frozen"
+
+
+@pytest.mark.parametrize("backbone", ["lenet", "domainbed_mnist"])
+def test_rmnist_with_both_networks(feddg: Run, tmp_path: Path, backbone: str) -> None:
+    root = fabricate("rmnist", tmp_path / "data")
+    chosen = ("--protocol", "lodo", "--scenario", "75", "--method", "ppdg", "data.image_size=28")
+    found = record(feddg, root, "rmnist", *chosen, f"backbone.name={backbone}")
+    assert found.scenario.name == "0+15+30+45+60-75"
+    assert found.partition["clients"] == 5
+    assert sum(images(found).values()) == 600
+    assert found.settings["hyper"]["strength"] == 0.001
+    assert found.settings["train"]["batch_size"] == 64
+
+
+def test_femnist_takes_the_published_splits(feddg: Run, tmp_path: Path) -> None:
+    root = fabricate("femnist", tmp_path / "data")
+    network = ("data.image_size=28", "backbone.name=femnist_cnn")
+    found = record(feddg, root, "femnist", "--protocol", "wilds", "--clients", "5", *network)
+    assert images(found) == {"train": 465, "id_val": 77, "id_test": 78, "val": 31, "test": 31}
+    assert found.scenario.name == "official"
+    assert len(found.scenario.train) == 10
+    evaluation = found.evaluation()
+    assert {split: list(parts) for split, parts in evaluation.items()} == {
+        split: ["all"] for split in ("id_val", "id_test", "val", "test")
+    }
+    refused = feddg(
+        "run", "--dataset", "femnist", "--data-root", root, "--protocol", "wilds",
+        "--split-csv", "splits.csv", "--clients", "4", *TINY, *network,
+    )  # fmt: skip
+    assert refused.code == 2
+    (tmp_path / "splits.csv").write_text("")
+    refused = feddg(
+        "run", "--dataset", "femnist", "--data-root", root, "--protocol", "wilds",
+        "--split-csv", "splits.csv", "--clients", "4", *TINY, *network,
+    )  # fmt: skip
+    assert "leave --split-csv out" in refused.err
+
+
+def test_sets_without_published_splits_refuse_the_protocol(feddg: Run) -> None:
+    refused = feddg("run", "--protocol", "wilds")
+    assert refused.code == 2
+    assert "needs a data set with published splits" in refused.err
+
+
+def test_folder_names_enter_the_key_and_the_record(feddg: Run, tmp_path: Path) -> None:
+    root = fabricate("folder", tmp_path / "data")
+    chosen = ("--protocol", "lodo", "--scenario", "rainy_day", "--clients", "4", "--per-round", "2")
+    found = record(feddg, root, "folder", *chosen)
+    assert found.scenario.name == "Day_Light+night-rainy_day"
+    assert found.scenario.test == "rainy-day"
+    assert found.settings["data"]["names"] == {
+        "domains": ["Day Light", "night", "rainy-day"],
+        "classes": ["Car", "Fire Truck", "bus", "tram"],
+    }
+    again = feddg("run", "--dataset", "folder", "--data-root", root, *TINY, *chosen)
+    assert "already done" in again.err
+
+    for domain in root.iterdir():
+        if (domain / "bus").exists():
+            (domain / "bus").rename(domain / "coach")
+    other = feddg("run", "--dataset", "folder", "--data-root", root, *TINY, *chosen, "--json")
+    assert other.code == 0, other.err
+    run = json.loads(other.out)["runs"][0]
+    assert run["key"] != found.key
+    assert run["settings"]["data"]["names"]["classes"] == ["Car", "Fire Truck", "coach", "tram"]
+    assert len(list(ResultsStore(tmp_path / "results"))) == 2
+
+
+def test_folder_with_other_images_under_the_same_names_is_refused(
+    feddg: Run, tmp_path: Path
+) -> None:
+    root = fabricate("folder", tmp_path / "data")
+    chosen = ("--protocol", "lodo", "--scenario", "night", "--clients", "4", "--per-round", "2")
+    record(feddg, root, "folder", *chosen)
+    (root / "night" / "bus" / "0.jpg").unlink()
+    refused = feddg("run", "--dataset", "folder", "--data-root", root, *TINY, *chosen)
+    assert refused.code == 2
+    assert "was made from other images" in refused.err
+
+
+def test_folder_without_a_folder_is_refused_in_one_sentence(feddg: Run, tmp_path: Path) -> None:
+    refused = feddg("run", "--dataset", "folder")
+    assert (refused.code, refused.out) == (2, "")
+    assert "needs --data-root DIR" in refused.err
+    refused = feddg("run", "--dataset", "folder", "--data-root", tmp_path / "none")
+    assert "there is no folder" in refused.err
+
+
+def test_all_are_listed_without_any_data(feddg: Run) -> None:
+    rows = {row["name"]: row for row in json.loads(feddg("datasets", "--json").out)}
+    assert rows["folder"]["domains"] == rows["femnist"]["domains"] == []
+    assert rows["minidomainnet"]["classes"] == 126
+    assert rows["officehome"]["classes"] == 65
+    recipes = {row["name"]: row["datasets"] for row in json.loads(feddg("recipes", "--json").out)}
+    assert recipes["ppdg"] == ["rmnist", "terraincognita"]
+    assert recipes["fedccrl"] == ["minidomainnet", "officehome", "pacs"]
+    assert recipes["feddg_benchmark"] == ["femnist", "pacs"]
+    assert "officehome" in recipes["pardon"]
