@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from feddg_bench.cli_data import data_app
+from feddg_bench.cli_tables import tables_command
 from feddg_bench.errors import FeddgError, RunInterruptedError, SettingsError
 from feddg_bench.registry import check_name, load_dataset, load_recipe, names, recipe_names
 from feddg_bench.settings import (
@@ -450,6 +451,7 @@ def profile_command(
 
 
 app.add_typer(data_app, name="data")
+app.command("tables")(tables_command)
 
 methods_app = typer.Typer(
     invoke_without_command=True,

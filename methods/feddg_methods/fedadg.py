@@ -289,10 +289,11 @@ class FedADG(Method):
 
 def non_negative(backbone: Backbone) -> bool:
     """Return whether features cannot be negative: pooled ReLUs, and nothing linear after them."""
-    signed = (nn.Hardswish, nn.GELU, nn.SiLU, nn.LeakyReLU)
-    return isinstance(backbone.projection, nn.Identity) and not any(
-        isinstance(layer, signed) for layer in backbone.net.modules()
-    )
+    layers = list(backbone.net.modules())
+    signed = any(isinstance(m, nn.Hardswish | nn.GELU | nn.SiLU | nn.LeakyReLU) for m in layers)
+    last = [m for m in layers if isinstance(m, nn.ReLU | nn.ReLU6 | nn.GroupNorm)][-1:]
+    normalised = bool(last) and isinstance(last[0], nn.GroupNorm)
+    return isinstance(backbone.projection, nn.Identity) and not signed and not normalised
 
 
 def phases(settings: FedADGSettings, local_epochs: int) -> tuple[int, int]:

@@ -323,7 +323,7 @@ def test_profile(feddg: Run) -> None:
         (("backbone.weights=nowhere.pth", "pretrained=true"), ("nowhere.pth",)),
         (("partition.min_client_size=400",), ("min_client_size",)),
         (("--method", "pardon", "hyper.style=vgg19"), ("hyper.style_weights", "pixel")),
-        (("--method", "erm", "--per-round", "5"), ("per_round is 5",)),
+        (("partition.kind=domain", "--per-round", "5"), ("per_round is 5", "only 2 clients")),
     ],
 )
 def test_bad_input_is_one_sentence(

@@ -417,7 +417,7 @@ def many_clients(toy_federation):
     """The toy federation's images at 11 clients."""
     index = np.concatenate(list(toy_federation.clients.values()))
     parts = {f"client_{i:02}": part for i, part in enumerate(np.array_split(index, 11))}
-    return replace(toy_federation, clients=parts, domains={}, validation={})
+    return replace(toy_federation, clients=parts, validation={})
 
 
 @NAMES

@@ -181,7 +181,8 @@ def test_the_last_relu_is_there_where_features_cannot_be_negative(name, projecti
     settings = BackboneSettings(name=name, pretrained=False, projection=projection)
     backbone = build_backbone(settings).eval()
     with torch.no_grad():
-        lowest = float(backbone(torch.rand(2, 3, 64, 64)).min())
+        side = BACKBONES[name].largest_side or 64
+        lowest = float(backbone(torch.rand(2, 3, side, side)).min())
     assert non_negative(backbone) == (lowest >= 0)
 
 

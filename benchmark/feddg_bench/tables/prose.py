@@ -1,0 +1,155 @@
+"""Captions and notes: what was run, how numbers were chosen, what to beware of."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from feddg_bench.published import Published
+from feddg_bench.tables.records import Run
+from feddg_bench.tables.rows import Row
+from feddg_bench.tables.rules import Rule
+from feddg_bench.tables.variants import assignments, text
+
+RULES: Mapping[Rule, str] = {
+    "last": "the last round",
+    "best_by_val": "the round with the best accuracy on the validation domain (the earliest)",
+    "best_by_id_val": "the round with the best accuracy on held-out images of the training domains "
+    "(the earliest)",
+    "oracle": "ORACLE: the round with the best accuracy on the test domain itself, which nobody "
+    "can choose in practice",
+}
+
+HEADLINE = (
+    ("backbone.name", "{}"),
+    ("backbone.pretrained", "pretrained {}"),
+    ("data.image_size", "{} px"),
+    ("partition.clients", "N = {}"),
+    ("federation.per_round", "K = {}"),
+    ("partition.heterogeneity", "lambda = {}"),
+    ("federation.rounds", "{} rounds"),
+    ("train.local_epochs", "local epochs {}"),
+    ("train.batch_size", "batches of {}"),
+    ("train.optimizer", "{}"),
+    ("train.lr", "lr {}"),
+    ("federation.bn", "batch normalisation {}"),
+)
+"""Settings that a caption says, if most rows have them."""
+
+MANY = 8
+"""More differences than this are counted, not listed."""
+
+
+def frame(runs: Sequence[Run], free: Iterable[str]) -> list[str]:
+    """Return, for each data set, recipes and the settings that most runs have, in a sentence."""
+    sentences = []
+    for dataset in sorted({run.dataset for run in runs}):
+        mine = [run for run in runs if run.dataset == dataset]
+        common = modal(mine)
+        said = [
+            form.format(_plain(common[key]))
+            for key, form in HEADLINE
+            if key in common and key not in free
+        ]
+        recipes = ", ".join(sorted({run.recipe for run in mine}))
+        sentences.append(f"{dataset}, recipe {recipes}: {', '.join(said)}")
+    return sentences
+
+
+def modal(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return the most frequent value of each setting, methods' own aside, over methods.
+
+    A method counts once for each value that it has, so that a sweep of one does not outvote the
+    others.
+    """
+    votes: dict[str, Counter[str]] = {}
+    values: dict[tuple[str, str], Any] = {}
+    for settings in {(run.method, id(run.settings)): run.settings for run in runs}.values():
+        for key, value in settings.items():
+            if not key.startswith("hyper."):
+                votes.setdefault(key, Counter())[repr(value)] += 1
+                values[key, repr(value)] = value
+    return {
+        key: values[key, min(found, key=lambda value: (-found[value], value))]
+        for key, found in votes.items()
+    }
+
+
+def differences(rows: Sequence[Row], free: Iterable[str]) -> list[str]:
+    """Return a sentence for each row whose settings, the method's own aside, are not the usual."""
+    runs = [run for row in rows if row.variant for run in row.variant.runs]
+    usual = {
+        dataset: modal([run for run in runs if run.dataset == dataset])
+        for dataset in {run.dataset for run in runs}
+    }
+    aside = {*free, "data.split_csv", "partition.rounding"}
+    sentences = []
+    for row in rows:
+        if row.variant is None:
+            continue
+        found: dict[str, Any] = {}
+        own = {(run.dataset, id(run.settings)): run.settings for run in row.variant.runs}
+        for (dataset, _), settings in own.items():
+            for key, value in settings.items():
+                common = usual[dataset].get(key)
+                if key not in aside and not key.startswith("hyper.") and value != common:
+                    found[key] = value
+        said = assignments(found)
+        if len(said) > MANY:
+            said = [*said[:MANY], f"and {len(said) - MANY} more"]
+        if said:
+            sentences.append(f"row {row.label} differs from most in {', '.join(said)}")
+        full = assignments(row.variant.differences)
+        if any(part not in row.label for part in full):
+            sentences.append(f"row {row.label} is {', '.join(full)}")
+    return sentences
+
+
+def wrong_average(published: Published) -> str:
+    """Return the footnote of a published average that is not the mean of its columns."""
+    return (
+        f"the published average {published.value:g} is not the mean of its published columns, "
+        f"{published.wrong_mean:.2f}"
+    )
+
+
+def rule_sentence(rules: Iterable[Rule]) -> str:
+    """Return how rounds were chosen."""
+    return "Selection rule " + "; ".join(f"{rule}: {RULES[rule]}" for rule in dict.fromkeys(rules))
+
+
+def seeds_text(seeds: Iterable[int]) -> str:
+    """Return seeds as text, such as ``seeds 0, 1, 2``."""
+    found = sorted(seeds)
+    return f"seed{'s' if len(found) > 1 else ''} {', '.join(map(str, found))}"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "all" if value is None else text(value)
+
+
+MARKS = (
+    "bold: better than every other row; underlined: better than every row but that one; only "
+    "where a paired t-test over seeds and scenarios has p < 0.05 against each of them"
+)
+ONE_SEED = "one seed: nothing is marked as best"
+SUMMARIES = {
+    "worst": "worst: the smallest of the columns of a group, for each seed",
+    "rank": "rank: mean over the columns of a group, among rows that have all of them",
+}
+
+
+def against(label: str) -> str:
+    """Return what comparisons with a row mean."""
+    return (
+        f"comparisons are with {label}, over the seeds and scenarios that both have: wins/ties/"
+        "losses, mean difference with its 95 % bootstrap interval, p of a two-sided paired t-test"
+    )
+
+
+def sentence(words: str) -> str:
+    """Return words with a capital letter and a full stop."""
+    return f"{words[:1].upper()}{words[1:]}" + ("" if words.endswith(".") else ".")

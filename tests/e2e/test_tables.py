@@ -1,0 +1,191 @@
+"""``feddg-bench tables`` as a user meets it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from feddg_bench import cli
+
+TINY = ("--clients", "4", "--per-round", "2", "--rounds", "2", "--workers", "1")
+FORMATS = ("md", "tex", "csv", "html")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a results folder with FedAvg and FedProx on two scenarios, two seeds."""
+    folder = tmp_path_factory.mktemp("tables")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDDG_CACHE", str(folder / "cache"))
+        patch.setattr(cli.signal, "signal", lambda *_: None)
+        arguments = ("run", "--method", "fedavg,fedprox", "--scenario", "ip-o-c,oc-i-p")
+        more = ("--seeds", "0,1", "--results", str(folder / "results"), "--json", *TINY)
+        patch.setattr(sys, "argv", ["feddg-bench", *arguments, *more])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        assert not stop.value.code
+    return folder / "results"
+
+
+@pytest.fixture
+def feddg(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Run:
+    """Return the command, run in this process in an empty folder."""
+    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["feddg-bench", "tables", *map(str, arguments)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        captured = capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    return run
+
+
+def test_all_tables_twice_with_the_same_bytes(feddg: Run, results: Path, tmp_path: Path) -> None:
+    done = feddg("all", "--results", results, "--out", tmp_path / "one")
+    assert done.code == 0, done.err
+    assert "digits4-ltdo-quick" in done.out
+    for name in ("digits4-ltdo-quick", "pardon-1", "ppdg-7"):
+        for ending in FORMATS:
+            assert (tmp_path / "one" / f"{name}.{ending}").stat().st_size > 200
+    text = (tmp_path / "one" / "digits4-ltdo-quick.md").read_text()
+    assert "| fedavg |" in text
+    assert "| fedprox |" in text
+    assert "±" in text
+    for path in (results / "runs").glob("*.json"):
+        assert path.stem in text
+    copy = tmp_path / "elsewhere"
+    shutil.copytree(results, copy)
+    assert feddg("all", "--results", copy, "--out", tmp_path / "two").code == 0
+    names = sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert names == sorted(path.name for path in (tmp_path / "two").iterdir())
+    for name in names:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_names_formats_and_default_folder(feddg: Run, results: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "results"
+    shutil.copytree(results, copy)
+    assert feddg("generic", "--format", "csv,md").code == 0
+    found = {path.name for path in (copy / "tables").iterdir()}
+    assert {name.rsplit(".", 1)[1] for name in found} == {"csv", "md"}
+    assert {name.rsplit(".", 1)[0].split("-")[0] for name in found} == {"digits4"}
+    assert feddg("fisc-6", "--out", "out", "--format", "html").code == 0
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["fisc-6.html"]
+
+
+def test_a_table_of_ones_own(feddg: Run, results: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        """
+title: My table
+where: {dataset: digits4, protocol: ltdo}
+others: true
+groups:
+  - {split: test, columns: [{head: test}], summaries: {}}
+"""
+    )
+    arguments = ("mine.yaml", "--results", results, "--out", "out", "--against", "fedprox")
+    done = feddg(*arguments)
+    assert done.code == 0, done.err
+    text = (tmp_path / "out" / "mine.md").read_text()
+    assert "# My table" in text
+    assert "w/t/l" in text
+    assert "Comparisons are with fedprox" in text
+
+
+def test_selection_rules(feddg: Run, results: Path, tmp_path: Path) -> None:
+    for rule in ("last", "best_by_val", "best_by_id_val", "oracle"):
+        done = feddg("generic", "--results", results, "--out", rule, "--select", rule)
+        assert done.code == 0, done.err
+        (table,) = (tmp_path / rule).glob("*.md")
+        text = table.read_text()
+        assert f"Selection rule {rule}".replace("_", r"\_") in text
+        assert ("ORACLE" in text) == (rule == "oracle")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("pardon-9",), ("unknown table 'pardon-9'", "pardon-1", ".yaml")),
+        (("none.yaml",), ("none.yaml",)),
+        (("--format", "md,pdf"), ("unknown format 'pdf'", "tex")),
+        (("--select", "best"), ("unknown selection rule 'best'", "best_by_val")),
+        (("--against", "fedavgg"), ("unknown method 'fedavgg'", "fedavg")),
+        (("--results", "nowhere"), ("nowhere", "--results")),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    feddg: Run, arguments: tuple[str, ...], words: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "results").mkdir()
+    done = feddg(*arguments)
+    assert done.code == 2
+    assert done.out == ""
+    (line,) = done.err.strip().splitlines()
+    assert line.startswith("feddg-bench: error: ")
+    for word in words:
+        assert word in line
+    assert not (tmp_path / "results" / "tables").exists()
+
+
+def test_a_record_cut_short(feddg: Run, results: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "results"
+    shutil.copytree(results, copy)
+    path = sorted((copy / "runs").glob("*.json"))[0]
+    path.write_bytes(path.read_bytes()[:-20])
+    done = feddg("all")
+    assert done.code == 2
+    (line,) = done.err.strip().splitlines()
+    assert str(path.relative_to(tmp_path)) in line
+    assert "delete it and run the same command again" in line
+
+
+def test_torch_is_not_imported(results: Path, tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from feddg_bench.cli_tables import tables_command; "
+        f"tables_command(['all'], Path({str(results)!r}), Path({str(tmp_path)!r})); "
+        "assert not {'torch', 'lightning', 'pandas', 'sklearn'} & set(sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_latex_compiles(feddg: Run, results: Path, tmp_path: Path) -> None:
+    compiler = shutil.which("tectonic") or shutil.which("pdflatex")
+    if compiler is None:
+        pytest.skip("needs tectonic or pdflatex")
+    assert feddg("all", "--results", results, "--out", "out", "--format", "tex").code == 0
+    options = ["-interaction=nonstopmode", "-halt-on-error"] if "pdflatex" in compiler else []
+    done = subprocess.run(
+        [compiler, *options, "tables.tex"],
+        cwd=tmp_path / "out",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:]

@@ -1,0 +1,620 @@
+"""Tables from records: reading, selection, variants, statistics, published numbers."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feddg_bench.errors import DataError, SettingsError
+from feddg_bench.published import published_number, wrong_averages
+from feddg_bench.results import ResultsStore, RunRecord, ScenarioRecord
+from feddg_bench.settings import RunSettings, run_key
+from feddg_bench.tables.build import build
+from feddg_bench.tables.describe import Description, load_description, named_tables
+from feddg_bench.tables.generic import generic_tables
+from feddg_bench.tables.grid import Grid
+from feddg_bench.tables.html import html
+from feddg_bench.tables.records import Run, read_runs
+from feddg_bench.tables.rules import RULES, Rule
+from feddg_bench.tables.statistics import average_ranks, best_rows, compare, paired_p_value
+from feddg_bench.tables.writers import csv_text, latex, latex_document, markdown
+
+SCENARIOS = {
+    "oc-i-p": (("outline", "chalk"), "ink", "poster"),
+    "ic-p-o": (("ink", "chalk"), "poster", "outline"),
+}
+
+Add = Callable[..., RunRecord]
+
+
+@pytest.fixture
+def add(tmp_path: Path) -> Add:
+    """Return a maker of records: method, scenario, seed, accuracies by round, settings."""
+
+    def make(
+        method: str = "fedavg",
+        scenario: str = "oc-i-p",
+        seed: int = 0,
+        test: tuple[float, ...] = (0.5,),
+        val: tuple[float, ...] | None = None,
+        id_val: tuple[float, ...] | None = None,
+        *,
+        version: int = 1,
+        recipe: str = "quick",
+        labels: dict[str, str] | None = None,
+        fingerprint: str = "f" * 32,
+        **settings: Any,
+    ) -> RunRecord:
+        train, held, target = SCENARIOS[scenario]
+        hyper = settings.pop("hyper", {})
+        layer: dict[str, Any] = {"method": method, "scenario": scenario, "seed": seed}
+        for key, value in settings.items():
+            section, _, name = key.partition("__")
+            layer.setdefault(section, {})[name] = value
+        canonical = RunSettings(**layer, hyper=hyper).model_dump(mode="json")
+        rounds = []
+        for number, accuracy in enumerate(test):
+
+            def one(value: float, domains: tuple[str, ...]) -> dict[str, dict[str, float]]:
+                return {d: {"accuracy": value, "loss": 1.0, "images": 10} for d in domains}
+
+            rounds.append(
+                {
+                    "round": number + 1,
+                    "cohort": ["a", "b"],
+                    "skipped": False,
+                    "train": {},
+                    "evaluation": {
+                        "id_val": one((id_val or test)[number], train),
+                        "val": one((val or test)[number], (held,)),
+                        "test": one(accuracy, (target,)),
+                    },
+                    "bytes": {"up": 2_000_000, "down": 1_000_000},
+                    "dropped": [],
+                    "seconds": {"training": 3.0, "aggregation": 0.25},
+                }
+            )
+        record = RunRecord(
+            key=run_key(canonical, version),
+            method=method,
+            method_version=version,
+            dataset="digits4",
+            protocol="ltdo",
+            scenario=ScenarioRecord(name=scenario, train=train, val=held, test=target),
+            seed=seed,
+            recipe=recipe,
+            labels=labels or {},
+            settings=canonical,
+            data={"fingerprint": fingerprint, "images": {}},
+            partition={"hash": "p", "clients": 4, "sizes": [1, 1, 1]},
+            once={"bytes": {}, "dropped": [], "seconds": {"training": 1.5, "aggregation": 0.5}},
+            rounds=rounds,
+        )
+        ResultsStore(tmp_path).save(record)
+        return record
+
+    return make
+
+
+def generic(tmp_path: Path, select: Rule | None = None) -> Grid:
+    (table,) = generic_tables(read_runs(tmp_path))
+    return build(table.name, table.description, table.runs, select=select, any_paper=True)
+
+
+def cells(grid: Grid) -> dict[tuple[str, str], dict[str, str]]:
+    rows = csv.DictReader(io.StringIO(csv_text(grid)))
+    return {(row["row"], f"{row['group']} {row['column']}".strip()): row for row in rows}
+
+
+# ------------------------------------------------------------------------------- reading
+
+
+def test_every_setting_of_a_record_is_read(add: Add, tmp_path: Path) -> None:
+    record = add(train__lr=0.25, hyper={"mu": 0.5})
+    (run,) = read_runs(tmp_path)
+    assert (run.method, run.train, run.val, run.test) == (
+        "fedavg",
+        "chalk+outline",
+        "ink",
+        "poster",
+    )
+    assert run.key == record.key
+    expected = {
+        f"{section}.{name}"
+        for section, values in record.settings.items()
+        if isinstance(values, dict)
+        for name in values
+    }
+    assert set(run.settings) == expected
+    assert run.settings["train.lr"] == 0.25
+    assert run.settings["hyper.mu"] == 0.5
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rounds", [1, 3, 200])
+def test_files_laid_out_otherwise_read_alike(
+    add: Add, tmp_path: Path, rule: Rule, rounds: int
+) -> None:
+    """A long record is read in parts, one written by another program whole."""
+    rng = np.random.default_rng(rounds)
+    values = [tuple(rng.random(rounds).tolist()) for _ in range(3)]
+    record = add("fedavg", "oc-i-p", 3, *values)
+    (run,) = read_runs(tmp_path)
+    path = tmp_path / "runs" / f"{record.key}.json"
+    path.write_text(json.dumps(json.loads(path.read_text()), indent=3))
+    (again,) = read_runs(tmp_path)
+    assert again.settings == run.settings
+    evaluation = run.evaluation(rule)
+    assert evaluation == again.evaluation(rule)
+    test, val, id_val = values
+    by = {"last": range(rounds), "best_by_val": val, "best_by_id_val": id_val, "oracle": test}
+    best = max(range(rounds), key=lambda n: (by[rule][n], -n if rule != "last" else 0))
+    assert evaluation is not None
+    assert evaluation["test"]["poster"]["accuracy"] == test[best]
+
+
+def test_ties_go_to_the_earliest_round(add: Add, tmp_path: Path) -> None:
+    add(test=(0.1, 0.2, 0.3), val=(0.5, 0.7, 0.7), id_val=(0.9, 0.9, 0.1))
+    (run,) = read_runs(tmp_path)
+    for rule, expected in (("best_by_val", 0.2), ("best_by_id_val", 0.1), ("last", 0.3)):
+        evaluation = run.evaluation(rule)  # type: ignore[arg-type]
+        assert evaluation is not None
+        assert evaluation["test"]["poster"]["accuracy"] == expected
+
+
+@pytest.mark.parametrize("keep", [0, 1, 40, 2000, -3])
+def test_a_record_cut_short_is_refused_by_name(add: Add, tmp_path: Path, keep: int) -> None:
+    record = add()
+    path = tmp_path / "runs" / f"{record.key}.json"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(DataError, match=rf"{record.key}\.json is cut short.*run the same command"):
+        read_runs(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"rounds": []}', "null", '{"rounds": 1, "key": 2}'])
+def test_what_is_no_record_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "a.json").write_text(text)
+    with pytest.raises(DataError, match=r"a\.json is cut short or not a run record"):
+        read_runs(tmp_path)
+
+
+def test_a_copy_and_a_newer_format_are_refused(add: Add, tmp_path: Path) -> None:
+    record = add()
+    path = tmp_path / "runs" / f"{record.key}.json"
+    (tmp_path / "runs" / "copy.json").write_bytes(path.read_bytes())
+    with pytest.raises(DataError, match=r"copy\.json holds the run"):
+        read_runs(tmp_path)
+    (tmp_path / "runs" / "copy.json").unlink()
+    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(DataError, match="format 2"):
+        read_runs(tmp_path)
+    with pytest.raises(DataError, match="no results folder"):
+        read_runs(tmp_path / "none")
+
+
+def test_costs_of_a_run(add: Add, tmp_path: Path) -> None:
+    add(test=(0.1, 0.2))
+    (run,) = read_runs(tmp_path)
+    found = {
+        name: run.cost(name)
+        for name in ("local_training_time", "aggregation_time", "one_time_cost", "megabytes_up")
+    }
+    assert found == {
+        "local_training_time": 1.5,
+        "aggregation_time": 0.25,
+        "one_time_cost": 2.0,
+        "megabytes_up": 2.0,
+    }
+
+
+# -------------------------------------------------------------------------------- tables
+
+
+def test_mean_deviation_worst_and_comparison(add: Add, tmp_path: Path) -> None:
+    for seed, (first, second) in enumerate([(0.5, 0.7), (0.6, 0.4)]):
+        add("fedavg", "oc-i-p", seed, (first,))
+        add("fedavg", "ic-p-o", seed, (second,))
+        add("pardon", "oc-i-p", seed, (first + 0.1,))
+        add("pardon", "ic-p-o", seed, (second + 0.1 + seed / 100,))
+    found = cells(generic(tmp_path))
+    mine = found["fedavg", "test poster"]
+    assert float(mine["value"]) == pytest.approx(55)
+    assert float(mine["std"]) == pytest.approx(math.sqrt(50))
+    assert mine["text"] == "55.00 ± 7.07"
+    assert mine["seeds"] == "0 1"
+    assert len(mine["run_keys"].split()) == 2
+    assert float(found["fedavg", "test mean"]["value"]) == pytest.approx(55)  # seeds: 60, 50
+    assert float(found["fedavg", "test mean"]["std"]) == pytest.approx(math.sqrt(50))
+    assert float(found["fedavg", "test worst"]["value"]) == pytest.approx(45)  # seeds: 50, 40
+    assert found["pardon", "test w/t/l"]["text"] == "4/0/0"
+    assert float(found["pardon", "test difference"]["value"]) == pytest.approx(10.25)
+    assert float(found["pardon", "test p"]["value"]) < 0.001
+    assert found["fedavg", "test p"]["text"] == "reference"
+    assert found["pardon", "test rank"]["value"] == "1"
+    assert found["fedavg", "test rank"]["value"] == "2"
+
+
+def test_marks_only_where_a_test_supports_them(add: Add, tmp_path: Path) -> None:
+    for seed, base in enumerate((0.4, 0.5, 0.6)):
+        for scenario in SCENARIOS:
+            add("fedavg", scenario, seed, (base,))
+            add("fedprox", scenario, seed, (base + 0.1 + seed / 1000,))
+            add("pardon", scenario, seed, (base + 0.2 - seed / 1000,))
+    found = cells(generic(tmp_path))
+    assert found["pardon", "test mean"]["mark"] == "best"
+    assert found["fedprox", "test mean"]["mark"] == "second"
+    assert found["fedavg", "test mean"]["mark"] == ""
+    text = markdown(generic(tmp_path))
+    assert re.search(r"\*\*69.90 ± 9.90\*\*", text)
+    assert re.search(r"<u>60.10 ± 10.10</u>", text)
+    add("moon", "oc-i-p", 0, (0.9,))  # one seed alone: best in its column, untested
+    again = cells(generic(tmp_path))
+    assert {c["mark"] for key, c in again.items() if key[1] == "test poster"} == {""}
+    assert again["pardon", "test mean"]["mark"] == "best"  # moon has no mean
+    assert again["moon", "test poster"]["footnotes"] == "over seed 0 alone"
+
+
+def test_one_seed_marks_nothing(add: Add, tmp_path: Path) -> None:
+    for scenario in SCENARIOS:
+        add("fedavg", scenario, 0, (0.1,))
+        add("pardon", scenario, 0, (0.9,))
+    grid = generic(tmp_path)
+    assert {cell["mark"] for cell in cells(grid).values()} == {""}
+    assert cells(grid)["pardon", "test p"]["value"] == ""
+    assert any("One seed: nothing is marked as best" in part for part in grid.caption)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "labels"),
+    [
+        ({"train__lr": 0.1}, {"train__lr": 0.01}, {"fedavg (lr=0.1)", "fedavg (lr=0.01)"}),
+        ({"version": 1}, {"version": 2}, {"fedavg (version=1)", "fedavg (version=2)"}),
+        ({"hyper": {"mu": 1.0}}, {"hyper": {"mu": 2.0}}, {"fedavg (mu=1)", "fedavg (mu=2)"}),
+        (
+            {"hyper": {"preset": "a", "x": 1, "y": 2}, "labels": {"preset": "a"}},
+            {"hyper": {"preset": "b", "x": 3, "y": 4}, "labels": {"preset": "b"}},
+            {"fedavg (preset=a)", "fedavg (preset=b)"},
+        ),
+    ],
+)
+def test_runs_with_other_settings_are_rows_of_their_own(
+    add: Add, tmp_path: Path, one: dict[str, Any], other: dict[str, Any], labels: set[str]
+) -> None:
+    add(seed=0, test=(0.2,), **one)
+    add(seed=1, test=(0.4,), **other)
+    grid = generic(tmp_path)
+    assert {line.label for line in grid.lines} == labels
+    values = {float(cell["value"]) for key, cell in cells(grid).items() if key[1] == "test poster"}
+    assert values == {20.0, 40.0}
+
+
+def test_frames_are_tables_of_their_own_and_pooled_runs_join_them(add: Add, tmp_path: Path) -> None:
+    for heterogeneity in (0.0, 0.1):
+        add("fedavg", partition__heterogeneity=heterogeneity, federation__rounds=50)
+    pooled = {"partition__kind": "pooled", "partition__clients": 1, "federation__per_round": None}
+    add("erm", **pooled)
+    add("fedavg", fingerprint="e" * 32, seed=1)
+    tables = generic_tables(read_runs(tmp_path))
+    methods = {table.name: sorted(run.method for run in table.runs) for table in tables}
+    assert len(methods) == 3
+    assert list(methods.values()).count(["erm", "fedavg"]) == 2
+    assert any("lambda-0" in name for name in methods)
+    both = next(table for table in tables if methods[table.name] == ["erm", "fedavg"])
+    notes = build(both.name, both.description, both.runs).notes
+    assert any(n.startswith("Row erm differs from most in") and "kind=pooled" in n for n in notes)
+
+
+def test_missing_cells_say_which_command_fills_them(add: Add, tmp_path: Path) -> None:
+    for scenario in SCENARIOS:
+        add("fedavg", scenario, 0)
+    add("fedprox", "oc-i-p", 0, hyper={"mu": 0.5})
+    add("fedprox", "oc-i-p", 0, hyper={"mu": 1.0})
+    found = cells(generic(tmp_path))
+    command = found["fedprox (mu=0.5)", "test outline"]["fill"]
+    assert command.startswith("feddg-bench run --method fedprox --protocol ltdo --dataset digits4")
+    assert "--scenario ic-p-o --seeds 0" in command
+    assert "hyper.mu=0.5" in command
+    assert found["fedprox (mu=0.5)", "test mean"]["fill"] == command
+    assert found["fedprox (mu=0.5)", "test mean"]["value"] == ""
+    assert found["fedprox (mu=0.5)", "test poster"]["fill"] == ""
+    assert command in markdown(generic(tmp_path))
+
+
+def test_same_records_same_bytes_in_any_order(add: Add, tmp_path: Path) -> None:
+    for method in ("pardon", "fedavg"):
+        for seed in (1, 0):
+            for scenario in SCENARIOS:
+                add(method, scenario, seed, (0.3 + seed / 10,))
+    runs = read_runs(tmp_path)
+    (one,), (two,) = generic_tables(runs), generic_tables(runs[::-1])
+    for write in (markdown, latex, csv_text, html):
+        texts = {write(build(t.name, t.description, t.runs)) for t in (one, two)}
+        assert len(texts) == 1
+
+
+def test_oracle_is_marked_and_a_rule_without_its_split_leaves_a_gap(
+    add: Add, tmp_path: Path
+) -> None:
+    record = add(test=(0.9, 0.1))
+    grid = generic(tmp_path, "oracle")
+    assert "ORACLE" in grid.title
+    assert any("ORACLE" in part for part in grid.caption)
+    assert float(cells(grid)["fedavg", "test poster"]["value"]) == 90
+    path = tmp_path / "runs" / f"{record.key}.json"
+    path.write_text(path.read_text().replace('"id_val"', '"other"'))
+    gap = cells(generic(tmp_path, "best_by_id_val"))["fedavg", "test poster"]
+    assert gap["value"] == ""
+    assert gap["fill"] == ""
+    assert "needs the split id_val" in gap["footnotes"]
+
+
+def user_table(**changes: Any) -> Description:
+    groups = [{"columns": [{"head": "all", "split": "test"}]}]
+    return Description.model_validate({"title": "Mine", "others": True, "groups": groups} | changes)
+
+
+def test_a_column_of_several_scenarios_is_their_mean(add: Add, tmp_path: Path) -> None:
+    add("fedavg", "oc-i-p", 0, (0.2,))
+    add("fedavg", "ic-p-o", 0, (0.4,))
+    add("fedavg", "oc-i-p", 1, (0.9,))  # an incomplete seed does not count
+    add("pardon", "oc-i-p", 0, (0.9,))  # nor does an incomplete row
+    found = cells(build("mine", user_table(), read_runs(tmp_path)))
+    assert float(found["fedavg", "all"]["value"]) == pytest.approx(30)
+    assert found["fedavg", "all"]["seeds"] == "0"
+    assert found["pardon", "all"]["value"] == ""
+    assert "pardon" in found["pardon", "all"]["fill"]
+
+
+def test_columns_may_vary_a_setting_but_not_mix_it(add: Add, tmp_path: Path) -> None:
+    for seed, heterogeneity in enumerate((0.0, 0.5)):
+        add("fedavg", "oc-i-p", seed, (heterogeneity,), partition__heterogeneity=heterogeneity)
+    columns = [
+        {"head": str(value), "where": {"partition.heterogeneity": value}} for value in (0.0, 0.5)
+    ]
+    table = user_table(groups=[{"columns": columns, "split": "test"}])
+    found = cells(build("mine", table, read_runs(tmp_path)))
+    assert [float(found["fedavg", name]["value"]) for name in ("0.0", "0.5")] == [0.0, 50.0]
+    mixed = user_table(groups=[{"columns": [*columns, {"head": "any"}], "split": "test"}])
+    with pytest.raises(DataError, match=r"would average runs with partition\.heterogeneity 0 and"):
+        build("mine", mixed, read_runs(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"others": False}, "needs rows"),
+        ({"where": {"partition.heterogenity": 0.1}}, "did you mean 'partition.heterogeneity'"),
+        ({"select": "best"}, "select"),
+        ({"colour": "red"}, "unknown setting 'colour'"),
+        ({"paper": "pardon"}, "belong together"),
+        ({"rows": [{"label": "a", "where": {}}] * 2}, "two rows have the label"),
+        (
+            {"groups": [{"columns": [{"head": "a"}], "summaries": {"wins": "w"}}]},
+            "need against: METHOD",
+        ),
+    ],
+)
+def test_wrong_descriptions_are_refused(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    groups = [{"columns": [{"head": "all"}]}]
+    path = tmp_path / "mine.yaml"
+    path.write_text(json.dumps({"title": "Mine", "others": True, "groups": groups} | changes))
+    with pytest.raises(SettingsError, match=r"mine\.yaml") as error:
+        load_description(str(path))
+    assert words in str(error.value)
+
+
+# ----------------------------------------------------------------------------- published
+
+
+def test_every_named_table_is_whole_without_records() -> None:
+    """Every published number of a table stands in it once, and nothing else."""
+    assert set(named_tables()) == {
+        *("pardon-1", "pardon-2", "pardon-3", "pardon-5"),
+        *("fisc-6", "fisc-7", "fisc-8", "fisc-10", "fedccrl-1", "fedccrl-2"),
+        *(f"ppdg-{n}" for n in range(1, 8)),
+    }
+    counts = {
+        "pardon-1": 120,
+        "pardon-2": 60,
+        "pardon-3": 48,
+        "pardon-5": 10,
+        "fisc-6": 60,
+        "fisc-7": 72,
+        "fisc-8": 18,
+        "fisc-10": 15,
+        "fedccrl-1": 120,
+        "fedccrl-2": 36,
+        "ppdg-1": 24,
+        "ppdg-2": 32,
+        "ppdg-3": 32,
+        "ppdg-4": 56,
+        "ppdg-5": 80,
+        "ppdg-6": 3,
+        "ppdg-7": 10,
+    }
+    for name in named_tables():
+        _, description = load_description(name)
+        grid = build(name, description, [])
+        printed = [e for line in grid.lines if line.kind == "published" for e in line.entries if e]
+        assert len(printed) == counts[name], name
+        ours = [e for line in grid.lines if line.kind == "ours" for e in line.entries if e]
+        assert all(e.value is None for e in ours)
+        assert description.select != "oracle"
+        first = [e.fill for e in ours if e.fill]
+        assert all(f.startswith("feddg-bench run --method ") for f in first), name
+        assert first, name
+
+
+def test_published_numbers_stand_beside_ours(add: Add, tmp_path: Path) -> None:
+    add("pardon", "oc-i-p", 0, (0.9,))
+    path = next((tmp_path / "runs").glob("*.json"))
+    text = path.read_text().replace('"digits4"', '"pacs"').replace('"ltdo"', '"lodo"')
+    text = text.replace('"poster"', '"sketch"').replace('"val": "ink"', '"val": null')
+    path.write_text(text)
+    _, description = load_description("pardon-2")
+    grid = build("pardon-2", description, read_runs(tmp_path))
+    cell = cells(grid)["PARDON", "PACS test sketch"]
+    paper = float(cell["published"])
+    assert (
+        paper
+        == published_number(  # type: ignore[union-attr]
+            "pardon", "2", {"method": "pardon", "dataset": "pacs", "domain": "sketch"}
+        ).value
+    )
+    assert float(cell["value"]) == pytest.approx(90)
+    assert float(cell["difference"]) == pytest.approx(90 - paper)
+    average = cells(grid)["FedDG-GA", "Office-Home test AVG"]
+    assert average["published"] == "54.34"
+    assert "not the mean of its published columns, 54.43" in average["footnotes"]
+
+
+def test_published_averages_that_are_not_means() -> None:
+    assert [str(error) for error in wrong_averages()] == [
+        "pardon, table 2: officehome, test, feddg_ga: 54.34, not 54.43",
+        "pardon, table 3: iwildcam, test, fedgma, lambda=AVG: 44.87, not 44.78",
+        "fisc, table 2: officehome, test, feddg_ga: 54.34, not 54.43",
+        "fisc, table 6: pacs, test, feddg_ga, lambda=AVG: 54.48, not 57.48",
+        "fisc, table 6: pacs, val, fpl, lambda=AVG: 95.96, not 95.70",
+        "fisc, table 7: pacs, val, feddg_ga, K/N=AVG: 68.22, not 67.79",
+        "fisc, table 7: pacs, test, feddg_ga, K/N=AVG: 83.67, not 84.07",
+        "fisc, table 7: pacs, test, fisc, K/N=AVG: 90.14, not 90.20",
+        "ppdg, table 1: camelyon17, average, pcgrad: 77.5, not 77.95",
+    ]
+
+
+def test_a_published_number_must_be_one() -> None:
+    with pytest.raises(SettingsError, match="numbers of pardon, table 1 fit"):
+        published_number("pardon", "1", {"method": "pardon"})
+    with pytest.raises(SettingsError, match="no column 'colour'"):
+        published_number("pardon", "1", {"colour": "red"})
+    assert published_number("pardon", "1", {"method": "moon"}) is None
+
+
+# ---------------------------------------------------------------------------- statistics
+
+
+def sample(*rows: list[float]) -> dict[tuple[tuple[int, str], int], float]:
+    return {((0, str(u)), s): v for s, row in enumerate(rows) for u, v in enumerate(row)}
+
+
+def test_paired_test_by_hand() -> None:
+    """Differences 1, 2, 3: mean 2, deviation 1, t = 2 sqrt(3), two degrees of freedom."""
+    t = 2 * math.sqrt(3)
+    expected = 1 - t / math.sqrt(t * t + 2)  # Student's distribution with two degrees of freedom
+    assert paired_p_value(np.array([1.0, 2.0, 3.0])) == pytest.approx(expected)
+    assert math.isnan(paired_p_value(np.array([1.0])))
+    assert paired_p_value(np.zeros(4)) == 1.0
+    assert paired_p_value(np.full(4, 0.5)) == 0.0
+
+
+def test_comparison_uses_common_pairs_alone() -> None:
+    row, other = sample([1.0, 2.0], [3.0, 4.0], [9.0]), sample([0.0, 2.001], [4.0, 2.0])
+    found = compare(row, other)
+    assert (found.wins, found.ties, found.losses) == (2, 1, 1)
+    assert found.difference == pytest.approx((1 - 0.001 - 1 + 2) / 4)
+    assert found.low <= found.difference <= found.high
+    back = compare(other, row)
+    assert (back.wins, back.losses) == (1, 2)
+    assert back.difference == pytest.approx(-found.difference)
+    assert compare(row, {}).pairs == 0
+    assert math.isnan(compare(sample([1.0, 2.0]), sample([2.0, 4.0])).p_value)  # one seed
+    worse = compare(row, other, lower_is_better=True)
+    assert (worse.wins, worse.losses) == (1, 2)
+
+
+@given(st.lists(st.floats(-50, 50), min_size=2, max_size=12), st.floats(0.1, 5))
+def test_interval_moves_with_the_difference(values: list[float], step: float) -> None:
+    other = {((0, "a"), seed): 0.0 for seed in range(len(values))}
+    row = {((0, "a"), seed): value for seed, value in enumerate(values)}
+    moved = {pair: value + step for pair, value in row.items()}
+    one, two = compare(row, other), compare(moved, other)
+    assert min(values) - 1e-9 <= one.low <= one.high <= max(values) + 1e-9
+    assert two.low == pytest.approx(one.low + step, abs=1e-6)
+    assert two.high == pytest.approx(one.high + step, abs=1e-6)
+
+
+def test_ranks_share_ties_and_leave_out_what_is_incomplete() -> None:
+    rows = [sample([3.0, 1.0]), sample([3.001, 2.0]), sample([1.0, 3.0]), sample([9.0])]
+    units = [(0, "0"), (0, "1")]
+    assert average_ranks(rows, units) == [(1.5 + 3) / 2, (1.5 + 2) / 2, (3 + 1) / 2, None]
+    lower = average_ranks(rows[:3], units, lower_is_better=True)
+    assert lower == [(2.5 + 1) / 2, (2.5 + 2) / 2, (1 + 3) / 2]
+
+
+def test_best_and_second_need_two_seeds_and_a_test() -> None:
+    units = [(0, "0"), (0, "1")]
+    good = sample([3.0, 3.1], [3.1, 3.0])
+    fair = sample([2.0, 2.1], [2.2, 2.0])
+    poor = sample([1.0, 1.0], [1.1, 1.0])
+    wild = sample([9.0, 0.0], [0.0, 3.0])
+    assert best_rows([fair, good, poor], units) == (1, 0)
+    assert best_rows([fair, good, poor], units, lower_is_better=True) == (2, 0)
+    assert best_rows([fair, good], units) == (1, None)
+    assert best_rows([good, wild], units) == (None, None)
+    assert best_rows([good], units) == (None, None)
+    assert best_rows([], units) == (None, None)
+    assert best_rows([sample([3.0, 3.1]), sample([1.0, 1.0])], units) == (None, None)
+
+
+# ------------------------------------------------------------------------------- writers
+
+
+def test_latex_is_balanced_and_escaped(add: Add, tmp_path: Path) -> None:
+    for scenario in SCENARIOS:
+        add("feddg_ga", scenario, 0)
+    text = latex(generic(tmp_path))
+    body = "\n".join(line for line in text.splitlines() if not line.startswith("%"))
+    assert body.count("{") - body.count(r"\{") == body.count("}") - body.count(r"\}")
+    assert r"feddg\_ga" in body
+    assert re.search(r"(?<!\\)[_#]", body) is None
+    for begin in re.findall(r"\\begin\{(\w+)\}", body):
+        assert rf"\end{{{begin}}}" in body
+    for rule in (r"\toprule", r"\midrule", r"\bottomrule", r"\cmidrule"):
+        assert rule in body
+    columns = re.search(r"\\begin\{tabular\}\{(l+r+)\}", body)
+    assert columns is not None
+    after = body[body.index(r"\midrule") :]
+    rows = [line for line in after.splitlines() if line.endswith(r"\\")]
+    assert {row.count(" & ") for row in rows} == {len(columns[1]) - 1}
+    assert r"\input{one.tex}" in latex_document(["one"])
+
+
+def test_html_asks_for_nothing_and_escapes(add: Add, tmp_path: Path) -> None:
+    record = add()
+    table = user_table(title="<b>a</b> & b")
+    text = html(build("mine", table, read_runs(tmp_path)))
+    assert "&lt;b&gt;a&lt;/b&gt; &amp; b" in text
+    assert f'data-runs="{record.key}"' in text
+    assert "http" not in text
+    assert "<script" not in text
+
+
+def test_markdown_has_as_many_cells_in_every_line(add: Add, tmp_path: Path) -> None:
+    record = add("fedavg", test=(0.5,))
+    lines = markdown(generic(tmp_path)).splitlines()
+    rows = [line for line in lines if line.startswith("|")]
+    assert len({row.count(" | ") for row in rows}) == 1
+    assert any(f"0:{record.key}" in line for line in lines)
+
+
+def test_runs_of_a_row_are_all_told(add: Add, tmp_path: Path) -> None:
+    keys = {add("fedavg", s, seed).key for s in SCENARIOS for seed in (0, 1)}
+    grid = generic(tmp_path)
+    told = {key.split(":")[1] for part in grid.runs["fedavg"].values() for key in part}
+    assert told == keys
+    runs: list[Run] = read_runs(tmp_path)
+    assert {run.key for run in runs} == keys
