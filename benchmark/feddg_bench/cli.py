@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from feddg_bench.cli_data import data_app
+from feddg_bench.cli_sweep import sweep_command
 from feddg_bench.cli_tables import tables_command
 from feddg_bench.errors import FeddgError, RunInterruptedError, SettingsError
 from feddg_bench.registry import check_name, load_dataset, load_recipe, names, recipe_names
@@ -152,6 +153,12 @@ def run_command(
     Runs whose record is there already are not repeated; interrupted ones go on from their
     checkpoint.
     """
+    from feddg_bench.sweeps.jobs import split_pairs
+
+    named, pairs = split_pairs([*(set_ or ()), *(pairs or ())])
+    method, protocol = named.get("method", method), named.get("protocol", protocol)
+    dataset, scenario = named.get("dataset", dataset), named.get("scenario", scenario)
+    recipe, seeds = named.get("recipe", recipe), named.get("seeds", seeds)
     flags = {
         "rounds": rounds,
         "clients": clients,
@@ -165,7 +172,7 @@ def run_command(
     check_name("data set", dataset)
     opened = load_dataset(dataset)(data_root)
     wanted = [
-        (*_layers(m, dataset, p, recipe, flags, config, set_, pairs), s)
+        (*_layers(m, dataset, p, recipe, flags, config, None, pairs), s)
         for p in protocol.split(",")
         for m in _methods(method)
         for s in _scenarios(p, opened, scenario)
@@ -452,6 +459,7 @@ def profile_command(
 
 app.add_typer(data_app, name="data")
 app.command("tables")(tables_command)
+app.command("sweep")(sweep_command)
 
 methods_app = typer.Typer(
     invoke_without_command=True,

@@ -1,0 +1,134 @@
+"""What a person sees of a sweep: runs done, runs under way, failures, time left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from feddg_bench.sweeps.jobs import Job
+
+
+class Board:
+    """Draws on standard error: live bars on a terminal, a line a run elsewhere; a context manager.
+
+    Args:
+        console: Where to draw.
+        job: Finds a job by its key.
+        finished: Returns how many jobs are finished, by whom ever, and how many there will be.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        job: Callable[[str], Job | None],
+        finished: Callable[[], tuple[int, int]],
+    ) -> None:
+        self.console = console
+        self.job = job
+        self.finished = finished
+        self.started: float | None = None
+        self.first, total = finished()
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[facts]}"),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+        )
+        self.whole = self.progress.add_task("runs", total=total, completed=self.first, facts="")
+        self.bars: dict[str, TaskID] = {}
+        self.begun: dict[str, float] = {}
+
+    def __enter__(self) -> Self:
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.progress.stop()
+
+    def say(self, text: str) -> None:
+        """Print one line above the bars."""
+        self.progress.console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    def decoding(self, done: int, total: int) -> None:
+        """Show how far the decoding of images is."""
+        if done == total:
+            self.say(f"decoded {total} images")
+
+    def tell(self, event: str, key: str, *facts: object) -> None:
+        """Show what a worker told: ``begin``, ``round``, ``end`` or ``failed``."""
+        job = self.job(key)
+        title = job.title if job else key
+        if event == "begin":
+            done, rounds = facts
+            self.begun[key] = time.monotonic()
+            self.started = self.started or self.begun[key]
+            self.bars[key] = self.progress.add_task(
+                title, total=_number(rounds), completed=_number(done), facts=""
+            )
+            if done is not None:
+                self.say(f"{title}: goes on after round {done}")
+        elif event == "round":
+            self.progress.update(self.bars[key], completed=_number(facts[0]))
+        else:
+            self.drop(key)
+            done, total, left = self._count()
+            spent = time.monotonic() - self.begun.pop(key, time.monotonic())
+            what = f"{spent:.1f} s" if event == "end" else f"FAILED: {facts[0]}"
+            if event == "failed" or not self.console.is_terminal:
+                self.say(f"[{done}/{total}] {title}: {what}{left}")
+
+    def drop(self, key: str) -> None:
+        """Take the bar of a run away that is no longer under way."""
+        if key in self.bars:
+            self.progress.remove_task(self.bars.pop(key))
+
+    def _count(self) -> tuple[int, int, str]:
+        """Look at what is finished and return it with the time left, as text."""
+        done, total = self.finished()
+        here = done - self.first
+        left = ""
+        if self.started is not None and here > 0 and total > done:
+            seconds = (time.monotonic() - self.started) / here * (total - done)
+            left = f", {duration(seconds)} left"
+        self.progress.update(self.whole, total=total, completed=done, facts=left.lstrip(", "))
+        return done, total, left
+
+
+def duration(seconds: float) -> str:
+    """Return a time for people.
+
+    >>> [duration(s) for s in (4.2, 90, 8000)]
+    ['4 s', '2 min', '2 h 13 min']
+    """
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def failures_text(errors: Mapping[str, str], title: Callable[[str], str]) -> str:
+    """Return the failures of a sweep, equal ones together."""
+    by_error: dict[str, list[str]] = {}
+    for key, error in errors.items():
+        by_error.setdefault(error, []).append(f"{title(key)} ({key})")
+    return "\n".join(
+        f"{len(who)} failed: {error}\n  {', '.join(who[:5])}{', ...' if len(who) > 5 else ''}"
+        for error, who in by_error.items()
+    )

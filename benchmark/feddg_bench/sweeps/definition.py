@@ -1,0 +1,257 @@
+"""A sweep file in W&B's format, read into what can be drawn from it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from feddg_bench.errors import SettingsError
+from feddg_bench.settings import load_layer, unknown
+from feddg_bench.streams import generator
+from feddg_bench.sweeps.objective import Objective, read_objective
+
+Point = dict[str, Any]
+"""Parameter -> value."""
+
+METHODS = ("grid", "random", "bayes")
+_HEAD = ("name", "description", "project", "entity", "program", "command")
+_KEYS = (*_HEAD, "method", "metric", "parameters", "run_cap")
+_LISTED = ("constant", "categorical", "categorical_w_probabilities")
+_DISTRIBUTIONS = (*_LISTED, "uniform", "int_uniform", "q_uniform", "log_uniform_values")
+_MACRO = "${args_no_hyphens}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of some values; a fixed value is a choice of one.
+
+    Attributes:
+        values: What there is to choose from.
+        probabilities: Their chances in a random search; ``None`` for equal ones.
+    """
+
+    values: tuple[Any, ...]
+    probabilities: tuple[float, ...] | None = None
+
+    def draw(self, uniform: float) -> Any:
+        """Return the value at ``uniform``, a number in [0, 1)."""
+        n = len(self.values)
+        reached = 0.0
+        for value, chance in zip(self.values, self.probabilities or (1 / n,) * n, strict=True):
+            reached += chance
+            if uniform < reached:
+                return value
+        return self.values[-1]
+
+
+@dataclass(frozen=True)
+class Range:
+    """A number between two bounds, both included.
+
+    Attributes:
+        low: Lower bound.
+        high: Upper bound.
+        log: Whether its logarithm is uniform.
+        step: Distance of the values counted from ``low``; ``None`` for any value.
+        integer: Whether only whole numbers are drawn.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+    step: float | None = None
+    integer: bool = False
+
+    def draw(self, uniform: float) -> float:
+        """Return the number at ``uniform``, a number in [0, 1)."""
+        if self.integer:
+            return int(self.low) + int(uniform * (int(self.high) - int(self.low) + 1))
+        if self.step is not None:
+            count = math.floor((self.high - self.low) / self.step + 1e-9) + 1
+            return self.low + self.step * int(uniform * count)
+        if self.log:
+            return float(self.low * (self.high / self.low) ** uniform)
+        return self.low + uniform * (self.high - self.low)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What a file asks for.
+
+    Attributes:
+        name: For people.
+        method: ``grid``, ``random`` or ``bayes``.
+        fixed: ``KEY=VALUE`` of the file's command.
+        parameters: By name, in the order of the file.
+        objective: What makes one point better than another.
+        run_cap: Number of points of a random or bayes search.
+    """
+
+    name: str
+    method: str
+    fixed: tuple[str, ...]
+    parameters: Mapping[str, Choice | Range]
+    objective: Objective | None
+    run_cap: int | None
+
+    @property
+    def id(self) -> str:
+        """Hash of the search; another name or a higher ``run_cap`` is the same search."""
+        space = {name: repr(parameter) for name, parameter in self.parameters.items()}
+        text = json.dumps([self.method, self.fixed, space, repr(self.objective)])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def pairs(self, point: Point) -> list[str]:
+        """Return the arguments of ``feddg-bench run`` for a point, as W&B's agent writes them."""
+        return [*self.fixed, *(f"{name}={value}" for name, value in point.items())]
+
+    def points(self) -> Iterator[Point]:
+        """Yield all points of a grid, or the first ``run_cap`` of a random search.
+
+        Point i of a random search depends on i and on the names and ranges of the parameters, so
+        that a search with a higher ``run_cap`` begins like one with a lower.
+        """
+        names = list(self.parameters)
+        if self.method == "grid":
+            values = [_listed(name, p) for name, p in self.parameters.items()]
+            for chosen in product(*values):
+                yield dict(zip(names, chosen, strict=True))
+            return
+        for i in range(self.run_cap or 0):
+            yield {
+                name: p.draw(generator(0, "sweep", i, name).random())
+                for name, p in self.parameters.items()
+            }
+
+
+def load_sweep(path: Path, pairs: Iterable[str] = ()) -> Sweep:
+    """Read a sweep file.
+
+    Args:
+        path: The file.
+        pairs: ``KEY=VALUE`` that hold for every point, in place of what the file says of the key.
+
+    Raises:
+        SettingsError: If it is not a sweep that can run here, in one sentence that names the key.
+    """
+    layer = load_layer(path, "sweep file")
+    for key in layer:
+        if key == "early_terminate":
+            raise SettingsError(f"{path}: early_terminate works on W&B's servers only; remove it")
+        if key not in _KEYS:
+            raise SettingsError(f"{path}: {unknown('key', str(key), _KEYS)}")
+    method = layer.get("method")
+    if method not in METHODS:
+        raise SettingsError(f"{path}: {unknown('method of a sweep', str(method), METHODS)}")
+    given = layer.get("parameters")
+    if not isinstance(given, dict) or not given:
+        raise SettingsError(f"{path}: parameters must hold NAME: {{values: [...]}} lines")
+    parameters = {str(name): _parameter(path, str(name), spec) for name, spec in given.items()}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise SettingsError(f"cannot read {pair!r}: expected KEY=VALUE, such as seed=0")
+        same = [name for name in parameters if name == key or name.endswith(f".{key}")]
+        parameters[same[0] if len(same) == 1 else key] = Choice((value,))
+    objective = read_objective(path, layer.get("metric"))
+    cap = layer.get("run_cap")
+    if cap is not None and (not isinstance(cap, int) or isinstance(cap, bool) or cap < 1):
+        raise SettingsError(f"{path}: run_cap must be a number of points >= 1, not {cap!r}")
+    if method != "grid" and cap is None:
+        raise SettingsError(f"{path}: a {method} search never ends by itself; add run_cap: 30")
+    if method == "bayes" and objective is None:
+        raise SettingsError(
+            f"{path}: a bayes search needs metric: {{name: val/accuracy, goal: maximize}}"
+        )
+    name = str(layer.get("name") or path.stem)
+    return Sweep(name, method, _fixed(path, layer.get("command")), parameters, objective, cap)
+
+
+def _fixed(path: Path, command: Any) -> tuple[str, ...]:
+    """Return the ``KEY=VALUE`` of a command such as ``[feddg-bench, run, ${args_no_hyphens}]``."""
+    expected = f'command: ["${{env}}", feddg-bench, run, "{_MACRO}"]'
+    if not isinstance(command, list) or _MACRO not in command or "run" not in command:
+        raise SettingsError(f"{path}: the command must hand KEY=VALUE to `run`: {expected}")
+    words = [str(word) for word in command[command.index("run") + 1 :]]
+    fixed = []
+    skip = False
+    for word in words:
+        if skip or word == _MACRO:
+            skip = False
+        elif word == "--wandb":
+            skip = True  # where numbers are sent decides none of them
+        elif word.startswith(("-", "$")) or "=" not in word:
+            raise SettingsError(
+                f"{path}: the command has {word!r} where KEY=VALUE is expected: {expected}"
+            )
+        else:
+            fixed.append(word)
+    return tuple(fixed)
+
+
+def _parameter(path: Path, name: str, spec: Any) -> Choice | Range:
+    """Return what W&B's description of one parameter means."""
+    where = f"{path}: parameter {name}"
+    if not isinstance(spec, dict):
+        raise SettingsError(f"{where} must be {{value: ...}}, {{values: [...]}} or {{min:, max:}}")
+    if "parameters" in spec:
+        raise SettingsError(f"{where} is nested, which `run` cannot read; write {name}.NAME")
+    kind = spec.get("distribution")
+    if kind is not None and kind not in _DISTRIBUTIONS:
+        raise SettingsError(f"{where}: {unknown('distribution', str(kind), _DISTRIBUTIONS)}")
+    if "value" in spec or "values" in spec:
+        values = [spec["value"]] if "value" in spec else spec["values"]
+        if not isinstance(values, list) or not values:
+            raise SettingsError(f"{where}: values must be a list, not {values!r}")
+        for value in values:
+            if value is None or isinstance(value, dict):
+                raise SettingsError(
+                    f"{where}: {value!r} does not survive W&B's KEY=VALUE; leave it out"
+                )
+        return Choice(tuple(values), _probabilities(where, spec, len(values)))
+    low: Any = spec.get("min")
+    high: Any = spec.get("max")
+    if not _number(low) or not _number(high) or low > high:
+        raise SettingsError(f"{where}: expected value, values, or numbers min <= max")
+    if kind in (None, "int_uniform") and isinstance(low, int) and isinstance(high, int):
+        return Range(low, high, integer=True)
+    if kind == "int_uniform":
+        raise SettingsError(f"{where}: min and max of int_uniform must be whole numbers")
+    if kind == "log_uniform_values":
+        if low <= 0:
+            raise SettingsError(f"{where}: min of log_uniform_values must be above 0, not {low}")
+        return Range(float(low), float(high), log=True)
+    if kind == "q_uniform":
+        q = spec.get("q", 1.0)
+        if not _number(q) or q <= 0:
+            raise SettingsError(f"{where}: q must be a step above 0, not {q!r}")
+        return Range(float(low), float(high), step=float(q))
+    return Range(float(low), float(high))
+
+
+def _probabilities(where: str, spec: Mapping[str, Any], n: int) -> tuple[float, ...] | None:
+    given = spec.get("probabilities")
+    if given is None:
+        return None
+    numbers = isinstance(given, list) and all(_number(p) and p >= 0 for p in given)
+    if not numbers or len(given) != n or abs(sum(given) - 1) > 1e-6:
+        raise SettingsError(f"{where}: probabilities must be {n} numbers >= 0 with the sum 1")
+    return tuple(map(float, given))
+
+
+def _listed(name: str, parameter: Choice | Range) -> Sequence[Any]:
+    if isinstance(parameter, Choice):
+        return parameter.values
+    if parameter.integer:
+        return range(int(parameter.low), int(parameter.high) + 1)
+    raise SettingsError(f"parameter {name} has no list of values for a grid; give values: [...]")
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,71 @@
+"""Failed runs: kept with their error beside the records, and not tried again unless asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from feddg_bench.files import write_whole
+from feddg_bench.results import ResultsStore
+from feddg_bench.sweeps.claims import Claims
+from feddg_bench.sweeps.jobs import Job
+
+
+class Failures:
+    """The failed runs of a results folder, one file ``failed/KEY.json`` each."""
+
+    def __init__(self, root: Path) -> None:
+        self.folder = root / "failed"
+
+    def path(self, key: str) -> Path:
+        """Return where the failure of a key is."""
+        return self.folder / f"{key}.json"
+
+    def save(self, job: Job, error: str, details: str = "") -> None:
+        """Keep a failure.
+
+        Args:
+            job: What failed.
+            error: One sentence.
+            details: The traceback, where the error is not the user's.
+        """
+        value = {"key": job.key, "run": list(job.pairs), "error": error, "details": details}
+        write_whole(self.path(job.key), json.dumps(value, indent=1).encode() + b"\n")
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Remove the failures of some keys."""
+        for key in keys:
+            self.path(key).unlink(missing_ok=True)
+
+    def error(self, key: str) -> str:
+        """Return the sentence of a failure, or what can be said of an unreadable one."""
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            found: dict[str, Any] = json.loads(self.path(key).read_bytes())
+            return str(found["error"])
+        return f"{self.path(key)} cannot be read"
+
+
+def stems(folder: Path) -> set[str]:
+    """Return the names, without ``.json``, of the files in a folder that may not exist."""
+    try:
+        return {path.stem for path in folder.iterdir() if path.suffix == ".json"}
+    except FileNotFoundError:
+        return set()
+
+
+def tidy(store: ResultsStore, claims: Claims, keys: Iterable[str]) -> None:
+    """Remove what killed processes left of runs that are recorded: parts, checkpoints, claims."""
+    wanted = set(keys) & stems(store.runs)
+    for folder in (store.runs, store.checkpoints):
+        with suppress(FileNotFoundError):
+            for path in folder.iterdir():
+                left = path.suffix == ".part" or folder == store.checkpoints
+                if left and path.name.split(".")[0] in wanted:
+                    path.unlink(missing_ok=True)
+    for key in wanted & set(claims.held()):
+        claims.forget(key)
+    for path in claims.folder.glob(".*.part"):  # whoever writes one now does without it
+        path.unlink(missing_ok=True)

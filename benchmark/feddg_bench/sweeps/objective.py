@@ -1,0 +1,67 @@
+"""What a search looks at: a validation metric of a record, never one of the test images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from feddg_bench.errors import SettingsError
+from feddg_bench.results import RunRecord
+from feddg_bench.settings import unknown
+
+METRICS = ("val/accuracy", "val/loss", "id_val/accuracy", "id_val/loss")
+"""Split and metric, over all of the split's images, after the last round."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A metric and which way is better.
+
+    Attributes:
+        name: One of `METRICS`.
+        maximize: Whether a larger value is better.
+    """
+
+    name: str
+    maximize: bool
+
+    def value(self, record: RunRecord) -> float:
+        """Return the metric of a finished run.
+
+        Raises:
+            SettingsError: If the run has no images of the split.
+        """
+        split, metric = self.name.split("/")
+        domains = record.evaluation().get(split, {}).values()
+        images = sum(domain["images"] for domain in domains)
+        if not images:
+            raise SettingsError(
+                f"run {record.key} has no {split} images, as {record.protocol} has none; "
+                f"choose by id_val/{metric}"
+            )
+        total: float = sum(domain[metric] * domain["images"] for domain in domains)
+        return total / int(images)
+
+
+def read_objective(path: Path, metric: Any) -> Objective | None:
+    """Return the objective of a sweep file's ``metric``.
+
+    Raises:
+        SettingsError: If it is not a validation metric with a goal.
+    """
+    if metric is None:
+        return None
+    if not isinstance(metric, dict) or not isinstance(metric.get("name"), str):
+        raise SettingsError(f"{path}: metric must be {{name: val/accuracy, goal: maximize}}")
+    name, goal = metric["name"], metric.get("goal")
+    if "test" in name.lower():
+        raise SettingsError(
+            f"{path}: {name} is a test metric, which must not choose anything; "
+            f"name one of {', '.join(METRICS)}"
+        )
+    if name not in METRICS:
+        raise SettingsError(f"{path}: {unknown('metric', name, METRICS)}")
+    if goal not in ("maximize", "minimize"):
+        raise SettingsError(f"{path}: metric {name} needs goal: maximize or goal: minimize")
+    return Objective(name, goal == "maximize")

@@ -1,0 +1,228 @@
+"""Where a sweep's jobs come from: a fixed list, or a search that goes by what came out so far."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from feddg_bench.errors import DataError, SettingsError
+from feddg_bench.files import write_whole
+from feddg_bench.results import ResultsStore
+from feddg_bench.streams import derive_seed
+from feddg_bench.sweeps.claims import Claims
+from feddg_bench.sweeps.definition import Choice, Point, Range, Sweep
+from feddg_bench.sweeps.failures import stems
+from feddg_bench.sweeps.jobs import Job, jobs
+
+
+class Search(Protocol):
+    """Gives out jobs."""
+
+    def jobs(self) -> Sequence[Job]:
+        """Return all jobs so far; the list only grows."""
+
+    def grow(self) -> bool:
+        """Add the jobs of one more point if there may be more; return whether it was worth asking.
+
+        After ``True`` ask `jobs` again, even where another process was the one that added.
+        """
+
+    def left(self) -> int:
+        """Return how many points may still come."""
+
+
+@dataclass(frozen=True)
+class ListedSearch:
+    """The jobs of a grid or of a random search, known from the start."""
+
+    found: tuple[Job, ...]
+
+    def jobs(self) -> Sequence[Job]:
+        """Return all jobs."""
+        return self.found
+
+    def grow(self) -> bool:
+        """Return ``False``: there is no more."""
+        return False
+
+    def left(self) -> int:
+        """Return 0."""
+        return 0
+
+
+class BayesSearch:
+    """Points that a tree-structured Parzen estimator proposes from the records there are.
+
+    Nothing but one small file a point is kept, ``sweeps/ID/N.json`` in the results folder; the
+    estimator is built anew from these and the records, so that any process on any machine can
+    propose the next point. Proposing is claimed, one at a time. With one worker the same results
+    lead to the same points.
+
+    Args:
+        sweep: The file.
+        root: The results folder.
+    """
+
+    def __init__(self, sweep: Sweep, root: Path) -> None:
+        self.sweep = sweep
+        self.store = ResultsStore(root)
+        self.folder = root / "sweeps" / sweep.id
+        self.claims = Claims(root / "claims")
+        self._points: list[tuple[Point, list[Job]]] = []
+
+    def jobs(self) -> Sequence[Job]:
+        """Return the jobs of all points proposed so far."""
+        self._read()
+        found = {job.key: job for _, made in self._points for job in made}
+        return list(found.values())
+
+    def left(self) -> int:
+        """Return how many points may still come."""
+        return max((self.sweep.run_cap or 0) - len(self._points), 0)
+
+    def grow(self) -> bool:
+        """Propose one more point, unless there are enough or another process is at it."""
+        self._read()
+        if not self.left():
+            return False
+        lock = f"{self.sweep.id}-search"
+        claim = self.claims.take(lock, self.claims.held().get(lock))
+        if claim is None:
+            return False
+        with claim:
+            self._read()
+            if self.left():
+                number = len(self._points)
+                values = {"number": number, "point": self._propose(number)}
+                if not claim.lost:
+                    write_whole(self._path(number), json.dumps(values).encode() + b"\n")
+        self._read()
+        return True
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number:05}.json"
+
+    def _read(self) -> None:
+        """Read the points that were added since the last look."""
+        while (path := self._path(len(self._points))).exists():
+            try:
+                point: Point = json.loads(path.read_bytes())["point"]
+            except (ValueError, KeyError, OSError) as error:
+                raise DataError(
+                    f"{path} is cut short or not a point of a search; delete it"
+                ) from error
+            named = {name: self._value(name, raw) for name, raw in point.items()}
+            self._points.append((point, jobs(self.sweep.pairs(named))))
+
+    def _value(self, name: str, raw: Any) -> Any:
+        """Return a parameter's value: a choice is kept by its position."""
+        parameter = self.sweep.parameters[name]
+        return raw if isinstance(parameter, Range) else parameter.values[raw]
+
+    def _propose(self, number: int) -> Point:
+        optuna = _optuna()
+        space = {name: _distribution(optuna, p) for name, p in self.sweep.parameters.items()}
+        goal = self.sweep.objective
+        assert goal is not None  # noqa: S101 - a bayes sweep without one is refused
+        recorded, failed = stems(self.store.runs), stems(self.store.root / "failed")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about optional arguments of the estimator
+            study = optuna.create_study(
+                direction="maximize" if goal.maximize else "minimize",
+                sampler=optuna.samplers.TPESampler(
+                    seed=derive_seed(0, "sweep", number) % 2**32,
+                    constant_liar=True,  # points under way count as poor, so that none repeats
+                ),
+            )
+            for point, made in self._points:
+                keys = {job.key for job in made}
+                done = keys <= recorded
+                state = optuna.trial.TrialState.RUNNING
+                if done:
+                    state = optuna.trial.TrialState.COMPLETE
+                elif keys <= recorded | failed:
+                    state = optuna.trial.TrialState.FAIL
+                study.add_trial(
+                    optuna.trial.create_trial(
+                        params=point,
+                        distributions=space,
+                        state=state,
+                        value=mean_objective(self.sweep, self.store, made) if done else None,
+                    )
+                )
+            return dict(study.ask(space).params)
+
+
+def mean_objective(sweep: Sweep, store: ResultsStore, made: Sequence[Job]) -> float:
+    """Return the mean of a sweep's objective over jobs that are recorded."""
+    assert sweep.objective is not None  # noqa: S101 - asked for by the caller
+    values = []
+    for job in made:
+        record = store.load(job.key)
+        if record is None:
+            raise DataError(f"the record {store.path(job.key)} went away; run the sweep again")
+        values.append(sweep.objective.value(record))
+    return sum(values) / len(values)
+
+
+def open_search(sweep: Sweep, root: Path) -> Search:
+    """Return a sweep's search; every job that can be known is settled now.
+
+    Raises:
+        SettingsError: If a point has an unknown setting or one out of range, before any run.
+    """
+    if sweep.method == "bayes":
+        _optuna()
+        for end in (0, -1):  # both ends of every parameter, so that a bad bound shows at once
+            point = {
+                name: (p.low, p.high)[end] if isinstance(p, Range) else p.values[end]
+                for name, p in sweep.parameters.items()
+            }
+            _settle(sweep, point)
+        return BayesSearch(sweep, root)
+    found: dict[str, Job] = {}
+    for point in sweep.points():
+        for job in _settle(sweep, point):
+            found.setdefault(job.key, job)
+    return ListedSearch(tuple(found.values()))
+
+
+def _settle(sweep: Sweep, point: Point) -> list[Job]:
+    """Return a point's jobs, which must have what the objective looks at."""
+    made = jobs(sweep.pairs(point))
+    goal = sweep.objective
+    if goal is not None and goal.name.startswith("val/"):
+        for job in made:
+            if not job.has_val:
+                raise SettingsError(
+                    f"{job.title} has no validation domain for {goal.name}; "
+                    f"choose by id_{goal.name}, or use protocol ltdo"
+                )
+    return made
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError as error:
+        raise SettingsError(
+            "a bayes search needs optuna: pip install 'feddg-bench[tune]', or set method: random"
+        ) from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def _distribution(optuna: Any, parameter: Choice | Range) -> Any:
+    """Return the estimator's form of a parameter."""
+    d = optuna.distributions
+    if not isinstance(parameter, Range):
+        return d.CategoricalDistribution(tuple(range(len(parameter.values))))
+    if parameter.integer:
+        return d.IntDistribution(int(parameter.low), int(parameter.high))
+    return d.FloatDistribution(
+        parameter.low, parameter.high, log=parameter.log, step=parameter.step
+    )

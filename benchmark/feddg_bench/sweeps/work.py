@@ -1,0 +1,139 @@
+"""One worker: takes a run nobody has, computes it, records it, until there is none."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from feddg_bench.errors import DataError, FeddgError
+from feddg_bench.registry import load_dataset
+from feddg_bench.results import ResultsStore
+from feddg_bench.settings import Resources
+from feddg_bench.sweeps.claims import Claim, Claims
+from feddg_bench.sweeps.failures import Failures, stems
+from feddg_bench.sweeps.jobs import Job, plans
+from feddg_bench.sweeps.search import Search
+
+if TYPE_CHECKING:
+    from feddg_bench.loop import RoundResult
+    from feddg_bench.run import Plan
+
+POLL = 2.0
+"""Seconds between two looks at runs that others are at."""
+
+Tell = Callable[..., None]
+"""Called with ``begin``, ``round``, ``end`` or ``failed``, the job's key, and facts."""
+
+
+class ClaimLostError(Exception):
+    """Another worker took this run over while this one did not move."""
+
+
+class Worker:
+    """Computes jobs in this process.
+
+    Args:
+        resources: Where and how; ``workers`` must be 1.
+        tell: Where progress goes.
+    """
+
+    def __init__(self, resources: Resources, tell: Tell) -> None:
+        from feddg_bench.executors import SerialExecutor
+        from feddg_bench.run import RunData
+
+        self.resources = resources
+        self.tell = tell
+        self.store = ResultsStore(resources.results)
+        self.failures = Failures(resources.results)
+        self.claims = Claims(resources.results / "claims")
+        self.executor = SerialExecutor()
+        self._data: dict[str, RunData] = {}
+
+    def work(self, search: Search, poll: float = POLL) -> None:
+        """Work until every job is recorded or has failed, by this worker or by another."""
+        while True:
+            taken, others = self._one(search)
+            if taken or search.grow():
+                continue
+            if not others and not search.left():
+                return
+            time.sleep(poll)
+
+    def _one(self, search: Search) -> tuple[bool, bool]:
+        """Compute the first free job; return whether there was one, and whether others are busy."""
+        finished = stems(self.store.runs) | stems(self.failures.folder)
+        held = self.claims.held()
+        others = False
+        for job in search.jobs():
+            if job.key in finished:
+                continue
+            claim = self.claims.take(job.key, held.get(job.key))
+            if claim is None:
+                others = True
+                continue
+            with claim:
+                if not self._finished(job):
+                    self._run(job, claim)
+            return True, others
+        return False, others
+
+    def _finished(self, job: Job) -> bool:
+        """Look again now that the job is ours; the listing may be old."""
+        return self.store.path(job.key).exists() or self.failures.path(job.key).exists()
+
+    def _run(self, job: Job, claim: Claim) -> None:
+        from feddg_bench.run import RunData, run
+
+        try:
+            plan = _plan(job)
+            if job.dataset not in self._data:
+                dataset = load_dataset(job.dataset)(self.resources.data_root)
+                self._data[job.dataset] = RunData(dataset, self.resources.cache_dir)
+            report = _Report(job.key, claim, self.tell)
+            run(plan, self._data[job.dataset], self.executor, self.resources, report)
+        except ClaimLostError:
+            return
+        except Exception as error:  # kept, and the other runs go on
+            user = isinstance(error, FeddgError)
+            sentence = str(error) if user else f"{type(error).__name__}: {error}"
+            self.failures.save(job, sentence, "" if user else traceback.format_exc())
+            self.tell("failed", job.key, sentence)
+            return
+        self.failures.forget([job.key])
+        self.tell("end", job.key)
+
+
+class _Report:
+    """Passes a run's progress on, and stops a run that another worker took over."""
+
+    def __init__(self, key: str, claim: Claim, tell: Tell) -> None:
+        self.key = key
+        self.claim = claim
+        self.tell = tell
+
+    def decoding(self, done: int, total: int) -> None:
+        """Say nothing: the images were decoded before the workers started."""
+
+    def begin(self, plan: Plan, done: int | None) -> None:
+        """A run starts, or goes on from a checkpoint after ``done`` rounds."""
+        self.tell("begin", self.key, done, plan.settings.federation.rounds)
+
+    def round(self, plan: Plan, result: RoundResult, images: int) -> None:
+        """A round ended."""
+        del plan, images
+        if self.claim.lost:
+            raise ClaimLostError
+        self.tell("round", self.key, result.round)
+
+
+def _plan(job: Job) -> Plan:
+    """Return a job's plan, which must still be what its key says."""
+    (plan,) = plans(job.pairs)
+    if plan.key != job.key:
+        raise DataError(
+            f"{plan.settings.method} or a file it reads changed while the sweep ran; "
+            f"run the same command again"
+        )
+    return plan

@@ -1,0 +1,294 @@
+"""``feddg-bench sweep`` as a user meets it: runs, stops, failures, several at once, kills."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from feddg_bench import cli
+from feddg_bench.cli_sweep import sweep_command
+from feddg_bench.results import ResultsStore
+from feddg_bench.sweeps.definition import load_sweep
+from feddg_bench.sweeps.search import open_search
+
+SOURCES = [str(Path(__file__).parents[2] / root) for root in ("benchmark", "methods", "datasets")]
+TINY: dict[str, object] = {
+    "scenario": {"value": "ip-o-c"},
+    "data.image_size": {"value": 8},
+    "data.id_test_fraction": {"value": 0.5},
+    "data.id_val_fraction": {"value": 0.3},
+    "partition.clients": {"value": 3},
+    "federation.per_round": {"value": 2},
+    "federation.rounds": {"value": 2},
+    "train.local_epochs": {"value": 1},
+    "train.batch_size": {"value": 128},
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def feddg(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    cache: Path,
+) -> Run:
+    """Return the command, run in this process with results under ``tmp_path``."""
+    monkeypatch.setenv("FEDDG_CACHE", str(cache))
+    monkeypatch.delenv("FEDDG_DATA", raising=False)
+    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+    if not any(command.callback is sweep_command for command in cli.app.registered_commands):
+        cli.app.command("sweep")(sweep_command)
+
+    def run(*arguments: str | Path) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["feddg-bench", *map(str, arguments)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        captured = capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    return run
+
+
+def write(path: Path, parameters: dict[str, object], **layer: object) -> Path:
+    base: dict[str, object] = {"program": "feddg-bench", "method": "grid"}
+    base["command"] = ["${env}", "${program}", "run", "${args_no_hyphens}"]
+    text = yaml.safe_dump({**base, **layer, "parameters": {**TINY, **parameters}}, sort_keys=False)
+    path.write_text(text)
+    return path
+
+
+def test_runs_all_once_and_keeps_failures(feddg: Run, tmp_path: Path) -> None:
+    """200 clients for about 140 images of two domains: a run that can only fail when it starts."""
+    clients = {"partition.clients": {"values": [3, 5000, 4]}}
+    file = write(tmp_path / "s.yaml", clients, metric={"name": "val/loss", "goal": "minimize"})
+    listed = feddg("sweep", file, "--dry-run")
+    assert listed.code == 0, listed.err
+    assert "3 runs: 3 to do" in listed.out
+    assert not (tmp_path / "results").exists()
+
+    done = feddg("sweep", file, "--workers", "1")
+    assert done.code == 1, done.err
+    assert "2 of 3 runs" in done.out
+    assert "5000" in done.out
+    assert "--retry-failed" in done.out
+    assert "best by val/loss" in done.out
+    assert len(list(ResultsStore(tmp_path / "results"))) == 2
+    (failed,) = (tmp_path / "results/failed").iterdir()
+    kept = json.loads(failed.read_text())
+    assert kept["key"] == failed.stem
+    assert "5000" in kept["error"]
+    assert not list((tmp_path / "results/claims").iterdir())
+
+    times = {p: p.stat().st_mtime_ns for p in (tmp_path / "results/runs").iterdir()}
+    again = feddg("sweep", file, "--workers", "1")
+    assert again.code == 1
+    assert "[" not in again.err  # nothing was computed
+    assert times == {p: p.stat().st_mtime_ns for p in (tmp_path / "results/runs").iterdir()}
+    retried = feddg("sweep", file, "--workers", "1", "--retry-failed")
+    assert "FAILED" in retried.err
+    assert "1 failed" in feddg("sweep", file, "--dry-run").out
+
+
+def test_a_sweep_and_run_make_the_same_records(feddg: Run, tmp_path: Path) -> None:
+    """What W&B's agent calls is what the sweep computes, method and seed included."""
+    parameters = {
+        "method": {"values": ["fedprox"]},
+        "hyper.mu": {"value": 0.1},
+        "seed": {"value": 3},
+    }
+    file = write(tmp_path / "s.yaml", parameters)
+    assert feddg("sweep", file, "--workers", "1").code == 0
+    (record,) = ResultsStore(tmp_path / "results")
+    assert (record.method, record.seed, record.settings["hyper"]["mu"]) == ("fedprox", 3, 0.1)
+    sweep = load_sweep(file)
+    (point,) = sweep.points()
+    called = feddg("run", *sweep.pairs(point), "--workers", "1")
+    assert called.code == 0, called.err
+    assert "already done" in called.err
+
+
+def test_bayes_ends_at_the_cap(feddg: Run, tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    rates = {"train.lr": {"distribution": "log_uniform_values", "min": 1e-4, "max": 0.1}}
+    metric = {"name": "val/accuracy", "goal": "maximize"}
+    file = write(tmp_path / "s.yaml", rates, method="bayes", metric=metric, run_cap=3)
+    done = feddg("sweep", file, "--workers", "1")
+    assert done.code == 0, done.err
+    records = list(ResultsStore(tmp_path / "results"))
+    assert len({record.settings["train"]["lr"] for record in records}) == 3
+    assert done.out.count("train.lr=") == 3
+    assert "[" not in feddg("sweep", file, "--workers", "1").err
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"seed": {"value": "x"}}, "seed=x"),
+        ({"method": {"values": ["fedavg", "fedpox"]}}, "fedpox"),
+        ({"hyper.nu": {"value": 1}}, "hyper.nu"),
+    ],
+)
+def test_bad_points_are_refused_before_any_run(
+    feddg: Run, tmp_path: Path, change: dict[str, object], words: str
+) -> None:
+    done = feddg("sweep", write(tmp_path / "s.yaml", change))
+    assert done.code == 2
+    assert words in done.err
+    assert len(done.err.strip().splitlines()) == 1
+    assert not (tmp_path / "results").exists()
+
+
+def test_data_that_is_not_there(feddg: Run, tmp_path: Path) -> None:
+    change = {
+        "dataset": {"value": "pacs"},
+        "scenario": {"value": "cs-a-p"},
+        "recipe": {"value": "quick"},
+    }
+    done = feddg("sweep", write(tmp_path / "s.yaml", change), "--data-root", tmp_path / "none")
+    assert done.code == 2
+    assert "--data-root" in done.err
+
+
+@pytest.mark.slow
+def test_two_processes_ctrl_c_and_going_on(tmp_path: Path, cache: Path) -> None:
+    """Interrupted with two workers it says how to go on, and goes on where it was."""
+    rounds = {"federation.rounds": {"value": 12}, "seed": {"values": [0, 1]}}
+    file = write(tmp_path / "s.yaml", rounds)
+    results = tmp_path / "results"
+    script = "from feddg_bench import cli\n"
+    script += "from feddg_bench.cli_sweep import sweep_command as s\n"
+    script += "if not any(c.callback is s for c in cli.app.registered_commands):\n"
+    script += "    cli.app.command('sweep')(s)\n"
+    script += "if __name__ == '__main__': cli.main()\n"
+    program = tmp_path / "program.py"
+    program.write_text(script)
+    command = [sys.executable, program, "sweep", file, "--results", results, "--workers", "2"]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("FEDDG")}
+    environment |= {"PYTHONPATH": os.pathsep.join(SOURCES), "FEDDG_CACHE": str(cache)}
+    process = subprocess.Popen(
+        command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    deadline = time.monotonic() + 120
+    while not list(results.glob("checkpoints/*.safetensors")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert "go on with: feddg-bench sweep" in errors
+    assert not list((results / "claims").iterdir())
+    short = [*command[:-1], "1"]
+    done = subprocess.run(short, env=environment, capture_output=True, text=True, check=True)
+    assert "goes on after round" in done.stderr
+    for record in ResultsStore(results):
+        assert [entry["round"] for entry in record.rounds] == list(range(1, 13))
+    keys = {job.key for job in open_search(load_sweep(file), results).jobs()}
+    assert {record.key for record in ResultsStore(results)} == keys
+
+
+def test_a_worker_that_keeps_dying_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from feddg_bench.settings import Resources
+    from feddg_bench.sweeps import pool
+    from feddg_bench.sweeps.search import ListedSearch
+
+    file = write(tmp_path / "s.yaml", {"seed": {"values": [0]}})
+    search = open_search(load_sweep(file), tmp_path)
+    (job,) = search.jobs()
+
+    class Fork:
+        """Processes that take the job and are killed, as by a machine out of memory."""
+
+        def Pipe(self, *, duplex: bool) -> object:  # noqa: N802
+            import multiprocessing
+
+            return multiprocessing.Pipe(duplex=duplex)
+
+        def Process(self, *, args: tuple[object, ...], **_: object) -> object:  # noqa: N802
+            return Dying(args[0])
+
+    class Dying:
+        exitcode = -9
+
+        def __init__(self, pipe: object) -> None:
+            self.pipe = pipe
+
+        def start(self) -> None:
+            self.pipe.send(("begin", job.key, None, 2))
+
+        def join(self, timeout: float | None = None) -> None:
+            pass
+
+        def terminate(self) -> None:
+            pass
+
+        def is_alive(self) -> bool:
+            return False
+
+    heard: list[tuple[object, ...]] = []
+    started: list[int] = []
+    monkeypatch.setattr(pool, "get_context", lambda _: Fork())
+    original = pool._Pool.start
+
+    def start(self: pool._Pool) -> None:
+        if len(started) < pool.MAX_DEATHS:
+            started.append(1)
+            original(self)
+
+    monkeypatch.setattr(pool._Pool, "start", start)
+    find = {job.key: job}.get
+    pool.run_in_processes(
+        1, ListedSearch((job,)), Resources(results=tmp_path), lambda *e: heard.append(e), find
+    )
+    assert [event[0] for event in heard] == ["begin", "begin", "begin", "failed"]
+    kept = json.loads((tmp_path / f"failed/{job.key}.json").read_text())
+    assert "memory ran out" in kept["error"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the script forks")
+def test_killed_again_and_again(tmp_path: Path, cache: Path) -> None:
+    script = Path(__file__).parents[1] / "kill_sweep.py"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("FEDDG")}
+    environment |= {"PYTHONPATH": os.pathsep.join(SOURCES), "FEDDG_CACHE": str(cache)}
+    command = [sys.executable, script, "--jobs", "20", "--kills", "4"]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    killed = re.search(r"'killed': (\d+)", done.stdout)
+    assert killed is not None
+    assert int(killed[1]) >= 2

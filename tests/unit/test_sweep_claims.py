@@ -1,0 +1,174 @@
+"""Claims: one holder, dead ones replaced, clocks never compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from feddg_bench.sweeps import claims as module
+from feddg_bench.sweeps.claims import Claim, Claims
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def claims(tmp_path: Path, clock: Clock) -> Claims:
+    return Claims(tmp_path / "claims", expiry=60.0, clock=clock)
+
+
+def elsewhere(path: Path, *, touched: float = 0.0) -> None:
+    """Write the claim of a process on another machine whose clock shows ``touched``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"host": "another", "pid": 1, "started": "0"}))
+    os.utime(path, (touched, touched))
+
+
+def look(claims: Claims, key: str = "k") -> Claim | None:
+    return claims.take(key, claims.held().get(key))
+
+
+def test_one_holder_until_released(claims: Claims) -> None:
+    claim = look(claims)
+    assert claim is not None
+    assert look(claims) is None
+    assert claims.take("k") is None  # a listing from before it was taken
+    with claim:
+        assert look(claims) is None
+    assert claims.held() == {}
+    assert look(claims) is not None
+
+
+def test_only_one_of_many_wins(tmp_path: Path) -> None:
+    barrier = threading.Barrier(8)
+    won: list[Claim] = []
+
+    def race() -> None:
+        own = Claims(tmp_path)
+        barrier.wait()
+        for key in map(str, range(20)):
+            claim = own.take(key)
+            if claim is not None:
+                won.append(claim)
+
+    threads = [threading.Thread(target=race) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(claim.path.name for claim in won) == sorted(f"{i}.0" for i in range(20))
+
+
+def test_without_hard_links(claims: Claims, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_links(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(module.os, "link", no_links)
+    assert look(claims) is not None
+    assert look(claims) is None
+
+
+@pytest.mark.parametrize("skew", [-1e6, 0.0, 1e6])
+def test_another_machines_claim_expires_by_our_clock_alone(
+    claims: Claims, clock: Clock, skew: float
+) -> None:
+    path = claims.folder / "k.0"
+    elsewhere(path, touched=time.time() + skew)
+    assert look(claims) is None
+    clock.now += 59
+    assert look(claims) is None
+    os.utime(path, (time.time() + skew + 1, time.time() + skew + 1))  # it lives
+    clock.now += 59
+    assert look(claims) is None
+    clock.now += 59
+    assert look(claims) is None
+    clock.now += 2
+    taken = look(claims)
+    assert taken is not None
+    assert taken.path.name == "k.1"
+    with taken:
+        assert look(claims) is None
+    assert claims.held() == {}
+
+
+def test_two_watchers_of_a_dead_machine_do_not_both_win(tmp_path: Path, clock: Clock) -> None:
+    elsewhere(tmp_path / "k.0")
+    watchers = [Claims(tmp_path, expiry=60, clock=clock) for _ in range(2)]
+    held = [watcher.held()["k"] for watcher in watchers]
+    for watcher, number in zip(watchers, held, strict=True):
+        assert watcher.take("k", number) is None
+    clock.now += 61
+    won = [watcher.take("k", number) for watcher, number in zip(watchers, held, strict=True)]
+    assert [claim is not None for claim in won] == [True, False]
+
+
+def test_a_killed_process_of_this_machine_is_replaced_at_once(claims: Claims) -> None:
+    program = "import sys, pathlib, feddg_bench.sweeps.claims as c; "
+    program += "c.Claims(pathlib.Path(sys.argv[1])).take('k')"
+    environment = os.environ | {"PYTHONPATH": str(Path(module.__file__).parents[2])}
+    subprocess.run([sys.executable, "-c", program, claims.folder], check=True, env=environment)
+    assert claims.held() == {"k": 0}
+    taken = look(claims)
+    assert taken is not None
+    assert taken.path.name == "k.1"
+
+
+def test_a_process_number_used_again_is_another_process(claims: Claims) -> None:
+    claim = look(claims)
+    assert claim is not None
+    owner = json.loads(claim.path.read_text())
+    claim.path.write_text(json.dumps(owner | {"started": "1"}))
+    assert look(claims) is not None
+
+
+def test_a_holder_learns_that_it_was_replaced(claims: Claims) -> None:
+    claim = look(claims)
+    assert claim is not None
+    with claim:
+        claim.beat()
+        assert not claim.lost
+        elsewhere(claims.folder / "k.1")
+        claim.beat()
+        assert claim.lost
+    assert claims.held() == {"k": 1}  # the new holder's claim stays
+
+
+def test_a_touch_is_seen(claims: Claims) -> None:
+    claim = look(claims)
+    assert claim is not None
+    os.utime(claim.path, (0, 0))
+    claim.beat()
+    assert claim.path.stat().st_mtime > 1e9
+
+
+def test_what_a_kill_while_writing_leaves_is_no_claim(claims: Claims, clock: Clock) -> None:
+    claims.folder.mkdir()
+    (claims.folder / ".0123.part").write_bytes(b"")
+    (claims.folder / "k.0").write_bytes(b"")  # made without hard links, killed before its content
+    assert look(claims) is None
+    clock.now += 61
+    assert look(claims) is not None
+
+
+def test_nothing_names_the_machine(claims: Claims) -> None:
+    claim = look(claims)
+    assert claim is not None
+    import socket
+
+    assert socket.gethostname() not in claim.path.read_text()

@@ -1,0 +1,249 @@
+"""Sweep files: W&B's format as we read it, and the files that come with the project."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from feddg_bench.errors import SettingsError
+from feddg_bench.registry import load_method, names
+from feddg_bench.settings import validate
+from feddg_bench.sweeps.definition import Choice, Range, load_sweep
+from feddg_bench.sweeps.jobs import jobs, split_pairs
+from feddg_bench.sweeps.search import open_search
+
+FOLDER = Path(__file__).parents[2] / "sweeps"
+FILES = sorted([*FOLDER.glob("*.yaml"), *FOLDER.glob("tune/*.yaml")])
+COMMAND = ["${env}", "${program}", "run", "${args_no_hyphens}"]
+
+
+def write(path: Path, **layer: Any) -> Path:
+    base = {"program": "feddg-bench", "command": COMMAND, "method": "grid"}
+    path.write_text(yaml.safe_dump(base | layer, sort_keys=False))
+    return path
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "sweep.yaml"
+
+
+# ------------------------------------------------------------------------ the shipped files
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_wandb_accepts_the_file(path: Path) -> None:
+    sweeps = pytest.importorskip("sweeps", reason="W&B's schema is in its package `sweeps`")
+    if not hasattr(sweeps, "schema_violations_from_proposed_config"):  # our folder of that name
+        pytest.skip("W&B's schema is in its package `sweeps`")
+    assert sweeps.schema_violations_from_proposed_config(yaml.safe_load(path.read_text())) == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_agent_calls_run_with_the_same_pairs(path: Path) -> None:
+    pytest.importorskip("wandb")
+    from wandb.sdk.launch.sweeps import utils
+
+    sweep = load_sweep(path)
+    point = {
+        name: p.low if isinstance(p, Range) else p.values[-1]
+        for name, p in sweep.parameters.items()
+    }
+    layer = yaml.safe_load(path.read_text())
+    args = {name: {"value": value} for name, value in point.items()}
+    filled = utils.create_sweep_command_args({"args": args})
+    filled |= {"program": [layer["program"]], "env": ["/usr/bin/env"]}
+    words: list[str] = []
+    for word in utils.create_sweep_command(layer["command"]):  # as the agent fills it
+        words += filled[word[2:-1]] if word.startswith("${") else [word]
+    assert words[:3] == ["/usr/bin/env", "feddg-bench", "run"]
+    assert words[3:] == ["--wandb", "online", *sweep.pairs(point)]
+
+
+def test_every_method_has_a_search_that_it_accepts(tmp_path: Path) -> None:
+    found = {path.stem for path in FOLDER.glob("tune/*.yaml")}
+    own = {
+        name
+        for name in names("method")
+        if (FOLDER.parent / f"methods/feddg_methods/{name}.py").exists()
+    }
+    assert found == own, "write sweeps/tune/<method>.yaml"
+    for name in sorted(own):
+        sweep = load_sweep(FOLDER / f"tune/{name}.yaml")
+        assert sweep.parameters["method"] == Choice((name,))
+        settings = load_method(name).Settings
+        defaults = settings().model_dump()
+        for parameter, space in sweep.parameters.items():
+            section, _, key = parameter.partition(".")
+            if section != "hyper":
+                continue
+            values = (space.low, space.high) if isinstance(space, Range) else space.values
+            for value in values:
+                validate(settings, {key: value}, "hyper.")
+            if isinstance(space, Range):
+                assert space.low <= defaults[key] <= space.high, f"{name}: {key}"
+            else:
+                assert defaults[key] in values, f"{name}: {key}"
+        open_search(sweep, tmp_path)  # every end of every range is a valid run
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("ablation", 60), ("perturbation", 36), ("clients", 5), ("lambda", 16), ("ltdo", 12)],
+)
+def test_sizes_for_pardon(name: str, count: int, tmp_path: Path) -> None:
+    found = open_search(load_sweep(FOLDER / f"{name}.yaml", ["method=pardon"]), tmp_path).jobs()
+    assert len({job.key for job in found}) == len(found) == count
+
+
+def test_tables_of_all_methods_have_all_methods() -> None:
+    own = {path.stem for path in (FOLDER.parent / "methods/feddg_methods").glob("[a-z]*.py")}
+    for name, missing in (
+        ("ltdo", set()),
+        ("lodo", set()),
+        ("lambda", {"erm"}),
+        ("clients", {"erm"}),
+    ):
+        method = load_sweep(FOLDER / f"{name}.yaml").parameters["method"]
+        assert isinstance(method, Choice)
+        assert set(method.values) == own - missing, f"sweeps/{name}.yaml"
+
+
+def test_a_validation_domain_chooses_for_ltdo_only(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="no validation domain for val/accuracy; choose by id_"):
+        open_search(
+            load_sweep(FOLDER / "tune/fedavg.yaml", ["protocol=lodo", "scenario=ipc-o"]), tmp_path
+        )
+
+
+# ------------------------------------------------------------------------------- reading
+
+
+def test_grid_in_the_order_of_the_file(file: Path) -> None:
+    parameters = {"method": {"values": ["a", "b"]}, "x": {"min": 1, "max": 2}, "y": {"value": 1e-5}}
+    sweep = load_sweep(write(file, parameters=parameters))
+    assert [sweep.pairs(point) for point in sweep.points()] == [
+        ["method=a", "x=1", "y=1e-05"],
+        ["method=a", "x=2", "y=1e-05"],
+        ["method=b", "x=1", "y=1e-05"],
+        ["method=b", "x=2", "y=1e-05"],
+    ]
+
+
+def test_pairs_replace_what_the_file_says(file: Path) -> None:
+    parameters = {"train.lr": {"values": [0.1, 0.2]}, "seed": {"value": 0}}
+    sweep = load_sweep(write(file, parameters=parameters), ["lr=0.5", "seed=1,2", "rounds=3"])
+    assert [sweep.pairs(point) for point in sweep.points()] == [
+        ["train.lr=0.5", "seed=1,2", "rounds=3"]
+    ]
+
+
+def test_random_points_repeat_and_go_on(file: Path) -> None:
+    parameters = {
+        "a": {"distribution": "log_uniform_values", "min": 0.001, "max": 10.0},
+        "b": {"min": 0.0, "max": 1.0},
+        "c": {"min": 1, "max": 3},
+        "d": {"distribution": "q_uniform", "min": 0.0, "max": 1.0, "q": 0.25},
+        "e": {"values": ["x", "y"], "probabilities": [0.9, 0.1]},
+    }
+    short = load_sweep(write(file, method="random", run_cap=20, parameters=parameters))
+    first = list(short.points())
+    assert first == list(short.points())
+    long = load_sweep(write(file, method="random", run_cap=400, parameters=parameters))
+    points = list(long.points())
+    assert points[:20] == first
+    assert long.id == short.id
+    assert all(0.001 <= p["a"] <= 10 and 0 <= p["b"] < 1 for p in points)
+    assert 0.4 < sum(p["a"] < 0.1 for p in points) / 400 < 0.6  # half of the decades
+    assert {p["c"] for p in points} == {1, 2, 3}
+    assert {p["d"] for p in points} == {0.0, 0.25, 0.5, 0.75, 1.0}
+    assert 0.85 < sum(p["e"] == "x" for p in points) / 400 < 0.95
+
+
+GOOD: dict[str, Any] = {"parameters": {"seed": {"values": [0, 1]}}}
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [
+        ({"method": "gird"}, "did you mean 'grid'"),
+        ({"parametres": {}}, "did you mean 'parameters'"),
+        ({"parameters": {}}, "parameters must hold"),
+        ({"parameters": {"a": 1}}, "parameter a must be"),
+        ({"parameters": {"a": {"values": []}}}, "values must be a list"),
+        ({"parameters": {"a": {"value": None}}}, "does not survive"),
+        ({"parameters": {"hyper": {"parameters": {"mu": {"value": 1}}}}}, "write hyper.NAME"),
+        ({"parameters": {"a": {"distribution": "normal"}}}, "unknown distribution 'normal'"),
+        ({"parameters": {"a": {"min": 2, "max": 1}}}, "min <= max"),
+        ({"parameters": {"a": {"min": 0.0, "max": 1.0}}}, "no list of values for a grid"),
+        (
+            {"parameters": {"a": {"distribution": "log_uniform_values", "min": 0, "max": 1}}},
+            "above 0",
+        ),
+        ({"parameters": {"a": {"values": [1, 2], "probabilities": [1]}}}, "2 numbers"),
+        ({"command": None}, "the command must hand KEY=VALUE to `run`"),
+        ({"command": ["feddg-bench", "run", "${args}"]}, "the command must hand"),
+        ({"command": [*COMMAND, "--rounds", "3"]}, "'--rounds' where KEY=VALUE"),
+        ({"method": "random"}, "add run_cap"),
+        ({"method": "bayes", "run_cap": 3}, "needs metric"),
+        ({"run_cap": 0}, "run_cap must be"),
+        ({"early_terminate": {"type": "hyperband"}}, "remove it"),
+        ({"metric": {"name": "test/accuracy", "goal": "maximize"}}, "test metric"),
+        ({"metric": {"name": "id_test/accuracy", "goal": "maximize"}}, "test metric"),
+        ({"metric": {"name": "val/acc", "goal": "maximize"}}, "did you mean 'val/accuracy'"),
+        ({"metric": {"name": "val/accuracy"}}, "needs goal"),
+    ],
+)
+def test_bad_files_are_one_sentence(file: Path, layer: dict[str, Any], words: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        list(load_sweep(write(file, **(GOOD | layer))).points())
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_fixed_pairs_of_the_command(file: Path) -> None:
+    command = ["feddg-bench", "run", "method=fedprox", "--wandb", "online", "${args_no_hyphens}"]
+    sweep = load_sweep(write(file, command=command, **GOOD))
+    assert sweep.fixed == ("method=fedprox",)
+
+
+# ---------------------------------------------------------------------------------- jobs
+
+
+def test_a_point_is_the_runs_of_the_command() -> None:
+    found = jobs(["method=fedavg,fedprox", "seed=0,1", "scenario=ip-o-c", "rounds=2"])
+    assert [job.title for job in found] == [
+        "fedavg ltdo ip-o-c seed 0",
+        "fedavg ltdo ip-o-c seed 1",
+        "fedprox ltdo ip-o-c seed 0",
+        "fedprox ltdo ip-o-c seed 1",
+    ]
+    for job in found:
+        (alone,) = jobs(job.pairs)
+        assert alone.key == job.key
+    assert len(jobs(["seed=0"])) == 4  # the protocol's own scenarios
+
+
+@pytest.mark.parametrize(
+    ("pairs", "words"),
+    [
+        (["method=fedpox"], "did you mean 'fedprox'"),
+        (["seed=a"], "seed=a"),
+        (["scenario=x-y-z"], "x-y-z"),
+        (["hyper.mu=-1", "method=fedprox"], "hyper.mu"),
+        (["train.lrr=1"], "did you mean 'train.lr'"),
+    ],
+)
+def test_bad_points_are_one_sentence(pairs: list[str], words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        jobs(pairs)
+
+
+def test_split_pairs() -> None:
+    assert split_pairs(["seed=1", "recipe=quick", "lr=1", "nothing"]) == (
+        {"seeds": "1", "recipe": "quick"},
+        ["lr=1", "nothing"],
+    )

@@ -1,0 +1,163 @@
+"""The Bayesian search: what it keeps, what it learns from, and what it never looks at."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from feddg_bench.errors import DataError, SettingsError
+from feddg_bench.results import ResultsStore, RunRecord, ScenarioRecord
+from feddg_bench.sweeps.claims import Claims
+from feddg_bench.sweeps.definition import Sweep, load_sweep
+from feddg_bench.sweeps.failures import Failures
+from feddg_bench.sweeps.objective import Objective
+from feddg_bench.sweeps.search import BayesSearch, mean_objective, open_search
+
+pytest.importorskip("optuna")
+
+TEXT = """
+program: feddg-bench
+command: [feddg-bench, run, "${args_no_hyphens}"]
+method: bayes
+metric: {name: val/accuracy, goal: maximize}
+run_cap: 12
+parameters:
+  scenario: {value: ip-o-c}
+  train.lr: {distribution: log_uniform_values, min: 0.0001, max: 1.0}
+  train.optimizer: {values: [adam, sgd]}
+"""
+
+
+def record(key: str, accuracy: float) -> RunRecord:
+    """Return a record whose validation says ``accuracy`` and whose test says the opposite."""
+    entry = {
+        "round": 1,
+        "evaluation": {
+            "val": {"a": {"accuracy": accuracy, "loss": 2.0, "images": 30}},
+            "id_val": {
+                "b": {"accuracy": 1.0, "loss": 1.0, "images": 10},
+                "c": {"accuracy": 0.0, "loss": 3.0, "images": 30},
+            },
+            "test": {"d": {"accuracy": 1 - accuracy, "loss": 9.0, "images": 30}},
+        },
+    }
+    return RunRecord(
+        key=key,
+        method="fedavg",
+        method_version=1,
+        dataset="digits4",
+        protocol="ltdo",
+        scenario=ScenarioRecord(name="ip-o-c", train=("i", "p"), val="o", test="c"),
+        seed=0,
+        recipe="quick",
+        settings={},
+        data={},
+        partition={},
+        rounds=[entry],
+    )
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Sweep:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(TEXT)
+    return load_sweep(path)
+
+
+def rate(search: BayesSearch, number: int) -> float:
+    return float(search.jobs()[number].pairs[-2].partition("=")[2])
+
+
+def finish(search: BayesSearch, root: Path) -> list[float]:
+    """Answer every proposal by a validation accuracy that is best at 0.01."""
+    store = ResultsStore(root)
+    rates = []
+    while search.grow():
+        job = search.jobs()[-1]
+        rates.append(rate(search, len(search.jobs()) - 1))
+        store.save(record(job.key, 1 - abs(rates[-1] - 0.01) ** 0.25))
+    return rates
+
+
+def test_the_same_results_lead_to_the_same_points(sweep: Sweep, tmp_path: Path) -> None:
+    first = finish(BayesSearch(sweep, tmp_path / "a"), tmp_path / "a")
+    assert len(first) == 12
+    half = BayesSearch(sweep, tmp_path / "b")
+    for _ in range(5):
+        half.grow()
+        job = half.jobs()[-1]
+        number = len(half.jobs()) - 1
+        value = record(job.key, 1 - abs(rate(half, number) - 0.01) ** 0.25)
+        ResultsStore(tmp_path / "b").save(value)
+    again = BayesSearch(sweep, tmp_path / "b")  # after a stop, from the files alone
+    assert [rate(again, i) for i in range(5)] == first[:5]
+    assert finish(again, tmp_path / "b")[-1] is not None
+    assert [rate(again, i) for i in range(12)] == first
+    assert not list((tmp_path / "b/claims").iterdir())
+
+
+def test_it_learns_from_validation(sweep: Sweep, tmp_path: Path) -> None:
+    """After its start-up points proposals crowd around the best rate, at 0.01 of [1e-4, 1]."""
+    longer = dataclasses.replace(sweep, run_cap=30)
+    rates = finish(BayesSearch(longer, tmp_path), tmp_path)
+    assert sum(0.001 < rate < 0.1 for rate in rates[15:]) >= 9
+
+
+def test_points_under_way_or_failed_are_no_reason_to_stop(sweep: Sweep, tmp_path: Path) -> None:
+    search = BayesSearch(sweep, tmp_path)
+    for _ in range(12):
+        assert search.grow()
+        if len(search.jobs()) == 3:
+            Failures(tmp_path).save(search.jobs()[0], "it failed")
+    assert not search.grow()
+    assert search.left() == 0
+    assert len({job.key for job in search.jobs()}) == 12
+
+
+def test_one_proposes_at_a_time(sweep: Sweep, tmp_path: Path) -> None:
+    search, other = BayesSearch(sweep, tmp_path), BayesSearch(sweep, tmp_path)
+    claim = Claims(tmp_path / "claims").take(f"{sweep.id}-search")
+    assert claim is not None
+    assert not search.grow()
+    with claim:
+        pass
+    assert search.grow()
+    assert [job.key for job in other.jobs()] == [job.key for job in search.jobs()]
+
+
+def test_a_bad_bound_is_refused_before_any_run(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(TEXT.replace("adam, sgd", "adam, sdg"))
+    with pytest.raises(SettingsError, match=r"train\.optimizer"):
+        open_search(load_sweep(path), tmp_path)
+
+
+def test_a_point_cut_short_is_one_sentence(sweep: Sweep, tmp_path: Path) -> None:
+    search = BayesSearch(sweep, tmp_path)
+    search.grow()
+    (path,) = search.folder.iterdir()
+    assert json.loads(path.read_text())["number"] == 0
+    path.write_text("{")
+    with pytest.raises(DataError, match="delete it"):
+        BayesSearch(sweep, tmp_path).jobs()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("val/accuracy", 0.75), ("val/loss", 2.0), ("id_val/accuracy", 0.25), ("id_val/loss", 2.5)],
+)
+def test_objectives_are_means_over_images(name: str, value: float) -> None:
+    assert Objective(name, True).value(record("k", 0.75)) == pytest.approx(value)
+
+
+def test_the_mean_of_a_point(sweep: Sweep, tmp_path: Path) -> None:
+    search = BayesSearch(sweep, tmp_path)
+    search.grow()
+    search.grow()
+    made = list(search.jobs())
+    for job, accuracy in zip(made, (0.25, 0.75), strict=True):
+        ResultsStore(tmp_path).save(record(job.key, accuracy))
+    assert mean_objective(sweep, ResultsStore(tmp_path), made) == pytest.approx(0.5)
