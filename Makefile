@@ -5,7 +5,7 @@ BIN := .venv/bin
 .PHONY: demo test check fix install clean
 
 demo: .venv/installed  ## PARDON on the embedded digits, four scenarios, one table
-	$(BIN)/feddg-bench run --method pardon --protocol ltdo
+	$(BIN)/feddg-bench run --method pardon --protocol ltdo --results demo
 
 test: .venv/developed  ## all tests
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
