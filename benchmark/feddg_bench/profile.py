@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from feddg_bench.evaluate import evaluate
 from feddg_bench.executors import SerialExecutor
 from feddg_bench.federation import Federation
 from feddg_bench.loop import RoundResult, federate
-from feddg_bench.messages import Task, Weights
+from feddg_bench.messages import Reply, Task
 from feddg_bench.run import Plan, find_device, open_server
 from feddg_bench.settings import Resources
 from feddg_bench.worker import Worker, peak_memory_mib
@@ -89,7 +89,7 @@ def profile(plan: Plan, federation: Federation, resources: Resources, *, rounds:
         rounds: Rounds to measure; one more is run first.
     """
     settings = plan.settings
-    executor = SerialExecutor()
+    executor = _Remembering()
     method, server = open_server(plan, federation, executor, resources)
     worker = executor.worker
     once: dict[str, float] = {}
@@ -114,7 +114,7 @@ def profile(plan: Plan, federation: Federation, resources: Resources, *, rounds:
         phase: statistics.median(r.ledger.seconds.get(phase, 0.0) for r in results)
         for phase in PHASES
     }
-    flop = flop_per_image(worker, cohort[0], server.weights, dict(server.broadcast))
+    flop = flop_per_image(worker, executor.task)
     flops = flop * images / phases["training"]
     peak = peak_flops(worker.device, settings.train.precision)
     bare = bare_seconds(worker, [len(federation.clients[name]) for name in cohort]) * epochs
@@ -177,12 +177,23 @@ def peak_flops(device: torch.device, precision: str) -> float:
     return 2 * size**3 / min(_seconds(lambda: a @ b, device) for _ in range(5))
 
 
-def flop_per_image(
-    worker: Worker, client: str, weights: Weights, broadcast: Mapping[str, Any]
-) -> float:
+class _Remembering(SerialExecutor):
+    """Remembers the last training task, with all that its client was told."""
+
+    task: Task
+
+    def map(self, tasks: Iterable[Task]) -> Iterator[Reply[Any]]:
+        tasks = list(tasks)
+        memories = {t.client: self.memories.get(t.client, {}) for t in tasks}
+        for task in tasks:
+            if task.call == "fit":
+                self.task = replace(task, memory=memories[task.client])
+        return super().map(tasks)
+
+
+def flop_per_image(worker: Worker, task: Task) -> float:
     """Return the operations of a client's task by PyTorch's counter, for each image trained on."""
-    task = Task(client, "fit", 1, weights, broadcast)
-    images = len(worker.data[client]) * worker.settings.train.local_epochs
+    images = len(worker.data[task.client]) * worker.settings.train.local_epochs
     return count_flop(lambda: worker.run(task)) / images
 
 
