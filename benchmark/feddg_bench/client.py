@@ -59,9 +59,9 @@ class Client:
         fabric: Precision and device of this worker.
         train: Settings of local training.
         seed: Root of this run's random streams.
-        domains: Training images of each source domain that the client holds; no zeros.
         domain_ids: Domain of each of its training images, int64 (n,) on the CPU: equal numbers are
-            one domain, in the order of the method's ``sources``.
+            one domain, an index into ``sources``.
+        sources: Names of the source domains.
         validation: Its validation images, where the method wants them; use `validation_batches`.
     """
 
@@ -75,10 +75,16 @@ class Client:
     fabric: Fabric
     train: TrainSettings
     seed: int
-    domains: Mapping[str, int] = field(default_factory=dict)
     domain_ids: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    sources: tuple[str, ...] = ()
     validation: ClientData | None = None
     _sums: dict[str, tuple[float | Tensor, int]] = field(default_factory=dict)
+
+    @property
+    def domains(self) -> dict[str, int]:
+        """Training images of each source domain that the client holds; no zeros."""
+        counts = ((name, int((self.domain_ids == i).sum())) for i, name in enumerate(self.sources))
+        return {name: count for name, count in counts if count}
 
     def generator(self, *names: str | int) -> torch.Generator:
         """Return a CPU generator for a stream of this client and round, by name."""

@@ -82,13 +82,15 @@ class Worker:
             name: ClientImages(self.bank, index, self.settings.augment, self.settings.train)
             for name, index in spec.federation.validation.items()
         }
+        self.domain_ids = {
+            name: torch.from_numpy(spec.federation.domains_of(name)) for name in self.data
+        }
         self._initial_private = self.method.private_weights()
 
     def run(self, task: Task) -> Reply[Any]:
         """Load the global weights, do what the task asks, and forget."""
         start = time.perf_counter()
         settings, data, memory = self.settings, self.data[task.client], dict(task.memory)
-        domains = self.spec.federation.domains_of(task.client)
         client = Client(
             name=task.client,
             round=task.round,
@@ -100,8 +102,8 @@ class Worker:
             fabric=self.fabric,
             train=settings.train,
             seed=settings.seed,
-            domains=_counts(domains, self.spec.federation.sources),
-            domain_ids=torch.from_numpy(domains),
+            domain_ids=self.domain_ids[task.client],
+            sources=self.spec.federation.sources,
             validation=self.validation.get(task.client),
         )
         self.method.train()
@@ -141,10 +143,6 @@ class Worker:
             counts += torch.bincount(pairs, minlength=num_classes**2)
             loss += F.cross_entropy(logits, labels, reduction="sum")
         return counts.reshape(num_classes, num_classes).cpu().numpy(), float(loss)
-
-
-def _counts(domains: np.ndarray, sources: tuple[str, ...]) -> dict[str, int]:
-    return {name: n for i, name in enumerate(sources) if (n := int((domains == i).sum()))}
 
 
 def keep_freed_memory() -> None:
