@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import subprocess
 import time
@@ -28,6 +27,7 @@ from feddg_bench.locations import cache_dir
 from feddg_bench.loop import RoundResult, federate
 from feddg_bench.method import Method
 from feddg_bench.models import check_image_size
+from feddg_bench.parallel import cores
 from feddg_bench.partition import Partition, make_partition, validation_parts
 from feddg_bench.protocols import Scenario
 from feddg_bench.registry import build_method, load_method
@@ -117,11 +117,6 @@ def open_executor(resources: Resources) -> Executor:
     if workers == 0:
         workers = 1 if device != "cpu" else min(cores(), MAX_AUTO_WORKERS)
     return SerialExecutor() if workers == 1 else ProcessExecutor(workers)
-
-
-def cores() -> int:
-    """Return the number of CPU cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def find_device(name: str) -> str:
