@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
@@ -185,32 +186,41 @@ def draw_overheads(measured: Sequence[Profile]) -> RichTable:
     first = measured[0]
     drawn = RichTable(
         title=f"seconds a round on {first.device}, {first.precision}",
+        title_justify="left",
         caption=f"{first.clients} clients a round, medians of {first.rounds} rounds; "
         "x bare: training over forward, backward and step of plain training alone",
         caption_justify="left",
+        box=SIMPLE_HEAD,  # with lines between columns it would not fit into 80 characters
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
     )
     phases = list(first.round)
     for column in (
         "method",
         "once",
         *(f"{phase[:5]}." for phase in phases),
-        "ms a client",
-        "x bare",
-        "up MB",
-        "down MB",
+        "ms a\nclient",
+        "x\nbare",
+        "MB\nup",
+        "MB\ndown",
     ):
-        drawn.add_column(column, justify="left" if column == "method" else "right")
+        justify: Literal["left", "right"] = "left" if column == "method" else "right"
+        drawn.add_column(column, justify=justify, no_wrap=True)
     for p in measured:
         drawn.add_row(
             p.method,
-            f"{sum(p.once.values()):.3f}",
-            *(f"{p.round[phase]:.3f}" for phase in phases),
-            f"{1000 * p.client:.1f}",
+            _short(sum(p.once.values())),
+            *(_short(p.round[phase]) for phase in phases),
+            _short(1000 * p.client),
             f"{p.bare_ratio:.2f}",
-            f"{p.bytes_up / 1e6:.3f}",
-            f"{p.bytes_down / 1e6:.3f}",
+            _short(p.bytes_up / 1e6),
+            _short(p.bytes_down / 1e6),
         )
     return drawn
+
+
+def _short(value: float) -> str:
+    return f"{value:.3f}" if value < 10 else f"{value:.1f}" if value < 1000 else f"{value:,.0f}"
 
 
 def _has_published(table: Table, split: str) -> bool:
