@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,6 +55,35 @@ def large_federation(toy_federation: Federation) -> Federation:
     images = toy_federation.images
     assert isinstance(images, np.ndarray)
     return replace(toy_federation, images=images.repeat(2, axis=1).repeat(2, axis=2), size=32)
+
+
+class Counted:
+    """Makes dictionaries, and counts how many of them are alive."""
+
+    def __init__(self) -> None:
+        self.alive = 0
+        self.most = 0
+
+    def __call__(self, items: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a dictionary that counts until it is freed."""
+        counter = self
+
+        class One(dict[str, Any]):
+            def __init__(self) -> None:
+                super().__init__(items)
+                counter.alive += 1
+                counter.most = max(counter.most, counter.alive)
+
+            def __del__(self) -> None:
+                counter.alive -= 1
+
+        return One()
+
+
+@pytest.fixture
+def counted() -> Counted:
+    """Return a maker of dictionaries that tells how many were alive at once (``most``)."""
+    return Counted()
 
 
 collect_ignore = ["example_plugin"]  # a package of its own, installed and run by a test

@@ -88,22 +88,9 @@ def test_one_client_is_the_new_model_bit_for_bit():
     bitwise(aggregate(STATES[:1], [7]), STATES[0])
 
 
-def test_no_more_than_two_replies_are_alive():
-    alive, most = 0, 0
-
-    class Counted(dict):
-        def __init__(self, *args):
-            nonlocal alive, most
-            super().__init__(*args)
-            alive += 1
-            most = max(most, alive)
-
-        def __del__(self):
-            nonlocal alive
-            alive -= 1
-
-    aggregate((Counted(STATES[i % 3]) for i in range(20)), range(1, 21))
-    assert most <= 3
+def test_no_more_than_two_replies_are_alive(counted):
+    aggregate((counted(STATES[i % 3]) for i in range(20)), range(1, 21))
+    assert counted.most <= 3
 
 
 def test_one_round_is_the_mean_of_what_clients_learn(start_run, recorder):

@@ -259,22 +259,9 @@ def test_signed_mean_of_positive_weights_is_the_convex_one_bit_for_bit():
     bitwise(found, streaming_mean(zip(states, shares, strict=True)))
 
 
-def test_no_more_than_a_few_models_are_alive():
-    alive, most = 0, 0
-
-    class Counted(dict):
-        def __init__(self, *args):
-            nonlocal alive, most
-            super().__init__(*args)
-            alive += 1
-            most = max(most, alive)
-
-        def __del__(self):
-            nonlocal alive
-            alive -= 1
-
-    signed_mean(((Counted({"w": torch.ones(3)}), 0.5 - (i % 3 == 1)) for i in range(20)), ["w"])
-    assert most <= 2
+def test_no_more_than_a_few_models_are_alive(counted):
+    signed_mean(((counted({"w": torch.ones(3)}), 0.5 - (i % 3 == 1)) for i in range(20)), ["w"])
+    assert counted.most <= 2
 
 
 def test_fedccrl_extrapolates_from_negative_weights():

@@ -226,22 +226,9 @@ def test_mean_gradient_in_numpy(over):
     np.testing.assert_allclose(mean_gradient(sums, over=over)["v"], expected, rtol=1e-9)
 
 
-def test_no_more_than_two_clients_gradients_are_alive():
-    alive, most = 0, 0
-
-    class Counted(dict):
-        def __init__(self, *args):
-            nonlocal alive, most
-            super().__init__(*args)
-            alive += 1
-            most = max(most, alive)
-
-        def __del__(self):
-            nonlocal alive
-            alive -= 1
-
-    mean_gradient((Counted(SUMS[0][0]), 3) for _ in range(20))
-    assert most <= 2
+def test_no_more_than_two_clients_gradients_are_alive(counted):
+    mean_gradient((counted(SUMS[0][0]), 3) for _ in range(20))
+    assert counted.most <= 2
 
 
 class Scripted:

@@ -174,30 +174,17 @@ def test_a_prototype_of_zeros():
     assert cluster_prototypes(rows).isfinite().all()
 
 
-def test_no_more_than_two_replies_are_alive():
-    alive, most = 0, 0
-
-    class Counted(dict):
-        def __init__(self, *args):
-            nonlocal alive, most
-            super().__init__(*args)
-            alive += 1
-            most = max(most, alive)
-
-        def __del__(self):
-            nonlocal alive
-            alive -= 1
-
+def test_no_more_than_two_replies_are_alive(counted):
     def many():
         for reply in replies(*(HELD * 5)):
-            update = LocalUpdate(Counted(reply.value.weights), reply.value.extra)
+            update = LocalUpdate(counted(reply.value.weights), reply.value.extra)
             yield replace(reply, value=update)
             del update, reply
 
     server = start_server()
     server.round = 1
     build().aggregate(server, many())
-    assert most <= 3
+    assert counted.most <= 3
 
 
 # ---------------------------------------------------------------- classes that go missing

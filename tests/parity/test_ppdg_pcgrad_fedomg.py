@@ -510,28 +510,15 @@ def test_no_reply_is_passed_on(name):
 @pytest.mark.parametrize(
     ("name", "hyper"), [*((name, {}) for name in NAMES), ("ppdg", {"strength": 0.0})], ids=str
 )
-def test_one_reply_is_alive_at_a_time(name, hyper):
-    alive, most = 0, 0
-
-    class Counted(dict):
-        def __init__(self, *args):
-            nonlocal alive, most
-            super().__init__(*args)
-            alive += 1
-            most = max(most, alive)
-
-        def __del__(self):
-            nonlocal alive
-            alive -= 1
-
+def test_one_reply_is_alive_at_a_time(name, hyper, counted):
     server = serve([0, 0, 0])
 
     def replies():
         for k in range(12):
-            yield Reply(str(k), 5, LocalUpdate(Counted(as_state(FOUR[k % 4]))), {}, {})
+            yield Reply(str(k), 5, LocalUpdate(counted(as_state(FOUR[k % 4]))), {}, {})
 
     build(name, **hyper).aggregate(server, replies())
-    assert most == 1
+    assert counted.most == 1
 
 
 # --------------------------------------------------------------------- in a whole federation

@@ -408,30 +408,17 @@ def test_the_change_of_a_control():
     assert control_change(w, theta, c, 3 * 0.1).item() == pytest.approx(1.5893333333 - 0.1)
 
 
-def test_no_more_than_one_reply_is_alive(start_run):
+def test_no_more_than_one_reply_is_alive(start_run, counted):
     run = quadratics(start_run, UNEQUAL)
     run.method.prepare(run.server)
-    alive, most = 0, 0
-
-    class Counted(dict):
-        def __init__(self, *args):
-            nonlocal alive, most
-            super().__init__(*args)
-            alive += 1
-            most = max(most, alive)
-
-        def __del__(self):
-            nonlocal alive
-            alive -= 1
-
     control = run.server.broadcast["control"]
     run.method.aggregate(
         run.server,
         (
             Reply(
-                "c", 1, LocalUpdate(dict(run.server.weights), {"control": Counted(control)}), {}, {}
+                "c", 1, LocalUpdate(dict(run.server.weights), {"control": counted(control)}), {}, {}
             )
             for _ in range(20)
         ),
     )
-    assert most <= 2
+    assert counted.most <= 2

@@ -132,22 +132,9 @@ def test_inputs_are_not_changed_and_not_shared():
     assert [s["n"].tolist() for s in states] == [[1], [1]]
 
 
-def test_only_one_state_is_alive_at_a_time():
-    alive, most = 0, 0
-
-    class Counted(dict):
-        def __init__(self, *args):
-            nonlocal alive, most
-            super().__init__(*args)
-            alive += 1
-            most = max(most, alive)
-
-        def __del__(self):
-            nonlocal alive
-            alive -= 1
-
-    weighted_mean((Counted({"w": torch.full((2,), float(i))}) for i in range(20)), [1] * 20)
-    assert most <= 2
+def test_only_one_state_is_alive_at_a_time(counted):
+    weighted_mean((counted({"w": torch.full((2,), float(i))}) for i in range(20)), [1] * 20)
+    assert counted.most <= 2
 
 
 def test_nothing_to_average_is_an_error():
