@@ -529,9 +529,9 @@ def test_a_regression_through_the_command(feddg):
 
     code, out, err = feddg("tables", "--out", "tables", "--select", "best_by_val")
     assert code == 0, err
-    text = next(Path("tables").glob("landsat*.md")).read_text()
+    text = next(Path("tables").glob("landsat*.md")).read_text().replace("\\_", "_")
     assert "the round with the best worst_group on the validation domain" in text
-    assert "%" not in text.splitlines()[2]
+    assert re.search(r"\| fedavg \| 0\.\d{3} ± 0\.\d{3} \|", text)
 
 
 def test_a_command_that_names_an_unfit_method_trains_nothing(feddg):
