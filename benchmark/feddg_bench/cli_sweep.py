@@ -92,8 +92,9 @@ def _run(search: Search, resources: Resources, *, retry_failed: bool) -> bool:
     """Finish the sweep and return whether a run failed."""
     from rich.console import Console
 
+    from feddg_bench.parallel import cores
     from feddg_bench.results import ResultsStore
-    from feddg_bench.run import cores, find_device
+    from feddg_bench.run import find_device
     from feddg_bench.sweeps.board import Board
     from feddg_bench.sweeps.claims import Claims
     from feddg_bench.sweeps.failures import Failures, stems, tidy
