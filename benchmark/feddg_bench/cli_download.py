@@ -43,7 +43,7 @@ def download_command(
     kind = load_dataset(dataset)
     check_offer(kind, accept_licence)
     folder = (to or data_home() / kind.name).expanduser().absolute()
-    size = "" if kind.archive_bytes is None else f", {kind.archive_bytes / 1e6:,.0f} MB"
+    size = "" if kind.archive_bytes is None else f", about {kind.archive_bytes / 1e6:,.0f} MB"
     print(f"{kind.title}{size}; licence: {kind.licence}")  # noqa: T201
     print(f"source: {kind.source}")  # noqa: T201
     print(f"to: {folder}", flush=True)  # noqa: T201

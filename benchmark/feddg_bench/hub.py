@@ -149,8 +149,11 @@ def write_images(
                 row += 1
                 if row % BATCH == 0 or row == total:
                     progress(row, total)
-    except pyarrow.ArrowException as error:
-        raise DataError(f"cannot read the tables ({error}): get them again") from error
+    except (pyarrow.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the disk's, not pyarrow's
+        reason = str(error).splitlines()[0]
+        raise DataError(f"cannot read the tables ({reason}): get them again") from error
     _check_counts(dataset, found)
     return row
 

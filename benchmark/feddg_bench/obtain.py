@@ -121,9 +121,14 @@ def _unpack(offer: Download, inside: str, archive: Path, before: Callable[[], No
     """Unpack an archive, move the folder that is wanted to its place, and drop the rest."""
     unpacked = archive.with_name(f"{archive.name}.unpacked")
     shutil.rmtree(unpacked, ignore_errors=True)
-    files = unpack(archive, unpacked, Limits(bytes=offer.unpacked_bytes))
-    if not (unpacked / inside).is_dir():
-        raise DataError(f"{archive} holds no folder {inside}: it is not what it was taken for")
+    try:
+        files = unpack(archive, unpacked, Limits(bytes=offer.unpacked_bytes))
+        if not (unpacked / inside).is_dir():
+            raise DataError(f"{archive} holds no folder {inside}: it is not what it was taken for")
+    except DataError as error:
+        if getattr(error.__cause__, "errno", None) is None:  # the archive's fault, not the disk's
+            archive.unlink()
+        raise
     before()
     (unpacked / inside).rename(archive.parents[1] / inside)
     shutil.rmtree(unpacked)
@@ -155,7 +160,11 @@ def _from_hub(
         came.append((path, fetch(table.urls, path, wanted, show(table.name))))
     images = work / "images"
     shutil.rmtree(images, ignore_errors=True)
-    count = hub.write_images(dataset, [path for path, _ in came], images, show("images"))
+    try:
+        count = hub.write_images(dataset, [path for path, _ in came], images, show("images"))
+    except DataError:
+        shutil.rmtree(images, ignore_errors=True)
+        raise
     total = sum(fetched.size for _, fetched in came)
     how = f"checksums as the repository lists them at commit {offer.revision[:12]}"
     whole = Fetched(tables[0].urls[0], total, "")
