@@ -65,21 +65,36 @@ def download_command(
 
 
 @contextmanager
-def _bars() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
-    """Show bytes, speed and time left of one file after the other, where that is a terminal."""
+def _bars() -> Iterator[Callable[[str, str], Callable[[int, int], None]]]:
+    """Show amount, speed and time left of one thing after the other, where that is a terminal."""
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+    from rich.progress import BarColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as TimeLeft
-    from rich.progress import TransferSpeedColumn as Speed
 
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), Speed(), TimeLeft())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[amount]}"),
+        TimeLeft(),
+    )
     with Progress(
         *columns, console=console, disable=not console.is_terminal, transient=True
     ) as progress:
 
-        def show(name: str) -> Callable[[int, int], None]:
-            task = progress.add_task(name, total=None)
-            return lambda done, total: progress.update(task, completed=done, total=total)
+        def show(name: str, unit: str) -> Callable[[int, int], None]:
+            for done in progress.task_ids:
+                progress.update(done, visible=False)
+            task = progress.add_task(name, total=None, amount="")
+
+            def update(done: int, total: int) -> None:
+                if unit == "bytes":
+                    speed = progress.tasks[task].speed or 0.0
+                    amount = f"{done / 1e6:,.1f} of {total / 1e6:,.1f} MB, {speed / 1e6:,.1f} MB/s"
+                else:
+                    amount = f"{done:,} of {total:,} {unit}"
+                progress.update(task, completed=done, total=total, amount=amount)
+
+            return update
 
         yield show

@@ -21,8 +21,8 @@ from feddg_bench.web import check_url
 WORK = ".download"
 """Folder inside the data set's where files stay until they are whole and checked."""
 
-Show = Callable[[str], Progress]
-"""Given a file's name, returns what is told of its progress."""
+Show = Callable[[str, str], Progress]
+"""Given a name and a unit (``bytes`` or another), returns what is told of the progress."""
 
 
 class Place(NamedTuple):
@@ -51,7 +51,7 @@ def obtain(
     dataset: type[DomainDataset],
     folder: Path,
     mirrors: Sequence[str] = (),
-    show: Show = lambda _: lambda _done, _total: None,
+    show: Show = lambda _name, _unit: lambda _done, _total: None,
 ) -> list[str]:
     """Bring a data set into a folder; what an earlier call brought there is not fetched again.
 
@@ -93,16 +93,19 @@ def _from_mirrors(
     place = Place(folder / (offer.unpack or offer.name), offer.name)
     known = receipt.files.get(offer.name, {}).get("sha256")
     checksum = offer.checksum or (f"sha256:{known}" if known else None)
-    wanted = Wanted(offer.size, checksum, offer.unzipped)
-    if place.path.is_file() and checksum and wanted.fault(place.path) is None:
-        yield f"{offer.name}: was here already"
-        return
+    wanted = Wanted(offer.size, checksum, offer.unzipped if offer.checksum else None)
+    if place.path.is_file() and checksum:
+        if wanted.fault(place.path) is None:
+            yield f"{offer.name}: was here already"
+            return
+        if receipt.made(place):
+            place.path.unlink()  # it came whole and has been spoilt since
     if not receipt.makes_way([place]):
         yield f"{offer.name}: was here already, as {place.path.name}"
         return
     work = folder / WORK / offer.name
     urls = [f"{mirror.rstrip('/')}/{offer.name}" for mirror in mirrors or offer.mirrors]
-    fetched = fetch(urls, work, wanted, show(offer.name))
+    fetched = fetch(urls, work, wanted, show(offer.name, "bytes"))
     how = "checksum as published" if offer.checksum else "checksum as noted before"
     if checksum is None:
         how = f"no published checksum; SHA-256 {fetched.sha256} noted in {RECEIPT}"
@@ -123,12 +126,14 @@ def _unpack(offer: Download, inside: str, archive: Path, before: Callable[[], No
     shutil.rmtree(unpacked, ignore_errors=True)
     try:
         files = unpack(archive, unpacked, Limits(bytes=offer.unpacked_bytes))
-        if not (unpacked / inside).is_dir():
-            raise DataError(f"{archive} holds no folder {inside}: it is not what it was taken for")
     except DataError as error:
         if getattr(error.__cause__, "errno", None) is None:  # the archive's fault, not the disk's
             archive.unlink()
         raise
+    if not (unpacked / inside).is_dir():
+        shutil.rmtree(unpacked)
+        archive.unlink()
+        raise DataError(f"{archive.name} holds no folder {inside}: it is not what it should be")
     before()
     (unpacked / inside).rename(archive.parents[1] / inside)
     shutil.rmtree(unpacked)
@@ -157,18 +162,21 @@ def _from_hub(
     for number, table in enumerate(tables, start=1):
         path = work / f"{number:03d}.parquet"
         wanted = Wanted(table.size, f"sha256:{table.sha256}")
-        came.append((path, fetch(table.urls, path, wanted, show(table.name))))
+        came.append((path, fetch(table.urls, path, wanted, show(table.name, "bytes"))))
     images = work / "images"
     shutil.rmtree(images, ignore_errors=True)
     try:
-        count = hub.write_images(dataset, [path for path, _ in came], images, show("images"))
+        count = hub.write_images(
+            dataset, [path for path, _ in came], images, show("writing", "images")
+        )
     except DataError:
         shutil.rmtree(images, ignore_errors=True)
         raise
     total = sum(fetched.size for _, fetched in came)
     how = f"checksums as the repository lists them at commit {offer.revision[:12]}"
     whole = Fetched(tables[0].urls[0], total, "")
-    receipt.note(offer.repository, whole, how, places, revision=offer.revision)
+    hashes = {table.name: table.sha256 for table in tables}
+    receipt.note(offer.repository, whole, how, places, revision=offer.revision, sha256=hashes)
     for place in places:
         (images / place.path.name).rename(place.path)
     yield f"{offer.repository}: {total:,} bytes in {len(came)} tables, {how}; {count:,} images"
@@ -199,6 +207,10 @@ class _Receipt:
                 f"{self.path} was not written by a download: move it away or choose another --to"
             ) from error
 
+    def made(self, place: Place) -> bool:
+        """Tell whether an earlier download put a thing in its place."""
+        return place.path.name in self.files.get(place.source, {}).get("makes", ())
+
     def makes_way(self, places: Sequence[Place]) -> bool:
         """Tell whether something is to be fetched; remove what a stopped download left of it.
 
@@ -207,7 +219,7 @@ class _Receipt:
         """
         there = [place for place in places if place.path.exists()]
         for place in there:
-            if place.path.name not in self.files.get(place.source, {}).get("makes", ()):
+            if not self.made(place):
                 raise SettingsError(
                     f"{place.path} exists and is not what is to be downloaded: move it away or "
                     f"choose another folder with --to"
@@ -219,7 +231,7 @@ class _Receipt:
         return True
 
     def note(
-        self, name: str, fetched: Fetched, how: str, places: Sequence[Place], **more: str
+        self, name: str, fetched: Fetched, how: str, places: Sequence[Place], **more: object
     ) -> None:
         """Note a file that is about to be put in place."""
         self.files[name] = {

@@ -136,8 +136,10 @@ class TestFiles:
         assert out.count("was here already") == 4
         (target / "t10k-labels-idx1-ubyte.gz").unlink()
         feddg("rmnist", "--to", target)
+        (target / "t10k-labels-idx1-ubyte.gz").write_bytes(b"spoilt since")
+        assert feddg("rmnist", "--to", target)[0] == 0
         assert before == 4
-        assert site.requests[4:] == [("/mnist/t10k-labels-idx1-ubyte.gz", None)]
+        assert site.requests[4:] == [("/mnist/t10k-labels-idx1-ubyte.gz", None)] * 2
 
     @pytest.mark.usefixtures("digits")
     def test_the_data_folder_of_the_environment(
@@ -469,6 +471,7 @@ class TestHub:
         assert "in 2 tables" in out
         assert "56 images" in out
         assert "clean: nothing differs from the published data set" in out
+        assert "not read" not in out  # the receipt is no stray file
         assert site.ranges(oid) == [None, "bytes=3000-"]
         dataset = PACS(tmp_path / "x")
         assert len(dataset.records().paths) == 56
