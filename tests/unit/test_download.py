@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.client import HTTPMessage
 from io import BytesIO
 from pathlib import Path
@@ -20,6 +21,8 @@ from urllib.request import Request
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from feddg_bench import download
 from feddg_bench.download import fetch
@@ -291,6 +294,71 @@ class TestSeveralMirrors:
         assert "\n" not in text
         assert len(other.requests) == 4
         assert left(tmp_path) == []
+
+
+SMALL, OLD = BODY[:5000], BODY[5000:10_000]
+"""A file, and the one of the same length that was there before."""
+
+
+def old(after: int | None) -> Trick:
+    return lambda handler, _: handler.serve(OLD, cut=after)
+
+
+def careless(after: int | None) -> Trick:
+    """Serve a range whatever file was begun."""
+
+    def serve(handler: Any, body: bytes) -> None:
+        del handler.headers["If-Range"]
+        handler.serve(body, cut=after)
+
+    return serve
+
+
+cuts = st.integers(0, 5000)
+faults = st.one_of(
+    st.builds(cut, cuts),
+    st.builds(lambda after: cut(after, ranges=False), cuts),
+    st.builds(status, st.sampled_from([404, 416, 429, 500, 503])),
+    st.builds(careless, st.none() | cuts),
+    st.builds(old, st.integers(0, 4999)),
+)
+lies = st.sampled_from([instead(SMALL[:-1]), instead(SMALL + b"x"), instead(b""), old(None)])
+
+
+class TestAnything:
+    @given(data=st.data(), known=st.booleans())
+    @settings(
+        max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    )
+    def test_a_name_stands_for_the_right_file_or_for_none(
+        self,
+        data: st.DataObject,
+        known: bool,
+        site: Any,
+        other: Any,
+        tmp_path_factory: pytest.TempPathFactory,
+    ) -> None:
+        """Whatever two servers do, in two attempts.
+
+        Without a checksum the old file may come, whole, from servers that do not lie: no mixture.
+        """
+        right = (SMALL,) if known else (SMALL, OLD)
+        path = tmp_path_factory.mktemp("any") / "f"
+        wanted = Wanted(checksum=f"sha256:{hashlib.sha256(SMALL).hexdigest()}" if known else None)
+        trouble = st.lists(faults | lies if known else faults, max_size=8)
+        for server in (site, other):
+            server.files[FILE] = SMALL
+            server.tricks[FILE] = data.draw(trouble)
+        for _ in range(2):
+            with suppress(DataError):
+                fetch([site.url + FILE, other.url + FILE], path, wanted)
+                assert path.read_bytes() in right
+            assert not path.exists() or path.read_bytes() in right
+        for server in (site, other):
+            server.tricks[FILE] = []
+        fetch([site.url + FILE, other.url + FILE], path, wanted)
+        assert path.read_bytes() in right
+        assert left(path.parent) == ["f"]
 
 
 class TestAddresses:
