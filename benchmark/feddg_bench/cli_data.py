@@ -140,6 +140,16 @@ def check_command(
         raise typer.Exit(1)
 
 
+def check_and_report(opened: DomainDataset) -> bool:
+    """Examine a data set, print what was found, and return whether nothing differs."""
+    from feddg_bench.doctor import examine
+
+    with _progress(f"checking {opened.name}") as bar:
+        found = examine(opened, None, bar.show)
+    print("\n".join(_report(found)))  # noqa: T201
+    return not found.findings
+
+
 def _report(found: Diagnosis) -> Iterator[str]:
     """Yield the lines that a person reads."""
     where = f" in {found.folder}" if found.folder else ""

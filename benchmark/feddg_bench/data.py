@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from feddg_bench.errors import DataError
 from feddg_bench.locations import data_roots
+from feddg_bench.mirrors import Download, HubDownload
 from feddg_bench.parallel import in_threads
 
 if TYPE_CHECKING:
@@ -97,6 +98,12 @@ class DomainDataset(ABC):
     """Size of the published download, where it is known."""
     duplicates: ClassVar[int | None] = None
     """Images of the published set that equal an earlier one, where somebody has counted them."""
+    downloads: ClassVar[tuple[Download | HubDownload, ...]] = ()
+    """What ``data download`` fetches: only what the licence lets it, and what can be checked."""
+    no_download: ClassVar[str] = "no server is known from which its licence lets us fetch it"
+    """Why nothing is fetched, where `downloads` is empty: the rest of a sentence."""
+    research_only: ClassVar[bool] = False
+    """Whether the licence is for research alone, so that a download wants ``--accept-licence``."""
     default_recipe: ClassVar[str] = "pardon"
     """Recipe of a run that names none."""
 
@@ -349,19 +356,20 @@ def match_folders(folder: Path, names: Mapping[str, Sequence[str]]) -> dict[str,
         DataError: If the folder may not be read.
     """
     try:
-        children = {_plain(path.name): path for path in sorted(folder.iterdir()) if path.is_dir()}
+        children = {plain(path.name): path for path in sorted(folder.iterdir()) if path.is_dir()}
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
         raise DataError(f"cannot read the folder {folder}: {error.strerror}") from error
     return {
-        key: next(children[_plain(s)] for s in spellings if _plain(s) in children)
+        key: next(children[plain(s)] for s in spellings if plain(s) in children)
         for key, spellings in names.items()
-        if any(_plain(s) in children for s in spellings)
+        if any(plain(s) in children for s in spellings)
     }
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
+    """Return a name as folders' are compared: no case, blanks, hyphens or underscores."""
     return name.casefold().translate(str.maketrans("", "", " _-"))
 
 

@@ -22,6 +22,7 @@ from feddg_bench.data import (
 )
 from feddg_bench.decoding import hashed_by_file
 from feddg_bench.errors import DataError
+from feddg_bench.mirrors import RECEIPT
 from feddg_bench.parallel import in_threads
 from feddg_bench.split_check import split_error
 
@@ -179,6 +180,7 @@ def _look_at_folders(dataset: ImageFolderDataset, records: Records, found: Diagn
     others = [f"{path.name} is {name}" for name, path in folders.items() if path.name != name]
     found.layout = ", ".join(["<domain>/<class>/<image>", *others])
     used = {dataset.file(index) for index in range(len(records.paths))}
+    used.add(dataset.folder / RECEIPT)
     extra = [path for path in _walk(dataset.folder) if path not in used]
     if extra:
         names = [path.relative_to(dataset.folder).as_posix() for path in extra]

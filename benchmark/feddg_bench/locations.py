@@ -104,6 +104,16 @@ def _with_entry(text: str, key: str, entry: str) -> str:
     return text + gap + entry
 
 
+def data_home() -> Path:
+    """Return the folder that new data sets go to, each in one of its own.
+
+    The first one where all are looked for (`data_roots`), else ``feddg-bench`` in
+    ``$XDG_DATA_HOME`` or ``~/.local/share``.
+    """
+    shared = Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser()
+    return next(iter(data_roots()), shared / "feddg-bench")
+
+
 def cache_dir(explicit: Path | None = None) -> Path:
     """Return the folder for decoded images and downloads.
 

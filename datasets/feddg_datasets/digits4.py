@@ -43,6 +43,7 @@ class Digits4(DomainDataset):
     classes = tuple("0123456789")
     licence = "CC BY 4.0"
     source = "it comes with scikit-learn, as sklearn.datasets.load_digits"
+    no_download = "it comes with scikit-learn and is here already"
     default_recipe = "quick"
 
     def scan(self) -> Records:

@@ -48,6 +48,10 @@ class FEMNIST(ImageFolderDataset):
         "https://github.com/inouye-lab/FedDG_Benchmark (its README links to femnist_v1.0; "
         "metadata.csv is under resources)"
     )
+    no_download = (
+        "the archive of its splits is at worksheets.codalab.org, which does not answer, and no "
+        "checksum of another copy is known; get it from " + source
+    )
     default_recipe = "feddg_benchmark"
     measured_by_domain: ClassVar[bool] = False
     """A writer has too few images for an accuracy of its own."""

@@ -37,6 +37,7 @@ class Folder(ImageFolderDataset):
     classes: ClassVar[tuple[str, ...]] = ()
     licence = "your own"
     source = "a folder of yours with images in <domain>/<class>/"
+    no_download = "it is a folder of yours; name it with --data-root"
     default_recipe = "quick"
 
     def __init__(self, data_root: Path | None = None) -> None:

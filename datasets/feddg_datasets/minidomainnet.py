@@ -61,6 +61,10 @@ class MiniDomainNet(ImageFolderDataset):
         "https://ai.bu.edu/M3SDA (cleaned clipart, painting, real and sketch) and the lists "
         "splits_mini of https://github.com/KaiyangZhou/Dassl.pytorch (DATASETS.md)"
     )
+    no_download = (
+        "the images stand under a fair use notice of their authors, and no checksum of their "
+        "archives is known; get them from " + source
+    )
     default_recipe = "fedccrl"
     total: ClassVar[int | None] = 140_006
     """Images in all eight lists together."""

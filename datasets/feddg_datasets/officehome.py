@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from feddg_bench.data import ImageFolderDataset
+from feddg_bench.mirrors import HubDownload
 
 
 class OfficeHome(ImageFolderDataset):
@@ -64,6 +65,8 @@ class OfficeHome(ImageFolderDataset):
         ),
     }
     # fmt: on
+    downloads = (HubDownload("flwrlabs/office-home", "d430d44779e929b335be368ab3456484e5de36bb"),)
+    research_only = True
     layouts = (
         "",
         "OfficeHomeDataset_10072016",

@@ -17,8 +17,36 @@ from numpy.typing import NDArray
 from feddg_bench.data import DomainDataset, Records, square
 from feddg_bench.errors import DataError
 from feddg_bench.locations import data_roots
+from feddg_bench.mirrors import Download
 from feddg_bench.streams import derive_seed
 
+MIRRORS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist",
+    "https://storage.googleapis.com/cvdf-datasets/mnist",
+)
+FILES = (
+    (
+        "train-images-idx3-ubyte.gz",
+        47_040_016,
+        "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    ),
+    (
+        "train-labels-idx1-ubyte.gz",
+        60_008,
+        "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    ),
+    (
+        "t10k-images-idx3-ubyte.gz",
+        7_840_016,
+        "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    ),
+    (
+        "t10k-labels-idx1-ubyte.gz",
+        10_008,
+        "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+    ),
+)
+"""MNIST's files: name, bytes and SHA-256 of what each unpacks to (their known MD5 agree)."""
 SIDE = 28
 PARTS = ("train", "t10k")
 LAYOUTS = ("", "mnist", "MNIST", "MNIST/raw", "raw", "rmnist", "RotatedMNIST")
@@ -54,6 +82,10 @@ class RotatedMNIST(DomainDataset):
     }
     """Of the real MNIST under our shuffle."""
     archive_bytes = 11_594_722
+    downloads = tuple(
+        Download(name, MIRRORS, checksum=f"sha256:{digits}", unzipped=unzipped)
+        for name, unzipped, digits in FILES
+    )
     default_recipe = "ppdg"
 
     @cached_property

@@ -11,9 +11,16 @@ from typing import Any, ClassVar
 from feddg_bench.data import ImageFolderDataset
 from feddg_bench.errors import DataError
 from feddg_bench.locations import data_roots
+from feddg_bench.mirrors import Download
 
 ANNOTATIONS = "eccv_18_annotation_files"
 FILES = ("cis_test", "cis_val", "train", "trans_test", "trans_val")
+MIRRORS = (
+    "https://storage.googleapis.com/public-datasets-lila/caltechcameratraps",
+    "https://lilawildlife.blob.core.windows.net/lila-wildlife/caltechcameratraps",
+    "https://us-west-2.opendata.source.coop/agentmorris/lila-wildlife/caltechcameratraps",
+)
+"""LILA's folders at three hosts."""
 IMAGE_FOLDERS = ("eccv_18_all_images_sm", "eccv_18_all_images")
 
 
@@ -52,6 +59,23 @@ class TerraIncognita(ImageFolderDataset):
     )
     totals: ClassVar[Mapping[str, int]] = {"L100": 4741, "L38": 9736, "L43": 3970, "L46": 5883}
     """Images of each domain as DomainBed's script is commonly reported to give them."""
+    archive_bytes = 6_495_612_672
+    downloads = (
+        Download(
+            "eccv_18_annotations.tar.gz",
+            MIRRORS,
+            checksum="md5:66a1f481b44aa1edadf75c9cfbd27aba",
+            unpack=ANNOTATIONS,
+        ),
+        Download(
+            "eccv_18_all_images_sm.tar.gz",
+            MIRRORS,
+            checksum="md5:8143c17aa2a12872b66f284ff211531f",
+            unpack=IMAGE_FOLDERS[0],
+            unpacked_bytes=16 * 2**30,
+        ),
+    )
+    """MD5 as DeepMind's NEVIS'22 (caltech_camera_traps.py) has them."""
     default_recipe = "ppdg"
     layouts = (
         "",

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from feddg_bench.errors import SettingsError
-from feddg_bench.locations import cache_dir, data_roots, remember_root
+from feddg_bench.locations import cache_dir, data_home, data_roots, remember_root
 
 
 @pytest.fixture(autouse=True)
 def clean_home(tmp_path, monkeypatch):
     """Give each test a home of its own without any FEDDG variable."""
-    for name in ("FEDDG_DATA", "FEDDG_CONFIG", "FEDDG_CACHE"):
+    for name in ("FEDDG_DATA", "FEDDG_CONFIG", "FEDDG_CACHE", "XDG_DATA_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
 
@@ -26,6 +26,20 @@ def write_settings(path: Path, text: str) -> Path:
 
 def test_there_may_be_no_root():
     assert data_roots() == []
+
+
+def test_new_data_go_where_all_are_looked_for_else_to_the_users_own_folder(tmp_path, monkeypatch):
+    assert data_home() == tmp_path / ".local/share/feddg-bench"
+    monkeypatch.setenv("XDG_DATA_HOME", "/shared")
+    assert data_home() == Path("/shared/feddg-bench")
+    text = "data_roots:\n  pacs: /only/pacs\n"
+    write_settings(tmp_path / ".config/feddg-bench/settings.yaml", text)
+    assert data_home() == Path("/shared/feddg-bench")
+    text += "data_root: /all\n"
+    write_settings(tmp_path / ".config/feddg-bench/settings.yaml", text)
+    assert data_home() == Path("/all")
+    monkeypatch.setenv("FEDDG_DATA", "/mine")
+    assert data_home() == Path("/mine")
 
 
 def test_roots_come_in_order(tmp_path, monkeypatch):

@@ -1,0 +1,571 @@
+"""``feddg-bench data download`` as a user meets it, from servers on loopback."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from feddg_bench import archives, cli, download, hub, obtain
+from feddg_bench.errors import RunInterruptedError
+from feddg_bench.mirrors import Download
+from feddg_datasets.officehome import OfficeHome
+from feddg_datasets.pacs import PACS
+from feddg_datasets.rmnist import RotatedMNIST
+from feddg_datasets.terraincognita import TerraIncognita
+
+HERE = Path(__file__).parents[1]
+serving = runpy.run_path(str(HERE / "loopback.py"))["serving"]
+fabricate = runpy.run_path(str(HERE / "fabricate.py"))["fabricate"]
+Outcome = tuple[int, str, str]
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture
+def feddg(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Run:
+    """Return ``feddg-bench data download``, run in this process: status, output, messages."""
+    for name in ("FEDDG_DATA", "FEDDG_CONFIG", "XDG_DATA_HOME", "HF_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("FEDDG_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)  # leave pytest its Ctrl-C
+    monkeypatch.setattr(download, "WAITS", (0.0, 0.0))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: object, command: str = "download") -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["feddg-bench", "data", command, *map(str, arguments)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def site() -> Iterator[Any]:
+    with serving() as site:
+        yield site
+
+
+def refused(outcome: Outcome, *words: str) -> None:
+    code, _, err = outcome
+    assert code == 2
+    assert err.startswith("feddg-bench: error: ")
+    assert err.count("\n") == 1
+    for word in words:
+        assert word in err, err
+
+
+def settings_of(tmp_path: Path) -> str:
+    return (tmp_path / "home/.config/feddg-bench/settings.yaml").read_text()
+
+
+@pytest.fixture
+def digits(site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """MNIST's four files with made-up digits, at ``/mnist`` of the site, and offered there."""
+    made = fabricate("rmnist", tmp_path / "made") / "mnist"
+    files = {path.name: path.read_bytes() for path in made.iterdir()}
+    site.files.update({f"/mnist/{name}": content for name, content in files.items()})
+    offers = tuple(
+        Download(name, (f"{site.url}/mnist",), checksum=f"sha256:{_sha256(content)}")
+        for name, content in sorted(files.items())
+    )
+    monkeypatch.setattr(RotatedMNIST, "downloads", offers)
+    monkeypatch.setattr(RotatedMNIST, "counts", {})
+    return files
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+class TestFiles:
+    def test_fetched_checked_and_noted(
+        self, feddg: Run, digits: dict[str, bytes], tmp_path: Path
+    ) -> None:
+        code, out, err = feddg("rmnist")
+        folder = tmp_path / "home/.local/share/feddg-bench/rmnist"
+        lines = out.splitlines()
+        assert (code, err) == (0, "")
+        assert lines[0] == "RotatedMNIST, about 12 MB; licence: CC BY-SA 3.0 (MNIST)"
+        assert lines[1].startswith("source: https://ossci-datasets")
+        assert lines[2] == f"to: {folder}"
+        assert "train-labels-idx1-ubyte.gz: " in out
+        assert "checksum as published" in out
+        assert f"RotatedMNIST in {folder}: 600 images" in out
+        assert any(line.startswith("clean: ") for line in lines)
+        assert settings_of(tmp_path) == f"data_roots:\n  rmnist: {folder}\n"
+        assert {p.name: p.read_bytes() for p in folder.glob("*.gz")} == digits
+        assert sorted(p.name for p in folder.iterdir()) == sorted([*digits, "download.json"])
+        receipt = json.loads((folder / "download.json").read_text())
+        assert receipt["licence"] == RotatedMNIST.licence
+        entry = receipt["files"]["train-images-idx3-ubyte.gz"]
+        assert entry["sha256"] == _sha256(digits["train-images-idx3-ubyte.gz"])
+        assert entry["url"].endswith("/mnist/train-images-idx3-ubyte.gz")
+        assert feddg("rmnist", command="check")[0] == 0
+
+    @pytest.mark.usefixtures("digits")
+    def test_a_second_time_nothing_is_fetched(self, feddg: Run, site: Any, tmp_path: Path) -> None:
+        target = tmp_path / "elsewhere"
+        feddg("rmnist", "--to", target)
+        before = len(site.requests)
+        code, out, _ = feddg("rmnist", "--to", target)
+        assert code == 0
+        assert out.count("was here already") == 4
+        (target / "t10k-labels-idx1-ubyte.gz").unlink()
+        feddg("rmnist", "--to", target)
+        (target / "t10k-labels-idx1-ubyte.gz").write_bytes(b"spoilt since")
+        assert feddg("rmnist", "--to", target)[0] == 0
+        assert before == 4
+        assert site.requests[4:] == [("/mnist/t10k-labels-idx1-ubyte.gz", None)] * 2
+
+    @pytest.mark.usefixtures("digits")
+    def test_the_data_folder_of_the_environment(
+        self, feddg: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("FEDDG_DATA", str(tmp_path / "data"))
+        assert feddg("rmnist")[0] == 0
+        assert (tmp_path / "data/rmnist/train-images-idx3-ubyte.gz").exists()
+        monkeypatch.setenv("FEDDG_CONFIG", os.devnull)
+        assert feddg("rmnist", command="check")[0] == 0
+
+    def test_other_mirrors_in_turn(self, feddg: Run, digits: dict[str, bytes], site: Any) -> None:
+        for name, content in digits.items():
+            site.files[f"/wrong/{name}"] = content[::-1]
+            site.files[f"/good/{name}"] = site.files.pop(f"/mnist/{name}")
+        site.tricks["/good/train-images-idx3-ubyte.gz"] = [
+            lambda handler, body: handler.serve(body, cut=1000)
+        ]
+        mirrors = [part for name in ("none", "wrong", "good/")
+                   for part in ("--mirror", f"{site.url}/{name}")]  # fmt: skip
+        assert feddg("rmnist", "--to", "x", *mirrors)[0] == 0
+        assert site.ranges("/good/train-images-idx3-ubyte.gz") == [None, "bytes=1000-"]
+        assert {p.name: p.read_bytes() for p in Path("x").glob("*.gz")} == digits
+
+    @pytest.mark.usefixtures("digits")
+    def test_all_fail(self, feddg: Run, site: Any, tmp_path: Path) -> None:
+        del site.files["/mnist/train-images-idx3-ubyte.gz"]
+        outcome = feddg("rmnist", "--to", "x")
+        refused(
+            outcome,
+            "no mirror gave train-images-idx3-ubyte.gz",
+            "/mnist/train-images-idx3-ubyte.gz: answers 404 Not Found",
+            "by hand: https://ossci-datasets.s3.amazonaws.com/mnist",
+        )
+        assert Path("x/t10k-labels-idx1-ubyte.gz").exists()  # what is whole stays
+        assert not (tmp_path / "home/.config").exists()
+
+    def test_nothing_of_the_user_is_overwritten(
+        self, feddg: Run, digits: dict[str, bytes], site: Any, tmp_path: Path
+    ) -> None:
+        mine = tmp_path / "x" / "train-images-idx3-ubyte.gz"
+        mine.parent.mkdir()
+        mine.write_bytes(b"mine")
+        refused(feddg("rmnist", "--to", "x"), f"{mine} exists", "move it away")
+        assert mine.read_bytes() == b"mine"
+        mine.write_bytes(digits[mine.name])  # got by hand: good as it is
+        assert feddg("rmnist", "--to", "x")[0] == 0
+        assert site.ranges("/mnist/train-images-idx3-ubyte.gz") == []
+
+    @pytest.mark.usefixtures("digits")
+    def test_bad_input(self, feddg: Run, tmp_path: Path) -> None:
+        refused(feddg("rmnits"), "did you mean 'rmnist'")
+        refused(feddg("rmnist", "--mirror", "ftp://a"), "cannot fetch from 'ftp://a'")
+        (tmp_path / "file").write_text("")
+        refused(feddg("rmnist", "--to", "file"), "is no folder", "--to")
+        (tmp_path / "x").mkdir()
+        (tmp_path / "x/download.json").write_text("[]")
+        refused(feddg("rmnist", "--to", "x"), "download.json was not written by a download")
+
+    @pytest.mark.usefixtures("digits")
+    def test_ctrl_c_leaves_what_the_same_command_goes_on_with(
+        self, feddg: Run, site: Any, tmp_path: Path
+    ) -> None:
+        name = "train-images-idx3-ubyte.gz"
+
+        def slow(handler: Any, body: bytes) -> None:
+            handler.serve(body, cut=5000)
+            handler.wfile.flush()
+            site.released.wait(60)
+
+        site.tricks[f"/mnist/{name}"] = [slow]
+        part = tmp_path / "x" / ".download" / f"{name}.part"
+        code = (
+            "import json, sys\nfrom feddg_bench import cli\n"
+            "from feddg_bench.mirrors import Download\n"
+            "from feddg_datasets.rmnist import RotatedMNIST\n"
+            "offers = json.loads(sys.argv.pop())\n"
+            "RotatedMNIST.downloads = tuple(Download(n, (m,), checksum=c) for n, m, c in offers)\n"
+            "cli.main()\n"
+        )
+        offers = [(o.name, o.mirrors[0], o.checksum) for o in RotatedMNIST.downloads]
+        command = [sys.executable, "-c", code, "data", "download", "rmnist", "--to", "x"]
+        with subprocess.Popen(
+            [*command, json.dumps(offers)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as child:
+            while child.poll() is None and not (part.exists() and part.stat().st_size == 5000):
+                pass
+            child.send_signal(signal.SIGINT)
+            _, err = child.communicate(timeout=30)
+        assert child.returncode == 130
+        assert err == "feddg-bench: stopped; the same command goes on where this one was\n"
+        assert feddg("rmnist", "--to", "x")[0] == 0
+        assert site.ranges(f"/mnist/{name}") == [None, "bytes=5000-"]
+        assert not part.parent.exists()
+
+    def test_the_real_mnist(self, site: Any, test_data: Path, tmp_path: Path) -> None:
+        """The declared checksums are those of the real files, however they are compressed."""
+        for path in (test_data / "mnist").glob("*.gz"):
+            site.files[f"/{path.name}"] = path.read_bytes()
+        obtain.obtain(RotatedMNIST, tmp_path / "x", [site.url])
+        assert len(RotatedMNIST(tmp_path / "x").records().paths) == 70_000  # counts are checked
+
+
+def tar_of(folder: Path, name: str) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        archive.add(folder / name, name)
+    return buffer.getvalue()
+
+
+class TestArchives:
+    ANNOTATIONS, IMAGES = "eccv_18_annotation_files", "eccv_18_all_images_sm"
+
+    @pytest.fixture
+    def offered(self, site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """TerraIncognita's archives with made-up images, at the site; nobody knows checksums."""
+        made = fabricate("terraincognita", tmp_path / "made") / "terra_incognita"
+        site.files["/eccv_18_annotations.tar.gz"] = tar_of(made, self.ANNOTATIONS)
+        site.files["/eccv_18_all_images_sm.tar.gz"] = tar_of(made, self.IMAGES)
+        offers = (
+            Download("eccv_18_annotations.tar.gz", (site.url,), unpack=self.ANNOTATIONS),
+            Download("eccv_18_all_images_sm.tar.gz", (site.url,), unpack=self.IMAGES),
+        )
+        monkeypatch.setattr(TerraIncognita, "downloads", offers)
+        monkeypatch.setattr(TerraIncognita, "duplicates", 4)  # one image with two labels a place
+
+    @pytest.mark.usefixtures("offered")
+    def test_unpacked_and_remembered(self, feddg: Run, site: Any, tmp_path: Path) -> None:
+        code, out, _ = feddg("terraincognita", "--to", "x")
+        digest = _sha256(site.files["/eccv_18_annotations.tar.gz"])
+        assert code == 0
+        assert f"no published checksum; SHA-256 {digest} noted in download.json" in out
+        assert "220 files unpacked" in out
+        assert "TerraIncognita in " in out
+        names = sorted(path.name for path in Path("x").iterdir())
+        assert names == ["download.json", self.IMAGES, self.ANNOTATIONS]
+        assert feddg("terraincognita", "--to", "x")[1].count("was here already") == 2
+        assert len(site.requests) == 2
+        assert settings_of(tmp_path) == f"data_roots:\n  terraincognita: {tmp_path / 'x'}\n"
+
+    @pytest.mark.usefixtures("offered")
+    def test_what_was_trusted_once_must_stay_the_same(
+        self, feddg: Run, site: Any, tmp_path: Path
+    ) -> None:
+        feddg("terraincognita", "--to", "x")
+        (tmp_path / "x" / self.ANNOTATIONS).rename(tmp_path / "old")
+        good = site.files["/eccv_18_annotations.tar.gz"]
+        site.files["/eccv_18_annotations.tar.gz"] = tar_of(tmp_path, "old")
+        refused(feddg("terraincognita", "--to", "x"), f"instead of {_sha256(good)}")
+        site.files["/eccv_18_annotations.tar.gz"] = good
+        assert "checksum as noted before" in feddg("terraincognita", "--to", "x")[1]
+        assert (tmp_path / "x" / self.ANNOTATIONS).is_dir()
+
+    @pytest.mark.usefixtures("offered")
+    def test_a_stopped_unpacking_is_done_again_without_fetching(
+        self, feddg: Run, site: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def stop(*_: object) -> int:
+            raise RunInterruptedError(signal.SIGTERM)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(obtain, "unpack", stop)
+            assert feddg("terraincognita", "--to", "x")[0] == 143
+        assert feddg("terraincognita", "--to", "x")[0] == 0
+        assert [path for path, _ in site.requests] == [
+            "/eccv_18_annotations.tar.gz",
+            "/eccv_18_all_images_sm.tar.gz",
+        ]
+
+    @pytest.mark.usefixtures("offered")
+    def test_an_evil_archive(self, feddg: Run, site: Any, tmp_path: Path) -> None:
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+            archive.addfile(tarfile.TarInfo("../../../evil"))
+        site.files["/eccv_18_annotations.tar.gz"] = buffer.getvalue()
+        refused(feddg("terraincognita", "--to", "x"), "leads out of the folder", "by hand: ")
+        assert not list(tmp_path.rglob("evil"))
+        assert list(Path("x").rglob("*")) == [Path("x/.download")]
+
+    @pytest.mark.usefixtures("offered")
+    def test_a_damaged_archive_is_fetched_again(self, feddg: Run, site: Any) -> None:
+        """Without a checksum only unpacking shows the damage."""
+        site.tricks["/eccv_18_annotations.tar.gz"] = [
+            lambda handler, body: handler.serve(body[:-100] + bytes(100))
+        ]
+        refused(feddg("terraincognita", "--to", "x"), "is damaged", "get it again")
+        assert feddg("terraincognita", "--to", "x")[0] == 0
+
+    @pytest.mark.usefixtures("offered")
+    def test_a_full_disk_costs_no_archive(
+        self, feddg: Run, site: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(*_: object) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(archives, "_copy", full)
+            refused(feddg("terraincognita", "--to", "x"), "cannot unpack", "No space left")
+        assert feddg("terraincognita", "--to", "x")[0] == 0
+        assert len(site.requests) == 2
+
+    @pytest.mark.usefixtures("offered")
+    def test_another_archive(self, feddg: Run, site: Any) -> None:
+        site.files["/eccv_18_annotations.tar.gz"] = site.files["/eccv_18_all_images_sm.tar.gz"]
+        refused(feddg("terraincognita", "--to", "x"), f"holds no folder {self.ANNOTATIONS}")
+
+
+class TestLicences:
+    @pytest.mark.parametrize("name", ["pacs", "officehome"])
+    def test_research_only(self, feddg: Run, name: str) -> None:
+        outcome = feddg(name)
+        refused(outcome, "for research only", "http", "--accept-licence")
+        assert outcome[1] == ""
+
+    @pytest.mark.parametrize(
+        ("name", "words"),
+        [
+            ("femnist", "worksheets.codalab.org"),
+            ("minidomainnet", "ai.bu.edu"),
+            ("digits4", "comes with scikit-learn"),
+            ("folder", "folder of yours"),
+        ],
+    )
+    def test_what_is_not_offered(self, feddg: Run, name: str, words: str) -> None:
+        outcome = feddg(name, "--accept-licence")
+        refused(outcome, "is not downloaded: ", words)
+        assert outcome[1] == ""
+
+
+def parquet(
+    rows: list[tuple[Any, str, int]], classes: tuple[str, ...] | list[str], **features: object
+) -> bytes:
+    """Return a table as `datasets` of Hugging Face writes it."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow.parquet import write_table
+
+    about = {
+        "image": {"_type": "Image"},
+        "domain": {"dtype": "string", "_type": "Value"},
+        "label": {"names": list(classes), "_type": "ClassLabel"},
+        **features,
+    }
+    images, domains, labels = zip(*rows, strict=True)
+    kind = pyarrow.struct({"bytes": pyarrow.binary(), "path": pyarrow.string()})
+    table = pyarrow.table(
+        {
+            "image": pyarrow.array(list(images), kind),
+            "domain": pyarrow.array(list(domains)),
+            "label": pyarrow.array(list(labels), pyarrow.int64()),
+        }
+    ).replace_schema_metadata({"huggingface": json.dumps({"info": {"features": about}})})
+    buffer = io.BytesIO()
+    write_table(table, buffer)
+    return buffer.getvalue()
+
+
+def picture(seed: int, form: str = "JPEG") -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (12, 12, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, form)
+    return buffer.getvalue()
+
+
+class TestHub:
+    CLASSES = tuple(reversed(PACS.classes))
+    """Another order than ours: labels must be understood by name."""
+
+    @pytest.fixture(autouse=True)
+    def here(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pytest.importorskip("huggingface_hub")
+        pytest.importorskip("pyarrow")
+        counts: Mapping[str, tuple[int, ...]] = dict.fromkeys(PACS.domains, (2,) * 7)
+        monkeypatch.setattr(PACS, "counts", counts)
+
+    @staticmethod
+    def rows() -> list[tuple[Any, str, int]]:
+        """Two images of each class and domain; sketches are PNG with the ending of JPEG."""
+        return [
+            (
+                {
+                    "bytes": picture(
+                        100 * d + 2 * label + i, "PNG" if domain == "sketch" else "JPEG"
+                    ),
+                    "path": None if domain == "photo" else f"pic_{i}.jpg",
+                },
+                domain,
+                label,
+            )
+            for d, domain in enumerate(PACS.domains)
+            for label in range(7)
+            for i in range(2)
+        ]
+
+    @staticmethod
+    def offer(site: Any, repository: str, revision: str, tables: list[bytes]) -> None:
+        """Serve the few routes of Hugging Face that are needed; files come by a redirect."""
+        listed = [{"type": "file", "oid": "1" * 40, "size": 9, "path": "data/README.md"}]
+        for number, table in enumerate(tables):
+            name = f"data/train-{number:05d}-of-{len(tables):05d}.parquet"
+            lfs = {"oid": _sha256(table), "size": len(table), "pointerSize": 134}
+            listed.append({"type": "file", "oid": "2" * 40, "size": len(table), "path": name,
+                           "lfs": lfs})  # fmt: skip
+            site.files[f"/cdn/{lfs['oid']}"] = table
+            site.tricks[f"/datasets/{repository}/resolve/{revision}/{name}"] = [
+                lambda handler, _, oid=lfs["oid"]: handler.status(302, Location=f"/cdn/{oid}")
+            ]
+            site.stuck.add(f"/datasets/{repository}/resolve/{revision}/{name}")
+        site.files[f"/api/datasets/{repository}/tree/{revision}/data"] = json.dumps(listed).encode()
+
+    def pacs(self, site: Any, *tables: bytes) -> None:
+        offer = PACS.downloads[0]
+        self.offer(site, offer.repository, offer.revision, list(tables))
+
+    def test_images_come_into_folders(
+        self, feddg: Run, site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rows = self.rows()
+        self.pacs(site, parquet(rows[:30], self.CLASSES), parquet(rows[30:], self.CLASSES))
+        oid = next(path for path in site.files if path.startswith("/cdn/"))
+        site.tricks[oid] = [lambda handler, body: handler.serve(body, cut=3000)]
+        monkeypatch.setenv("HF_ENDPOINT", site.url)
+        code, out, err = feddg("pacs", "--accept-licence", "--to", "x")
+        assert (code, err) == (0, "")
+        assert "licence: none stated; research use" in out
+        assert "flwrlabs/pacs: " in out
+        assert "in 2 tables" in out
+        assert "56 images" in out
+        assert "clean: nothing differs from the published data set" in out
+        assert "not read" not in out  # the receipt is no stray file
+        assert site.ranges(oid) == [None, "bytes=3000-"]
+        dataset = PACS(tmp_path / "x")
+        assert len(dataset.records().paths) == 56
+        names = {path.rpartition("/")[2] for path in dataset.records().paths}
+        assert names == {"pic_0.jpg", "pic_1.jpg", "pic_0.png", "pic_1.png"} | {
+            f"row{row:06d}.jpg" for row in range(14, 28)
+        }
+        for image, domain, label in rows[:14]:
+            path = tmp_path / "x" / domain / self.CLASSES[label] / image["path"]
+            assert path.read_bytes() == image["bytes"]
+        assert sorted(p.name for p in Path("x").iterdir()) == sorted(
+            [*PACS.domains, "download.json"]
+        )
+        before = len(site.requests)
+        assert "was here already" in feddg("pacs", "--accept-licence", "--to", "x")[1]
+        assert len(site.requests) == before
+        receipt = json.loads(Path("x/download.json").read_text())["files"]["flwrlabs/pacs"]
+        assert receipt["revision"] == PACS.downloads[0].revision
+
+    def test_another_endpoint(self, feddg: Run, site: Any) -> None:
+        self.pacs(site, parquet(self.rows(), self.CLASSES))
+        mirrors = ("--mirror", f"{site.url}/none", "--mirror", site.url)
+        assert feddg("pacs", "--accept-licence", "--to", "x", *mirrors)[0] == 0
+        outcome = feddg("pacs", "--accept-licence", "--to", "y", *mirrors[:2])
+        refused(outcome, "cannot list flwrlabs/pacs", "404", "by hand: https://www.eecs")
+
+    def test_names_of_officehome(
+        self, feddg: Run, site: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(OfficeHome, "counts", {})
+        domains = ("Art", "Clipart", "Product", "Real World")
+        rows: list[tuple[Any, str, int]] = [
+            ({"bytes": picture(65 * d + label), "path": "00001.jpg"}, domain, label)
+            for d, domain in enumerate(domains)
+            for label in range(65)
+        ]
+        offer = OfficeHome.downloads[0]
+        table = parquet(rows, [name.replace("_", " ") for name in OfficeHome.classes])
+        self.offer(site, offer.repository, offer.revision, [table])
+        code, _, _ = feddg("officehome", "--accept-licence", "--to", "x", "--mirror", site.url)
+        assert code == 0
+        assert Path("x/real_world/Alarm_Clock/00001.jpg").read_bytes() == rows[195][0]["bytes"]
+
+    def test_tables_of_something_else(self, feddg: Run, site: Any) -> None:
+        rows, classes = self.rows(), self.CLASSES
+        image = {"bytes": picture(0), "path": "../../../evil.jpg"}
+        cases: dict[str, bytes] = {
+            "other classes": parquet(rows, ["cow", *classes[1:]]),
+            "does not say which classes": parquet(rows, classes, label={"_type": "Value"}),
+            "hold 1 images of cartoon/dog": parquet(rows[:-1], classes),
+            "hold 3 images of art_painting/person": parquet(
+                [*rows[:-1], (image, "art_painting", 0)], classes
+            ),
+            "unknown domain 'clay'": parquet([(image, "clay", 0), *rows[1:]], classes),
+            "unknown label 7": parquet([(image, "photo", 7), *rows[1:]], classes),
+            "unknown label None": parquet([(image, "photo", None), *rows[1:]], classes),
+            "neither JPEG nor PNG": parquet(
+                [({"bytes": b"<svg>", "path": "a.svg"}, "photo", 0), *rows[1:]], classes
+            ),
+            "row 0 is neither": parquet(
+                [({"bytes": None, "path": "/etc/passwd"}, "photo", 0), *rows[1:]], classes
+            ),
+            "cannot read the tables": b"PAR1" + bytes(100) + b"PAR1",
+        }
+        for number, (words, table) in enumerate(cases.items()):
+            self.pacs(site, table)
+            outcome = feddg("pacs", "--accept-licence", "--to", number, "--mirror", site.url)
+            refused(outcome, words)
+            assert [path.name for path in Path(str(number)).iterdir()] == [".download"], words
+            assert not Path(str(number), ".download/images").exists()
+
+    def test_a_name_that_leads_elsewhere(self, feddg: Run, site: Any, tmp_path: Path) -> None:
+        rows = self.rows()
+        for row, name in enumerate(("../../../evil.jpg", "a\\b.jpg", "no.txt", ".hidden.jpg")):
+            rows[row][0]["path"] = name
+        rows[5][0]["path"] = rows[4][0]["path"] = "Same.jpg"
+        self.pacs(site, parquet(rows, self.CLASSES))
+        feddg("pacs", "--accept-licence", "--to", "x", "--mirror", site.url)
+        found = {p.name for p in (tmp_path / "x/art_painting").rglob("*") if p.is_file()}
+        assert found == {
+            "evil.jpg", "row000001.jpg", "row000002.jpg", "row000003.jpg", "Same.jpg",
+            "row000005.jpg", "pic_0.jpg", "pic_1.jpg",
+        }  # fmt: skip
+
+    def test_the_users_images_stay(self, feddg: Run, site: Any, tmp_path: Path) -> None:
+        self.pacs(site, parquet(self.rows(), self.CLASSES))
+        (tmp_path / "x/photo").mkdir(parents=True)
+        outcome = feddg("pacs", "--accept-licence", "--to", "x", "--mirror", site.url)
+        refused(outcome, f"{tmp_path / 'x/photo'} exists")
+        assert site.requests == []
+
+    def test_without_the_extra(
+        self, feddg: Run, monkeypatch: pytest.MonkeyPatch, site: Any
+    ) -> None:
+        monkeypatch.setattr(hub, "find_spec", lambda _: None)
+        outcome = feddg("pacs", "--accept-licence", "--to", "x", "--mirror", site.url)
+        refused(outcome, "huggingface_hub and pyarrow", "pip install 'feddg-bench[hub]'")

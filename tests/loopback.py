@@ -1,0 +1,113 @@
+"""A web server on this machine that misbehaves as told; tests load it with `runpy`."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+
+class Site:
+    """Files by path, what to do instead of serving them, and the requests that came.
+
+    ``tricks[path]`` is a list: each request takes the first one and is served plainly when none is
+    left, or for ever by the last one if ``path`` is in ``stuck``.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.tricks: dict[str, list[Callable[[Handler, bytes], None]]] = {}
+        self.stuck: set[str] = set()
+        self.etags: dict[str, str | None] = {}
+        self.requests: list[tuple[str, str | None]] = []
+        self.headers: list[dict[str, str]] = []
+        self.released = threading.Event()
+        self.url = ""
+
+    def ranges(self, path: str) -> list[str | None]:
+        """Return the Range header of each request for a path."""
+        return [span for requested, span in self.requests if requested == path]
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Serves a `Site`, with ranges."""
+
+    protocol_version = "HTTP/1.1"
+    site: Site
+
+    def do_GET(self) -> None:
+        """Serve a file, or do the trick."""
+        path = urlsplit(self.path).path  # a proxy is asked with the whole address
+        site = self.site
+        site.requests.append((path, self.headers["Range"]))
+        site.headers.append(dict(self.headers))
+        self.close_connection = True
+        tricks = site.tricks.get(path, [])
+        if tricks:
+            trick = tricks[0] if path in site.stuck and len(tricks) == 1 else tricks.pop(0)
+            trick(self, site.files.get(path, b""))
+        elif path in site.files:
+            self.serve(site.files[path])
+        else:
+            self.status(404)
+
+    def do_HEAD(self) -> None:
+        """Refuse: nothing here asks for it."""
+        self.status(405)
+
+    def status(self, code: int, **headers: str) -> None:
+        """Answer without a file."""
+        self.send_response(code)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def etag(self, body: bytes) -> str | None:
+        """Return the file's ETag."""
+        path = urlsplit(self.path).path
+        return self.site.etags.get(path, f'"{hashlib.sha256(body).hexdigest()[:16]}"')
+
+    def serve(self, body: bytes, *, cut: int | None = None, ranges: bool = True) -> None:
+        """Send a file or the range asked for, at most ``cut`` bytes of it."""
+        span, only_if = self.headers["Range"], self.headers["If-Range"]
+        tag = self.etag(body)
+        start = 0
+        if span and ranges and (only_if is None or only_if == tag):
+            start = int(span.removeprefix("bytes=").rstrip("-"))
+            if start >= len(body):
+                self.status(416, Content_Range=f"bytes */{len(body)}")
+                return
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
+        else:
+            self.send_response(200)
+        if tag is not None:
+            self.send_header("ETag", tag)
+        self.send_header("Content-Length", str(len(body) - start))
+        self.end_headers()
+        self.wfile.write(body[start:][:cut])
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def serving() -> Iterator[Site]:
+    """Serve a new site until the block ends."""
+    site = Site()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Here", (Handler,), {"site": site}))
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    site.url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield site
+    finally:
+        site.released.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()
