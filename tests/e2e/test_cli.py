@@ -316,7 +316,7 @@ def test_profile(feddg: Run) -> None:
         (("--clients", "4", "--per-round", "9"), ("per_round is 9", "clients is 4")),
         (("--clients", "100000"), ("100000", "images")),
         (("--rounds", "0"), ("federation.rounds", "0")),
-        (("--seeds", "a,b"), ("--seeds", "'a,b'")),
+        (("--seeds", "a,b"), ("seeds 'a,b'", "0,1,2")),
         (("--device", "tpu"), ("tpu", "cpu")),
         (("--device", "cuda:99"), ("cuda:99", "cpu")),
         (("--config", "nowhere.yaml"), ("nowhere.yaml",)),

@@ -153,7 +153,7 @@ def test_bayes_ends_at_the_cap(feddg: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"seed": {"value": "x"}}, "seed=x"),
+        ({"seed": {"value": "x"}}, "seeds 'x'"),
         ({"method": {"values": ["fedavg", "fedpox"]}}, "fedpox"),
         ({"hyper.nu": {"value": 1}}, "hyper.nu"),
     ],

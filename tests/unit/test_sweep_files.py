@@ -12,7 +12,7 @@ from feddg_bench.errors import SettingsError
 from feddg_bench.registry import load_method, names
 from feddg_bench.settings import validate
 from feddg_bench.sweeps.definition import Choice, Range, load_sweep
-from feddg_bench.sweeps.jobs import jobs, split_pairs
+from feddg_bench.sweeps.jobs import Datasets, jobs, split_pairs
 from feddg_bench.sweeps.search import open_search
 
 FOLDER = Path(__file__).parents[2] / "sweeps"
@@ -214,24 +214,24 @@ def test_fixed_pairs_of_the_command(file: Path) -> None:
 
 
 def test_a_point_is_the_runs_of_the_command() -> None:
-    found = jobs(["method=fedavg,fedprox", "seed=0,1", "scenario=ip-o-c", "rounds=2"])
+    found = jobs(["method=fedavg,fedprox", "seed=0,1", "scenario=ip-o-c", "rounds=2"], Datasets())
     assert [job.title for job in found] == [
         "fedavg ltdo ip-o-c seed 0",
-        "fedavg ltdo ip-o-c seed 1",
         "fedprox ltdo ip-o-c seed 0",
+        "fedavg ltdo ip-o-c seed 1",
         "fedprox ltdo ip-o-c seed 1",
     ]
     for job in found:
-        (alone,) = jobs(job.pairs)
+        (alone,) = jobs(job.pairs, Datasets())
         assert alone.key == job.key
-    assert len(jobs(["seed=0"])) == 4  # the protocol's own scenarios
+    assert len(jobs(["seed=0"], Datasets())) == 4  # the protocol's own scenarios
 
 
 @pytest.mark.parametrize(
     ("pairs", "words"),
     [
         (["method=fedpox"], "did you mean 'fedprox'"),
-        (["seed=a"], "seed=a"),
+        (["seed=a"], "seeds 'a'"),
         (["scenario=x-y-z"], "x-y-z"),
         (["hyper.mu=-1", "method=fedprox"], "hyper.mu"),
         (["train.lrr=1"], "did you mean 'train.lr'"),
@@ -239,7 +239,7 @@ def test_a_point_is_the_runs_of_the_command() -> None:
 )
 def test_bad_points_are_one_sentence(pairs: list[str], words: str) -> None:
     with pytest.raises(SettingsError, match=words):
-        jobs(pairs)
+        jobs(pairs, Datasets())
 
 
 def test_split_pairs() -> None:
