@@ -87,6 +87,7 @@ class Tracker:
         self.in_sweep = self.mode != "off" and bool(os.environ.get("WANDB_SWEEP_ID"))
         self._say_all = say
         self._said: set[str] = set()
+        self._complained = False
         self._joined = False
         self._process: _Process | None = None
         self._record: RunRecord | None = None
@@ -136,7 +137,7 @@ class Tracker:
         try:
             self._process = _Process(name, self._heard)
         except OSError as error:  # no memory, no process left
-            self._say(f"W&B failed, and {name} goes on without it: {error}")
+            self._failed(name, str(error))
             return
         self._process.send(
             {
@@ -173,7 +174,7 @@ class Tracker:
             return
         self.mode = "offline" if self.mode == "online" else "off"
         where = f"; what it has is in {process.folder}" if process.folder else ""
-        self._say(f"W&B did not answer within {seconds:.0f} s and was ended{where}")
+        self._failed(process.name, f"no answer within {seconds:.0f} s{where}")
 
     def _heard(self, process: _Process, answer: Mapping[str, Any]) -> None:
         """Take what W&B's process answered; called in a thread of its own."""
@@ -181,13 +182,18 @@ class Tracker:
             self.mode = "offline"
             self._say(f"W&B online is not possible, so runs are kept offline: {answer['offline']}")
         elif "error" in answer:
-            self._say(f"W&B failed, and {process.name} goes on without it: {answer['error']}")
+            self._failed(process.name, answer["error"])
         elif "started" in answer:
             if answer["url"]:
                 self._say(f"{process.name}: {answer['url']}")
             else:
                 folder = Path(answer["started"]).parent
                 self._say(f"W&B offline: send it later with: wandb sync {folder}/offline-run-*")
+
+    def _failed(self, name: str, why: str) -> None:
+        if not self._complained:
+            self._complained = True
+            self._say(f"W&B failed, and {name} goes on without it: {why}")
 
     def _say(self, text: str) -> None:
         if text not in self._said:

@@ -35,7 +35,7 @@ def track(lines: Iterable[str], tell: Tell) -> None:
     run = begin(next(messages), tell)
     for message in messages:
         if "step" in message:
-            run.log(message["values"], step=message["step"])
+            run.log(message["values"], step=message["step"], commit=True)
             continue
         try:
             run.summary.update(message["summary"])
