@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -99,7 +100,7 @@ def settings(start: dict[str, Any]) -> Settings:
     return wandb.Settings(**{key: value for key, value in wanted.items() if key in known})
 
 
-def sentence(error: Exception) -> str:
+def sentence(error: BaseException) -> str:
     """Return an error's first line with its type."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
@@ -117,11 +118,17 @@ def main() -> None:
     def tell(**answer: object) -> None:
         answers.write(json.dumps(answer) + "\n")
 
+    code = 0
     try:
         track(sys.stdin, tell)
-    except Exception as error:  # told to the one who waits; the run goes on without W&B
+    except (Exception, SystemExit) as error:  # told to the one who waits, who goes on without W&B
         tell(error=sentence(error))
-        sys.exit(1)
+        code = 1
+    with suppress(Exception, SystemExit):
+        import wandb
+
+        wandb.teardown()
+    os._exit(code)  # all is told; W&B's telemetry may still wait for a server that never answers
 
 
 if __name__ == "__main__":
