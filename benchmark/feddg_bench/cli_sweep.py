@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -81,15 +83,14 @@ def sweep_command(
     if dry_run:
         _print(_listing(sweep, search, results))
         return
-    again = " ".join(("feddg-bench sweep", str(file), *(pairs or ())))
     try:
         failed = _run(search, datasets, resources, retry_failed=retry_failed)
     except RunInterruptedError as stop:
         done, total = _finished(search, results)
-        where = "" if results == Path("results") else f" --results {results}"
+        again = shlex.join(word for word in sys.argv[1:] if word != "--retry-failed")
         print(  # noqa: T201
             f"feddg-bench: stopped; {done} of {total} runs are finished; "
-            f"go on with: {again}{where}",
+            f"go on with: feddg-bench {again}",
             file=sys.stderr,
         )
         raise typer.Exit(128 + stop.signal_number) from stop
@@ -213,7 +214,11 @@ def _summary(sweep: Sweep, search: Search, results: Path) -> str:
                 for group, made in groups.items()
                 if recorded.issuperset(job.key for job in made)
             ),
-            key=lambda entry: (-entry[0] if goal.maximize else entry[0], entry[1]),
+            key=lambda entry: (  # a loss that overflowed is the worst
+                math.isnan(entry[0]),
+                -entry[0] if goal.maximize else entry[0],
+                entry[1],
+            ),
         )
         lines.append(f"best by {goal.name}, mean over scenarios and seeds:")
         lines += [f"  {value:.4f}  {group}  ({_runs(n)})" for value, group, n in ranked[:5]]

@@ -15,11 +15,10 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import feddg_bench
 from feddg_bench.errors import RunInterruptedError, SettingsError
 from feddg_bench.results import ResultsStore, RunRecord
 from feddg_bench.settings import Resources
-from feddg_bench.tables.rules import CHOOSING, RULES, Evaluation, best_round, pooled
+from feddg_bench.wandb_values import config, identity, metrics, summary
 
 if TYPE_CHECKING:
     from feddg_bench.loop import RoundResult
@@ -142,8 +141,8 @@ class Tracker:
         self._process.send(
             {
                 "mode": self.mode,
-                "run": _identity(record, name, None if self.in_sweep else self.project)
-                | {"dir": str(self.store.root.absolute()), "config": _config(plan)},
+                "run": identity(record, name, None if self.in_sweep else self.project)
+                | {"dir": str(self.store.root.absolute()), "config": config(plan)},
                 "init_timeout": INIT,
                 "finish_timeout": FINISH,
             }
@@ -269,74 +268,3 @@ class _Process:
         self.ready.set()
         if not told and self._popen.wait() >= 0:  # below 0 it was killed, and that is told
             self._heard(self, {"error": "its process ended"})
-
-
-def metrics(entry: Mapping[str, Any]) -> dict[str, float]:
-    """Return a round's metrics by name, from its entry in the record.
-
-    ``train/loss``, ``seconds/training``, ``bytes/up``, ``dropped``; where the round was evaluated
-    also ``test/<domain>/accuracy`` and, over all images of the split, ``test/accuracy``, in [0, 1].
-    """
-    values = {f"train/{name}": value for name, value in entry["train"].items()}
-    values |= {f"seconds/{phase}": value for phase, value in entry["seconds"].items()}
-    values |= {f"bytes/{way}": value for way, value in entry["bytes"].items()}
-    values |= {"dropped": len(entry["dropped"]), "skipped": int(entry["skipped"])}
-    return values | _evaluation(entry["evaluation"] or {})
-
-
-def summary(record: RunRecord) -> dict[str, float]:
-    """Return what each selection rule reports: the round it chooses and that round's metrics.
-
-    Only rules that do not look at test images; a rule whose split the run lacks is left out.
-    """
-    evaluated = [entry for entry in record.rounds if entry["evaluation"] is not None]
-    evaluations = [entry["evaluation"] for entry in evaluated]
-    values: dict[str, float] = {}
-    for rule in RULES:
-        if rule == "oracle":
-            continue
-        best = best_round(evaluations, CHOOSING[rule]) if rule in CHOOSING else -1
-        if best is None:
-            continue
-        values[f"{rule}/round"] = evaluated[best]["round"]
-        values |= {f"{rule}/{n}": v for n, v in _evaluation(evaluations[best]).items()}
-    values |= {f"once/seconds/{p}": s for p, s in record.once.get("seconds", {}).items()}
-    values |= {f"once/bytes/{way}": n for way, n in record.once.get("bytes", {}).items()}
-    return values
-
-
-def _evaluation(evaluation: Evaluation) -> dict[str, float]:
-    values = {}
-    for split, domains in evaluation.items():
-        for metric in ("accuracy", "loss"):
-            for domain, measured in domains.items():
-                values[f"{split}/{domain}/{metric}"] = measured[metric]
-            whole = pooled(evaluation, split, metric)
-            if whole is not None:
-                values[f"{split}/{metric}"] = whole
-    return values
-
-
-def _identity(record: RunRecord, name: str, project: str | None) -> dict[str, Any]:
-    """Return what W&B calls the run; without a project, its agent's environment says which it is.
-
-    The entity is always W&B's own business (``WANDB_ENTITY``).
-    """
-    tags = (record.method, record.dataset, record.protocol, record.scenario.name, record.recipe)
-    own = {} if project is None else {"project": project, "id": record.key, "resume": "allow"}
-    return own | {
-        "name": name[:128],
-        "group": f"{record.dataset} {record.protocol} {record.recipe}"[:128],
-        "tags": list(dict.fromkeys(tag[:64] for tag in tags)),  # W&B's longest
-    }
-
-
-def _config(plan: Plan) -> dict[str, Any]:
-    """Return the settings that decide the numbers, and what else tells runs apart."""
-    more = {
-        "recipe": plan.recipe,
-        "key": plan.key,
-        "method_version": plan.version,
-        "feddg_bench": feddg_bench.__version__,
-    }
-    return plan.canonical | more

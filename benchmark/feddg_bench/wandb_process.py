@@ -84,6 +84,13 @@ def settings(start: dict[str, Any]) -> Settings:
     """Return settings by which W&B prints nothing, waits not for ever, and watches training."""
     import wandb
 
+    parent = os.getppid()
+
+    def stop() -> None:
+        """Do what Ctrl-C does when somebody presses stop on W&B's page: the checkpoint stays."""
+        if os.getppid() == parent:  # else it is gone, and its number another's
+            os.kill(parent, signal.SIGINT)
+
     wanted = {
         "silent": True,
         "console": "off",
@@ -91,10 +98,9 @@ def settings(start: dict[str, Any]) -> Settings:
         "init_timeout": start["init_timeout"],
         "finish_timeout": start["finish_timeout"],
         "finish_timeout_raises": True,
-        "x_stats_pid": os.getppid(),
+        "x_stats_pid": parent,
         "x_stats_track_process_tree": True,
-        # The stop button of W&B's pages is a Ctrl-C: the last checkpoint stays.
-        "stop_fn": lambda: os.kill(os.getppid(), signal.SIGINT),
+        "stop_fn": stop,
     }
     known = wandb.Settings.model_fields
     return wandb.Settings(**{key: value for key, value in wanted.items() if key in known})
@@ -125,9 +131,8 @@ def main() -> None:
         tell(error=sentence(error))
         code = 1
     with suppress(Exception, SystemExit):
-        import wandb
-
-        wandb.teardown()
+        if "wandb" in sys.modules:
+            sys.modules["wandb"].teardown()
     os._exit(code)  # all is told; W&B's telemetry may still wait for a server that never answers
 
 

@@ -159,7 +159,7 @@ def test_two_processes_ctrl_c_and_going_on(tmp_path: Path, cache: Path) -> None:
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
-    assert "go on with: feddg-bench sweep" in errors
+    assert f"go on with: feddg-bench sweep {file} --results {results} --workers 2\n" in errors
     assert not list((results / "claims").iterdir())
     short = [*command[:-1], "1"]
     done = subprocess.run(short, env=environment, capture_output=True, text=True, check=True)

@@ -20,7 +20,7 @@ from feddg_bench.errors import RunInterruptedError
 from feddg_bench.progress import ConsoleReport
 from feddg_bench.results import ResultsStore
 from feddg_bench.sweeps.definition import Range, load_sweep
-from feddg_bench.tracking import metrics, summary
+from feddg_bench.wandb_values import metrics, summary
 
 TINY = ("partition.clients=4", "per_round=2", "rounds=2", "evaluation.every=1")
 RUN = ("run", "--workers", "1", "--scenario", "ip-o-c", *TINY)

@@ -133,6 +133,11 @@ def test_grid_in_the_order_of_the_file(file: Path) -> None:
     ]
 
 
+def test_a_grid_ends_at_its_run_cap(file: Path) -> None:
+    sweep = load_sweep(write(file, run_cap=3, parameters={"x": {"min": 1, "max": 9}}))
+    assert [point["x"] for point in sweep.points()] == [1, 2, 3]
+
+
 def test_pairs_replace_what_the_file_says(file: Path) -> None:
     parameters = {"train.lr": {"values": [0.1, 0.2]}, "seed": {"value": 0}}
     sweep = load_sweep(write(file, parameters=parameters), ["lr=0.5", "seed=1,2", "rounds=3"])
@@ -204,8 +209,11 @@ def test_bad_files_are_one_sentence(file: Path, layer: dict[str, Any], words: st
     assert "\n" not in str(error.value)
 
 
-def test_fixed_pairs_of_the_command(file: Path) -> None:
-    command = ["feddg-bench", "run", "method=fedprox", "--wandb", "online", "${args_no_hyphens}"]
+@pytest.mark.parametrize(
+    "tracking", [["--wandb", "online"], ["--wandb=offline", "--wandb-project", "mine"]]
+)
+def test_fixed_pairs_of_the_command(file: Path, tracking: list[str]) -> None:
+    command = ["feddg-bench", "run", "method=fedprox", *tracking, "${args_no_hyphens}"]
     sweep = load_sweep(write(file, command=command, **GOOD))
     assert sweep.fixed == ("method=fedprox",)
 

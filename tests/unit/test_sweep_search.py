@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,19 @@ def test_a_point_cut_short_is_one_sentence(sweep: Sweep, tmp_path: Path) -> None
 )
 def test_objectives_are_means_over_images(name: str, value: float) -> None:
     assert Objective(name, True).value(record("k", 0.75)) == pytest.approx(value)
+
+
+def test_a_loss_that_overflowed_is_a_failed_point(sweep: Sweep, tmp_path: Path) -> None:
+    """Not a number is null on disk, and no value for the estimator."""
+    lowest = dataclasses.replace(sweep, objective=Objective("val/loss", False))
+    search = BayesSearch(lowest, tmp_path, Datasets())
+    assert search.grow()
+    diverged = record(search.jobs()[0].key, 0.5)
+    diverged.rounds[0]["evaluation"]["val"]["a"]["loss"] = math.inf
+    ResultsStore(tmp_path).save(diverged)
+    assert math.isnan(mean_objective(lowest, ResultsStore(tmp_path), search.jobs()))
+    assert search.grow()
+    assert len(search.jobs()) == 2
 
 
 def test_the_mean_of_a_point(sweep: Sweep, tmp_path: Path) -> None:

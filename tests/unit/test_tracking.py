@@ -16,7 +16,8 @@ from feddg_bench import tracking
 from feddg_bench.errors import RunInterruptedError, SettingsError
 from feddg_bench.results import ResultsStore, RunRecord, ScenarioRecord
 from feddg_bench.settings import Resources
-from feddg_bench.tracking import Tracker, metrics, summary
+from feddg_bench.tracking import Tracker
+from feddg_bench.wandb_values import metrics, summary
 
 FAKE = """
 import json, os, time
@@ -193,6 +194,13 @@ def test_metrics_of_a_round() -> None:
     )
 
 
+def test_a_loss_that_overflowed_is_left_out() -> None:
+    overflowed = entry(1, 0.5, 0.5, 0.25)
+    overflowed["evaluation"]["id_val"]["p"]["loss"] = None  # as a record on disk has it
+    found = metrics(overflowed)
+    assert set(metrics(entry(1, 0.5, 0.5, 0.25))) - set(found) == {"id_val/p/loss", "id_val/loss"}
+
+
 def test_summary_by_selection_rule_never_by_test_images(record: RunRecord) -> None:
     found = summary(record)
     assert [found[f"{rule}/round"] for rule in ("last", "best_by_val", "best_by_id_val")] == [
@@ -215,7 +223,7 @@ def test_a_run_is_told_in_order(world: World, record: RunRecord) -> None:
     world.run(world.tracker(), record)
     calls = world.did()
     assert [call["moment"] for call in calls] == [
-        "import", "init", "log", "log", "log", "summary", "artifact", "finish",
+        "import", "init", "log", "log", "log", "summary", "artifact", "finish", "teardown",
     ]  # fmt: skip
     assert [call["step"] for call in calls[2:5]] == [1, 2, 3]
     assert calls[4]["values"] == metrics(record.rounds[2])

@@ -75,6 +75,7 @@ class Board:
         if event == "begin":
             done, rounds = facts
             self.begun[key] = time.monotonic()
+            self.drop(key)  # of a worker that died
             self.started = self.started or self.begun[key]
             self.bars[key] = self.progress.add_task(
                 title, total=_number(rounds), completed=_number(done), facts=""

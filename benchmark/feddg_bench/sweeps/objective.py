@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,15 @@ class Objective:
     maximize: bool
 
     def value(self, record: RunRecord) -> float:
-        """Return the metric of a finished run.
+        """Return the metric of a finished run; NaN for a loss that overflowed, null on disk.
 
         Raises:
             SettingsError: If the run has no images of the split.
         """
         split, metric = self.name.split("/")
         domains = record.evaluation().get(split, {}).values()
+        if any(domain[metric] is None for domain in domains):
+            return math.nan
         images = sum(domain["images"] for domain in domains)
         if not images:
             raise SettingsError(

@@ -13,6 +13,7 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 
 from feddg_bench.errors import FeddgError, RunInterruptedError
+from feddg_bench.parallel import interrupts_ignored
 from feddg_bench.settings import Resources
 from feddg_bench.sweeps.failures import Failures
 from feddg_bench.sweeps.jobs import Job
@@ -98,7 +99,8 @@ class _Pool:
         process = self.context.Process(
             target=_serve, args=(theirs, self.search, self.resources), daemon=True
         )
-        process.start()
+        with interrupts_ignored():
+            process.start()
         theirs.close()
         self.members[ours] = process
         self.current[ours] = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -142,18 +143,21 @@ class BayesSearch:
             )
             for point, made in self._points:
                 keys = {job.key for job in made}
-                done = keys <= recorded
+                value: float | None = None
                 state = optuna.trial.TrialState.RUNNING
-                if done:
+                if keys <= recorded:
+                    value = mean_objective(self.sweep, self.store, made)
                     state = optuna.trial.TrialState.COMPLETE
-                elif keys <= recorded | failed:
-                    state = optuna.trial.TrialState.FAIL
+                if (value is not None and not math.isfinite(value)) or (
+                    value is None and keys <= recorded | failed
+                ):
+                    value, state = None, optuna.trial.TrialState.FAIL
                 study.add_trial(
                     optuna.trial.create_trial(
                         params=point,
                         distributions=space,
                         state=state,
-                        value=mean_objective(self.sweep, self.store, made) if done else None,
+                        value=value,
                     )
                 )
             return dict(study.ask(space).params)
