@@ -296,6 +296,8 @@ def _run_all(plans: list[Plan], data: RunData, resources: Resources, *, as_json:
     except RunInterruptedError as stop:
         key = current.key if current else ""
         where = "" if resources.results == Path("results") else f" --results {resources.results}"
+        if resources.wandb != "off":
+            where += f" --wandb {resources.wandb} --wandb-project {resources.wandb_project}"
         hint = (
             f"go on with: feddg-bench resume {key}{where} (or the same command again)"
             if store.checkpoint(key).exists()

@@ -22,7 +22,11 @@ from feddg_bench.results import ResultsStore
 from feddg_bench.sweeps.definition import Range, load_sweep
 from feddg_bench.wandb_values import metrics, summary
 
-TINY = ("partition.clients=4", "per_round=2", "rounds=2", "evaluation.every=1")
+TINY = (
+    "partition.clients=4", "per_round=2", "rounds=2", "evaluation.every=1", "data.image_size=8",
+    "data.id_test_fraction=0.5", "data.id_val_fraction=0.3", "train.local_epochs=1",
+    "train.batch_size=128",
+)  # fmt: skip
 RUN = ("run", "--workers", "1", "--scenario", "ip-o-c", *TINY)
 SWEEP = Path(__file__).parents[2] / "sweeps/tune/fedavg.yaml"
 
@@ -146,7 +150,7 @@ def test_a_stopped_run_goes_on_as_the_same_wandb_run(
         patch.setattr(ConsoleReport, "round", stop)
         stopped = feddg(*RUN, "--wandb", "offline")
     assert stopped.code == 130
-    assert "go on with" in stopped.err
+    assert "--wandb offline --wandb-project feddg-bench (or the same" in stopped.err
     (first,) = offline_runs(tmp_path / "results")
     assert (list(first.history), first.exit_code, first.artifacts) == ([1], 130, [])
     (checkpoint,) = (tmp_path / "results/checkpoints").iterdir()
