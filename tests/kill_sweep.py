@@ -25,7 +25,6 @@ from pathlib import Path
 import yaml
 
 from feddg_bench import cli
-from feddg_bench.cli_sweep import sweep_command
 from feddg_bench.results import ResultsStore
 from feddg_bench.sweeps.definition import load_sweep
 from feddg_bench.sweeps.search import open_search
@@ -82,8 +81,6 @@ def kill_sweep(folder: Path, *, jobs: int, kills: int, copies: int, seed: int) -
     Raises:
         AssertionError: If a job is missing, doubled, cut short or has other numbers.
     """
-    if not any(command.callback is sweep_command for command in cli.app.registered_commands):
-        cli.app.command("sweep")(sweep_command)
     import feddg_bench.run  # noqa: F401 - before the forks, which then start at once
 
     rng = random.Random(seed)  # noqa: S311 - instants, not secrets

@@ -18,7 +18,8 @@ from feddg_bench.cli_download import download_command
 from feddg_bench.cli_sweep import sweep_command
 from feddg_bench.cli_tables import tables_command
 from feddg_bench.errors import FeddgError, RunInterruptedError, SettingsError
-from feddg_bench.registry import check_name, load_dataset, load_recipe, names, recipe_names
+from feddg_bench.plans import base_layer, draft_runs, make_plans, read_methods
+from feddg_bench.registry import check_name, load_dataset, names, recipe_names
 from feddg_bench.settings import (
     Layer,
     Resources,
@@ -88,6 +89,10 @@ Lambda = Annotated[
         "--heterogeneity", "--lambda", help="lambda in [0, 1]; 1 is the same mixture for all."
     ),
 ]
+Wandb = Annotated[
+    str, typer.Option(help="W&B tracking: online, offline (no account needed) or off.")
+]
+WandbProject = Annotated[str, typer.Option(help="W&B project; the entity is $WANDB_ENTITY.")]
 Config = Annotated[list[Path] | None, typer.Option("--config", help="YAML file of settings.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, such as train.lr=0.001.")]
 Pairs = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings.")]
@@ -145,6 +150,8 @@ def run_command(
     workers: Workers = 0,
     threads: Threads = 1,
     checkpoint_every: Annotated[int, typer.Option(help="Rounds between checkpoints.")] = 1,
+    wandb: Wandb = "off",
+    wandb_project: WandbProject = "feddg-bench",
     config: Config = None,
     set_: Set = None,
     json_: Json = False,
@@ -168,34 +175,32 @@ def run_command(
         "split_csv": None if split_csv is None else str(split_csv),
     }
     resources = _resources(
-        device, workers, threads, data_root, cache_dir, results, checkpoint_every
+        device=device,
+        workers=workers,
+        threads=threads,
+        data_root=data_root,
+        cache_dir=cache_dir,
+        results=results,
+        checkpoint_every=checkpoint_every,
+        wandb=wandb,
+        wandb_project=wandb_project,
     )
     check_name("data set", dataset)
     opened = load_dataset(dataset)(data_root)
-    wanted = [
-        (*_layers(m, dataset, p, recipe, flags, config, None, pairs), s)
-        for p in protocol.split(",")
-        for m in _methods(method)
-        for s in _scenarios(p, opened, scenario)
-    ]
-    seed_list = _seeds(seeds)
-    for _, base, user, chosen in wanted:
-        layer = {"scenario": chosen.name, "seed": seed_list[0]}
-        validate(RunSettings, merge(base, user, layer))
+    drafts = draft_runs(
+        opened,
+        dataset,
+        methods=method,
+        protocols=protocol,
+        scenario=scenario,
+        recipe=recipe,
+        seeds=seeds,
+        user=_user_layer(flags, config, pairs),
+    )
 
-    from feddg_bench.fitness import check_fit
-    from feddg_bench.registry import load_method
-    from feddg_bench.run import RunData, make_plan
+    from feddg_bench.run import RunData
 
-    plans = [
-        make_plan([base], [user, {"scenario": s.name, "seed": seed}], s, label, opened.identity)
-        for seed in seed_list
-        for label, base, user, s in wanted
-    ]
-    for plan in plans:  # before the first one trains
-        check_fit(plan.settings, load_method(plan.settings.method), opened)
-    data = RunData(opened, cache_dir)
-    _run_all(plans, data, resources, as_json=json_)
+    _run_all(make_plans(drafts, opened), RunData(opened, cache_dir), resources, as_json=json_)
 
 
 @app.command("resume")
@@ -208,6 +213,8 @@ def resume_command(
     workers: Workers = 0,
     threads: Threads = 1,
     checkpoint_every: Annotated[int, typer.Option(help="Rounds between checkpoints.")] = 1,
+    wandb: Wandb = "off",
+    wandb_project: WandbProject = "feddg-bench",
     json_: Json = False,
 ) -> None:
     """Go on with an interrupted run from its last checkpoint."""
@@ -241,7 +248,17 @@ def resume_command(
             f"checkpoint {found[0]} was made by another version of {plan.settings.method} or with "
             f"other file contents; delete it and run the original command again"
         )
-    resources = _resources(device, workers, threads, root, cache_dir, results, checkpoint_every)
+    resources = _resources(
+        device=device,
+        workers=workers,
+        threads=threads,
+        data_root=root,
+        cache_dir=cache_dir,
+        results=results,
+        checkpoint_every=checkpoint_every,
+        wandb=wandb,
+        wandb_project=wandb_project,
+    )
     data = RunData(opened, cache_dir)
     _run_all([plan], data, resources, as_json=json_)
 
@@ -254,6 +271,7 @@ def _run_all(plans: list[Plan], data: RunData, resources: Resources, *, as_json:
     from feddg_bench.results import ResultsStore
     from feddg_bench.run import open_executor, run
     from feddg_bench.tables import summary
+    from feddg_bench.tracking import Reports, Tracker
 
     store = ResultsStore(resources.results)
     store.check_writable()
@@ -261,20 +279,26 @@ def _run_all(plans: list[Plan], data: RunData, resources: Resources, *, as_json:
     current: Plan | None = None
     executor = None
     try:
-        with ConsoleReport(Console(stderr=True), len(plans)) as report:
+        with (
+            ConsoleReport(Console(stderr=True), len(plans)) as report,
+            Tracker(resources, report.say) as tracker,
+        ):
             for plan in plans:
                 record = store.load(plan.key)
                 if record is not None:
                     data.check_same(record, store.path(plan.key))
                     report.already(plan)
+                    tracker.already(plan, record)
                     records.append(record)
                     continue
                 current = plan
                 executor = executor or open_executor(resources)
-                records.append(run(plan, data, executor, resources, report))
+                records.append(run(plan, data, executor, resources, Reports(report, tracker)))
     except RunInterruptedError as stop:
         key = current.key if current else ""
         where = "" if resources.results == Path("results") else f" --results {resources.results}"
+        if resources.wandb != "off":
+            where += f" --wandb {resources.wandb} --wandb-project {resources.wandb_project}"
         hint = (
             f"go on with: feddg-bench resume {key}{where} (or the same command again)"
             if store.checkpoint(key).exists()
@@ -304,27 +328,8 @@ def _run_all(plans: list[Plan], data: RunData, resources: Resources, *, as_json:
     console.print(f"Records: {store.runs}", highlight=False, soft_wrap=True)
 
 
-def _resources(
-    device: str,
-    workers: int,
-    threads: int,
-    data_root: Path | None,
-    cache_dir: Path | None,
-    results: Path,
-    checkpoint_every: int,
-) -> Resources:
-    return validate(
-        Resources,
-        {
-            "device": device,
-            "workers": workers,
-            "threads": threads,
-            "data_root": data_root,
-            "cache_dir": cache_dir,
-            "results": results,
-            "checkpoint_every": checkpoint_every,
-        },
-    )
+def _resources(**where: Any) -> Resources:
+    return validate(Resources, where)
 
 
 def _layers(
@@ -332,59 +337,31 @@ def _layers(
     dataset: str,
     protocol: str,
     recipe: str | None,
-    flags: dict[str, Any],
-    config: list[Path] | None,
-    set_: list[str] | None,
-    pairs: list[str] | None,
-) -> tuple[str, Layer, Layer]:
-    """Return the recipe's label, its layer, and the user's: files, flags, ``KEY=VALUE``."""
-    from feddg_bench.protocols import validate_protocol
-
+) -> tuple[str, Layer]:
+    """Return the label and the layer of a recipe, or of the data set's own."""
     check_name("method", method)
     check_name("data set", dataset)
-    validate_protocol(protocol)
-    label = recipe or load_dataset(dataset).default_recipe
-    base = merge(
-        load_recipe(label, dataset, method),
-        {"method": method, "dataset": dataset, "protocol": protocol},
-    )
+    return base_layer(method, dataset, protocol, recipe or load_dataset(dataset).default_recipe)
+
+
+def _user_layer(flags: dict[str, Any], config: list[Path] | None, pairs: list[str] | None) -> Layer:
+    """Return what the user says: files, flags, ``KEY=VALUE``."""
     given = [
         parse_override(f"{FLAGS[flag]}={value}")
         for flag, value in flags.items()
         if value is not None
     ]
-    user = merge(
+    return merge(
         *(load_layer(path) for path in config or ()),
         *given,
-        *(parse_override(text) for text in (*(set_ or ()), *(pairs or ()))),
+        *(parse_override(text) for text in pairs or ()),
     )
-    return Path(label).stem, base, user
-
-
-def _methods(text: str) -> list[str]:
-    """Return the methods of a comma-separated list."""
-    if text == "all":
-        return list(names("method"))
-    found = list(dict.fromkeys(part.strip() for part in text.split(",")))
-    for name in found:
-        check_name("method", name)
-    return found
 
 
 def _scenarios(protocol: str, dataset: DomainDataset, select: str | None) -> list[Scenario]:
     from feddg_bench.protocols import scenarios
 
     return scenarios(protocol, dataset.domains, dataset.letters, select, dataset.official)
-
-
-def _seeds(text: str) -> list[int]:
-    try:
-        seeds = [int(part) for part in text.split(",")]
-    except ValueError:
-        seeds = [-1]
-    if any(seed < 0 for seed in seeds):
-        raise SettingsError(f"cannot read --seeds {text!r}: expected numbers >= 0, such as 0,1,2")
-    return list(dict.fromkeys(seeds))
 
 
 def _listing(paths: Iterator[Path]) -> str:
@@ -424,10 +401,9 @@ def profile_command(
     opened = load_dataset(dataset)(data_root)
     chosen = _scenarios(protocol, opened, scenario)[0]
     run = {"scenario": chosen.name, "federation": {"rounds": rounds + 1}}
-    wanted = [
-        _layers(m, dataset, protocol, recipe, flags, config, set_, pairs) for m in _methods(method)
-    ]
-    for _, base, user in wanted:
+    user = _user_layer(flags, config, [*(set_ or ()), *(pairs or ())])
+    wanted = [_layers(m, dataset, protocol, recipe) for m in read_methods(method)]
+    for _, base in wanted:
         validate(RunSettings, merge(base, user, run))
 
     from feddg_bench.profile import profile, synthetic_federation
@@ -436,7 +412,7 @@ def profile_command(
 
     data = None if synthetic else RunData(opened, cache_dir)
     measured = []
-    for label, base, user in wanted:
+    for label, base in wanted:
         plan = make_plan([base], [user, run], chosen, label, opened.identity)
         if data is None:
             federation = synthetic_federation(
@@ -509,10 +485,10 @@ def show_command(
     json_: Json = False,
 ) -> None:
     """Print a method's card: paper, settings, what leaves a client in bytes, deviations."""
-    given = None if backbone is None else [f"backbone.name={backbone}", "backbone.pretrained=false"]
-    label, base, user = _layers(name, dataset, "lodo", recipe, {}, None, given, pairs)
+    given = [] if backbone is None else [f"backbone.name={backbone}", "backbone.pretrained=false"]
+    label, base = _layers(name, dataset, "lodo", recipe)
     chosen = _scenarios("lodo", load_dataset(dataset)(), None)[0]
-    user = merge(user, {"scenario": chosen.name})
+    user = merge(_user_layer({}, None, [*given, *(pairs or ())]), {"scenario": chosen.name})
     validate(RunSettings, merge(base, user))
 
     from feddg_bench.cards import make_card, markdown

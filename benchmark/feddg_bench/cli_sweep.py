@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +16,7 @@ from feddg_bench.settings import Resources, validate
 if TYPE_CHECKING:
     from feddg_bench.store import Progress
     from feddg_bench.sweeps.definition import Sweep
-    from feddg_bench.sweeps.jobs import Job
+    from feddg_bench.sweeps.jobs import Datasets, Job
     from feddg_bench.sweeps.search import Search
 
 
@@ -43,6 +45,12 @@ def sweep_command(
         int, typer.Option(help="CPU threads of each worker; numbers' last bits depend on it.")
     ] = 1,
     checkpoint_every: Annotated[int, typer.Option(help="Rounds between checkpoints.")] = 1,
+    wandb: Annotated[
+        str, typer.Option(help="W&B tracking: online, offline (no account needed) or off.")
+    ] = "off",
+    wandb_project: Annotated[
+        str, typer.Option(help="W&B project; the entity is $WANDB_ENTITY.")
+    ] = "feddg-bench",
 ) -> None:
     """Run all runs of a W&B sweep file, without an account or a network.
 
@@ -61,25 +69,28 @@ def sweep_command(
             "cache_dir": cache_dir,
             "results": results,
             "checkpoint_every": checkpoint_every,
+            "wandb": wandb,
+            "wandb_project": wandb_project,
         },
     )
     sweep = load_sweep(file, pairs or ())
 
+    from feddg_bench.sweeps.jobs import Datasets
     from feddg_bench.sweeps.search import open_search
 
-    search = open_search(sweep, results)
+    datasets = Datasets(data_root)
+    search = open_search(sweep, results, datasets)
     if dry_run:
         _print(_listing(sweep, search, results))
         return
-    again = " ".join(("feddg-bench sweep", str(file), *(pairs or ())))
     try:
-        failed = _run(search, resources, retry_failed=retry_failed)
+        failed = _run(search, datasets, resources, retry_failed=retry_failed)
     except RunInterruptedError as stop:
         done, total = _finished(search, results)
-        where = "" if results == Path("results") else f" --results {results}"
+        again = shlex.join(word for word in sys.argv[1:] if word != "--retry-failed")
         print(  # noqa: T201
             f"feddg-bench: stopped; {done} of {total} runs are finished; "
-            f"go on with: {again}{where}",
+            f"go on with: feddg-bench {again}",
             file=sys.stderr,
         )
         raise typer.Exit(128 + stop.signal_number) from stop
@@ -88,7 +99,7 @@ def sweep_command(
         raise typer.Exit(1)
 
 
-def _run(search: Search, resources: Resources, *, retry_failed: bool) -> bool:
+def _run(search: Search, datasets: Datasets, resources: Resources, *, retry_failed: bool) -> bool:
     """Finish the sweep and return whether a run failed."""
     from rich.console import Console
 
@@ -112,7 +123,7 @@ def _run(search: Search, resources: Resources, *, retry_failed: bool) -> bool:
         lambda key: next((job for job in search.jobs() if job.key == key), None),
         lambda: _finished(search, resources.results),
     ) as board:
-        _prepare(search, resources, board.decoding)
+        _prepare(search, datasets, resources, board.decoding)
         done, total = _finished(search, resources.results)
         wanted = resources.workers or (1 if device != "cpu" else cores())
         count = max(1, min(wanted, total - done))
@@ -126,13 +137,12 @@ def _run(search: Search, resources: Resources, *, retry_failed: bool) -> bool:
     return not recorded.issuperset(keys)
 
 
-def _prepare(search: Search, resources: Resources, progress: Progress) -> None:
+def _prepare(search: Search, datasets: Datasets, resources: Resources, progress: Progress) -> None:
     """Check the records that are there, and decode images once for all workers.
 
     Raises:
         DataError: If data cannot be found, or a record was made from other data.
     """
-    from feddg_bench.registry import load_dataset
     from feddg_bench.results import ResultsStore
     from feddg_bench.run import RunData
 
@@ -140,8 +150,7 @@ def _prepare(search: Search, resources: Resources, progress: Progress) -> None:
     data: dict[str, RunData] = {}
     for job in search.jobs():
         if job.dataset not in data:
-            found = load_dataset(job.dataset)(resources.data_root)
-            data[job.dataset] = RunData(found, resources.cache_dir)
+            data[job.dataset] = RunData(datasets.open(job.dataset), resources.cache_dir)
         record = store.load(job.key)
         if record is not None:
             data[job.dataset].check_same(record, store.path(job.key))
@@ -205,7 +214,11 @@ def _summary(sweep: Sweep, search: Search, results: Path) -> str:
                 for group, made in groups.items()
                 if recorded.issuperset(job.key for job in made)
             ),
-            key=lambda entry: (-entry[0] if goal.maximize else entry[0], entry[1]),
+            key=lambda entry: (  # a loss that overflowed is the worst
+                math.isnan(entry[0]),
+                -entry[0] if goal.maximize else entry[0],
+                entry[1],
+            ),
         )
         lines.append(f"best by {goal.name}, mean over scenarios and seeds:")
         lines += [f"  {value:.4f}  {group}  ({_runs(n)})" for value, group, n in ranked[:5]]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import signal
-import threading
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -18,6 +17,7 @@ import torch
 from feddg_bench.errors import FeddgError
 from feddg_bench.messages import LocalUpdate, Payload, Reply, Task, Weights, decode, encode
 from feddg_bench.method import Method
+from feddg_bench.parallel import interrupts_ignored
 from feddg_bench.worker import Worker, WorkerSpec, peak_memory_mib
 
 _DIED = (
@@ -106,7 +106,7 @@ class ProcessExecutor:
         for _ in range(n):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs,), daemon=True)
-            with _interrupts_ignored():
+            with interrupts_ignored():
                 process.start()
             theirs.close()
             self._pipes.append(ours)
@@ -223,19 +223,6 @@ class ProcessExecutor:
                 raise FeddgError(answer["error"])
             raise RuntimeError(f"in a worker process:\n{answer['error']}")
         return answer
-
-
-@contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    """Start processes that ignore Ctrl-C from their first instruction: the parent decides."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
 
 
 def _serve(pipe: Connection) -> None:

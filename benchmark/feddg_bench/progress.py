@@ -19,6 +19,7 @@ from feddg_bench.tables import Cell, Table
 if TYPE_CHECKING:
     from feddg_bench.loop import RoundResult
     from feddg_bench.profile import Profile
+    from feddg_bench.results import RunRecord
     from feddg_bench.run import Plan
 
 
@@ -77,8 +78,9 @@ class ConsoleReport:
         self.number += 1
         self.say(f"{self._title(plan)}: already done, {plan.key}")
 
-    def begin(self, plan: Plan, done: int | None) -> None:
+    def begin(self, plan: Plan, done: int | None, record: RunRecord) -> None:
         """A run starts, or goes on from a checkpoint after ``done`` rounds."""
+        del record
         self.number += 1
         self.held_out = ""
         rounds = plan.settings.federation.rounds
@@ -125,6 +127,9 @@ class ConsoleReport:
                 f"{self._title(plan)}: round {result.round}/{rounds}  {self.held_out}{facts}  "
                 f"{left:.0f} s left"
             )
+
+    def end(self, plan: Plan, record: RunRecord) -> None:
+        """A run is recorded; the table at the end shows it."""
 
     def _title(self, plan: Plan) -> str:
         settings = plan.settings

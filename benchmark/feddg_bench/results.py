@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -104,14 +105,18 @@ def split_metric(evaluation: Mapping[str, Any], split: str, metric: str) -> floa
     """Return a metric over all images of a split, or ``None`` if it was not measured.
 
     That of the part `WHOLE` if there is one; else of the only domain, or the mean over domains by
-    images for metrics that are such a mean.
+    images for metrics that are such a mean. It is NaN where a loss overflowed, null on disk.
     """
     parts: Mapping[str, Any] = evaluation.get(split, {})
     whole = parts.get(WHOLE)
     known = [d for d in (parts.values() if whole is None else (whole,)) if metric in d]
     if len(known) == 1 and (whole is not None or len(parts) == 1):  # quick: tables read millions
-        value: float = known[0][metric]
+        value: float | None = known[0][metric]
+        if value is None:
+            return math.nan
         return value if known[0]["images"] else None
+    if any(domain[metric] is None for domain in known):
+        return math.nan
     images: int = sum(domain["images"] for domain in known)
     if not images or metric not in POOLABLE:
         return None

@@ -50,11 +50,17 @@ class Report(Protocol):
     def decoding(self, done: int, total: int) -> None:
         """So many of the data set's images are decoded into the store."""
 
-    def begin(self, plan: Plan, done: int | None) -> None:
-        """A run starts, or goes on from a checkpoint after ``done`` rounds."""
+    def begin(self, plan: Plan, done: int | None, record: RunRecord) -> None:
+        """A run starts, or goes on from a checkpoint after ``done`` rounds.
+
+        ``record`` holds the rounds that are over, and gets each that follows before `round`.
+        """
 
     def round(self, plan: Plan, result: RoundResult, images: int) -> None:
         """A round ended that trained on ``images`` images."""
+
+    def end(self, plan: Plan, record: RunRecord) -> None:
+        """The run's record is saved."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +202,7 @@ def run(
         data.check_same(record, checkpoint)
         seconds_before = record.time["seconds"]
     record.environment = environment(resources, executor)
-    report.begin(plan, server.round if checkpoint.exists() else None)
+    report.begin(plan, server.round if checkpoint.exists() else None, record)
 
     def keep() -> None:
         record.time = {
@@ -231,6 +237,7 @@ def run(
             save_checkpoint(checkpoint, state)
     results.save(record)
     checkpoint.unlink(missing_ok=True)
+    report.end(plan, record)
     return record
 
 

@@ -277,6 +277,9 @@ class Resources(Section):
     """Where decoded stores lie; default ``$FEDDG_CACHE`` or ``~/.cache/feddg-bench``."""
     results: Path = Path("results")
     checkpoint_every: int = Field(1, ge=1)
+    wandb: Literal["off", "offline", "online"] = "off"
+    """Whether runs are tracked by W&B (see `feddg_bench.tracking`)."""
+    wandb_project: str = Field("feddg-bench", min_length=1)
 
 
 # ------------------------------------------------------------------------------- layers

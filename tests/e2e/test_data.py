@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feddg_bench import cli
 from feddg_datasets import pacs
 from feddg_datasets.pacs import PACS
 
@@ -20,29 +19,11 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def feddg(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Run:
-    """Return the command, run in this process: exit status, output, messages."""
-    for name in ("FEDDG_DATA", "FEDDG_CONFIG"):
-        monkeypatch.delenv(name, raising=False)
+def feddg(feddg: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """Return ``feddg-bench data`` of a user who has nothing yet."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("FEDDG_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)  # leave pytest its Ctrl-C
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["feddg-bench", "data", *map(str, arguments)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
+    return partial(feddg, "data")
 
 
 @pytest.fixture

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import runpy
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
-from feddg_bench import cli
 from feddg_bench.results import ResultsStore, RunRecord
 from feddg_datasets.minidomainnet import MiniDomainNet
 from feddg_datasets.officehome import OfficeHome
@@ -23,43 +22,18 @@ TINY = ("--rounds", "1", "--workers", "1", "data.image_size=16", "train.local_ep
 THIRDS = ("data.id_val_fraction=0.34", "data.id_test_fraction=0.34")
 
 
-@dataclass(frozen=True)
-class Outcome:
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Outcome]
+Run = Callable[..., Any]
 
 
 @pytest.fixture
-def feddg(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Run:
-    """Return the command, run in this process; made-up data need not have the published counts."""
+def feddg(feddg: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """Return the command; made-up data need not have the published counts."""
     monkeypatch.setenv("FEDDG_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("FEDDG_DATA", raising=False)
-    monkeypatch.delenv("FEDDG_CONFIG", raising=False)
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)  # leave pytest its Ctrl-C
     monkeypatch.setattr(OfficeHome, "counts", {})
     monkeypatch.setattr(RotatedMNIST, "counts", {})
     monkeypatch.setattr(MiniDomainNet, "total", None)
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["feddg-bench", *map(str, arguments)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capsys.readouterr()
-        return Outcome(code, captured.out, captured.err)
-
-    return run
+    return feddg
 
 
 def record(feddg: Run, root: Path, name: str, *arguments: str) -> RunRecord:
@@ -146,6 +120,38 @@ def test_femnist_takes_the_published_splits(feddg: Run, tmp_path: Path) -> None:
         "--split-csv", "splits.csv", "--clients", "4", *TINY, *network,
     )  # fmt: skip
     assert "leave --split-csv out" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen"),
+    [
+        ("folder", {"protocol": "lodo", "scenario": "night", "partition.clients": 4}),
+        (
+            "femnist",
+            {"protocol": "wilds", "partition.clients": 5, "backbone.name": "femnist_cnn"}
+            | {"data.image_size": 28},
+        ),
+    ],
+)
+def test_a_sweep_plans_the_runs_of_run_where_domains_are_on_the_disk(
+    feddg: Run, tmp_path: Path, name: str, chosen: dict[str, object]
+) -> None:
+    """The same key, so that what `run` recorded is done."""
+    root = fabricate(name, tmp_path / "data")
+    small = dict(pair.split("=") for pair in (*TINY[4:], "rounds=1", "per_round=2"))
+    parameters = {"dataset": name} | small | chosen
+    pairs = [f"{key}={value}" for key, value in parameters.items()]
+    ran = feddg("run", "--workers", "1", "--data-root", root, *pairs)
+    assert ran.code == 0, ran.err
+    file = tmp_path / "sweep.yaml"
+    values = {key: {"value": value} for key, value in parameters.items()}
+    layer = {"method": "grid", "command": ["feddg-bench", "run", "${args_no_hyphens}"]}
+    file.write_text(yaml.safe_dump(layer | {"parameters": values}, sort_keys=False))
+    swept = feddg("sweep", file, "--workers", "1", "--data-root", root)
+    assert swept.code == 0, swept.err
+    assert "1 of 1 runs" in swept.out
+    assert "[" not in swept.err  # nothing was computed
+    assert feddg("sweep", file).code == 2  # no folder
 
 
 def test_sets_without_published_splits_refuse_the_protocol(feddg: Run) -> None:

@@ -6,8 +6,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,14 +18,7 @@ TINY = ("--clients", "4", "--per-round", "2", "--rounds", "2", "--workers", "1")
 FORMATS = ("md", "tex", "csv", "html")
 
 
-@dataclass(frozen=True)
-class Outcome:
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Outcome]
+Run = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
@@ -44,24 +38,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def feddg(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Run:
-    """Return the command, run in this process in an empty folder."""
-    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: object) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["feddg-bench", "tables", *map(str, arguments)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capsys.readouterr()
-        return Outcome(code, captured.out, captured.err)
-
-    return run
+def feddg(feddg: Run) -> Run:
+    """Return ``feddg-bench tables``."""
+    return partial(feddg, "tables")
 
 
 def test_all_tables_twice_with_the_same_bytes(feddg: Run, results: Path, tmp_path: Path) -> None:

@@ -149,6 +149,40 @@ def test_a_holder_learns_that_it_was_replaced(claims: Claims) -> None:
     assert claims.held() == {"k": 1}  # the new holder's claim stays
 
 
+def test_a_file_server_that_stumbles_does_not_end_the_heartbeat(
+    claims: Claims, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stale(_: Path) -> bool:
+        raise OSError(116, "Stale file handle")
+
+    claim = look(claims)
+    assert claim is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "exists", stale)
+        claim.beat()
+    assert not claim.lost
+    elsewhere(claims.folder / "k.1")
+    claim.beat()
+    assert claim.lost
+
+
+def test_what_another_copy_tidies_away_is_not_ours(
+    claims: Claims, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its part file goes just when the claim turns out to be another's."""
+    assert look(claims) is not None
+    link = os.link
+
+    def tidied(source: Path, target: Path) -> None:
+        try:
+            link(source, target)
+        finally:
+            source.unlink()
+
+    monkeypatch.setattr(module.os, "link", tidied)
+    assert claims.take("k") is None
+
+
 def test_a_touch_is_seen(claims: Claims) -> None:
     claim = look(claims)
     assert claim is not None

@@ -12,7 +12,7 @@ from feddg_bench.errors import SettingsError
 from feddg_bench.registry import load_method, names
 from feddg_bench.settings import validate
 from feddg_bench.sweeps.definition import Choice, Range, load_sweep
-from feddg_bench.sweeps.jobs import jobs, split_pairs
+from feddg_bench.sweeps.jobs import Datasets, jobs, split_pairs
 from feddg_bench.sweeps.search import open_search
 
 FOLDER = Path(__file__).parents[2] / "sweeps"
@@ -133,6 +133,11 @@ def test_grid_in_the_order_of_the_file(file: Path) -> None:
     ]
 
 
+def test_a_grid_ends_at_its_run_cap(file: Path) -> None:
+    sweep = load_sweep(write(file, run_cap=3, parameters={"x": {"min": 1, "max": 9}}))
+    assert [point["x"] for point in sweep.points()] == [1, 2, 3]
+
+
 def test_pairs_replace_what_the_file_says(file: Path) -> None:
     parameters = {"train.lr": {"values": [0.1, 0.2]}, "seed": {"value": 0}}
     sweep = load_sweep(write(file, parameters=parameters), ["lr=0.5", "seed=1,2", "rounds=3"])
@@ -204,8 +209,11 @@ def test_bad_files_are_one_sentence(file: Path, layer: dict[str, Any], words: st
     assert "\n" not in str(error.value)
 
 
-def test_fixed_pairs_of_the_command(file: Path) -> None:
-    command = ["feddg-bench", "run", "method=fedprox", "--wandb", "online", "${args_no_hyphens}"]
+@pytest.mark.parametrize(
+    "tracking", [["--wandb", "online"], ["--wandb=offline", "--wandb-project", "mine"]]
+)
+def test_fixed_pairs_of_the_command(file: Path, tracking: list[str]) -> None:
+    command = ["feddg-bench", "run", "method=fedprox", *tracking, "${args_no_hyphens}"]
     sweep = load_sweep(write(file, command=command, **GOOD))
     assert sweep.fixed == ("method=fedprox",)
 
@@ -214,24 +222,24 @@ def test_fixed_pairs_of_the_command(file: Path) -> None:
 
 
 def test_a_point_is_the_runs_of_the_command() -> None:
-    found = jobs(["method=fedavg,fedprox", "seed=0,1", "scenario=ip-o-c", "rounds=2"])
+    found = jobs(["method=fedavg,fedprox", "seed=0,1", "scenario=ip-o-c", "rounds=2"], Datasets())
     assert [job.title for job in found] == [
         "fedavg ltdo ip-o-c seed 0",
-        "fedavg ltdo ip-o-c seed 1",
         "fedprox ltdo ip-o-c seed 0",
+        "fedavg ltdo ip-o-c seed 1",
         "fedprox ltdo ip-o-c seed 1",
     ]
     for job in found:
-        (alone,) = jobs(job.pairs)
+        (alone,) = jobs(job.pairs, Datasets())
         assert alone.key == job.key
-    assert len(jobs(["seed=0"])) == 4  # the protocol's own scenarios
+    assert len(jobs(["seed=0"], Datasets())) == 4  # the protocol's own scenarios
 
 
 @pytest.mark.parametrize(
     ("pairs", "words"),
     [
         (["method=fedpox"], "did you mean 'fedprox'"),
-        (["seed=a"], "seed=a"),
+        (["seed=a"], "seeds 'a'"),
         (["scenario=x-y-z"], "x-y-z"),
         (["hyper.mu=-1", "method=fedprox"], "hyper.mu"),
         (["train.lrr=1"], "did you mean 'train.lr'"),
@@ -239,7 +247,7 @@ def test_a_point_is_the_runs_of_the_command() -> None:
 )
 def test_bad_points_are_one_sentence(pairs: list[str], words: str) -> None:
     with pytest.raises(SettingsError, match=words):
-        jobs(pairs)
+        jobs(pairs, Datasets())
 
 
 def test_split_pairs() -> None:

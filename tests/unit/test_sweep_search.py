@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from feddg_bench.results import ResultsStore, RunRecord, ScenarioRecord
 from feddg_bench.sweeps.claims import Claims
 from feddg_bench.sweeps.definition import Sweep, load_sweep
 from feddg_bench.sweeps.failures import Failures
+from feddg_bench.sweeps.jobs import Datasets
 from feddg_bench.sweeps.objective import Objective
 from feddg_bench.sweeps.search import BayesSearch, mean_objective, open_search
 
@@ -83,16 +85,16 @@ def finish(search: BayesSearch, root: Path) -> list[float]:
 
 
 def test_the_same_results_lead_to_the_same_points(sweep: Sweep, tmp_path: Path) -> None:
-    first = finish(BayesSearch(sweep, tmp_path / "a"), tmp_path / "a")
+    first = finish(BayesSearch(sweep, tmp_path / "a", Datasets()), tmp_path / "a")
     assert len(first) == 12
-    half = BayesSearch(sweep, tmp_path / "b")
+    half = BayesSearch(sweep, tmp_path / "b", Datasets())
     for _ in range(5):
         half.grow()
         job = half.jobs()[-1]
         number = len(half.jobs()) - 1
         value = record(job.key, 1 - abs(rate(half, number) - 0.01) ** 0.25)
         ResultsStore(tmp_path / "b").save(value)
-    again = BayesSearch(sweep, tmp_path / "b")  # after a stop, from the files alone
+    again = BayesSearch(sweep, tmp_path / "b", Datasets())  # after a stop, from the files alone
     assert [rate(again, i) for i in range(5)] == first[:5]
     assert finish(again, tmp_path / "b")[-1] is not None
     assert [rate(again, i) for i in range(12)] == first
@@ -102,12 +104,12 @@ def test_the_same_results_lead_to_the_same_points(sweep: Sweep, tmp_path: Path) 
 def test_it_learns_from_validation(sweep: Sweep, tmp_path: Path) -> None:
     """After its start-up points proposals crowd around the best rate, at 0.01 of [1e-4, 1]."""
     longer = dataclasses.replace(sweep, run_cap=30)
-    rates = finish(BayesSearch(longer, tmp_path), tmp_path)
+    rates = finish(BayesSearch(longer, tmp_path, Datasets()), tmp_path)
     assert sum(0.001 < rate < 0.1 for rate in rates[15:]) >= 9
 
 
 def test_points_under_way_or_failed_are_no_reason_to_stop(sweep: Sweep, tmp_path: Path) -> None:
-    search = BayesSearch(sweep, tmp_path)
+    search = BayesSearch(sweep, tmp_path, Datasets())
     for _ in range(12):
         assert search.grow()
         if len(search.jobs()) == 3:
@@ -118,7 +120,10 @@ def test_points_under_way_or_failed_are_no_reason_to_stop(sweep: Sweep, tmp_path
 
 
 def test_one_proposes_at_a_time(sweep: Sweep, tmp_path: Path) -> None:
-    search, other = BayesSearch(sweep, tmp_path), BayesSearch(sweep, tmp_path)
+    search, other = (
+        BayesSearch(sweep, tmp_path, Datasets()),
+        BayesSearch(sweep, tmp_path, Datasets()),
+    )
     claim = Claims(tmp_path / "claims").take(f"{sweep.id}-search")
     assert claim is not None
     assert not search.grow()
@@ -136,13 +141,13 @@ def test_a_bad_bound_is_refused_before_any_run(tmp_path: Path) -> None:
 
 
 def test_a_point_cut_short_is_one_sentence(sweep: Sweep, tmp_path: Path) -> None:
-    search = BayesSearch(sweep, tmp_path)
+    search = BayesSearch(sweep, tmp_path, Datasets())
     search.grow()
     (path,) = search.folder.iterdir()
     assert json.loads(path.read_text())["number"] == 0
     path.write_text("{")
     with pytest.raises(DataError, match="delete it"):
-        BayesSearch(sweep, tmp_path).jobs()
+        BayesSearch(sweep, tmp_path, Datasets()).jobs()
 
 
 @pytest.mark.parametrize(
@@ -153,8 +158,21 @@ def test_objectives_are_means_over_images(name: str, value: float) -> None:
     assert Objective(name, True).value(record("k", 0.75)) == pytest.approx(value)
 
 
+def test_a_loss_that_overflowed_is_a_failed_point(sweep: Sweep, tmp_path: Path) -> None:
+    """Not a number is null on disk, and no value for the estimator."""
+    lowest = dataclasses.replace(sweep, objective=Objective("val/loss", False))
+    search = BayesSearch(lowest, tmp_path, Datasets())
+    assert search.grow()
+    diverged = record(search.jobs()[0].key, 0.5)
+    diverged.rounds[0]["evaluation"]["val"]["a"]["loss"] = math.inf
+    ResultsStore(tmp_path).save(diverged)
+    assert math.isnan(mean_objective(lowest, ResultsStore(tmp_path), search.jobs()))
+    assert search.grow()
+    assert len(search.jobs()) == 2
+
+
 def test_the_mean_of_a_point(sweep: Sweep, tmp_path: Path) -> None:
-    search = BayesSearch(sweep, tmp_path)
+    search = BayesSearch(sweep, tmp_path, Datasets())
     search.grow()
     search.grow()
     made = list(search.jobs())

@@ -45,6 +45,7 @@ class Board:
         self.whole = self.progress.add_task("runs", total=total, completed=self.first, facts="")
         self.bars: dict[str, TaskID] = {}
         self.begun: dict[str, float] = {}
+        self.said: set[str] = set()
 
     def __enter__(self) -> Self:
         self.progress.start()
@@ -68,12 +69,13 @@ class Board:
             self.say(f"decoded {total} images")
 
     def tell(self, event: str, key: str, *facts: object) -> None:
-        """Show what a worker told: ``begin``, ``round``, ``end`` or ``failed``."""
+        """Show what a worker told: ``begin``, ``round``, ``say``, ``end`` or ``failed``."""
         job = self.job(key)
         title = job.title if job else key
         if event == "begin":
             done, rounds = facts
             self.begun[key] = time.monotonic()
+            self.drop(key)  # of a worker that died
             self.started = self.started or self.begun[key]
             self.bars[key] = self.progress.add_task(
                 title, total=_number(rounds), completed=_number(done), facts=""
@@ -82,6 +84,11 @@ class Board:
                 self.say(f"{title}: goes on after round {done}")
         elif event == "round":
             self.progress.update(self.bars[key], completed=_number(facts[0]))
+        elif event == "say":
+            text = str(facts[0])
+            if text not in self.said:  # every worker finds that W&B is away
+                self.said.add(text)
+                self.say(text)
         else:
             self.drop(key)
             done, total, left = self._count()

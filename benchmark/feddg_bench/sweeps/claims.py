@@ -150,10 +150,10 @@ class Claim:
 
     def beat(self) -> None:
         """Touch the claim, or find that another took it over."""
-        if self.path.with_suffix(f".{self.number + 1}").exists():
-            self.lost = True
-            return
         try:
+            if self.path.with_suffix(f".{self.number + 1}").exists():
+                self.lost = True
+                return
             os.utime(self.path)
         except FileNotFoundError:
             self.lost = True
@@ -172,7 +172,9 @@ def _create(path: Path, content: bytes) -> bool:
     try:
         os.link(beside, path)
     except FileExistsError:
-        return beside.stat().st_nlink > 1  # a network file system may repeat a link that worked
+        with suppress(FileNotFoundError):  # another copy tidies up
+            return beside.stat().st_nlink > 1  # a network file system may repeat what worked
+        return False
     except OSError:  # no hard links here
         try:
             with path.open("xb") as file:

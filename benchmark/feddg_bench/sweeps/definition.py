@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ class Sweep:
         fixed: ``KEY=VALUE`` of the file's command.
         parameters: By name, in the order of the file.
         objective: What makes one point better than another.
-        run_cap: Number of points of a random or bayes search.
+        run_cap: Largest number of points; ``None`` for a whole grid.
     """
 
     name: str
@@ -112,7 +112,7 @@ class Sweep:
         return [*self.fixed, *(f"{name}={value}" for name, value in point.items())]
 
     def points(self) -> Iterator[Point]:
-        """Yield all points of a grid, or the first ``run_cap`` of a random search.
+        """Yield the points of a grid or of a random search, the first ``run_cap`` if there is one.
 
         Point i of a random search depends on i and on the names and ranges of the parameters, so
         that a search with a higher ``run_cap`` begins like one with a lower.
@@ -120,7 +120,7 @@ class Sweep:
         names = list(self.parameters)
         if self.method == "grid":
             values = [_listed(name, p) for name, p in self.parameters.items()]
-            for chosen in product(*values):
+            for chosen in islice(product(*values), self.run_cap):
                 yield dict(zip(names, chosen, strict=True))
             return
         for i in range(self.run_cap or 0):
@@ -184,8 +184,8 @@ def _fixed(path: Path, command: Any) -> tuple[str, ...]:
     for word in words:
         if skip or word == _MACRO:
             skip = False
-        elif word == "--wandb":
-            skip = True  # where numbers are sent decides none of them
+        elif word.startswith("--wandb"):
+            skip = "=" not in word  # where numbers are sent decides none of them
         elif word.startswith(("-", "$")) or "=" not in word:
             raise SettingsError(
                 f"{path}: the command has {word!r} where KEY=VALUE is expected: {expected}"

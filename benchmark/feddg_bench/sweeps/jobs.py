@@ -8,12 +8,12 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from feddg_bench.errors import SettingsError
-from feddg_bench.protocols import scenarios
-from feddg_bench.registry import check_name, load_dataset, load_recipe, names
+from feddg_bench.plans import draft_runs, make_plans
+from feddg_bench.registry import check_name, load_dataset, load_recipe
 from feddg_bench.settings import Layer, merge, parse_override
 
 if TYPE_CHECKING:
+    from feddg_bench.data import DomainDataset
     from feddg_bench.run import Plan
 
 RUN_KEYS = ("method", "protocol", "dataset", "scenario", "recipe", "seed", "seeds")
@@ -62,44 +62,63 @@ def split_pairs(pairs: Iterable[str]) -> tuple[dict[str, str], list[str]]:
     return chosen, settings
 
 
-def plans(pairs: Sequence[str]) -> list[Plan]:
+class Datasets:
+    """The data sets of a sweep, each opened once: some have their domains from the disk.
+
+    Args:
+        root: Folder of the data, as the user gave it.
+    """
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = root
+        self._opened: dict[str, DomainDataset] = {}
+
+    def __reduce__(self) -> tuple[type[Datasets], tuple[Path | None]]:
+        return Datasets, (self.root,)  # another process opens its own
+
+    def open(self, name: str) -> DomainDataset:
+        """Return a data set.
+
+        Raises:
+            SettingsError: If there is none of the name.
+            DataError: If its domains or classes are on a disk where they cannot be read.
+        """
+        if name not in self._opened:
+            check_name("data set", name)
+            self._opened[name] = load_dataset(name)(self.root)
+        return self._opened[name]
+
+
+def plans(pairs: Sequence[str], datasets: Datasets) -> list[Plan]:
     """Return the runs of ``feddg-bench run`` with these pairs.
 
     Raises:
-        SettingsError: If a name or a setting is unknown or out of range.
+        FeddgError: If a name or a setting is unknown or out of range, or the data set needs a
+            folder and has none.
     """
-    from feddg_bench.run import make_plan
-
     chosen, settings = split_pairs(pairs)
-    dataset = chosen.get("dataset", "digits4")
-    check_name("data set", dataset)
-    found = load_dataset(dataset)
-    recipe = chosen.get("recipe") or found.default_recipe
-    user = merge(*(parse_override(text) for text in settings))
-    methods = chosen.get("method", "fedavg")
-    made = []
-    for protocol in _listed(chosen.get("protocol", "ltdo")):
-        picked = scenarios(protocol, found.domains, found.letters, chosen.get("scenario"))
-        for method in names("method") if methods == "all" else _listed(methods):
-            check_name("method", method)
-            base = merge(
-                _recipe(recipe, dataset, method),
-                {"method": method, "dataset": dataset, "protocol": protocol},
-            )
-            made += [
-                make_plan([base], [user, {"scenario": s.name, "seed": seed}], s, Path(recipe).stem)
-                for s in picked
-                for seed in _seeds(chosen.get("seeds", "0"))
-            ]
-    return made
+    name = chosen.get("dataset", "digits4")
+    dataset = datasets.open(name)
+    drafts = draft_runs(
+        dataset,
+        name,
+        methods=chosen.get("method", "fedavg"),
+        protocols=chosen.get("protocol", "ltdo"),
+        scenario=chosen.get("scenario"),
+        recipe=chosen.get("recipe"),
+        seeds=chosen.get("seeds", "0"),
+        user=merge(*(parse_override(text) for text in settings)),
+        load=_read_recipe,
+    )
+    return make_plans(drafts, dataset)
 
 
-def jobs(pairs: Sequence[str]) -> list[Job]:
-    """Return the jobs of a point's pairs."""
+def jobs(pairs: Sequence[str], datasets: Datasets) -> list[Job]:
+    """Return the jobs of a point's pairs; raises as `plans` does."""
     chosen, settings = split_pairs(pairs)
     shown = [f"{k}={v}" for k, v in chosen.items() if k not in ("scenario", "seeds")]
     made = []
-    for plan in plans(pairs):
+    for plan in plans(pairs, datasets):
         s = plan.settings
         own = {
             "method": s.method,
@@ -126,17 +145,6 @@ def jobs(pairs: Sequence[str]) -> list[Job]:
 
 
 @cache
-def _recipe(recipe: str, dataset: str, method: str) -> Layer:
+def _read_recipe(recipe: str, dataset: str, method: str) -> Layer:
     """Read a recipe once: a sweep asks for the same one for all its points."""
     return load_recipe(recipe, dataset, method)
-
-
-def _listed(text: str) -> list[str]:
-    return list(dict.fromkeys(part.strip() for part in text.split(",")))
-
-
-def _seeds(text: str) -> list[int]:
-    found = _listed(text)
-    if not all(part.isascii() and part.isdigit() for part in found):
-        raise SettingsError(f"cannot read seed={text}: expected numbers >= 0, such as 0,1,2")
-    return [int(part) for part in found]

@@ -31,7 +31,7 @@ class Objective:
     maximize: bool
 
     def value(self, record: RunRecord) -> float:
-        """Return the metric of a finished run.
+        """Return the metric of a finished run; NaN for a loss that overflowed, null on disk.
 
         Raises:
             SettingsError: If the run has no images of the split, or does not measure the metric.

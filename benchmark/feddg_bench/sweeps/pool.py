@@ -13,6 +13,7 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 
 from feddg_bench.errors import FeddgError, RunInterruptedError
+from feddg_bench.parallel import interrupts_ignored
 from feddg_bench.settings import Resources
 from feddg_bench.sweeps.failures import Failures
 from feddg_bench.sweeps.jobs import Job
@@ -61,7 +62,8 @@ def run_in_processes(
                     continue
                 if event == "stop":
                     raise FeddgError(key)
-                pool.current[pipe] = key if event in ("begin", "round") else ""
+                if event != "say":
+                    pool.current[pipe] = key if event in ("begin", "round") else ""
                 tell(event, key, *facts)
     finally:
         pool.close()
@@ -97,7 +99,8 @@ class _Pool:
         process = self.context.Process(
             target=_serve, args=(theirs, self.search, self.resources), daemon=True
         )
-        process.start()
+        with interrupts_ignored():
+            process.start()
         theirs.close()
         self.members[ours] = process
         self.current[ours] = ""
@@ -128,12 +131,18 @@ def _serve(pipe: Connection, search: Search, resources: Resources) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent decides
     signal.signal(signal.SIGTERM, _interrupt)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    one_at_a_time = threading.Lock()  # what W&B says comes in a thread of its own
+
+    def tell(*event: object) -> None:
+        with one_at_a_time:
+            pipe.send(event)
+
     try:
-        Worker(resources, lambda *event: pipe.send(event)).work(search)
+        Worker(resources, tell).work(search)
     except RunInterruptedError:
         pass
     except FeddgError as error:
-        pipe.send(("stop", str(error)))
+        tell("stop", str(error))
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> None:

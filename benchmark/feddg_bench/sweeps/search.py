@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from feddg_bench.streams import derive_seed
 from feddg_bench.sweeps.claims import Claims
 from feddg_bench.sweeps.definition import Choice, Point, Range, Sweep
 from feddg_bench.sweeps.failures import stems
-from feddg_bench.sweeps.jobs import Job, jobs
+from feddg_bench.sweeps.jobs import Datasets, Job, jobs
 
 
 class Search(Protocol):
@@ -65,10 +66,12 @@ class BayesSearch:
     Args:
         sweep: The file.
         root: The results folder.
+        datasets: Data sets.
     """
 
-    def __init__(self, sweep: Sweep, root: Path) -> None:
+    def __init__(self, sweep: Sweep, root: Path, datasets: Datasets) -> None:
         self.sweep = sweep
+        self.datasets = datasets
         self.store = ResultsStore(root)
         self.folder = root / "sweeps" / sweep.id
         self.claims = Claims(root / "claims")
@@ -116,7 +119,7 @@ class BayesSearch:
                     f"{path} is cut short or not a point of a search; delete it"
                 ) from error
             named = {name: self._value(name, raw) for name, raw in point.items()}
-            self._points.append((point, jobs(self.sweep.pairs(named))))
+            self._points.append((point, jobs(self.sweep.pairs(named), self.datasets)))
 
     def _value(self, name: str, raw: Any) -> Any:
         """Return a parameter's value: a choice is kept by its position."""
@@ -140,18 +143,21 @@ class BayesSearch:
             )
             for point, made in self._points:
                 keys = {job.key for job in made}
-                done = keys <= recorded
+                value: float | None = None
                 state = optuna.trial.TrialState.RUNNING
-                if done:
+                if keys <= recorded:
+                    value = mean_objective(self.sweep, self.store, made)
                     state = optuna.trial.TrialState.COMPLETE
-                elif keys <= recorded | failed:
-                    state = optuna.trial.TrialState.FAIL
+                if (value is not None and not math.isfinite(value)) or (
+                    value is None and keys <= recorded | failed
+                ):
+                    value, state = None, optuna.trial.TrialState.FAIL
                 study.add_trial(
                     optuna.trial.create_trial(
                         params=point,
                         distributions=space,
                         state=state,
-                        value=mean_objective(self.sweep, self.store, made) if done else None,
+                        value=value,
                     )
                 )
             return dict(study.ask(space).params)
@@ -169,12 +175,19 @@ def mean_objective(sweep: Sweep, store: ResultsStore, made: Sequence[Job]) -> fl
     return sum(values) / len(values)
 
 
-def open_search(sweep: Sweep, root: Path) -> Search:
+def open_search(sweep: Sweep, root: Path, datasets: Datasets | None = None) -> Search:
     """Return a sweep's search; every job that can be known is settled now.
+
+    Args:
+        sweep: The file.
+        root: The results folder.
+        datasets: Data sets; the default looks where the environment and the settings file say.
 
     Raises:
         SettingsError: If a point has an unknown setting or one out of range, before any run.
+        DataError: If the data set has its domains on a disk where they cannot be read.
     """
+    datasets = datasets or Datasets()
     if sweep.method == "bayes":
         _optuna()
         for end in (0, -1):  # both ends of every parameter, so that a bad bound shows at once
@@ -182,18 +195,18 @@ def open_search(sweep: Sweep, root: Path) -> Search:
                 name: (p.low, p.high)[end] if isinstance(p, Range) else p.values[end]
                 for name, p in sweep.parameters.items()
             }
-            _settle(sweep, point)
-        return BayesSearch(sweep, root)
+            _settle(sweep, point, datasets)
+        return BayesSearch(sweep, root, datasets)
     found: dict[str, Job] = {}
     for point in sweep.points():
-        for job in _settle(sweep, point):
+        for job in _settle(sweep, point, datasets):
             found.setdefault(job.key, job)
     return ListedSearch(tuple(found.values()))
 
 
-def _settle(sweep: Sweep, point: Point) -> list[Job]:
+def _settle(sweep: Sweep, point: Point, datasets: Datasets) -> list[Job]:
     """Return a point's jobs, which must have what the objective looks at."""
-    made = jobs(sweep.pairs(point))
+    made = jobs(sweep.pairs(point), datasets)
     goal = sweep.objective
     if goal is not None and goal.name.startswith("val/"):
         for job in made:

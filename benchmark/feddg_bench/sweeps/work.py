@@ -8,13 +8,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from feddg_bench.errors import DataError, FeddgError
-from feddg_bench.registry import load_dataset
-from feddg_bench.results import ResultsStore
+from feddg_bench.results import ResultsStore, RunRecord
 from feddg_bench.settings import Resources
 from feddg_bench.sweeps.claims import Claim, Claims
 from feddg_bench.sweeps.failures import Failures, stems
-from feddg_bench.sweeps.jobs import Job, plans
+from feddg_bench.sweeps.jobs import Datasets, Job, plans
 from feddg_bench.sweeps.search import Search
+from feddg_bench.tracking import Reports, Tracker
 
 if TYPE_CHECKING:
     from feddg_bench.loop import RoundResult
@@ -24,7 +24,7 @@ POLL = 2.0
 """Seconds between two looks at runs that others are at."""
 
 Tell = Callable[..., None]
-"""Called with ``begin``, ``round``, ``end`` or ``failed``, the job's key, and facts."""
+"""Called with ``begin``, ``round``, ``say``, ``end`` or ``failed``, the job's key, and facts."""
 
 
 class ClaimLostError(Exception):
@@ -49,6 +49,9 @@ class Worker:
         self.failures = Failures(resources.results)
         self.claims = Claims(resources.results / "claims")
         self.executor = SerialExecutor()
+        self.datasets = Datasets(resources.data_root)
+        self.tracker = Tracker(resources, lambda text: tell("say", self.key, text))
+        self.key = ""
         self._data: dict[str, RunData] = {}
 
     def work(self, search: Search, poll: float = POLL) -> None:
@@ -86,13 +89,15 @@ class Worker:
     def _run(self, job: Job, claim: Claim) -> None:
         from feddg_bench.run import RunData, run
 
+        self.key = job.key
         try:
-            plan = _plan(job)
+            plan = self._plan(job)
             if job.dataset not in self._data:
-                dataset = load_dataset(job.dataset)(self.resources.data_root)
+                dataset = self.datasets.open(job.dataset)
                 self._data[job.dataset] = RunData(dataset, self.resources.cache_dir)
-            report = _Report(job.key, claim, self.tell)
-            run(plan, self._data[job.dataset], self.executor, self.resources, report)
+            report = Reports(_Report(job.key, claim, self.tell), self.tracker)
+            with self.tracker:
+                run(plan, self._data[job.dataset], self.executor, self.resources, report)
         except ClaimLostError:
             return
         except Exception as error:  # kept, and the other runs go on
@@ -103,6 +108,16 @@ class Worker:
             return
         self.failures.forget([job.key])
         self.tell("end", job.key)
+
+    def _plan(self, job: Job) -> Plan:
+        """Return a job's plan, which must still be what its key says."""
+        (plan,) = plans(job.pairs, self.datasets)
+        if plan.key != job.key:
+            raise DataError(
+                f"{plan.settings.method} or a file it reads changed while the sweep ran; "
+                f"run the same command again"
+            )
+        return plan
 
 
 class _Report:
@@ -116,8 +131,9 @@ class _Report:
     def decoding(self, done: int, total: int) -> None:
         """Say nothing: the images were decoded before the workers started."""
 
-    def begin(self, plan: Plan, done: int | None) -> None:
+    def begin(self, plan: Plan, done: int | None, record: RunRecord) -> None:
         """A run starts, or goes on from a checkpoint after ``done`` rounds."""
+        del record
         self.tell("begin", self.key, done, plan.settings.federation.rounds)
 
     def round(self, plan: Plan, result: RoundResult, images: int) -> None:
@@ -127,13 +143,5 @@ class _Report:
             raise ClaimLostError
         self.tell("round", self.key, result.round)
 
-
-def _plan(job: Job) -> Plan:
-    """Return a job's plan, which must still be what its key says."""
-    (plan,) = plans(job.pairs)
-    if plan.key != job.key:
-        raise DataError(
-            f"{plan.settings.method} or a file it reads changed while the sweep ran; "
-            f"run the same command again"
-        )
-    return plan
+    def end(self, plan: Plan, record: RunRecord) -> None:
+        """Say nothing yet: the claim is still held."""

@@ -1,0 +1,138 @@
+"""Which runs a command means: from names, lists and settings to plans with their keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from feddg_bench.errors import SettingsError
+from feddg_bench.protocols import Scenario, scenarios, validate_protocol
+from feddg_bench.registry import check_name, load_recipe, names
+from feddg_bench.settings import Layer, RunSettings, merge, validate
+
+if TYPE_CHECKING:
+    from feddg_bench.data import DomainDataset
+    from feddg_bench.run import Plan
+
+
+class Draft(NamedTuple):
+    """A run before its settings are settled, which needs PyTorch.
+
+    Attributes:
+        recipe: Label of where the settings came from.
+        base: The recipe's layer, and names.
+        user: What the user says, scenario and seed included.
+        scenario: Domains.
+    """
+
+    recipe: str
+    base: Layer
+    user: Layer
+    scenario: Scenario
+
+
+def draft_runs(
+    dataset: DomainDataset,
+    name: str,
+    *,
+    methods: str,
+    protocols: str,
+    scenario: str | None,
+    recipe: str | None,
+    seeds: str,
+    user: Layer,
+    load: Callable[[str, str, str], Layer] = load_recipe,
+) -> list[Draft]:
+    """Return the runs that comma-separated lists mean; those of one seed follow each other.
+
+    Args:
+        dataset: The data set, opened: some have their domains from the disk.
+        name: Its name.
+        methods: Methods, or ``all``.
+        protocols: Protocols.
+        scenario: Scenarios, or ``all``; ``None`` for the protocol's own.
+        recipe: Name or file; ``None`` for the data set's own.
+        seeds: Seeds.
+        user: Settings that the user gives.
+        load: Reads a recipe.
+
+    Raises:
+        SettingsError: If a name is unknown, or a setting that needs no method is.
+    """
+    wanted = [
+        (*base_layer(method, name, protocol, recipe or dataset.default_recipe, load), chosen)
+        for protocol in listed(protocols)
+        for method in read_methods(methods)
+        for chosen in scenarios(
+            protocol, dataset.domains, dataset.letters, scenario, dataset.official
+        )
+    ]
+    drafts = [
+        Draft(label, base, merge(user, {"scenario": chosen.name, "seed": seed}), chosen)
+        for seed in read_seeds(seeds)
+        for label, base, chosen in wanted
+    ]
+    for draft in drafts[: len(wanted)]:  # the others differ in their seed alone
+        validate(RunSettings, merge(draft.base, draft.user))
+    return drafts
+
+
+def make_plans(drafts: Sequence[Draft], dataset: DomainDataset) -> list[Plan]:
+    """Settle drafts down to their keys.
+
+    Raises:
+        SettingsError: If a method's setting is unknown or out of range, or the method does not suit
+            the data set.
+    """
+    from feddg_bench.fitness import check_fit
+    from feddg_bench.registry import load_method
+    from feddg_bench.run import make_plan
+
+    plans = [make_plan([d.base], [d.user], d.scenario, d.recipe, dataset.identity) for d in drafts]
+    for plan in plans:
+        check_fit(plan.settings, load_method(plan.settings.method), dataset)
+    return plans
+
+
+def base_layer(
+    method: str,
+    dataset: str,
+    protocol: str,
+    recipe: str,
+    load: Callable[[str, str, str], Layer] = load_recipe,
+) -> tuple[str, Layer]:
+    """Return a recipe's label, and its layer with the names."""
+    validate_protocol(protocol)
+    layer = merge(
+        load(recipe, dataset, method),
+        {"method": method, "dataset": dataset, "protocol": protocol},
+    )
+    return Path(recipe).stem, layer
+
+
+def read_methods(text: str) -> list[str]:
+    """Return the methods of a comma-separated list."""
+    if text == "all":
+        return list(names("method"))
+    found = listed(text)
+    for name in found:
+        check_name("method", name)
+    return found
+
+
+def read_seeds(text: str) -> list[int]:
+    """Return the seeds of a comma-separated list.
+
+    >>> read_seeds("0, 2,0")
+    [0, 2]
+    """
+    found = listed(text)
+    if not all(part.isascii() and part.isdigit() for part in found):
+        raise SettingsError(f"cannot read seeds {text!r}: expected numbers >= 0, such as 0,1,2")
+    return list(dict.fromkeys(map(int, found)))
+
+
+def listed(text: str) -> list[str]:
+    """Return the parts of a comma-separated list, each once."""
+    return list(dict.fromkeys(part.strip() for part in text.split(",")))
