@@ -67,8 +67,11 @@ class DomainDataset(ABC):
     """Raised whenever the same files would give other images, labels or domains."""
     counts: ClassVar[Mapping[str, tuple[int, ...]]] = {}
     """Images of each class in each domain, where they are known and so can be checked."""
-    official: Mapping[str, tuple[str, ...]] = {}
-    """Domains by role (train, val, test) in the published splits, where these are over domains."""
+    split_sizes: ClassVar[Mapping[str, int]] = {}
+    """Images of each published split, where they are known; only `feddg_bench.doctor` compares."""
+    official: Mapping[str, tuple[str, ...]] | Mapping[str, Mapping[str, tuple[str, ...]]] = {}
+    """Domains by role (train, val, test) in the published splits, where these are over domains; if
+    there are several, a name for each and this."""
     identity: Mapping[str, Sequence[str]] = {}
     """What tells a data set whose names are those on disk from others, in a run's key."""
     measured_by_domain: ClassVar[bool] = True
@@ -99,6 +102,10 @@ class DomainDataset(ABC):
     def published_splits(self) -> NDArray[np.int64] | None:
         """Return the place in `feddg_bench.splits.SPLITS` of every image, where it is published."""
         return None
+
+    def scenario_splits(self, scenario: str) -> NDArray[np.int64] | None:  # noqa: ARG002
+        """Return what `published_splits` does, for one of several published ones by its name."""
+        return self.published_splits()
 
     @abstractmethod
     def fingerprint(self) -> str:

@@ -330,8 +330,9 @@ def open_server(
 
 def _splits(plan: Plan, dataset: DomainDataset, store: Store) -> Splits:
     settings = plan.settings.data
-    published = dataset.published_splits()
-    if plan.settings.protocol == "wilds" and published is not None:
+    wilds = plan.settings.protocol == "wilds"
+    published = dataset.scenario_splits(plan.scenario.name) if wilds else dataset.published_splits()
+    if wilds and published is not None:
         if settings.split_csv is not None:
             raise SettingsError(
                 "protocol wilds takes the published splits and data.split_csv replaces them: "
