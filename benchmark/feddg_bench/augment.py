@@ -29,12 +29,20 @@ PIECE_BYTES = 3 * 2**19
 
 
 Images = Tensor | Sequence[Tensor]
-"""Images of one size: uint8 (B, H, W, 3), or a sequence of B of them, (1, H, W, 3) each."""
+"""Images of one size: uint8 (B, H, W, C), or a sequence of B of them, (1, H, W, C) each.
+
+Where pixels are float16 they are normalised already and keep their values. Crops and flips are for
+any number of channels, adjustments of colour for RGB in [0, 1] alone.
+"""
 
 
 def to_float(images: Tensor) -> Tensor:
-    """Map uint8 images (B, H, W, 3) to float32 (B, 3, H, W) in [0, 1], channels last in memory."""
-    return images.permute(0, 3, 1, 2).float().div_(255)
+    """Map uint8 images (B, H, W, C) to float32 (B, C, H, W) in [0, 1], channels last in memory.
+
+    Floating images keep their values.
+    """
+    floats = images.permute(0, 3, 1, 2).float()
+    return floats.div_(255) if images.dtype == torch.uint8 else floats
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,7 @@ class Augment:
     settings: AugmentSettings
 
     def __call__(self, images: Images, generator: torch.Generator) -> Tensor:
-        """Return an augmented float32 copy (B, 3, H, W), in [0, 1], of uint8 images (B, H, W, 3).
+        """Return an augmented float32 copy (B, C, H, W) of images (B, H, W, C), see `to_float`.
 
         Its memory is channels last, or contiguous where colours are adjusted.
 
@@ -139,13 +147,13 @@ def crop_and_flip(
     """Resize a box of each image to the image's size, bilinearly, and mirror some.
 
     Args:
-        images: uint8 (B, H, W, 3), or B images (1, H, W, 3) on the CPU.
+        images: (B, H, W, C), or B images (1, H, W, C) on the CPU.
         boxes: int64 (B, 4) on the CPU: top, left, height, width.
         mirrored: bool (B,) on the CPU: flip left and right afterwards.
         layout: How the result lies in memory.
 
     Returns:
-        float32 (B, 3, H, W) in [0, 1].
+        float32 (B, C, H, W), see `to_float`.
     """
     if isinstance(images, Tensor) and not images.is_cpu:
         return crop_and_flip_floats(images, boxes, mirrored, layout)
@@ -155,7 +163,10 @@ def crop_and_flip(
 def crop_and_flip_bytes(
     images: Images, boxes: Tensor, mirrored: Tensor, layout: torch.memory_format
 ) -> Tensor:
-    """Do `crop_and_flip` in 8 bits, image by image: the fastest on a CPU, which alone can."""
+    """Do `crop_and_flip` in 8 bits, image by image: the fastest on a CPU, which alone can.
+
+    Images that are not bytes are resized in float32.
+    """
     height, width, channels = images[0].shape[-3:]
     result = torch.empty((len(images), channels, height, width), memory_format=layout)
     for image, (top, left, rows, columns), mirror, target in zip(
@@ -166,8 +177,14 @@ def crop_and_flip_bytes(
         strict=True,
     ):
         box = image[:, top : top + rows, left : left + columns].permute(0, 3, 1, 2)
+        is_bytes = box.dtype == torch.uint8
+        box = box if is_bytes else box.float()
         box = F.interpolate(box, size=(height, width), mode="bilinear", align_corners=False)
-        torch.div(box.flip(3) if mirror else box, 255, out=target)
+        box = box.flip(3) if mirror else box
+        if is_bytes:
+            torch.div(box, 255, out=target)
+        else:
+            target.copy_(box)
     return result
 
 
@@ -193,7 +210,9 @@ def crop_and_flip_floats(
         dim=-1,
     )
     crops = F.grid_sample(to_float(images), grid, padding_mode="border", align_corners=False)
-    return crops.clamp_(0, 1).contiguous(memory_format=layout)
+    if images.dtype == torch.uint8:
+        crops.clamp_(0, 1)
+    return crops.contiguous(memory_format=layout)
 
 
 # ------------------------------------------------------------------------------- colours

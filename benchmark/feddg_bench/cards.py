@@ -13,7 +13,7 @@ from feddg_bench.executors import SerialExecutor
 from feddg_bench.loop import federate
 from feddg_bench.messages import Reply, Task, content, nbytes
 from feddg_bench.profile import synthetic_federation
-from feddg_bench.registry import load_method
+from feddg_bench.registry import load_dataset, load_method
 from feddg_bench.run import Plan, open_server
 from feddg_bench.settings import MethodSettings, Resources
 
@@ -104,7 +104,13 @@ def make_card(plan: Plan, num_classes: int) -> Card:
         update={"federation": settings.federation.model_copy(update=tiny)}
     )
     plan = replace(plan, settings=settings)
-    federation = synthetic_federation(clients, PER_CLIENT, settings.data.image_size, num_classes)
+    federation = synthetic_federation(
+        clients,
+        PER_CLIENT,
+        settings.data.image_size,
+        num_classes,
+        like=load_dataset(settings.dataset),
+    )
     executor = _Observer()
     method, server = open_server(plan, federation, executor, Resources(device="cpu", workers=1))
     for _ in federate(
@@ -119,7 +125,7 @@ def make_card(plan: Plan, num_classes: int) -> Card:
         citation=found.citation,
         group=found.group,
         version=found.version,
-        backbone=f"{settings.backbone.name}, {num_classes} classes",
+        backbone=f"{settings.backbone.name}, {num_classes or 'no'} classes",
         settings=tuple(_settings(found.Settings, settings.hyper)),
         messages=tuple(executor.messages(clients)),
         server=tuple(_items(server.memory)),

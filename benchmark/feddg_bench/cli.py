@@ -182,6 +182,8 @@ def run_command(
         layer = {"scenario": chosen.name, "seed": seed_list[0]}
         validate(RunSettings, merge(base, user, layer))
 
+    from feddg_bench.fitness import check_fit
+    from feddg_bench.registry import load_method
     from feddg_bench.run import RunData, make_plan
 
     plans = [
@@ -189,6 +191,8 @@ def run_command(
         for seed in seed_list
         for label, base, user, s in wanted
     ]
+    for plan in plans:  # before the first one trains
+        check_fit(plan.settings, load_method(plan.settings.method), opened)
     data = RunData(opened, cache_dir)
     _run_all(plans, data, resources, as_json=json_)
 
@@ -439,6 +443,7 @@ def profile_command(
                 synthetic or 1,
                 plan.settings.data.image_size,
                 len(opened.classes),
+                like=opened,
             )
         else:
             federation, _ = open_federation(plan, data, ResultsStore(results))

@@ -36,6 +36,10 @@ CacheDir = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
 
+COUNTED = ("images", "domains", "classes")
+"""Columns of the list that are numbers of a data set."""
+
+
 @data_app.command("list")
 def list_command(
     data_root: DataRoot = None, cache_dir: CacheDir = None, json_: Json = False
@@ -60,9 +64,12 @@ def list_command(
         )
     for row in rows:
         size = row["archive_bytes"]
+        counts = {key: f"{row[key]:,}" if row[key] else "?" for key in COUNTED}
+        if row["task"] != "classification":
+            counts["classes"] = row["task"]
         table.add_row(
             row["name"],
-            *(f"{row[key]:,}" if row[key] else "?" for key in ("images", "domains", "classes")),
+            *counts.values(),
             "" if size is None else f"{size / 1e6:,.0f} MB",
             row["licence"],
             row["folder"] or ("yes" if row["here"] else "no"),
@@ -95,12 +102,13 @@ def _row(name: str, data_root: Path | None, cache: Path) -> dict[str, Any]:
         "images": images,
         "domains": len(dataset.domains),
         "classes": len(dataset.classes),
+        "task": dataset.task,
         "archive_bytes": dataset.archive_bytes,
         "licence": dataset.licence,
         "source": dataset.source,
         "here": here,
         "folder": None if folder is None else str(folder),
-        "decoded": decoded_sizes(name, dataset.version, cache),
+        "decoded": decoded_sizes(dataset, cache),
     }
 
 
@@ -225,7 +233,7 @@ def show_command(
     size: Annotated[int, typer.Option(min=8, max=1024, help="Pixels a side of an image.")] = 96,
     data_root: DataRoot = None,
 ) -> None:
-    """Draw a contact sheet: domains down, classes across, at most twelve of each."""
+    """Draw a contact sheet: domains down, classes or targets across, at most twelve of each."""
     from feddg_bench.contact_sheet import contact_sheet
     from feddg_bench.files import replacing
 

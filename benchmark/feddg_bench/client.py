@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 Batch = tuple[Tensor, Tensor]
 """Images, float (B, 3, H, W) in [0, 1], and labels, int64 (B,).
 
+Other data sets have other numbers of channels, values that are normalised already, or targets of a
+regression, float32 (B,), for labels.
 Images are (V, B, 3, H, W) where V > 1 views of each were asked for.
 """
 

@@ -34,13 +34,17 @@ class Records:
 
     Attributes:
         paths: Unique relative names such as ``photo/dog/pic_001.jpg``: domain, class, file.
-        labels: int64 [n], positions in the data set's ``classes``.
+        labels: int64 [n], positions in the data set's ``classes``; or float32 [n], the targets of
+            a regression.
         domains: int64 [n], positions in the data set's ``domains``.
+        groups: int64 [n], positions in the data set's ``groups``, -1 for images in none; or
+            nothing where the data set has no groups.
     """
 
     paths: tuple[str, ...]
-    labels: NDArray[np.int64]
+    labels: NDArray[np.int64] | NDArray[np.float32]
     domains: NDArray[np.int64]
+    groups: NDArray[np.int64] | None = None
 
 
 class DomainDataset(ABC):
@@ -59,16 +63,32 @@ class DomainDataset(ABC):
     letters: ClassVar[Mapping[str, str]]
     """Code of each domain; the order here is that of letters in a scenario's canonical name."""
     classes: ClassVar[tuple[str, ...]]
-    """Names of the classes; labels are positions in this tuple."""
+    """Names of the classes; labels are positions in this tuple. Empty for a regression."""
     licence: ClassVar[str]
     source: ClassVar[str]
     """Where the images come from and how a user gets them."""
     version: ClassVar[int] = 1
     """Raised whenever the same files would give other images, labels or domains."""
     counts: ClassVar[Mapping[str, tuple[int, ...]]] = {}
-    """Images of each class in each domain, where they are known and so can be checked."""
+    """Images of each class in each domain, where they are known and so can be checked; of a
+    regression one number a domain."""
     split_sizes: ClassVar[Mapping[str, int]] = {}
     """Images of each published split, where they are known; only `feddg_bench.doctor` compares."""
+    task: ClassVar[str] = "classification"
+    """Or ``regression``."""
+    metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
+    """What is reported, out of accuracy, macro_f1, worst_group and pearson; the first one is the
+    key metric, by which rounds are chosen."""
+    groups: tuple[str, ...] = ()
+    """Names of groups of images, over which the worst is measured."""
+    group_title: ClassVar[str] = ""
+    """What a group is, such as ``slide`` or ``region``."""
+    channels: ClassVar[int] = 3
+    """Of an image."""
+    pixels: ClassVar[str] = "uint8"
+    """Or ``float16``, for values that are normalised already."""
+    bands: ClassVar[tuple[int, ...]] = (0, 1, 2)
+    """Channels that a contact sheet shows as red, green and blue, where there are more."""
     official: Mapping[str, tuple[str, ...]] | Mapping[str, Mapping[str, tuple[str, ...]]] = {}
     """Domains by role (train, val, test) in the published splits, where these are over domains; if
     there are several, a name for each and this."""
@@ -116,8 +136,8 @@ class DomainDataset(ABC):
         """Return a hexadecimal hash that changes when files do, without reading them."""
 
     @abstractmethod
-    def read(self, index: int, size: int) -> NDArray[np.uint8]:
-        """Return image ``index`` as uint8 RGB [size, size, 3].
+    def read(self, index: int, size: int) -> NDArray[np.uint8] | NDArray[np.float16]:
+        """Return image ``index``: [size, size, ``channels``] of ``pixels``; uint8 RGB by default.
 
         Raises:
             DataError: If the file cannot be decoded.
@@ -127,7 +147,8 @@ class DomainDataset(ABC):
         """Return the images after checking the promises.
 
         Raises:
-            DataError: If a domain or a class has no image, or a count is not as promised.
+            DataError: If a domain or a class has no image, a count is not as promised, or a
+                target of a regression is not finite.
         """
         return self._records
 
@@ -143,21 +164,29 @@ class DomainDataset(ABC):
     @cached_property
     def _records(self) -> Records:
         records = self.scan()
-        shape = len(self.domains), len(self.classes)
-        found = np.zeros(shape, dtype=np.int64)
-        np.add.at(found, (records.domains, records.labels), 1)
+        found = self.count(records)
+        if not np.isfinite(records.labels).all():
+            first = int(np.flatnonzero(~np.isfinite(records.labels))[0])
+            raise DataError(
+                f"{self.title}{self._where()} has the target {records.labels[first]} for "
+                f"{records.paths[first]}, expected a number: get it again ({self.source})"
+            )
         for axis, kind, names in ((1, "domain", self.domains), (0, "class", self.classes)):
-            empty = [n for n, total in zip(names, found.sum(axis=axis), strict=True) if not total]
+            totals = found.sum(axis=axis) if names else ()
+            empty = [n for n, total in zip(names, totals, strict=True) if not total]
             if empty:
                 raise DataError(
                     f"{self.title}{self._where()} has no image of the {kind} {', '.join(empty)}: "
                     f"get it again ({self.source})"
                 )
         differences = [
-            f"{domain}/{name} holds {have:,} instead of {want:,} images ({have - want:+,})"
+            f"{place} holds {have:,} instead of {want:,} images ({have - want:+,})"
             for domain, wanted in self.counts.items()
-            for name, have, want in zip(
-                self.classes, found[self.domains.index(domain)].tolist(), wanted, strict=True
+            for place, have, want in zip(
+                [f"{domain}/{name}" for name in self.classes] or [domain],
+                found[self.domains.index(domain)].tolist(),
+                wanted,
+                strict=True,
             )
             if have != want
         ]
@@ -168,6 +197,13 @@ class DomainDataset(ABC):
                 f"{', '.join(differences[:3])}{more}; get it again ({self.source})"
             )
         return records
+
+    def count(self, records: Records) -> NDArray[np.int64]:
+        """Return the images of each class in each domain, [D, C]; [D, 1] for a regression."""
+        found = np.zeros((len(self.domains), len(self.classes) or 1), dtype=np.int64)
+        labels = records.labels if self.classes else np.zeros(len(records.labels))
+        np.add.at(found, (records.domains, labels.astype(np.int64)), 1)
+        return found
 
     def _where(self) -> str:
         """Return `` in FOLDER`` for messages, or nothing for embedded data."""

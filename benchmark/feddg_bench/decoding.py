@@ -39,6 +39,11 @@ class NoRoomError(DataError):
     """The disk is too full for the images that are to be decoded."""
 
 
+def image_bytes(dataset: DomainDataset, size: int) -> int:
+    """Return the bytes of one decoded image."""
+    return size * size * dataset.channels * np.dtype(dataset.pixels).itemsize
+
+
 def hashed_by_file(dataset: DomainDataset) -> TypeGuard[FileDataset]:
     """Tell whether the data set's fingerprint is the one that `FileDataset.combine` makes."""
     return isinstance(dataset, FileDataset) and type(dataset).fingerprint is FileDataset.fingerprint
@@ -59,7 +64,7 @@ class Unfinished:
         self._place(path)
         self.images = len(dataset.records().paths)
         self.blocks = -(-self.images // BLOCK)
-        self.length = self.images * size * size * 3
+        self.length = self.images * image_bytes(dataset, size)
 
     def _place(self, path: Path) -> None:
         self.path = path
@@ -254,12 +259,13 @@ class Writer:
             content = bytes.fromhex(dataset.content(index))
             _write_at(journal, content, self.unfinished.blocks + _HASH * index)
         image = np.ascontiguousarray(dataset.read(index, size))
-        if image.shape != (size, size, 3) or image.dtype != np.uint8:
+        shape = (size, size, dataset.channels)
+        if image.shape != shape or image.dtype != np.dtype(dataset.pixels):
             raise PluginError(
                 f"{type(dataset).__name__}.read gave {image.dtype} {list(image.shape)} for image "
-                f"{index}; expected uint8 {[size, size, 3]}"
+                f"{index}; expected {dataset.pixels} {list(shape)}"
             )
-        _write_at(pixels, image.data.cast("B"), index * image.nbytes)
+        _write_at(pixels, image.view(np.uint8).data.cast("B"), index * image.nbytes)
 
 
 def _write_at(descriptor: int, data: bytes | memoryview, place: int) -> None:

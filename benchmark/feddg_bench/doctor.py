@@ -126,10 +126,10 @@ def examine(
 
 
 def _count(dataset: DomainDataset, records: Records, found: Diagnosis) -> None:
-    table = np.zeros((len(dataset.domains), len(dataset.classes)), dtype=np.int64)
-    np.add.at(table, (records.domains, records.labels), 1)
+    table = dataset.count(records)
+    names = dataset.classes or ("images",)  # a regression has none
     for domain, row in zip(dataset.domains, table.tolist(), strict=True):
-        found.counts[domain] = dict(zip(dataset.classes, row, strict=True))
+        found.counts[domain] = dict(zip(names, row, strict=True))
         if not sum(row):
             hint = _hint(dataset, domain)
             found.findings.append(Finding("domain", f"the domain {domain} has no images{hint}"))
@@ -137,13 +137,14 @@ def _count(dataset: DomainDataset, records: Records, found: Diagnosis) -> None:
         wanted = dataset.counts.get(domain)
         if wanted is None:
             continue
-        found.published[domain] = dict(zip(dataset.classes, wanted, strict=True))
-        for name, have, want in zip(dataset.classes, row, wanted, strict=True):
+        found.published[domain] = dict(zip(names, wanted, strict=True))
+        for name, have, want in zip(names, row, wanted, strict=True):
             if have != want:
                 hint = "" if have else _hint(dataset, domain, name)
-                text = f"{domain}/{name} holds {have:,} images instead of {want:,}"
+                place = f"{domain}/{name}" if dataset.classes else domain
+                text = f"{place} holds {have:,} images instead of {want:,}"
                 found.findings.append(Finding("count", f"{text} ({have - want:+,}){hint}"))
-    for name, total in zip(dataset.classes, table.sum(axis=0).tolist(), strict=True):
+    for name, total in zip(names, table.sum(axis=0).tolist(), strict=True):
         if not total and not dataset.counts:
             found.findings.append(Finding("count", f"no domain has an image of the class {name}"))
     if not dataset.counts and not dataset.split_sizes:
@@ -267,11 +268,10 @@ def _duplicates(
         if number:
             found.notes.append(f"{_images(number)} are there twice, as in the published data set")
         return
-    kinds: dict[str, list[list[int]]] = {
-        "in different classes": [],
-        "across domains": [],
-        "in the same domain and class": [],
-    }
+    classes_differ, same_class = "in different classes", "in the same domain and class"
+    if not dataset.classes:
+        classes_differ, same_class = "with different targets", "in the same domain"
+    kinds: dict[str, list[list[int]]] = {classes_differ: [], "across domains": [], same_class: []}
     for group in groups:
         classes, domains = set(records.labels[group]), set(records.domains[group])
         same, across, beside = kinds.values()
@@ -281,7 +281,7 @@ def _duplicates(
             continue
         pairs = [" = ".join(records.paths[index] for index in group) for group in chosen]
         text = f"{_images(len(pairs))} under several names {where}: {_some(pairs)}"
-        if dataset.duplicates is None and where == "in the same domain and class":
+        if dataset.duplicates is None and where == same_class:
             found.notes.append(f"{text}; whether they are in the published data set is not known")
             continue
         files = tuple(records.paths[index] for group in chosen for index in group)

@@ -1,8 +1,9 @@
-"""Metrics of a global model for every split and domain, from counts."""
+"""Metrics of a global model for every split and domain, from the workers' predictions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -10,38 +11,69 @@ from feddg_bench.executors import Executor
 from feddg_bench.federation import Federation
 from feddg_bench.loop import Evaluation
 from feddg_bench.messages import Weights
+from feddg_bench.metrics import measure
+from feddg_bench.results import POOLABLE, WHOLE
+from feddg_bench.tasks import TASKS
 
 
 def evaluate(
     executor: Executor, federation: Federation, weights: Weights, *, chunk: int
 ) -> Evaluation:
-    """Return accuracy in [0, 1], mean cross-entropy and image count by split and domain.
+    """Return what `feddg_bench.metrics.measure` finds, by split and domain.
 
-    Images are measured in chunks of fixed size, summed in order, so that the numbers do not
-    depend on how many workers share them.
+    Images are measured in chunks of fixed size, put together in order, so that the numbers do not
+    depend on how many workers share them. Where a metric of the data set over a whole split is not
+    the mean over its domains, the whole split is measured too, as ``all``.
     """
     jobs = list(_chunks(federation, chunk))
     results = executor.evaluate(weights, [index for _, _, index in jobs])
-    counts: dict[tuple[str, str], np.ndarray] = {}
-    losses: dict[tuple[str, str], float] = {}
-    for (split, domain, _), (confusion, loss) in zip(jobs, results, strict=True):
-        key = (split, domain)
-        counts[key] = counts.get(key, np.zeros_like(confusion)) + confusion
-        losses[key] = losses.get(key, 0.0) + loss
-    evaluation: Evaluation = {}
-    for (split, domain), confusion in counts.items():
-        evaluation.setdefault(split, {})[domain] = {
-            "accuracy": accuracy(confusion),
-            "loss": losses[split, domain] / int(confusion.sum()),
-            "images": int(confusion.sum()),
-        }
-    return evaluation
+    parts: dict[str, dict[str, _Part]] = {}
+    for (split, domain, index), (predictions, loss) in zip(jobs, results, strict=True):
+        parts.setdefault(split, {}).setdefault(domain, _Part()).add(index, predictions, loss)
+    if not POOLABLE.issuperset(federation.metrics):
+        for domains in parts.values():
+            if WHOLE not in domains:
+                domains[WHOLE] = _Part.together(domains.values())
+    return {
+        split: {domain: part.measure(federation) for domain, part in domains.items()}
+        for split, domains in parts.items()
+    }
 
 
-def accuracy(confusion: np.ndarray) -> float:
-    """Return the share of hits in confusion counts (C, C); 0 where there is no image."""
-    total = int(confusion.sum())
-    return int(np.trace(confusion)) / total if total else 0.0
+class _Part:
+    """Images that are measured together."""
+
+    def __init__(self) -> None:
+        self.indices: list[np.ndarray] = []
+        self.predictions: list[np.ndarray] = []
+        self.loss = 0.0
+
+    def add(self, index: np.ndarray, predictions: np.ndarray, loss: float) -> None:
+        """Add images with their predictions and the sum of their losses."""
+        self.indices.append(index)
+        self.predictions.append(predictions)
+        self.loss += loss
+
+    @classmethod
+    def together(cls, parts: Iterable[_Part]) -> _Part:
+        """Return several parts as one."""
+        whole = cls()
+        for part in parts:
+            whole.add(np.concatenate(part.indices), np.concatenate(part.predictions), part.loss)
+        return whole
+
+    def measure(self, federation: Federation) -> dict[str, Any]:
+        """Return the metrics of these images."""
+        index = np.concatenate(self.indices)
+        groups = federation.groups[index] if len(federation.groups) else np.full(len(index), -1)
+        return measure(
+            TASKS[federation.task],
+            federation.labels[index],
+            np.concatenate(self.predictions),
+            self.loss,
+            groups,
+            federation.group_names,
+        )
 
 
 def _chunks(federation: Federation, size: int) -> Iterator[tuple[str, str, np.ndarray]]:

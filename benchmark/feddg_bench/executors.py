@@ -25,8 +25,8 @@ _DIED = (
     "the run goes on from its last checkpoint"
 )
 
-Counts = tuple[np.ndarray, float]
-"""Confusion counts (C, C) and summed loss of some images."""
+Measured = tuple[np.ndarray, float]
+"""Predictions (n,) and summed loss of some images."""
 
 
 class Executor(Protocol):
@@ -46,7 +46,7 @@ class Executor(Protocol):
     def map(self, tasks: Iterable[Task]) -> Iterator[Reply[Any]]:
         """Run the tasks as replies are taken."""
 
-    def evaluate(self, weights: Weights, indices: Sequence[np.ndarray]) -> Iterator[Counts]:
+    def evaluate(self, weights: Weights, indices: Sequence[np.ndarray]) -> Iterator[Measured]:
         """Measure the weights on each index array."""
 
     def peak_memory_mib(self) -> float:
@@ -77,7 +77,7 @@ class SerialExecutor:
             yield reply
             del reply  # or it would stay while the next client trains
 
-    def evaluate(self, weights: Weights, indices: Sequence[np.ndarray]) -> Iterator[Counts]:
+    def evaluate(self, weights: Weights, indices: Sequence[np.ndarray]) -> Iterator[Measured]:
         """Measure the weights on each index array."""
         return (self.worker.evaluate(weights, index) for index in indices)
 
@@ -145,11 +145,11 @@ class ProcessExecutor:
             yield reply
             del answer, reply
 
-    def evaluate(self, weights: Weights, indices: Sequence[np.ndarray]) -> Iterator[Counts]:
+    def evaluate(self, weights: Weights, indices: Sequence[np.ndarray]) -> Iterator[Measured]:
         """Measure the weights on each index array."""
         jobs = ({"index": torch.from_numpy(np.ascontiguousarray(index))} for index in indices)
         for answer in self._share({"weights": weights, "broadcast": {}}, jobs):
-            yield answer["counts"].numpy(), answer["loss"]
+            yield answer["predictions"].numpy(), answer["loss"]
 
     def peak_memory_mib(self) -> float:
         """Return the sum of the peaks of this process and its workers; they share the store."""
@@ -269,8 +269,8 @@ def _serve(pipe: Connection) -> None:
 def _answer(worker: Worker, shared: Payload, job: Payload) -> Payload:
     """Do one job in a worker process."""
     if "index" in job:
-        counts, loss = worker.evaluate(shared["weights"], job["index"].numpy())
-        return {"counts": torch.from_numpy(counts), "loss": loss}
+        predictions, loss = worker.evaluate(shared["weights"], job["index"].numpy())
+        return {"predictions": torch.from_numpy(predictions), "loss": loss}
     task = Task(weights=shared["weights"], broadcast=shared["broadcast"], **job)
     reply = worker.run(task)
     update = isinstance(reply.value, LocalUpdate)

@@ -23,16 +23,23 @@ class Federation:
     """Where the images are and who holds which; small enough to send to every process.
 
     Attributes:
-        images: A store's file to map, or the array itself: uint8 (N, size, size, 3).
+        images: A store's file to map, or the array itself: (N, size, size, channels) of ``pixels``.
         size: Side of the images in pixels.
-        labels: int64 (N,).
+        labels: Class ids, int64 (N,), or targets of a regression, float32 (N,).
         clients: Client name to the indices of its training images.
         evaluation: Split, domain and indices of every set that is measured.
-        num_classes: C.
+        num_classes: C, or 1 for a regression: the number of a model's outputs.
         sources: Names of the training domains.
         domain_ids: Domain of each image as an index into ``sources``, -1 for others; int64 (N,).
         validation: Client name to the indices of its validation images, where the method wants
             them (`feddg_bench.method.Method.client_validation`).
+        task: ``classification`` or ``regression``.
+        metrics: The data set's own, the first is the key metric.
+        groups: Group of each image as a position in ``group_names``, -1 for none, int64 (N,);
+            empty where there are no groups.
+        group_names: Names of the groups.
+        channels: Of an image.
+        pixels: ``uint8``, or ``float16`` for values that are normalised already.
     """
 
     images: Path | np.ndarray
@@ -44,6 +51,12 @@ class Federation:
     sources: tuple[str, ...] = ()
     domain_ids: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     validation: dict[str, np.ndarray] = field(default_factory=dict)
+    task: str = "classification"
+    metrics: tuple[str, ...] = ("accuracy",)
+    groups: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    group_names: tuple[str, ...] = ()
+    channels: int = 3
+    pixels: str = "uint8"
 
     def domains_of(self, client: str) -> np.ndarray:
         """Return the domain id of each of a client's training images, in its order."""
@@ -57,9 +70,10 @@ class ImageBank:
     def __init__(self, federation: Federation, device: torch.device) -> None:
         images = federation.images
         if isinstance(images, Path):
-            shape = (len(federation.labels), federation.size, federation.size, 3)
+            side = federation.size
+            shape = (len(federation.labels), side, side, federation.channels)
             # Copy on write: nobody writes, but PyTorch takes no view of a read-only array.
-            images = np.memmap(images, dtype=np.uint8, mode="c", shape=shape)
+            images = np.memmap(images, dtype=federation.pixels, mode="c", shape=shape)
         self.images = torch.from_numpy(images)
         self.device = device
         self.labels = torch.from_numpy(federation.labels).to(device)
@@ -69,7 +83,7 @@ class ImageBank:
                 self.images = self.images.to(device)
 
     def take(self, index: Tensor) -> Batch:
-        """Return copies of images, uint8 (B, H, W, 3), and their labels (B,), on the device.
+        """Return copies of images, (B, H, W, C) as stored, and their labels (B,), on the device.
 
         Args:
             index: Rows of the array, int64 (B,) on the CPU.

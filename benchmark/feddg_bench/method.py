@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from lightning import LightningModule
 from torch import Tensor, nn
 
@@ -16,6 +15,7 @@ from feddg_bench.batch_norm import batch_norm_state, batch_norm_statistics, free
 from feddg_bench.client import Batch, Client
 from feddg_bench.messages import LocalUpdate, Payload, Reply, Weights
 from feddg_bench.settings import MethodSettings, TrainSettings
+from feddg_bench.tasks import TASKS
 
 if TYPE_CHECKING:
     from feddg_bench.models import Backbone
@@ -39,11 +39,12 @@ class Method(LightningModule):
     Args:
         settings: The method's own settings, an instance of ``Settings``.
         backbone: Maps images (B, 3, H, W) in [0, 1] to features (B, D).
-        num_classes: C.
+        num_classes: C, or 1 for a regression: the width of the classifier.
         train: Settings of local training.
         bn: ``average``, ``frozen`` or ``local`` (see ``FederationSettings.bn``).
         clients: Names of the clients that hold images.
         sources: Names of the training domains.
+        task: ``classification`` or ``regression``, one of ``tasks``.
     """
 
     Settings: ClassVar[type[MethodSettings]] = MethodSettings
@@ -61,6 +62,11 @@ class Method(LightningModule):
     """Name prefixes of state that is the same everywhere and never changes."""
     client_validation: ClassVar[bool] = False
     """Whether clients keep validation images (`feddg_bench.partition.validation_parts`)."""
+    tasks: ClassVar[tuple[str, ...]] = ("classification",)
+    """What the method can learn: its mathematics must make sense for it. A training step that is
+    good for both takes its loss from ``self.task``."""
+    rgb_only: ClassVar[bool] = False
+    """Whether images must be red, green and blue in [0, 1], as for a transfer of style."""
     citation: ClassVar[str] = ""
     """Authors, title, venue and year, arXiv number."""
     deviations: ClassVar[tuple[str, ...]] = ()
@@ -79,9 +85,11 @@ class Method(LightningModule):
         bn: str = "average",
         clients: tuple[str, ...] = (),
         sources: tuple[str, ...] = (),
+        task: str = "classification",
     ) -> None:
         super().__init__()
         self.settings = settings
+        self.task = TASKS[task]
         self.train_settings = train
         self.num_classes = num_classes
         self.clients = clients
@@ -112,7 +120,7 @@ class Method(LightningModule):
         return features
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map images (B, 3, H, W) in [0, 1] to logits (B, C). Evaluation calls this."""
+        """Map images to logits (B, C), or a regression's outputs (B, 1). Evaluation calls this."""
         logits: Tensor = self.classifier(self.features(images))
         return logits
 
@@ -144,7 +152,7 @@ class Method(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:  # noqa: ARG002 - Lightning's
         """Return the loss of one batch: a scalar."""
         images, labels = batch
-        return F.cross_entropy(self(images), labels)
+        return self.task.loss(self(images), labels, "mean")
 
     def batches(self, client: Client, epoch: int) -> Iterator[Batch]:
         """Yield the training batches of one local epoch (from 0)."""

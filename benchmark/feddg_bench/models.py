@@ -1,4 +1,4 @@
-"""Backbones by name: images in [0, 1] to features, normalising their own input."""
+"""Backbones by name: images to features, normalising their own input, RGB in [0, 1]."""
 
 from __future__ import annotations
 
@@ -36,34 +36,44 @@ class Backbone(nn.Module):
         projection: Linear layer on the pooled features, or the identity.
 
     Args:
-        net: [B, 3, H, W] to [B, ``width``].
+        net: [B, C, H, W] to [B, ``width``].
         width: Features that ``net`` gives.
         projection: Width of the linear layer, 0 for none.
         normalisation: A key of `NORMALISATIONS`.
+        channels: C; other numbers than 3 go with ``none``.
     """
 
     mean: torch.Tensor
     std: torch.Tensor
     _spread: tuple[torch.Tensor, torch.Tensor] | None
 
-    def __init__(self, net: nn.Module, width: int, projection: int, normalisation: str) -> None:
+    def __init__(
+        self,
+        net: nn.Module,
+        width: int,
+        projection: int,
+        normalisation: str,
+        channels: int = 3,
+    ) -> None:
         super().__init__()
-        mean, std = NORMALISATIONS[normalisation]
+        mean, std = map(torch.tensor, NORMALISATIONS[normalisation])
+        if channels != 3:
+            mean, std = mean[:1].expand(channels).clone(), std[:1].expand(channels).clone()
         # Constants: they neither travel nor are averaged, hence not in the state dict.
-        self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(std).view(3, 1, 1), persistent=False)
+        self.register_buffer("mean", mean.view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", std.view(-1, 1, 1), persistent=False)
         self._spread = None
         self.net = net
         self.projection = nn.Linear(width, projection) if projection else nn.Identity()
         self.num_features = projection or width
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return features [B, D] of ``images`` [B, 3, H, W] in [0, 1]."""
+        """Return features [B, D] of ``images`` [B, C, H, W], which are in [0, 1] if RGB."""
         features: torch.Tensor = self.projection(self.net(self.normalise(images)))
         return features
 
     def normalise(self, images: torch.Tensor) -> torch.Tensor:
-        """Return ``(images - mean) / std``, [B, 3, H, W].
+        """Return ``(images - mean) / std``, [B, C, H, W].
 
         Three constants broadcast over channels-last images cost ten times the arithmetic on a
         CPU, so they are spread over one image once and kept.
@@ -243,14 +253,29 @@ BACKBONES = {
 }
 
 
-def build_backbone(settings: BackboneSettings) -> Backbone:
+def build_backbone(
+    settings: BackboneSettings, channels: int = 3, *, rgb: bool | None = None
+) -> Backbone:
     """Build the backbone; random weights are drawn from PyTorch's global generator.
+
+    Args:
+        settings: Which one.
+        channels: Of the images. For other numbers than 3 the first convolution is widened (see
+            `widen`).
+        rgb: Whether images are RGB in [0, 1]; others are not normalised. By default whether there
+            are three channels.
 
     Raises:
         SettingsError: The settings contradict each other, the weights file does not fit, or
             pretrained weights cannot be had.
         DataError: The weights file cannot be read.
     """
+    rgb = channels == 3 if rgb is None else rgb
+    if not rgb and settings.normalisation not in ("auto", "none"):
+        raise SettingsError(
+            f"backbone.normalisation={settings.normalisation} is for RGB images: "
+            f"set backbone.normalisation=none"
+        )
     if settings.padding == "tf" and settings.name != "mobilenet_v2":
         raise SettingsError(
             f"backbone.padding=tf is for mobilenet_v2, not for {settings.name}: "
@@ -266,12 +291,50 @@ def build_backbone(settings: BackboneSettings) -> Backbone:
     if settings.pretrained:
         path = settings.weights or _download(settings.name, architecture.url)
         _load(net, settings.name, Path(path))
+    if channels != 3:
+        widen(net, channels, pretrained=settings.pretrained)
     if settings.padding == "tf":
         _pad_like_tensorflow(net)
     normalisation: str = settings.normalisation
     if normalisation == "auto":
         normalisation = "half" if settings.padding == "tf" else architecture.normalisation
-    return Backbone(net, architecture.num_features, settings.projection, normalisation)
+    if not rgb:
+        normalisation = "none"
+    return Backbone(net, architecture.num_features, settings.projection, normalisation, channels)
+
+
+def widen(net: nn.Module, channels: int, *, pretrained: bool) -> None:
+    """Let a network's first convolution read another number of channels, in place.
+
+    Channel i starts from the pretrained weights of RGB channel i mod 3, unscaled, as in
+    FedDG_Benchmark (Bai et al., ICLR 2024) for PovertyMap's eight; else all start anew from
+    PyTorch's default. Networks for grey images then read every channel instead of one.
+
+    Args:
+        net: Starts with a convolution, or with `Grey`.
+        channels: At least 1.
+        pretrained: Whether its weights are pretrained.
+    """
+    for name, layer in list(net.named_modules()):
+        if isinstance(layer, Grey):
+            net.set_submodule(name, nn.Identity())
+    name, old = next((n, m) for n, m in net.named_modules() if isinstance(m, nn.Conv2d))
+    if old.in_channels == channels:
+        return
+    new = type(old)(
+        channels,
+        old.out_channels,
+        old.kernel_size,  # type: ignore[arg-type]
+        old.stride,  # type: ignore[arg-type]
+        old.padding,  # type: ignore[arg-type]
+        bias=old.bias is not None,
+    )
+    with torch.no_grad():
+        if pretrained:
+            new.weight.copy_(old.weight[:, torch.arange(channels) % old.in_channels])
+            if old.bias is not None and new.bias is not None:
+                new.bias.copy_(old.bias)
+    net.set_submodule(name, new)
 
 
 def check_image_size(settings: BackboneSettings, image_size: int) -> None:

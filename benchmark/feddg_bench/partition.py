@@ -74,32 +74,41 @@ class Partition:
         return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
 
     def as_json(
-        self, domains: NDArray[np.integer], labels: NDArray[np.integer], domain_names: Sequence[str]
+        self,
+        domains: NDArray[np.integer],
+        labels: NDArray[np.integer] | NDArray[np.floating],
+        domain_names: Sequence[str],
     ) -> dict[str, Any]:
         """Return the partition as JSON values: rule, hash, and for each client what it holds.
+
+        A client's ``domains`` are image counts by name and its ``labels`` image counts by label
+        as text; what it has no image of is left out. Targets of a regression are not counted.
 
         Args:
             domains: Domain id of every image of the data set.
             labels: Label of every image of the data set.
             domain_names: Names of the domain ids.
         """
-        domain_counts = self.counts(domains, len(domain_names)).tolist()
-        label_counts = self.counts(labels, int(labels.max()) + 1).tolist()
+        targets = np.issubdtype(labels.dtype, np.floating)
         clients = [
             {
                 "id": name,
-                "domains": dict(zip(domain_names, in_domains, strict=True)),
-                "labels": in_labels,
+                "domains": {domain_names[d]: n for d, n in _counted(domains[index])},
+                **({} if targets else {"labels": {str(y): n for y, n in _counted(labels[index])}}),
                 "indices": index.tolist(),
             }
-            for (name, index), in_domains, in_labels in zip(
-                self._items(), domain_counts, label_counts, strict=True
-            )
+            for name, index in self._items()
         ]
         return {"rule": dict(self.rule), "hash": self.digest(), "clients": clients}
 
     def _items(self) -> list[tuple[str, IntArray]]:
         return list(zip(self.clients, self.indices, strict=True))
+
+
+def _counted(values: NDArray[Any]) -> list[tuple[int, int]]:
+    """Return the integers that occur, in ascending order, with how often."""
+    found, counts = np.unique(values, return_counts=True)
+    return list(zip(found.tolist(), counts.tolist(), strict=True))
 
 
 def per_domain_indices(

@@ -11,16 +11,17 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from feddg_bench.evaluate import evaluate
 from feddg_bench.executors import SerialExecutor
 from feddg_bench.federation import Federation
+from feddg_bench.fitness import Pictures
 from feddg_bench.loop import RoundResult, federate
 from feddg_bench.messages import Reply, Task
 from feddg_bench.run import Plan, find_device, open_server
 from feddg_bench.settings import Resources
+from feddg_bench.tasks import TASKS
 from feddg_bench.worker import Worker, peak_memory_mib
 
 PHASES = ("training", "communication", "aggregation", "evaluation")
@@ -147,25 +148,56 @@ def profile(plan: Plan, federation: Federation, resources: Resources, *, rounds:
 
 
 def synthetic_federation(
-    clients: int, per_client: int, size: int, num_classes: int, *, seed: int = 0
+    clients: int,
+    per_client: int,
+    size: int,
+    num_classes: int,
+    *,
+    seed: int = 0,
+    like: Pictures | None = None,
 ) -> Federation:
-    """Return random images in clients of equal size, for speed alone; nothing is held out."""
+    """Return random images in clients of equal size, for speed alone; nothing is held out.
+
+    Args:
+        clients: N.
+        per_client: Images of each.
+        size: Side in pixels.
+        num_classes: C.
+        seed: Of images and labels.
+        like: What says task, channels and type of the images; classes of RGB images by default.
+    """
+    task, channels, pixels = "classification", 3, "uint8"
+    if like is not None:
+        task, channels, pixels = like.task, like.channels, like.pixels
     rng = np.random.default_rng(seed)
     count = clients * per_client
-    images = rng.integers(0, 256, (count, size, size, 3), dtype=np.uint8)
+    shape = (count, size, size, channels)
+    images = (
+        rng.integers(0, 256, shape, dtype=np.uint8)
+        if pixels == "uint8"
+        else rng.standard_normal(shape, dtype=np.float32).astype(pixels)
+    )
+    labels = (
+        rng.integers(0, num_classes, count)
+        if task == "classification"
+        else rng.standard_normal(count, dtype=np.float32)
+    )
     width = len(str(clients - 1))
     parts = np.arange(count).reshape(clients, per_client)
     names = {f"client_{i:0{width}}": part for i, part in enumerate(parts)}
     return Federation(
         images,
         size,
-        rng.integers(0, num_classes, count),
+        labels,
         names,
         (),
-        num_classes,
+        TASKS[task].outputs(num_classes),
         sources=("synthetic",),
         domain_ids=np.zeros(count, dtype=np.int64),
         validation={name: part[: max(1, per_client // 10)] for name, part in names.items()},
+        task=task,
+        channels=channels,
+        pixels=pixels,
     )
 
 
@@ -221,15 +253,18 @@ def _convolution_backward_flop(
 def bare_seconds(worker: Worker, sizes: list[int]) -> float:
     """Return the time of forward, backward and step alone for one epoch of clients of these sizes.
 
-    Images are floats on the device already; one optimizer; plain cross-entropy. What a method adds
-    (another pass, a transfer) is therefore in the ratio to this.
+    Images are floats on the device already; one optimizer; the task's plain loss. What a method
+    adds (another pass, a transfer) is therefore in the ratio to this.
     """
     settings, method = worker.settings, worker.method
     size, batch = settings.data.image_size, settings.train.batch_size
-    images = torch.rand(batch, 3, size, size, device=worker.device)
+    channels = worker.spec.federation.channels
+    images = torch.rand(batch, channels, size, size, device=worker.device)
     if settings.train.channels_last:
         images = images.contiguous(memory_format=torch.channels_last)
     labels = torch.randint(0, method.num_classes, (batch,), device=worker.device)
+    if worker.spec.federation.task == "regression":
+        labels = labels.float()
     parts = [part for n in sizes for part in (*[batch] * (n // batch), n % batch) if part]
     optimizer = method.configure_optimizers()
     method.train()
@@ -237,7 +272,7 @@ def bare_seconds(worker: Worker, sizes: list[int]) -> float:
     def loop() -> None:
         for part in parts:
             with worker.fabric.autocast():
-                loss = F.cross_entropy(method(images[:part]), labels[:part])
+                loss = method.task.loss(method(images[:part]), labels[:part], "mean")
             optimizer.zero_grad()
             worker.fabric.backward(loss)
             optimizer.step()

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 
-from feddg_bench.results import split_accuracy
+from feddg_bench.registry import load_dataset
+from feddg_bench.results import shown, split_metric
 from feddg_bench.tables import Cell, Table
 
 if TYPE_CHECKING:
@@ -100,10 +101,12 @@ class ConsoleReport:
         if loss is not None:
             facts = f"loss {loss:.3f}  {facts}"
         if result.evaluation is not None:
+            dataset = load_dataset(plan.settings.dataset)
+            metric, task = dataset.metrics[0], dataset.task
             parts = [
-                f"{split} {100 * value:.1f}"
+                f"{split} {shown(value, metric, task, 1)}"
                 for split in ("val", "test")
-                if (value := split_accuracy(result.evaluation, split)) is not None
+                if (value := split_metric(result.evaluation, split, metric)) is not None
             ]
             self.held_out = " ".join(parts) + "  "
         for dropped in ledger.dropped:
@@ -140,7 +143,7 @@ def draw(table: Table) -> RichTable:
         values = [label]
         for split in table.splits:
             cell = cells[split]
-            values.append("" if cell is None else str(cell))
+            values.append("" if cell is None else cell.text(table.decimals))
             if _has_published(table, split):
                 values.append(_published(cell))
         if label == "mean":

@@ -85,20 +85,26 @@ def build_method(
         settings: What to run.
         federation: Clients, domains and classes.
         plugin: The method's class, where it is not the one registered under its name.
+
+    Raises:
+        SettingsError: If method and settings do not suit the images and the task.
     """
+    from feddg_bench.fitness import check_fit, is_rgb
     from feddg_bench.models import build_backbone
 
     method = plugin or load_method(settings.method)
+    check_fit(settings, method, federation)
     hyper = validate(method.Settings, settings.hyper, "hyper.")
     with torch_stream(settings.seed, "init"):
         return method(
             hyper,
-            backbone=build_backbone(settings.backbone),
+            backbone=build_backbone(settings.backbone, federation.channels, rgb=is_rgb(federation)),
             num_classes=federation.num_classes,
             train=settings.train,
             bn=settings.federation.bn,
             clients=tuple(federation.clients),
             sources=federation.sources,
+            task=federation.task,
         )
 
 

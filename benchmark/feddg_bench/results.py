@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ class RunRecord(BaseModel):
         recipe: The recipe the settings came from; not part of the key.
         labels: The method's settings that a caption must say.
         settings: Resolved settings; files by the hash of their content.
-        data: Fingerprint of the images and image counts by split and domain.
+        data: Fingerprint of the images, image counts by split and domain, and the data set's task
+            and key metric.
         partition: Hash and sizes of the clients' index lists.
         once: Bytes and seconds of what happens before round 1.
         rounds: One entry a round: loss, bytes, dropped clients, seconds, evaluation.
@@ -69,6 +70,16 @@ class RunRecord(BaseModel):
             entry.pop("seconds", None)
         return values
 
+    @property
+    def task(self) -> str:
+        """What was learnt: ``classification`` or ``regression``."""
+        return str(self.data.get("task", "classification"))
+
+    @property
+    def metric(self) -> str:
+        """The data set's key metric."""
+        return str(self.data.get("metric", "accuracy"))
+
     def evaluation(self) -> dict[str, Any]:
         """Return the last evaluation: split -> domain -> metric -> value.
 
@@ -82,14 +93,44 @@ class RunRecord(BaseModel):
         raise DataError(f"record {self.key} holds no evaluated round")
 
 
-def split_accuracy(evaluation: dict[str, Any], split: str) -> float | None:
-    """Return the accuracy in [0, 1] over all images of a split, or ``None`` if it has none."""
-    domains = evaluation.get(split, {}).values()
-    images: int = sum(metrics["images"] for metrics in domains)
-    if not images:
+WHOLE = "all"
+"""Name of the part of a split that holds all of its images."""
+
+POOLABLE = frozenset({"accuracy", "loss"})
+"""Metrics whose value over a split is the mean over its domains, weighted by their images."""
+
+
+def split_metric(evaluation: Mapping[str, Any], split: str, metric: str) -> float | None:
+    """Return a metric over all images of a split, or ``None`` if it was not measured.
+
+    That of the part `WHOLE` if there is one; else of the only domain, or the mean over domains by
+    images for metrics that are such a mean.
+    """
+    parts: Mapping[str, Any] = evaluation.get(split, {})
+    whole = parts.get(WHOLE)
+    known = [d for d in (parts.values() if whole is None else (whole,)) if metric in d]
+    if len(known) == 1 and (whole is not None or len(parts) == 1):  # quick: tables read millions
+        value: float = known[0][metric]
+        return value if known[0]["images"] else None
+    images: int = sum(domain["images"] for domain in known)
+    if not images or metric not in POOLABLE:
         return None
-    hits: float = sum(metrics["accuracy"] * metrics["images"] for metrics in domains)
-    return hits / images
+    total: float = sum(domain[metric] * domain["images"] for domain in known)
+    return total / images
+
+
+def in_percent(metric: str, task: str) -> bool:
+    """Tell whether a metric is a share that people read in percent."""
+    return metric in ("accuracy", "macro_f1") or (
+        metric == "worst_group" and task == "classification"
+    )
+
+
+def shown(value: float, metric: str, task: str, decimals: int) -> str:
+    """Return a metric as people read it: a share in percent, else with one digit more."""
+    if in_percent(metric, task):
+        return f"{100 * value:.{decimals}f}"
+    return f"{value:.{decimals + 1}f}"
 
 
 def mean_and_std(values: list[float]) -> tuple[float, float | None]:

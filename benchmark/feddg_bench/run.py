@@ -23,6 +23,7 @@ from feddg_bench.evaluate import evaluate
 from feddg_bench.executors import Executor, ProcessExecutor, SerialExecutor
 from feddg_bench.federation import Federation
 from feddg_bench.files import write_whole
+from feddg_bench.fitness import check_fit
 from feddg_bench.locations import cache_dir
 from feddg_bench.loop import RoundResult, federate
 from feddg_bench.method import Method
@@ -31,12 +32,13 @@ from feddg_bench.parallel import cores
 from feddg_bench.partition import Partition, make_partition, validation_parts
 from feddg_bench.protocols import Scenario
 from feddg_bench.registry import build_method, load_method
-from feddg_bench.results import ResultsStore, RunRecord, ScenarioRecord
+from feddg_bench.results import WHOLE, ResultsStore, RunRecord, ScenarioRecord
 from feddg_bench.server import Server
 from feddg_bench.settings import Layer, Resources, RunSettings, merge, run_key, validate
 from feddg_bench.splits import Splits, published_splits, read_split_csv, split_by_domain
 from feddg_bench.store import Progress, Store, known_fingerprint, open_store
 from feddg_bench.streams import derive_seed
+from feddg_bench.tasks import TASKS
 from feddg_bench.worker import WorkerSpec
 
 MAX_AUTO_WORKERS = 8
@@ -237,12 +239,14 @@ def open_federation(
 ) -> tuple[Federation, RunRecord]:
     """Spread the data over clients and splits, and return it with the head of the record."""
     settings, dataset = plan.settings, data.dataset
+    method = load_method(settings.method)
+    check_fit(settings, method, dataset)
     check_image_size(settings.backbone, settings.data.image_size)
     store = data.store(settings.data.image_size, progress)
     splits = _splits(plan, dataset, store)
     train = splits["train"]
     missing = set(range(len(dataset.classes))) - set(store.labels[train].tolist())
-    if missing:
+    if missing:  # a regression has no classes
         absent = ", ".join(dataset.classes[i] for i in sorted(missing))
         raise DataError(
             f"scenario {plan.scenario.name} of {dataset.name} has no training image of class "
@@ -251,7 +255,6 @@ def open_federation(
     seed = derive_seed(settings.seed, "partition")
     partition = make_partition(settings.partition, train, store.domains[train], seed=seed)
     _save_partition(partition, store, dataset, results)
-    method = load_method(settings.method)
     clients = {
         name: index
         for name, index in zip(partition.clients, partition.indices, strict=True)
@@ -275,10 +278,16 @@ def open_federation(
         labels=store.labels,
         clients=clients,
         evaluation=_evaluation(splits, dataset, store),
-        num_classes=len(dataset.classes),
+        num_classes=TASKS[dataset.task].outputs(len(dataset.classes)),
         sources=plan.scenario.train,
         domain_ids=_source_ids(plan.scenario.train, dataset)[store.domains],
         validation=validation,
+        task=dataset.task,
+        metrics=dataset.metrics,
+        groups=store.groups,
+        group_names=dataset.groups,
+        channels=dataset.channels,
+        pixels=dataset.pixels,
     )
     sizes = partition.sizes
     record = RunRecord(
@@ -297,7 +306,12 @@ def open_federation(
         recipe=plan.recipe,
         labels={name: str(settings.hyper[name]) for name in method.Settings.labels},
         settings=plan.canonical,
-        data={"fingerprint": store.fingerprint, "images": _counts(splits, dataset, store)},
+        data={
+            "fingerprint": store.fingerprint,
+            "images": _counts(splits, dataset, store),
+            "task": dataset.task,
+            "metric": dataset.metrics[0],
+        },
         partition={
             "hash": partition.digest(),
             "clients": len(clients),
@@ -369,7 +383,7 @@ def _by_domain(
     Domains as small as a writer are not measured each by itself.
     """
     if not dataset.measured_by_domain:
-        return [(split, "all", index) for split, index in splits.items()]
+        return [(split, WHOLE, index) for split, index in splits.items()]
     parts = []
     for split, index in splits.items():
         for number, domain in enumerate(dataset.domains):

@@ -29,7 +29,7 @@ Splits = dict[str, NDArray[np.int64]]
 def split_by_domain(
     scenario: Scenario,
     domains: NDArray[np.integer],
-    labels: NDArray[np.integer],
+    labels: NDArray[np.integer] | NDArray[np.floating],
     domain_names: Sequence[str],
     *,
     id_val_fraction: float,
@@ -40,7 +40,8 @@ def split_by_domain(
     """Hold out images of the training domains; held-out domains are splits as a whole.
 
     Of the n images of a training domain and class, ``id_test`` gets round(f n) and ``id_val``
-    round(f (n - id_test)), halves rounded to the even number. Every scenario has its own draw.
+    round(f (n - id_test)), halves rounded to the even number. Every scenario has its own draw. Of a
+    regression, whose labels are no whole numbers, a training domain is drawn from as a whole.
 
     Args:
         scenario: Domains by role.
@@ -58,6 +59,8 @@ def split_by_domain(
     """
     kept = None if published is None else published == SPLITS.index("id_test")
     rng = generator(seed, "split", scenario.name)
+    if np.issubdtype(labels.dtype, np.floating):
+        labels = np.zeros(len(domains), dtype=np.int64)
     roles = _roles(scenario)
     split_of = np.full(len(domains), -1)
     for domain, name in enumerate(domain_names):
@@ -91,7 +94,7 @@ def read_split_csv(
     scenario: Scenario,
     paths: Sequence[str],
     domains: NDArray[np.integer],
-    labels: NDArray[np.integer],
+    labels: NDArray[np.integer] | NDArray[np.floating],
     domain_names: Sequence[str],
     class_names: Sequence[str],
 ) -> Splits:
@@ -99,7 +102,8 @@ def read_split_csv(
 
     Columns are found by name: split, domain and path are required, y and category are checked where
     present, others are ignored. Rows are matched to images by path, whose suffix may differ, since
-    copies of a data set are stored as JPEG or PNG.
+    copies of a data set are stored as JPEG or PNG. Of a regression neither y nor category is
+    checked.
 
     Args:
         path: The CSV file, UTF-8.
@@ -108,7 +112,7 @@ def read_split_csv(
         domains: Domain id of every image.
         labels: Label of every image.
         domain_names: Names of the domain ids.
-        class_names: Names of the labels.
+        class_names: Names of the labels; empty for a regression.
 
     Raises:
         DataError: If the file is unreadable or does not describe this data set and scenario; the
@@ -120,10 +124,13 @@ def read_split_csv(
         truth = domain_names[domains[row.image]]
         if row.domain != truth:
             raise _error(path, row, f"domain is {row.domain!r} but the image lies in {truth!r}")
-        category = class_names[labels[row.image]]
+        if not class_names:
+            continue
+        category = class_names[int(labels[row.image])]
         if row.category not in (None, category):
             raise _error(path, row, f"category is {row.category!r} but the image's is {category!r}")
-    _check_labels(path, rows, labels[images])
+    if class_names:
+        _check_labels(path, rows, labels[images].astype(np.int64))
     absent = np.setdiff1d(np.arange(len(paths)), images)
     if len(absent):
         raise DataError(

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddg_bench.data import DomainDataset
-from feddg_bench.decoding import Unfinished, hashed_by_file
+from feddg_bench.decoding import Unfinished, hashed_by_file, image_bytes
 from feddg_bench.errors import DataError
 from feddg_bench.files import replacing
 
@@ -33,18 +33,22 @@ class Store:
     """The decoded images of a data set, in the order of its records.
 
     Attributes:
-        images: uint8 [n, size, size, 3], read only; ``images[indices]`` is a copy in memory.
-        labels: int64 [n].
+        images: [n, size, size, C] of the data set's ``pixels``, uint8 RGB by default, read only;
+            ``images[indices]`` is a copy in memory.
+        labels: int64 [n], or float32 [n] for a regression.
         domains: int64 [n], positions in the data set's ``domains``.
+        groups: int64 [n], positions in the data set's ``groups``, -1 for none; empty where it has
+            no groups.
         paths: n relative names.
         fingerprint: Hash of the data set's contents.
     """
 
-    images: np.memmap[Any, np.dtype[np.uint8]]
-    labels: NDArray[np.int64]
+    images: np.memmap[Any, np.dtype[Any]]
+    labels: NDArray[np.int64] | NDArray[np.float32]
     domains: NDArray[np.int64]
     paths: tuple[str, ...]
     fingerprint: str
+    groups: NDArray[np.int64]
 
 
 def open_store(
@@ -68,8 +72,8 @@ def open_store(
         DataError: If an image cannot be decoded, or the store cannot be written.
     """
     records = dataset.records()
-    shape = (len(records.paths), size, size, 3)
-    length = int(np.prod(shape, dtype=np.int64))
+    shape = (len(records.paths), size, size, dataset.channels)
+    length = len(records.paths) * image_bytes(dataset, size)
     stamp = dataset.stamp()
     fingerprint = _noted(_note(dataset, cache_dir, stamp))
     if fingerprint is None and (
@@ -79,8 +83,9 @@ def open_store(
     if fingerprint is None or not _whole(_path(dataset, size, cache_dir, fingerprint), length):
         fingerprint = _build(dataset, size, cache_dir, stamp, progress, processes)
     path = _path(dataset, size, cache_dir, fingerprint)
-    images = np.memmap(path, dtype=np.uint8, mode="r", shape=shape)
-    return Store(images, records.labels, records.domains, records.paths, fingerprint)
+    images = np.memmap(path, dtype=dataset.pixels, mode="r", shape=shape)
+    groups = np.empty(0, dtype=np.int64) if records.groups is None else records.groups
+    return Store(images, records.labels, records.domains, records.paths, fingerprint, groups)
 
 
 def known_fingerprint(dataset: DomainDataset, cache_dir: Path) -> str:
@@ -93,9 +98,10 @@ def known_fingerprint(dataset: DomainDataset, cache_dir: Path) -> str:
     return known
 
 
-def decoded_sizes(name: str, version: int, cache_dir: Path) -> list[int]:
+def decoded_sizes(dataset: DomainDataset | type[DomainDataset], cache_dir: Path) -> list[int]:
     """Return the sizes in pixels at which stores of a data set lie in the cache, of any copy."""
-    found = (cache_dir / "stores").glob(f"{name}-v{version}-*px-r{RESIZE_RULE}.rgb")
+    name = f"{dataset.name}-v{dataset.version}-*px-r{RESIZE_RULE}.{_kind(dataset)}"
+    found = (cache_dir / "stores").glob(name)
     sizes = (path.name.rsplit("-", 2)[1].removesuffix("px") for path in found)
     return sorted({int(size) for size in sizes})
 
@@ -113,7 +119,7 @@ def _build(
     An interrupted build goes on where it stopped, as long as the files have the same stamp.
     """
     total = len(dataset.records().paths)
-    length = total * size * size * 3
+    length = total * image_bytes(dataset, size)
     # `.unfinished` may neither look like a store nor be taken for one of another copy
     unfinished = Unfinished(dataset, size, _path(dataset, size, cache_dir, stamp, ".unfinished"))
 
@@ -144,8 +150,15 @@ def _build(
 def _path(
     dataset: DomainDataset, size: int, cache_dir: Path, content: str, suffix: str = ""
 ) -> Path:
-    name = f"{dataset.name}-v{dataset.version}-{content}-{size}px-r{RESIZE_RULE}.rgb{suffix}"
+    kind = _kind(dataset)
+    name = f"{dataset.name}-v{dataset.version}-{content}-{size}px-r{RESIZE_RULE}.{kind}{suffix}"
     return cache_dir / "stores" / name
+
+
+def _kind(dataset: DomainDataset | type[DomainDataset]) -> str:
+    """Return what a store's name says of its pixels: ``rgb``, or such as ``8xfloat16``."""
+    channels, pixels = dataset.channels, dataset.pixels
+    return "rgb" if (channels, pixels) == (3, "uint8") else f"{channels}x{pixels}"
 
 
 def _stores(dataset: DomainDataset, size: int, cache_dir: Path, length: int) -> Iterator[Path]:

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from lightning.fabric import Fabric
 
 from feddg_bench.augment import to_float
@@ -24,6 +23,7 @@ from feddg_bench.method import Method
 from feddg_bench.registry import build_method
 from feddg_bench.settings import RunSettings
 from feddg_bench.streams import torch_stream
+from feddg_bench.tasks import TASKS
 
 logging.getLogger("lightning.fabric").setLevel(logging.WARNING)  # it announces every precision
 
@@ -127,22 +127,21 @@ class Worker:
         """Measure global weights on some images.
 
         Returns:
-            Confusion counts, int64 (C, C), true classes down, and the summed cross-entropy.
+            Predictions (n,), class ids or numbers, and the summed loss.
         """
-        num_classes = self.spec.federation.num_classes
+        task = TASKS[self.spec.federation.task]
         self.method.load_weights(self._initial_private)
         self.method.load_weights(weights)
         self.method.eval()
-        counts = torch.zeros(num_classes**2, dtype=torch.int64, device=self.device)
+        predictions = []
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         for part in torch.from_numpy(index).split(self.settings.evaluation.batch_size):
             images, labels = self.bank.take(part)
             with self.fabric.autocast():
-                logits = self.method(to_float(images)).float()
-            pairs = labels * num_classes + logits.argmax(dim=1)
-            counts += torch.bincount(pairs, minlength=num_classes**2)
-            loss += F.cross_entropy(logits, labels, reduction="sum")
-        return counts.reshape(num_classes, num_classes).cpu().numpy(), float(loss)
+                outputs = self.method(to_float(images)).float()
+            predictions.append(task.predict(outputs))
+            loss += task.loss(outputs, labels, "sum")
+        return torch.cat(predictions).cpu().numpy(), float(loss)
 
 
 def keep_freed_memory() -> None:

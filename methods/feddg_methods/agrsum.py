@@ -36,6 +36,7 @@ class AgrSum(Method):
 
     Settings = AgrSumSettings
     settings: AgrSumSettings
+    tasks = ("classification", "regression")
     citation: ClassVar[str] = (
         "Mansilla, Echeveste, Milone and Ferrante: Domain Generalization via Gradient Surgery, "
         "ICCV 2021, arXiv 2108.01621"

@@ -31,6 +31,7 @@ class ERM(Method):
     Settings = ERMSettings
     settings: ERMSettings
     group = "reference"
+    tasks = ("classification", "regression")
     citation = (
         "Gulrajani and Lopez-Paz: In Search of Lost Domain Generalization, ICLR 2021, "
         "arXiv 2007.01434 (as the baseline ERM)"

@@ -47,6 +47,7 @@ class FedBN(Method):
     clients' own models, measured each by itself, is not offered.
     """
 
+    tasks = ("classification", "regression")
     citation = (
         "Xiaoxiao Li, Meirui Jiang, Xiaofei Zhang, Michael Kamp, Qi Dou: FedBN: Federated Learning "
         "on Non-IID Features via Local Batch Normalization, ICLR 2021, arXiv 2102.07623"

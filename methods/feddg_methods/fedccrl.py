@@ -101,6 +101,7 @@ class FedCCRL(Method):
     uplink: ClassVar = {"fit": ("weights",), "statistics": ("statistics",)}
     downlink = ("pool",)
     group = "style"
+    rgb_only = True
     citation = (
         "X. Wang, Y. Guo, X. Tang: FedCCRL: Federated Domain Generalization with Cross-Client "
         "Representation Learning, 2024, arXiv 2410.11267"

@@ -7,16 +7,17 @@ from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from feddg_bench.aggregation import server_step
 from feddg_bench.client import Batch, Client
+from feddg_bench.errors import SettingsError
 from feddg_bench.messages import LocalUpdate, Payload, Reply, Weights
 from feddg_bench.method import Method
 from feddg_bench.server import Server
 from feddg_bench.settings import MethodSettings
+from feddg_bench.tasks import CLASSIFICATION, LearningTask
 from feddg_methods.parts.updates import adjusted_weights, signed_mean
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -91,6 +92,7 @@ class FedDGGA(Method):
         "count_batches": ("batches",),
     }
     client_validation = True
+    tasks = ("classification", "regression")
     citation = (
         "R. Zhang, Q. Xu, J. Yao, Y. Zhang, Q. Tian, Y. Wang: Federated Domain Generalization "
         "with Generalization Adjustment, CVPR 2023"
@@ -119,6 +121,11 @@ class FedDGGA(Method):
     )
 
     def build(self) -> None:
+        if self.settings.metric == "accuracy" and self.task is not CLASSIFICATION:
+            raise SettingsError(
+                f"feddg_ga measures gaps of accuracy, which a {self.task.name} has not: "
+                f"set hyper.metric=loss"
+            )
         self.seen: list[Tensor] = []
 
     # ----------------------------------------------------------------- aggregation weights a
@@ -198,8 +205,8 @@ class FedDGGA(Method):
         images, labels = batch
         logits = self(images)
         if self.settings.gap_data == "client_train":
-            self.seen.append(badness(logits.detach(), labels, self.settings.metric))
-        return F.cross_entropy(logits, labels)
+            self.seen.append(badness(logits.detach(), labels, self.settings.metric, self.task))
+        return self.task.loss(logits, labels, "mean")
 
     def measure(self, client: Client) -> Payload:
         """Return the metric of the client's own last model and of the one it has received.
@@ -227,7 +234,7 @@ class FedDGGA(Method):
         for images, labels in batches:
             with client.fabric.autocast():
                 logits = self(images)
-            values.append(badness(logits, labels, self.settings.metric))
+            values.append(badness(logits, labels, self.settings.metric, self.task))
         self.train()
         return values
 
@@ -243,8 +250,10 @@ class FedDGGA(Method):
         return {"batches": math.ceil(len(client.data) / client.train.batch_size)}
 
 
-def badness(logits: Tensor, labels: Tensor, metric: str) -> Tensor:
+def badness(
+    outputs: Tensor, labels: Tensor, metric: str, task: LearningTask = CLASSIFICATION
+) -> Tensor:
     """Return (B,) losses or, for accuracy, errors (0 or 1): larger is worse for both."""
     if metric == "accuracy":
-        return (logits.argmax(dim=1) != labels).float()
-    return F.cross_entropy(logits.float(), labels, reduction="none")
+        return (outputs.argmax(dim=1) != labels).float()
+    return task.loss(outputs.float(), labels, "none")

@@ -44,6 +44,7 @@ class FedOMG(Method):
 
     Settings = FedOMGSettings
     settings: FedOMGSettings
+    tasks = ("classification", "regression")
     citation: ClassVar[str] = (
         "Nguyen, Nguyen, Park, Pham and Hwang: Federated Domain Generalization with Data-free "
         "On-server Matching Gradient, ICLR 2025, arXiv 2501.14653"

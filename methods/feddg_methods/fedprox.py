@@ -32,6 +32,7 @@ class FedProx(Method):
     Settings = FedProxSettings
     settings: FedProxSettings
     group = "local training"
+    tasks = ("classification", "regression")
     citation = (
         "Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith: Federated Optimization in Heterogeneous "
         "Networks, MLSys 2020, arXiv 1812.06127"

@@ -38,6 +38,7 @@ class FedSAM(Method):
     Settings = FedSAMSettings
     settings: FedSAMSettings
     group = "local training"
+    tasks = ("classification", "regression")
     citation = (
         "Z. Qu, X. Li, R. Duan, Y. Liu, B. Tang, Z. Lu: Generalized Federated Learning via "
         "Sharpness Aware Minimization, ICML 2022, arXiv 2206.02618; D. Caldarola, B. Caputo, "

@@ -53,6 +53,7 @@ class Moon(Method):
     Settings = MoonSettings
     settings: MoonSettings
     group = "local training"
+    tasks = ("classification", "regression")
     citation = (
         "Q. Li, B. He, D. Song: Model-Contrastive Federated Learning, CVPR 2021, arXiv 2103.16257"
     )
@@ -104,7 +105,7 @@ class Moon(Method):
         s = self.settings
         images, labels = batch
         z = self.features(images)  # (B, D)
-        loss = F.cross_entropy(self.classifier(z), labels)
+        loss = self.task.loss(self.classifier(z), labels, "mean")
         if not self.previous:
             return loss + s.mu * math.log(2)
         z_glob = self.representation(images, self.received)

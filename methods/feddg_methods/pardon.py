@@ -93,6 +93,7 @@ class Pardon(Method):
     Settings = PardonSettings
     settings: PardonSettings
     group = "style"
+    rgb_only = True
     citation = (
         "Nguyen, Johnson and Leach: PARDON: Privacy-Aware and Robust Federated Domain "
         "Generalization, ICDCS 2025, arXiv 2410.22622"

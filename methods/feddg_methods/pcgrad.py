@@ -40,6 +40,7 @@ class PCGrad(Method):
 
     Settings = PCGradSettings
     settings: PCGradSettings
+    tasks = ("classification", "regression")
     citation: ClassVar[str] = (
         "Yu, Kumar, Gupta, Levine, Hausman and Finn: Gradient Surgery for Multi-Task Learning, "
         "NeurIPS 2020, arXiv 2001.06782"

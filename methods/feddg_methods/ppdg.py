@@ -58,6 +58,7 @@ class PPDG(Method):
 
     Settings = PPDGSettings
     settings: PPDGSettings
+    tasks = ("classification", "regression")
     citation: ClassVar[str] = (
         "Tian, Li, Wang and Wang: Privacy-Preserving Constrained Domain Generalization via "
         "Gradient Alignment, TKDE 2024, arXiv 2105.08511"

@@ -19,7 +19,7 @@ from feddg_bench.results import (
     ScenarioRecord,
     mean_and_std,
     read_record,
-    split_accuracy,
+    split_metric,
 )
 
 
@@ -211,10 +211,10 @@ def test_the_last_evaluation_counts():
 
 
 def test_accuracy_of_a_split_is_over_its_images():
-    assert split_accuracy(evaluation(0.75), "id_val") == pytest.approx((30 + 5) / 40)
-    assert split_accuracy(evaluation(0.75), "test") == 0.75
-    assert split_accuracy(evaluation(0.75), "val") is None
-    assert split_accuracy({"val": {}}, "val") is None
+    assert split_metric(evaluation(0.75), "id_val", "accuracy") == pytest.approx((30 + 5) / 40)
+    assert split_metric(evaluation(0.75), "test", "accuracy") == 0.75
+    assert split_metric(evaluation(0.75), "val", "accuracy") is None
+    assert split_metric({"val": {}}, "val", "accuracy") is None
 
 
 def test_mean_and_sample_deviation():

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from feddg_bench.evaluate import accuracy, evaluate
+from feddg_bench.evaluate import evaluate
 from feddg_bench.loop import federate
 from feddg_bench.messages import LocalUpdate, Reply, decode, encode
 from feddg_bench.method import Method
@@ -175,13 +174,6 @@ def test_batches_of_an_evaluation_do_not_matter(start_run):
     )
     assert small["test"]["bright"]["accuracy"] == large["test"]["bright"]["accuracy"]
     assert small["test"]["bright"]["loss"] == pytest.approx(large["test"]["bright"]["loss"])
-
-
-@pytest.mark.parametrize(
-    ("confusion", "expected"), [([[2, 1], [0, 5]], 7 / 8), ([[0, 0], [0, 0]], 0.0)]
-)
-def test_accuracy_from_counts(confusion, expected):
-    assert accuracy(np.array(confusion)) == expected
 
 
 # -------------------------------------------------------------------------------- skipping

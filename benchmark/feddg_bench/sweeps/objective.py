@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from feddg_bench.errors import SettingsError
-from feddg_bench.results import RunRecord
+from feddg_bench.results import RunRecord, split_metric
 from feddg_bench.settings import unknown
 
-METRICS = ("val/accuracy", "val/loss", "id_val/accuracy", "id_val/loss")
+METRICS = tuple(
+    f"{split}/{metric}"
+    for split in ("val", "id_val")
+    for metric in ("accuracy", "loss", "macro_f1", "worst_group", "pearson")
+)
 """Split and metric, over all of the split's images, after the last round."""
 
 
@@ -30,18 +34,22 @@ class Objective:
         """Return the metric of a finished run.
 
         Raises:
-            SettingsError: If the run has no images of the split.
+            SettingsError: If the run has no images of the split, or does not measure the metric.
         """
         split, metric = self.name.split("/")
-        domains = record.evaluation().get(split, {}).values()
-        images = sum(domain["images"] for domain in domains)
-        if not images:
+        evaluation = record.evaluation()
+        value = split_metric(evaluation, split, metric)
+        if value is None and evaluation.get(split):
+            raise SettingsError(
+                f"run {record.key} does not measure {metric} over all of {split}; "
+                f"choose by {split}/{record.metric}"
+            )
+        if value is None:
             raise SettingsError(
                 f"run {record.key} has no {split} images, as {record.protocol} has none; "
                 f"choose by id_val/{metric}"
             )
-        total: float = sum(domain[metric] * domain["images"] for domain in domains)
-        return total / int(images)
+        return value
 
 
 def read_objective(path: Path, metric: Any) -> Objective | None:

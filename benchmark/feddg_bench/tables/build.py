@@ -15,6 +15,7 @@ from feddg_bench.tables.records import Run
 from feddg_bench.tables.rows import Row, make_rows
 from feddg_bench.tables.rules import Rule
 from feddg_bench.tables.statistics import (
+    TIE,
     Comparison,
     Unit,
     average_ranks,
@@ -87,6 +88,8 @@ class _Builder:
         self.reference = _reference(rows, description.against)
         self.compared: dict[tuple[int, frozenset[int]], Comparison] = {}
         self.ranks: dict[tuple[Unit, ...], list[float | None]] = {}
+        # Accuracies tie within TIE whatever their table prints; others if they print the same.
+        self.tie = TIE if description.unit == "%" else 0.5 * 10.0**-description.decimals
 
     def grid(self) -> Grid:
         shown = shown_columns(self.description, self.columns)
@@ -196,7 +199,7 @@ class _Builder:
         if key not in self.ranks:
             samples = [other.sample for other in self.rows]
             lower = self.description.lower_is_better
-            self.ranks[key] = average_ranks(samples, units, lower_is_better=lower)
+            self.ranks[key] = average_ranks(samples, units, lower_is_better=lower, tie=self.tie)
         rank = self.ranks[key][self.rows.index(row)]
         if rank is None:
             return Entry(None, DASH)
@@ -215,6 +218,7 @@ class _Builder:
                 row.part(shown.numbers),
                 self.reference.part(shown.numbers),
                 lower_is_better=self.description.lower_is_better,
+                tie=self.tie,
             )
         return compared(self.compared[mark], shown.column, keys)
 
@@ -258,7 +262,7 @@ class _Builder:
             said.append(f"{metric}{unit}; there are no runs of this table yet")
         rules = [column.rule for column in self.columns if column.split is not None]
         if rules:
-            said.append(prose.rule_sentence(rules))
+            said.append(prose.rule_sentence(rules, {run.metric for run in runs}))
         said += prose.frame(runs, varied_keys(self.description))
         if len(self.rows) > 1 and self.seeds:
             said.append(prose.MARKS if len(self.seeds) > 1 else prose.ONE_SEED)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from feddg_bench.results import in_percent
 from feddg_bench.tables.commands import recipe_settings
 from feddg_bench.tables.describe import ColumnSpec, Description, GroupSpec, Summary
 from feddg_bench.tables.records import Run
@@ -103,8 +104,12 @@ def _describe(title: str, runs: Sequence[Run], against: str) -> Description:
                 summaries={kind: HEADS[kind] for kind in kinds},
             )
         )
+    percent = in_percent(first.metric, first.task)
     return Description(
         title=title,
+        metric=first.metric,
+        unit="%" if percent else "",
+        decimals=2 if percent else 3,
         where={"dataset": first.dataset, "protocol": first.protocol},
         others=True,
         groups=groups,

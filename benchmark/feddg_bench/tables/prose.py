@@ -14,10 +14,10 @@ from feddg_bench.tables.variants import assignments, text
 
 RULES: Mapping[Rule, str] = {
     "last": "the last round",
-    "best_by_val": "the round with the best accuracy on the validation domain (the earliest)",
-    "best_by_id_val": "the round with the best accuracy on held-out images of the training domains "
+    "best_by_val": "the round with the best {metric} on the validation domain (the earliest)",
+    "best_by_id_val": "the round with the best {metric} on held-out images of the training domains "
     "(the earliest)",
-    "oracle": "ORACLE: the round with the best accuracy on the test domain itself, which nobody "
+    "oracle": "ORACLE: the round with the best {metric} on the test domain itself, which nobody "
     "can choose in practice",
 }
 
@@ -114,9 +114,11 @@ def wrong_average(published: Published) -> str:
     )
 
 
-def rule_sentence(rules: Iterable[Rule]) -> str:
-    """Return how rounds were chosen."""
-    return "Selection rule " + "; ".join(f"{rule}: {RULES[rule]}" for rule in dict.fromkeys(rules))
+def rule_sentence(rules: Iterable[Rule], metrics: Iterable[str] = ("accuracy",)) -> str:
+    """Return how rounds were chosen, by the key metrics of the runs' data sets."""
+    metric = " or ".join(sorted(set(metrics))) or "accuracy"
+    said = [f"{rule}: {RULES[rule].format(metric=metric)}" for rule in dict.fromkeys(rules)]
+    return "Selection rule " + "; ".join(said)
 
 
 def seeds_text(seeds: Iterable[int]) -> str:

@@ -46,6 +46,8 @@ class Run:
         settings: Settings by dotted key, such as ``train.lr``, without `OWN`; one
             object for all runs that agree in them.
         labels: Names of the method's settings that tell its variants apart.
+        task: What was learnt, ``classification`` or ``regression``.
+        metric: The data set's key metric.
     """
 
     path: Path
@@ -63,6 +65,8 @@ class Run:
     fingerprint: str
     settings: Mapping[str, Any]
     labels: tuple[str, ...] = ()
+    task: str = "classification"
+    metric: str = "accuracy"
     _chosen: dict[str, Evaluation | None] = field(default_factory=dict, repr=False)
     _last: bytes | None = field(default=None, repr=False)
     _costs: dict[str, float] = field(default_factory=dict, repr=False)
@@ -88,13 +92,16 @@ class Run:
         data = _read(self.path)
         if not _laid_out(data):
             rounds = _parse(data, self.path)["rounds"]
-            return choose([r["evaluation"] for r in rounds if r.get("evaluation")], rule)
+            return choose(
+                [r["evaluation"] for r in rounds if r.get("evaluation")], rule, self.metric
+            )
         start, end = data.index(_ROUNDS), len(data)
         if rule != "last":  # read of each round only the split that the rule looks at
             split = CHOOSING[rule]
             found = list(_parts(split).finditer(data, start))
             parts = b"[" + b",".join(match[1] for match in found) + b"]"
-            best = best_round([{split: part} for part in _from_json(parts, self.path)], split)
+            evaluations = [{split: part} for part in _from_json(parts, self.path)]
+            best = best_round(evaluations, split, self.metric)
             if best is None:
                 return None
             end = found[best].start()
@@ -252,6 +259,8 @@ def _run(path: Path, head: dict[str, Any], settings: Mapping[str, Any], last: by
         fingerprint=head["data"]["fingerprint"],
         settings=settings,
         labels=tuple(head.get("labels", ())),
+        task=head["data"].get("task", "classification"),
+        metric=head["data"].get("metric", "accuracy"),
         _last=last,
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from feddg_bench.errors import DataError
+from feddg_bench.results import in_percent
 from feddg_bench.tables.columns import Measured, varied_keys
 from feddg_bench.tables.describe import Description, RowSpec, Where, matches
 from feddg_bench.tables.records import Run
@@ -135,11 +136,11 @@ def _fill(
 
 
 def _value(run: Run, column: Measured) -> float | None:
-    """Return the number of a run in a column; accuracies in percent."""
+    """Return the number of a run in a column; shares in percent."""
     if column.split is None:
         return run.cost(column.metric)
     evaluation = run.evaluation(column.rule)
     if evaluation is None:
         return None
     value = pooled(evaluation, column.split, column.metric, column.spec.over)
-    return 100 * value if value is not None and column.metric == "accuracy" else value
+    return 100 * value if value is not None and in_percent(column.metric, run.task) else value

@@ -35,7 +35,7 @@ class Comparison:
         high: Upper end.
         p_value: Two-sided, of the paired t-test; NaN where fewer than two seeds are common.
         wins: Pairs in which the row is better.
-        ties: Pairs in which it is equal within `TIE`.
+        ties: Pairs in which it is equal, within `TIE` if not said otherwise.
         losses: Pairs in which it is worse.
     """
 
@@ -82,15 +82,17 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def compare(row: Sample, other: Sample, *, lower_is_better: bool = False) -> Comparison:
-    """Compare two rows over their common pairs of unit and seed."""
+def compare(
+    row: Sample, other: Sample, *, lower_is_better: bool = False, tie: float = TIE
+) -> Comparison:
+    """Compare two rows over their common pairs of unit and seed; closer than ``tie`` is equal."""
     common = sorted(set(row) & set(other))
     nan = math.nan
     if not common:
         return Comparison(nan, nan, nan, nan, 0, 0, 0)
     differences = np.array([row[pair] - other[pair] for pair in common])
     better = -differences if lower_is_better else differences
-    wins, losses = int((better >= TIE).sum()), int((better <= -TIE).sum())
+    wins, losses = int((better >= tie).sum()), int((better <= -tie).sum())
     seeds = {seed for _, seed in common}
     return Comparison(
         float(differences.mean()),
@@ -182,7 +184,11 @@ def _differs(row: Sample, other: Sample) -> bool:
 
 
 def average_ranks(
-    samples: Sequence[Sample], units: Collection[Unit], *, lower_is_better: bool = False
+    samples: Sequence[Sample],
+    units: Collection[Unit],
+    *,
+    lower_is_better: bool = False,
+    tie: float = TIE,
 ) -> list[float | None]:
     """Return each row's rank, averaged over units; 1 is best, equal rows share the mean rank.
 
@@ -201,6 +207,6 @@ def average_ranks(
         for unit in units:
             gaps = [means[other][unit] - means[number][unit] for other in whole if other != number]
             gaps = [-gap for gap in gaps] if lower_is_better else gaps
-            total += 1 + sum(1.0 for g in gaps if g >= TIE) + sum(0.5 for g in gaps if abs(g) < TIE)
+            total += 1 + sum(1.0 for g in gaps if g >= tie) + sum(0.5 for g in gaps if abs(g) < tie)
         ranks[number] = total / len(units)
     return ranks

@@ -1,4 +1,4 @@
-"""The table at the end of a command: scenarios down, accuracies across, published ones beside."""
+"""The table at the end of a command: scenarios down, splits across, published numbers beside."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from feddg_bench.published import published_accuracy
-from feddg_bench.results import RunRecord, mean_and_std, split_accuracy
+from feddg_bench.results import RunRecord, in_percent, mean_and_std, split_metric
 
 SPLITS = ("id_val", "id_test", "val", "test")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Accuracy in percent over seeds.
+    """A metric over seeds, in percent if it is a share.
 
     Attributes:
         mean: Mean over seeds.
@@ -26,9 +26,10 @@ class Cell:
     std: float | None
     published: float | None
 
-    def __str__(self) -> str:
-        text = f"{self.mean:.2f}"
-        return text if self.std is None else f"{text} ± {self.std:.2f}"
+    def text(self, decimals: int) -> str:
+        """Return mean and deviation for people."""
+        mean = f"{self.mean:.{decimals}f}"
+        return mean if self.std is None else f"{mean} ± {self.std:.{decimals}f}"
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,14 @@ class Table:
         splits: Splits that at least one scenario has.
         rows: Label and cells of each scenario, then of the mean.
         caption: Recipe, backbone, choices of the method, seeds, keys, sources.
+        decimals: Digits behind the point that are worth reading.
     """
 
     title: str
     splits: tuple[str, ...]
     rows: tuple[tuple[str, dict[str, Cell | None]], ...]
     caption: str
+    decimals: int = 2
 
     def as_json(self) -> dict[str, Any]:
         """Return the table as JSON values."""
@@ -66,6 +69,7 @@ def summary(records: Sequence[RunRecord]) -> Table:
         records: Finished runs of one method, data set and protocol.
     """
     first = records[0]
+    percent = in_percent(first.metric, first.task)
     scenarios = list(dict.fromkeys(record.scenario.name for record in records))
     sources: list[str] = []
     rows = []
@@ -84,21 +88,31 @@ def summary(records: Sequence[RunRecord]) -> Table:
             )
         )
     return Table(
-        f"{first.method} on {first.dataset}, {first.protocol}: accuracy in %",
+        f"{first.method} on {first.dataset}, {first.protocol}: {first.metric}"
+        + (" in %" if percent else ""),
         splits,
         tuple(rows),
         _caption(records, sources),
+        2 if percent else 3,
     )
 
 
+def _value(record: RunRecord, split: str) -> float | None:
+    """Return the key metric of the last round, in percent if it is a share."""
+    value = split_metric(record.evaluation(), split, record.metric)
+    if value is None:
+        return None
+    return 100 * value if in_percent(record.metric, record.task) else value
+
+
 def _cell(runs: Sequence[RunRecord], split: str, sources: list[str]) -> Cell | None:
-    values = [split_accuracy(run.evaluation(), split) for run in runs]
-    known = [100 * value for value in values if value is not None]
+    values = [_value(run, split) for run in runs]
+    known = [value for value in values if value is not None]
     if not known:
         return None
     paper = None
-    if split in ("val", "test"):
-        run = runs[0]
+    run = runs[0]
+    if split in ("val", "test") and run.metric == "accuracy":
         paper = published_accuracy(run.method, run.dataset, run.protocol, run.scenario, split)
     if paper and paper.source not in sources:
         sources.append(paper.source)
@@ -112,9 +126,9 @@ def _mean(cells: list[Cell | None], records: Sequence[RunRecord], split: str) ->
         return None
     by_seed: dict[int, list[float]] = {}
     for record in records:
-        value = split_accuracy(record.evaluation(), split)
+        value = _value(record, split)
         if value is not None:
-            by_seed.setdefault(record.seed, []).append(100 * value)
+            by_seed.setdefault(record.seed, []).append(value)
     _, std = mean_and_std([sum(values) / len(values) for values in by_seed.values()])
     papers = [cell.published for cell in known if cell.published is not None]
     paper = sum(papers) / len(papers) if len(papers) == len(known) else None

@@ -6,6 +6,7 @@ from feddg_bench.testing.toy import (
     ToyRun,
     start_toy_run,
     toy_federation,
+    toy_regression,
     toy_settings,
 )
 
@@ -17,5 +18,6 @@ __all__ = [
     "contract_tests",
     "start_toy_run",
     "toy_federation",
+    "toy_regression",
     "toy_settings",
 ]

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import yaml
 
+from feddg_bench.errors import SettingsError
 from feddg_bench.messages import Reply, Task, content, decode, encode, nbytes
 from feddg_bench.settings import Layer, validate
-from feddg_bench.testing.toy import Recorder, ToyRun, start_toy_run
+from feddg_bench.testing.toy import Recorder, ToyRun, start_toy_run, toy_regression
 
 if TYPE_CHECKING:
     from feddg_bench.executors import ProcessExecutor
@@ -237,6 +238,30 @@ def a_kept_optimizer_makes_a_difference(subject: Subject) -> None:
     _require(not any("optimizer" in memory for memory in memories[1]), "a client kept it")
 
 
+def a_regression_is_learnt_or_refused(subject: Subject) -> None:
+    """Methods whose ``tasks`` name it learn it, alike in processes; others refuse in a sentence."""
+    from feddg_bench.registry import load_method
+
+    plugin = subject.plugin
+    able = "regression" in (load_method(plugin) if isinstance(plugin, str) else plugin).tasks
+    try:
+        here = subject.run(federation=toy_regression())
+    except SettingsError as error:
+        _require(not able, f"it says that it can, but refuses: {error}")
+        _require("regression" in str(error), f"it refuses something else: {error}")
+        return
+    _require(able, "it was not refused")
+    there = subject.run(federation=toy_regression(), executor=_pool())
+    found = here.rounds(1)
+    _require(_numbers(found) == _numbers(there.rounds(1)), "rounds differ in processes")
+    _same(there.server.weights, here.server.weights)
+    for split, parts in (found[-1].evaluation or {}).items():
+        for part, metrics in parts.items():
+            wrong = {"pearson", "worst_group"} - set(metrics)
+            _require(not wrong, f"{split} {part} has no {wrong}")
+            _require(0 < metrics["loss"] < 10, f"{split} {part} has the loss {metrics['loss']}")
+
+
 CONTRACT: tuple[Check, ...] = (
     federated_tensors_move_and_stay_finite,
     it_learns,
@@ -252,6 +277,7 @@ CONTRACT: tuple[Check, ...] = (
     settings_survive_yaml,
     the_seed_decides_the_run,
     a_kept_optimizer_makes_a_difference,
+    a_regression_is_learnt_or_refused,
 )
 """All checks; parametrize a test with them to see them one by one."""
 

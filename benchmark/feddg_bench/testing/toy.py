@@ -39,6 +39,31 @@ def toy_settings(*layers: Mapping[str, Any]) -> RunSettings:
     return RunSettings.model_validate(merge(TOY, *layers))
 
 
+def toy_regression() -> Federation:
+    """Return the toy federation with a number to learn: where the lit third of an image begins.
+
+    Targets from -1 (left) to 1; images of two groups, ``even`` and ``odd`` by their index, with
+    every fifth in none.
+    """
+    federation = toy_federation()
+    rng = np.random.default_rng(1)
+    images = rng.integers(0, 60, (60, 16, 16, 3), dtype=np.uint8)
+    starts = rng.integers(0, 11, 60)
+    for image, start, domain in zip(images, starts, federation.domain_ids, strict=True):
+        image[:, start : start + 5] += np.uint8(120 if domain else 60)
+    numbers = np.arange(60)
+    return replace(
+        federation,
+        images=images,
+        labels=(starts / 5 - 1).astype(np.float32),
+        num_classes=1,
+        task="regression",
+        metrics=("pearson", "worst_group"),
+        groups=np.where(numbers % 5 == 0, -1, numbers % 2),
+        group_names=("even", "odd"),
+    )
+
+
 def toy_federation() -> Federation:
     """Return 60 images of two domains; the class is which third of the image is lit.
 

@@ -1,0 +1,65 @@
+"""What a model learns: classes or a number; with its loss, its predictions and its metrics.
+
+Data sets and federations name their task (``classification`` or ``regression``); this module says
+what follows from the name wherever something is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class LearningTask:
+    """A kind of task.
+
+    Attributes:
+        name: ``classification`` or ``regression``.
+        loss: Outputs (B, C) or (B, 1), labels (B,), and a reduction (``mean``, ``sum``, ``none``)
+            to the training loss: a scalar, or (B,).
+        predict: Outputs to predictions (B,): class ids, int64, or numbers, float32.
+        metrics: Names of all metrics there are; the first is the one that groups are compared by.
+        single_output: Whether there is one output, whatever the number of classes.
+    """
+
+    name: str
+    loss: Callable[[Tensor, Tensor, str], Tensor]
+    predict: Callable[[Tensor], Tensor]
+    metrics: tuple[str, ...]
+    single_output: bool
+
+    def outputs(self, num_classes: int) -> int:
+        """Return the number of outputs of a model: C, or 1 for a regression."""
+        return 1 if self.single_output else num_classes
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
+    """Return the cross-entropy of logits (B, C) and class ids (B,)."""
+    return F.cross_entropy(logits, labels, reduction=reduction)
+
+
+def squared_error(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    """Return the squared error of outputs (B, 1) and targets (B,)."""
+    return F.mse_loss(outputs.squeeze(1), targets, reduction=reduction)
+
+
+CLASSIFICATION = LearningTask(
+    "classification",
+    cross_entropy,
+    lambda logits: logits.argmax(dim=1),
+    ("accuracy", "macro_f1", "worst_group"),
+    single_output=False,
+)
+REGRESSION = LearningTask(
+    "regression",
+    squared_error,
+    lambda outputs: outputs.squeeze(1).float(),
+    ("pearson", "worst_group"),
+    single_output=True,
+)
+TASKS: Mapping[str, LearningTask] = {task.name: task for task in (CLASSIFICATION, REGRESSION)}
+"""By name."""
