@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -86,7 +87,9 @@ def of_wilds(name: str, root: Path, **options: object):
 
     readers = (IWildCamDataset, Camelyon17Dataset, FMoWDataset, PovertyMapDataset)
     reader = dict(zip(FOLDERS, readers, strict=True))[name]
-    return reader(root_dir=str(root), download=False, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return reader(root_dir=str(root), download=False, **options)
 
 
 @pytest.fixture
@@ -308,7 +311,7 @@ def test_contents_decide_the_fingerprint(copy, name):
     old, new = {
         "iwildcam": ("train,", "id_val,"),
         "camelyon17": (",0\n", ",1\n"),
-        "fmow": (",DEU,", ",KEN,"),
+        "fmow": (",KEN,", ",DEU,"),
         "poverty": (",2009,", ",2009,1"),
     }[name]
     edit(table, old, new)
@@ -383,7 +386,10 @@ def test_the_doctor_compares_with_the_published_sizes(archives, monkeypatch, nam
     dataset = load_dataset(name)(archives)
     found = examine(dataset)
     counts = [f.text for f in found.findings if f.text.startswith("the split")]
-    assert len(counts) == len(dataset.split_sizes)
+    same = (
+        2 if name == "poverty" else 0
+    )  # wilds puts 2 x 1,000 images aside, however many there are
+    assert len(counts) == len(dataset.split_sizes) - same
     have = int((dataset.published_splits() == 0).sum())
     want = dataset.split_sizes["train"]
     assert counts[0] == (
@@ -400,30 +406,100 @@ def test_the_doctor_compares_with_the_published_sizes(archives, monkeypatch, nam
 
 TABLES = [
     ("iwildcam", "datetime", "date", "has no column 'datetime'; expected split, filename, y"),
-    ("iwildcam", "05:01:19.000", "05:01:19", "line 3: datetime is '2013-06-02 05:01:19'; expected a time such as 2013-06-05 05:44:19.000"),
-    ("iwildcam", "06-02 05", "02-30 05", "line 3: datetime is '2013-02-30 05:01:19.000'; expected a time"),
-    ("iwildcam", "train,0,", "training,0,", "line 4: split is 'training'; expected one of train, id_val"),
+    (
+        "iwildcam",
+        "05:01:19.000",
+        "05:01:19",
+        "datetime is '2013-06-02 05:01:19'; expected a time such as 2013",
+    ),
+    ("iwildcam", "06-02 05", "02-30 05", "line 3: datetime is '2013-02-30 05:01:19"),
+    (
+        "iwildcam",
+        "train,0,",
+        "training,0,",
+        "line 4: split is 'training'; expected one of train, id_val",
+    ),
     ("iwildcam", ",27,9,11,", ",27,182,11,", "y is '182'; expected a whole number below 182"),
-    ("iwildcam", ",0,0,0,", ",0,0,323,", "line 2: location_remapped is '323'; expected a whole number below 323"),
-    ("iwildcam", ",0,0,0,", ",0,0,0.0,", r"line 2: location_remapped is '0\.0'; expected a whole number"),
-    ("iwildcam", ",0,0,0,0,", ",0,0,0,1,", "no line has 0 in the column sequence_remapped; expected every number from 0 to 431"),
-    ("iwildcam", "00018b-21bc-11ea-a13a-137349068a90.jpg", "00008b-21bc-11ea-a13a-137349068a90.jpg", "lists an image twice"),
+    ("iwildcam", ",0,0,0,", ",0,0,323,", "line 2: location_remapped is '323'; expected a whole"),
+    (
+        "iwildcam",
+        ",0,0,0,",
+        ",0,0,0.0,",
+        r"line 2: location_remapped is '0\.0'; expected a whole number",
+    ),
+    (
+        "iwildcam",
+        ",0,0,0,0,",
+        ",0,0,0,1,",
+        "no line has 0 in the column sequence_remapped; expected every",
+    ),
+    (
+        "iwildcam",
+        "00018b-21bc-11ea-a13a-137349068a90.jpg",
+        "00008b-21bc-11ea-a13a-137349068a90.jpg",
+        "lists an image twice",
+    ),
     ("camelyon17", ",tumor,", ",tumour,", "has no column 'tumor'; expected patient, node"),
-    ("camelyon17", "0,004,", "0,4,", "line 2: patient is '4'; expected three digits such as 004, as in the names of files"),
-    ("camelyon17", ",0,0,0,0\n", ",0,0,5,0\n", "line 2: center is '5'; expected a whole number below 5"),
+    ("camelyon17", "0,004,", "0,4,", "line 2: patient is '4'; expected three digits such as 004"),
+    (
+        "camelyon17",
+        ",0,0,0,0\n",
+        ",0,0,5,0\n",
+        "line 2: center is '5'; expected a whole number below 5",
+    ),
     ("camelyon17", ",0,0,0,0\n", ",2,0,0,0\n", "line 2: tumor is '2'; expected one of 0, 1"),
-    ("camelyon17", ",0,0,0,0\n", ",0,50,0,0\n", "line 2: slide is '50'; expected a whole number below 50"),
-    ("camelyon17", ",patient,node", "patient,node", "begins with the column 'patient'; expected a column of row numbers before it"),
+    (
+        "camelyon17",
+        ",0,0,0,0\n",
+        ",0,50,0,0\n",
+        "line 2: slide is '50'; expected a whole number below 50",
+    ),
+    (
+        "camelyon17",
+        ",patient,node",
+        "patient,node",
+        "begins with the column 'patient'; expected a column",
+    ),
     ("fmow", "country_code", "country", "has no column 'country_code'"),
-    ("fmow", ",airport,", ",aerodrome,", "line 2: category is 'aerodrome'; expected one of airport, airport_hangar, airport_terminal and so on"),
-    ("fmow", "2015-01-12T02:48:56Z", "2015-01-12 02:48", "line 2: timestamp is '2015-01-12 02:48'; expected a time such as 2016-03-28T14:02:11Z"),
-    ("fmow", "2015-01-12T02:48:56Z", "2018-01-12T02:48:56Z", "line 2: timestamp is '2018-01-12T02:48:56Z'; expected a time from 2002 to 2017"),
-    ("fmow", "train,airport,", "none,airport,", "line 2: split is 'none'; expected one of train, val, test, seq"),
-    ("poverty", "wealthpooled", "wealth", "has no column 'wealthpooled'; expected country, urban, wealthpooled"),
-    ("poverty", "0,angola,", "0,atlantis,", "line 2: country is 'atlantis'; expected one of angola, benin, burkina_faso and so on"),
+    (
+        "fmow",
+        ",airport,",
+        ",aerodrome,",
+        "category is 'aerodrome'; expected one of airport, airport_hangar, .* and so on",
+    ),
+    (
+        "fmow",
+        "2015-01-12T02:48:56Z",
+        "2015-01-12 02:48",
+        "timestamp is '2015-01-12 02:48'; expected a time such as 2016",
+    ),
+    (
+        "fmow",
+        "2015-01-12T02:48:56Z",
+        "2018-01-12T02:48:56Z",
+        "line 2: timestamp is '2018.*; expected a time from 2002 to 2017",
+    ),
+    (
+        "fmow",
+        "train,airport,",
+        "none,airport,",
+        "line 2: split is 'none'; expected one of train, val, test, seq",
+    ),
+    (
+        "poverty",
+        "wealthpooled",
+        "wealth",
+        "has no column 'wealthpooled'; expected country, urban, wealthpooled",
+    ),
+    (
+        "poverty",
+        "0,angola,",
+        "0,atlantis,",
+        "line 2: country is 'atlantis'; expected one of angola, .* and so on",
+    ),
     ("poverty", ",True\n", ",town\n", "urban is 'town'; expected one of True, False"),
     ("poverty", ",2009,", ",2009,nan", "line 2: wealthpooled is 'nan.*; expected a number"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "old", "new", "message"), TABLES)

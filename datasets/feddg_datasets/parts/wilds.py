@@ -171,7 +171,7 @@ class WildsDataset(FileDataset):
         splits = places(source)
         rows = np.flatnonzero(splits >= 0).tolist()
         paths = {row: self._path(files[row], int(domains[row]), labels[row]) for row in rows}
-        if len(set(paths.values())) < len(paths):
+        if len({files[row] for row in rows}) < len(rows):
             raise DataError(f"{self.folder / self.tables[0]} lists an image twice; get it again")
         order = sorted(rows, key=paths.__getitem__)
         return _Listing(
