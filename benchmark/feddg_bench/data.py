@@ -217,7 +217,7 @@ class FileDataset(DomainDataset):
     def file(self, index: int) -> Path:
         """Return the file of image ``index``."""
 
-    def read(self, index: int, size: int) -> NDArray[np.uint8]:
+    def read(self, index: int, size: int) -> NDArray[np.uint8] | NDArray[np.float16]:
         """Decode one file; see `read_image`."""
         return read_image(self.file(index), size)
 

@@ -140,13 +140,14 @@ class AdaptedWilds(DomainDataset):
         width = len(str(len(self.opened)))
         domains = self._domain_ids[rows]
         groups = getattr(self, "_group_ids", None)
-        labels = np.asarray(self.opened.y_array).reshape(len(self.opened))[rows]
+        values = np.asarray(self.opened.y_array).reshape(len(self.opened))[rows]
+        classes = self.task == "classification"
         return Records(
             paths=tuple(
                 f"{self.domains[domain]}/{row:0{width}d}"
                 for domain, row in zip(domains.tolist(), rows.tolist(), strict=True)
             ),
-            labels=labels.astype(np.int64 if self.task == "classification" else np.float32),
+            labels=values.astype(np.int64) if classes else values.astype(np.float32),
             domains=domains,
             groups=None if groups is None else groups[rows],
         )
