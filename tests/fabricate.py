@@ -27,14 +27,17 @@ from feddg_datasets.terraincognita import TerraIncognita
 SIDE = 10
 
 
-def draw(path: Path, label: int, domain: int, number: int, *, side: int = SIDE) -> None:
-    """Write a coloured image whose hue tells the label, its brightness the domain; grey if PNG."""
+def draw(
+    path: Path, label: int, domain: int, number: int, *, side: int = SIDE, grey: bool | None = None
+) -> None:
+    """Write an image whose hue tells the label, its brightness the domain; PNG are grey if unsaid."""
+    grey = path.suffix == ".png" if grey is None else grey
     rng = np.random.default_rng([label, domain, number])
     colour = np.array([label % 5, label // 5 % 5, label // 25 % 5]) * 40 + domain * 12
     pixels = (colour + rng.integers(0, 40, (side, side, 3))).clip(0, 255).astype(np.uint8)
     path.parent.mkdir(parents=True, exist_ok=True)
     image = Image.fromarray(pixels)
-    (image.convert("L") if path.suffix == ".png" else image).save(path)
+    (image.convert("L") if grey else image).save(path)
 
 
 def officehome(root: Path) -> None:
@@ -174,11 +177,9 @@ def iwildcam(root: Path) -> None:
             label = 9 if place == 11 and i < 4 else (i + place) % 9
             split = unseen or ("id_val", "id_test", *["train"] * 10)[i % 12]
             name = f"{place:02d}{i:02d}8b-21bc-11ea-a13a-137349068a90.jpg"
-            draw(base / "train" / name, label, place, i, side=32)
+            draw(base / "train" / name, label, place, i, side=32, grey=place == i == 0)
             time = f"2013-06-{1 + i % 28:02d} 05:{i:02d}:19.000"
             rows.append((split, place * 7, name, label * 3, label, place, i + 36 * place, time))
-    with Image.open(base / "train" / rows[0][2]) as image:
-        image.convert("L").save(base / "train" / rows[0][2])
     columns = (
         "split", "location", "filename", "category_id", "y", "location_remapped",
         "sequence_remapped", "datetime",
@@ -200,7 +201,8 @@ def camelyon17(root: Path) -> None:
                 tumor = (i + slide) % 2
                 x, y = 32 * i, 3328 + slide
                 folder = f"patient_{patient}_node_{node}"
-                draw(base / f"patches/{folder}/patch_{folder}_x_{x}_y_{y}.png", tumor, center, i)
+                file = base / f"patches/{folder}/patch_{folder}_x_{x}_y_{y}.png"
+                draw(file, tumor, center, i, grey=False)
                 split = 1 if center in (0, 3, 4) and i % 10 == 9 else 0
                 rows.append((len(rows), patient, node, x, y, tumor, slide, center, split))
     columns = ("", "patient", "node", "x_coord", "y_coord", "tumor", "slide", "center", "split")
@@ -230,7 +232,8 @@ def fmow(root: Path) -> None:
                 split, year = "train", 2015  # in no split: wilds trains on older ones
             fraction = ".643" if len(rows) % 50 == 3 else ""
             country = "XXX" if len(rows) % 20 == 7 else countries[len(rows) % 5][0]
-            draw(base / "images" / f"rgb_img_{len(rows)}.png", label, year - 2002, i)
+            file = base / "images" / f"rgb_img_{len(rows)}.png"
+            draw(file, label, year - 2002, i, grey=False)
             time = f"{year}-0{1 + i}-12T02:48:56{fraction}Z"
             rows.append((split, category, country, time))
     columns = ("split", "category", "country_code", "timestamp")

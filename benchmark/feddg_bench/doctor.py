@@ -279,13 +279,18 @@ def _duplicates(
     for where, chosen in kinds.items():
         if not chosen:
             continue
-        pairs = [" = ".join(records.paths[index] for index in group) for group in chosen]
+        pairs = [_equal([records.paths[index] for index in group]) for group in chosen]
         text = f"{_images(len(pairs))} under several names {where}: {_some(pairs)}"
         if dataset.duplicates is None and where == same_class:
             found.notes.append(f"{text}; whether they are in the published data set is not known")
             continue
         files = tuple(records.paths[index] for group in chosen for index in group)
         found.findings.append(Finding("duplicate", text, files=files))
+
+
+def _equal(names: Sequence[str]) -> str:
+    more = f" = ... ({len(names):,} names)" if len(names) > SHOWN else ""
+    return " = ".join(names[:SHOWN]) + more
 
 
 def _images(number: int) -> str:

@@ -249,9 +249,9 @@ class WildsDataset(FileDataset):
         missing = [file for file in map(self.file, range(total)) if not file.is_file()]
         if missing:
             raise DataError(
-                f"{len(missing):,} of the {total:,} images that {self.tables[0]} lists are not in "
-                f"{self.folder}, such as {missing[0].relative_to(self.folder)}: unpack the archive "
-                f"there again ({self.source})"
+                f"{self.folder} lacks {len(missing):,} of the {total:,} images that "
+                f"{self.tables[0]} lists, such as {missing[0].relative_to(self.folder)}: unpack the "
+                f"archive there again ({self.source})"
             )
 
     def combine(self, contents: Iterable[str]) -> str:
