@@ -62,12 +62,12 @@ def pearson(truth: Values, predictions: Values) -> float:
 
     It is not defined for fewer than two images, constant values, or any that is not finite.
     """
-    scaled = [_unit_range(values) for values in (predictions, truth)]
-    if any(values is None for values in scaled):
+    x, y = _unit_range(predictions), _unit_range(truth)
+    if x is None or y is None:
         return 0.0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that a variance is small, hence NaN
-        found = float(pearson_corrcoef(*scaled))
+        found = float(pearson_corrcoef(x, y))
     return found if np.isfinite(found) else 0.0
 
 

@@ -1,0 +1,176 @@
+"""Metrics: numbers worked out by hand, what is undefined, and how splits are read."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+from feddg_bench.metrics import accuracy, macro_f1, measure, pearson, worst_group
+from feddg_bench.results import in_percent, shown, split_metric
+from feddg_bench.tables.rules import best_round, choose, pooled
+from feddg_bench.tasks import CLASSIFICATION, REGRESSION, TASKS
+
+TRUTH = np.array([0, 0, 1, 1, 2])
+PREDICTED = np.array([0, 1, 1, 1, 0])
+GROUPS = np.array([0, 0, 1, 1, 1])
+NOTHING = np.empty(0, dtype=np.int64)
+
+
+def test_accuracy_is_one_whole_number_over_another():
+    assert accuracy(TRUTH, PREDICTED) == 3 / 5
+    assert accuracy(np.zeros(7, int), np.array([0] * 2 + [1] * 5)) == 2 / 7
+    assert accuracy(NOTHING, NOTHING) == 0
+
+
+def test_macro_f1_by_hand():
+    """F1 is 1/2, 4/5 and 0; class 3 is predicted once in the second case but never true."""
+    assert macro_f1(TRUTH, PREDICTED) == pytest.approx((0.5 + 0.8 + 0) / 3, abs=1e-15)
+    assert macro_f1(TRUTH, np.array([0, 1, 1, 3, 2])) == pytest.approx((2 / 3 + 0.5 + 1) / 3)
+    assert macro_f1(NOTHING, NOTHING) == 0
+
+
+def test_macro_f1_leaves_out_classes_that_are_absent():
+    few = np.array([7, 7, 150])
+    assert macro_f1(few, few) == 1
+    assert macro_f1(np.zeros(3, int), np.zeros(3, int)) == 1
+    assert macro_f1(np.zeros(3, int), np.ones(3, int)) == 0
+
+
+def test_the_worst_group_by_hand():
+    assert worst_group(accuracy, TRUTH, PREDICTED, GROUPS) == (0.5, 0)
+    assert worst_group(accuracy, TRUTH, PREDICTED, np.array([1, 1, 4, 4, 4])) == (0.5, 1)
+    assert worst_group(accuracy, TRUTH, PREDICTED, np.array([-1, -1, 4, 4, 4])) == (2 / 3, 4)
+
+
+def test_images_without_a_group_are_in_none():
+    assert worst_group(accuracy, TRUTH, PREDICTED, np.full(5, -1)) is None
+    assert worst_group(accuracy, TRUTH, PREDICTED, np.array([0, -1, 1, 1, -1])) == (1, 0)
+
+
+def test_pearson_by_hand():
+    """Centred: (-1, 0, 1) with (-1, 1, 0), so 1 / 2."""
+    assert pearson(np.array([1.0, 2, 3]), np.array([1.0, 3, 2])) == pytest.approx(0.5, abs=1e-15)
+    assert pearson(np.arange(5.0), -3 * np.arange(5.0) + 7) == pytest.approx(-1, abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    "predictions",
+    [[1.0, 1, 1], [np.nan, 1, 2], [np.inf, 1, 2]],
+    ids=["constant", "nan", "infinite"],
+)
+def test_pearson_is_zero_where_it_is_not_defined(predictions):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert pearson(np.arange(3.0), np.array(predictions)) == 0
+        assert pearson(np.arange(1.0), np.arange(1.0)) == 0
+        assert pearson(np.empty(0), np.empty(0)) == 0
+
+
+def test_pearson_of_numbers_that_hardly_differ():
+    """As of a model that has just begun; torchmetrics alone warns and gives NaN."""
+    truth = np.array([1.0, 2, 3, 4], dtype=np.float32)
+    assert pearson(truth, 5 + 1e-9 * truth.astype(np.float64)) == pytest.approx(1, abs=1e-5)
+
+
+def test_what_is_measured_of_classes():
+    found = measure(CLASSIFICATION, TRUTH, PREDICTED, 2.0, GROUPS, ("left", "right"))
+    assert list(found)[:3] == ["accuracy", "loss", "images"]
+    assert found == {
+        "accuracy": 0.6,
+        "loss": 0.4,
+        "images": 5,
+        "macro_f1": pytest.approx(1.3 / 3),
+        "worst_group": 0.5,
+        "worst_group_name": "left",
+    }
+    assert "worst_group" not in measure(CLASSIFICATION, TRUTH, PREDICTED, 2.0, NOTHING, ())
+    alone = np.full(5, -1)
+    assert "worst_group" not in measure(CLASSIFICATION, TRUTH, PREDICTED, 2.0, alone, ("a",))
+
+
+def test_what_is_measured_of_a_regression():
+    truth = np.array([0.0, 1, 2, 0, 1, 2], dtype=np.float32)
+    predictions = np.array([0.0, 1, 2, 2, 1, 0], dtype=np.float32)
+    groups = np.array([0, 0, 0, 1, 1, 1])
+    found = measure(REGRESSION, truth, predictions, 8.0, groups, ("urban", "rural"))
+    assert found == {
+        "pearson": pytest.approx(0, abs=1e-15),
+        "loss": pytest.approx(8 / 6),
+        "images": 6,
+        "worst_group": pytest.approx(-1),
+        "worst_group_name": "rural",
+    }
+
+
+def test_tasks_name_their_metrics():
+    for name, task in TASKS.items():
+        assert task.name == name
+        assert "worst_group" in task.metrics
+    assert (CLASSIFICATION.outputs(7), REGRESSION.outputs(0)) == (7, 1)
+
+
+# ------------------------------------------------------------------------- reading a split
+
+EVALUATION = {
+    "test": {
+        "a": {"accuracy": 0.5, "loss": 1.0, "images": 10, "macro_f1": 0.2},
+        "b": {"accuracy": 1.0, "loss": 3.0, "images": 30, "macro_f1": 0.6},
+    },
+    "val": {"c": {"accuracy": 0.25, "loss": 2.0, "images": 4, "macro_f1": 0.1}},
+    "id_val": {
+        "a": {"pearson": 0.9, "loss": 1.0, "images": 10},
+        "b": {"pearson": 0.7, "loss": 1.0, "images": 10},
+        "all": {"pearson": 0.4, "loss": 1.0, "images": 20, "worst_group": 0.3},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("split", "metric", "expected"),
+    [
+        ("test", "accuracy", (5 + 30) / 40),
+        ("test", "loss", 2.5),
+        ("test", "macro_f1", None),  # not the mean of its domains, and not measured
+        ("val", "macro_f1", 0.1),
+        ("id_val", "pearson", 0.4),
+        ("id_val", "worst_group", 0.3),
+        ("id_val", "accuracy", None),
+        ("train", "accuracy", None),
+    ],
+)
+def test_a_metric_of_a_split(split, metric, expected):
+    assert split_metric(EVALUATION, split, metric) == expected
+    assert pooled(EVALUATION, split, metric) == expected
+
+
+def test_a_metric_that_one_domain_lacks_is_no_metric_of_the_split():
+    evaluation = {"test": {"a": {"loss": 1.0, "images": 1}, "b": EVALUATION["val"]["c"]}}
+    assert split_metric(evaluation, "test", "macro_f1") is None
+
+
+def test_the_whole_is_no_domain():
+    assert pooled(EVALUATION, "id_val", "pearson", "worst") == 0.7
+    assert pooled(EVALUATION, "id_val", "pearson", "domains") == pytest.approx(0.8)
+    only = {"test": {"all": {"accuracy": 0.5, "images": 2}}}
+    assert pooled(only, "test", "accuracy", "worst") == 0.5
+
+
+def test_rounds_are_chosen_by_the_key_metric():
+    rounds = [
+        {"val": {"c": {"accuracy": a, "macro_f1": f, "images": 4}}}
+        for a, f in ((0.5, 0.1), (0.4, 0.3), (0.6, 0.3))
+    ]
+    assert best_round(rounds, "val") == 2
+    assert best_round(rounds, "val", "macro_f1") == 1
+    assert choose(rounds, "best_by_val", "macro_f1") is rounds[1]
+    assert choose(rounds, "best_by_val", "pearson") is None
+
+
+def test_shares_are_shown_in_percent():
+    assert shown(0.5, "accuracy", "classification", 1) == "50.0"
+    assert shown(0.5, "worst_group", "classification", 1) == "50.0"
+    assert shown(0.5, "worst_group", "regression", 1) == "0.50"
+    assert shown(0.4567, "pearson", "regression", 2) == "0.457"
+    assert not in_percent("loss", "classification")
