@@ -30,7 +30,10 @@ SIDE = 10
 def draw(
     path: Path, label: int, domain: int, number: int, *, side: int = SIDE, grey: bool | None = None
 ) -> None:
-    """Write an image whose hue tells the label, its brightness the domain; PNG are grey if unsaid."""
+    """Write an image whose hue tells the label, its brightness the domain.
+
+    Unless ``grey`` says otherwise, it is grey if it is a PNG.
+    """
     grey = path.suffix == ".png" if grey is None else grey
     rng = np.random.default_rng([label, domain, number])
     colour = np.array([label % 5, label // 5 % 5, label // 25 % 5]) * 40 + domain * 12

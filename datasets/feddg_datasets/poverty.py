@@ -16,31 +16,32 @@ from feddg_datasets.parts.bands import resize_bands
 from feddg_datasets.parts.tables import check_columns, matching, one_of, read_table
 from feddg_datasets.parts.wilds import IntArray, WildsDataset, column, places
 
-COUNTRIES = (
-    "angola",
-    "benin",
-    "burkina_faso",
-    "cameroon",
-    "cote_d_ivoire",
-    "democratic_republic_of_congo",
-    "ethiopia",
-    "ghana",
-    "guinea",
-    "kenya",
-    "lesotho",
-    "malawi",
-    "mali",
-    "mozambique",
-    "nigeria",
-    "rwanda",
-    "senegal",
-    "sierra_leone",
-    "tanzania",
-    "togo",
-    "uganda",
-    "zambia",
-    "zimbabwe",
-)
+COUNTRIES = {
+    "angola": "ao",
+    "benin": "bj",
+    "burkina_faso": "bf",
+    "cameroon": "cm",
+    "cote_d_ivoire": "ci",
+    "democratic_republic_of_congo": "cd",
+    "ethiopia": "et",
+    "ghana": "gh",
+    "guinea": "gn",
+    "kenya": "ke",
+    "lesotho": "ls",
+    "malawi": "mw",
+    "mali": "ml",
+    "mozambique": "mz",
+    "nigeria": "ng",
+    "rwanda": "rw",
+    "senegal": "sn",
+    "sierra_leone": "sl",
+    "tanzania": "tz",
+    "togo": "tg",
+    "uganda": "ug",
+    "zambia": "zm",
+    "zimbabwe": "zw",
+}
+"""Names in the table, in the order of ``wilds``, and codes of ISO 3166."""
 AREAS = ("rural", "urban")
 FOLDS = "ABCDE"
 BANDS = 8
@@ -60,7 +61,9 @@ class PovertyMap(WildsDataset):
     name = "poverty"
     title = "PovertyMap"
     domains = tuple(f"{country}_{area}" for country in COUNTRIES for area in AREAS)
-    letters: ClassVar[Mapping[str, str]] = {domain: domain for domain in domains}
+    letters: ClassVar[Mapping[str, str]] = {
+        f"{country}_{area}": code + area[0] for country, code in COUNTRIES.items() for area in AREAS
+    }
     classes = ()
     licence = "images: public domain (USA); survey data: terms of DHS"
     source = "https://wilds.stanford.edu/datasets/#povertymap (poverty_v1.1)"
@@ -92,7 +95,7 @@ class PovertyMap(WildsDataset):
         """Check ``dhs_metadata.csv``."""
         number = r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"
         columns = (
-            one_of("country", COUNTRIES),
+            one_of("country", tuple(COUNTRIES)),
             one_of("urban", ("True", "False", "TRUE", "FALSE", "1", "0", "1.0", "0.0")),
             matching("wealthpooled", number, "a number"),
         )

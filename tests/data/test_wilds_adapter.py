@@ -23,7 +23,7 @@ pytest.importorskip("wilds.datasets.wilds_dataset", reason="needs the package wi
 import torch
 from wilds.datasets.wilds_dataset import WILDSDataset
 
-from feddg_datasets.parts.wilds_adapter import AdaptedWilds, from_wilds
+from feddg_datasets.parts.wilds_adapter import AdaptedWilds, from_wilds, wilds_class
 
 
 class Shapes(WILDSDataset):
@@ -152,10 +152,52 @@ def test_what_does_not_fit_is_refused(folder):
     same._metadata_map["town"] = ["a b", "a-b", "c"]
     with pytest.raises(PluginError, match="domains of shapes have the same name: a b, a-b, c"):
         from_wilds(same, domain="town")
+    unknown = Shapes(folder, kind="bands")
+    unknown.y_array[7] = torch.nan
+    with pytest.raises(DataError, match="image 7 of shapes has a target that is not a number"):
+        from_wilds(unknown, domain="town").records()
     broken = from_wilds(Shapes(folder), domain="town")
     broken.opened.get_input = lambda _: Image.open(folder / "table.csv")
     with pytest.raises(DataError, match="cannot read image 0 of shapes"):
         broken.read(0, 8)
+
+
+class CelebA(AdaptedWilds):
+    """The example in the module's text."""
+
+    name, title = "celeba", "CelebA"
+    licence, source = "non-commercial research", "https://mmlab.ie.cuhk.edu.hk"
+    domain_fields, group_fields = ("male",), ("male", "y")
+    metrics = ("worst_group", "accuracy")
+
+    def open(self, root):
+        reader = wilds_class("celebA_dataset", "CelebADataset", self.title)
+        return reader(root_dir=str(root), download=False)
+
+
+def test_celeba_of_wilds_as_a_plugin(tmp_path):
+    base = tmp_path / "celebA_v1.0"
+    (base / "img_align_celeba").mkdir(parents=True)
+    (base / "RELEASE_v1.0.txt").write_text("")
+    attributes, partition = ["image_id,Blond_Hair,Male"], ["image_id,partition"]
+    for i in range(20):
+        name = f"{i + 1:06d}.jpg"
+        Image.new("RGB", (18, 22), (i * 12, 0, 0)).save(base / "img_align_celeba" / name)
+        attributes.append(f"{name},{1 if i % 2 else -1},{1 if i // 2 % 2 else -1}")
+        partition.append(f"{name},{min(i // 6, 2)}")
+    (base / "list_attr_celeba.csv").write_text("\n".join(attributes) + "\n")
+    (base / "list_eval_partition.csv").write_text("\n".join(partition) + "\n")
+    dataset = CelebA(tmp_path)
+    records = dataset.records()
+    assert dataset.domains == ("male_0", "male_1")
+    assert dataset.classes == ("not blond", "blond")
+    assert dataset.groups[3] == "male 1 blond"
+    assert records.labels.tolist() == [0, 1] * 10
+    assert records.groups.tolist() == [0, 1, 2, 3] * 5
+    assert np.bincount(dataset.published_splits(), minlength=5).tolist() == [6, 0, 0, 6, 8]
+    assert dataset.official["train"] == dataset.domains
+    with pytest.raises(DataError, match="cannot read CelebA in .*FileNotFoundError: The celebA"):
+        CelebA(tmp_path / "img_align_celeba")
 
 
 class ShapesPlugin(AdaptedWilds):

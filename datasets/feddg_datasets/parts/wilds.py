@@ -250,8 +250,8 @@ class WildsDataset(FileDataset):
         if missing:
             raise DataError(
                 f"{self.folder} lacks {len(missing):,} of the {total:,} images that "
-                f"{self.tables[0]} lists, such as {missing[0].relative_to(self.folder)}: unpack the "
-                f"archive there again ({self.source})"
+                f"{self.tables[0]} lists, such as {missing[0].relative_to(self.folder)}: unpack "
+                f"the archive there again ({self.source})"
             )
 
     def combine(self, contents: Iterable[str]) -> str:

@@ -141,6 +141,9 @@ class AdaptedWilds(DomainDataset):
         domains = self._domain_ids[rows]
         groups = getattr(self, "_group_ids", None)
         values = np.asarray(self.opened.y_array).reshape(len(self.opened))[rows]
+        if not np.isfinite(values).all():
+            row = int(rows[~np.isfinite(values)][0])
+            raise DataError(f"image {row} of {self.title} has a target that is not a number")
         classes = self.task == "classification"
         return Records(
             paths=tuple(
