@@ -196,7 +196,7 @@ def test_celeba_of_wilds_as_a_plugin(tmp_path):
     assert records.groups.tolist() == [0, 1, 2, 3] * 5
     assert np.bincount(dataset.published_splits(), minlength=5).tolist() == [6, 0, 0, 6, 8]
     assert dataset.official["train"] == dataset.domains
-    with pytest.raises(DataError, match="cannot read CelebA in .*FileNotFoundError: The celebA"):
+    with pytest.raises(DataError, match=r"cannot read CelebA in .*FileNotFoundError: The celebA"):
         CelebA(tmp_path / "img_align_celeba")
 
 
@@ -250,9 +250,17 @@ def test_a_plugin_runs_through_the_whole_command(tmp_path, monkeypatch, capsys):
     assert whole["worst_group_name"] in ("weather 0", "weather 1")
     capsys.readouterr()
 
-    monkeypatch.setattr(sys, "argv", ["feddg-bench", *map(str, arguments[:-5]), "--data-root", "x"])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    assert stop.value.code == 2
-    said = capsys.readouterr().err
-    assert "cannot read Shapes in x (FileNotFoundError: no folder x)" in said
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    missing = tmp_path / "missing"
+    for root, words in (
+        (empty, f"cannot read Shapes in {empty} (FileNotFoundError: no folder {empty})"),
+        (missing, f"Shapes was not found (looked in {missing})"),
+    ):
+        command = ["feddg-bench", *map(str, arguments), "--data-root", str(root)]
+        monkeypatch.setattr(sys, "argv", command)
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        assert stop.value.code == 2
+        assert words in capsys.readouterr().err
+    assert not missing.exists()

@@ -70,16 +70,19 @@ class AdaptedWilds(DomainDataset):
         """Return an object of ``wilds``, without downloading.
 
         Args:
-            root: The first folder of data.
+            root: The first folder of data that there is.
         """
         raise NotImplementedError
 
     def _open(self) -> Any:
-        roots = data_roots(self.data_root, self.name)
+        named = data_roots(self.data_root, self.name)
+        roots = [root for root in named if root.is_dir()]  # wilds would make one that is missing
         if not roots:
+            looked = ", ".join(map(str, named)) or "no folder, as none was given"
             raise DataError(
-                f"{self.title} needs a folder: name it with --data-root, the environment variable "
-                f"FEDDG_DATA, or `feddg-bench data path {self.name} DIR`"
+                f"{self.title} was not found (looked in {looked}): get it from {self.source} and "
+                f"name its folder with --data-root, the environment variable FEDDG_DATA, or "
+                f"`feddg-bench data path {self.name} DIR`"
             )
         try:
             with quiet():
