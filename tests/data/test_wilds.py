@@ -9,7 +9,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +21,10 @@ from feddg_bench.protocols import scenarios
 from feddg_bench.registry import load_dataset, names
 from feddg_bench.splits import SPLITS
 from feddg_bench.store import open_store
+from feddg_datasets.parts.wilds import quiet
 
-pytest.importorskip("wilds.datasets.wilds_dataset", reason="needs the package wilds")
+with quiet():  # on import wilds asks the network for its newest version
+    pytest.importorskip("wilds.datasets.wilds_dataset", reason="needs the package wilds")
 
 fabricate = runpy.run_path(str(Path(__file__).parents[1] / "fabricate.py"))["fabricate"]
 FOLDERS = {
@@ -80,7 +81,7 @@ def edit(file: Path, old: str, new: str) -> None:
 
 
 def of_wilds(name: str, root: Path, **options: object):
-    """Return wilds' own object, made without any of our code."""
+    """Return wilds' own object, made without any of our code but the silence."""
     from wilds.datasets.camelyon17_dataset import Camelyon17Dataset
     from wilds.datasets.fmow_dataset import FMoWDataset
     from wilds.datasets.iwildcam_dataset import IWildCamDataset
@@ -88,8 +89,7 @@ def of_wilds(name: str, root: Path, **options: object):
 
     readers = (IWildCamDataset, Camelyon17Dataset, FMoWDataset, PovertyMapDataset)
     reader = dict(zip(FOLDERS, readers, strict=True))[name]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with quiet():
         return reader(root_dir=str(root), download=False, **options)
 
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from feddg_bench import cli
@@ -17,16 +18,16 @@ from feddg_bench.protocols import scenarios
 from feddg_bench.results import ResultsStore
 from feddg_bench.splits import SPLITS
 from feddg_bench.store import open_store
-
-pytest.importorskip("wilds.datasets.wilds_dataset", reason="needs the package wilds")
-
-import torch
-from wilds.datasets.wilds_dataset import WILDSDataset
-
+from feddg_datasets.parts.wilds import quiet
 from feddg_datasets.parts.wilds_adapter import AdaptedWilds, from_wilds, wilds_class
 
+with quiet():  # on import wilds asks the network for its newest version
+    wilds_dataset = pytest.importorskip(
+        "wilds.datasets.wilds_dataset", reason="needs the package wilds"
+    )
 
-class Shapes(WILDSDataset):
+
+class Shapes(wilds_dataset.WILDSDataset):
     """72 pictures from three towns; town and weather are metadata, some images in no split."""
 
     _dataset_name = "shapes"
@@ -197,7 +198,7 @@ def test_celeba_of_wilds_as_a_plugin(tmp_path):
     assert np.bincount(dataset.published_splits(), minlength=5).tolist() == [6, 0, 0, 6, 8]
     assert dataset.official["train"] == dataset.domains
     with pytest.raises(DataError, match=r"cannot read CelebA in .*FileNotFoundError: The celebA"):
-        CelebA(tmp_path / "img_align_celeba")
+        CelebA(base)
 
 
 class ShapesPlugin(AdaptedWilds):

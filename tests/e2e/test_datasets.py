@@ -7,6 +7,7 @@ import runpy
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -214,14 +215,16 @@ def test_all_are_listed_without_any_data(feddg: Run) -> None:
 
 # ------------------------------------------------------------------------- sets of WILDS
 
+needs_wilds = pytest.mark.skipif(find_spec("wilds") is None, reason="needs the package wilds")
+
 
 def official(feddg: Run, tmp_path: Path, name: str, *arguments: str) -> RunRecord:
     """Run on the published splits of a made-up set of WILDS and return the only record."""
-    pytest.importorskip("wilds.datasets.wilds_dataset", reason="needs the package wilds")
     root = fabricate(name, tmp_path / "data")
     return record(feddg, root, name, "--protocol", "wilds", *arguments)
 
 
+@needs_wilds
 @pytest.mark.parametrize("recipe", ["pardon", "feddg_benchmark"])
 def test_iwildcam(feddg: Run, tmp_path: Path, recipe: str) -> None:
     sampled = ("--recipe", recipe, "--clients", "9", "--per-round", "3")
@@ -237,12 +240,14 @@ def test_iwildcam(feddg: Run, tmp_path: Path, recipe: str) -> None:
     assert found.settings["augment"]["hue"] == 0.3
 
 
+@needs_wilds
 def test_iwildcam_with_a_client_for_each_place(feddg: Run, tmp_path: Path) -> None:
     chosen = ("partition.kind=domain", "--per-round", "4")
     found = official(feddg, tmp_path, "iwildcam", *chosen)
     assert found.partition["clients"] == 8
 
 
+@needs_wilds
 @pytest.mark.parametrize("recipe", ["ppdg", "feddg_benchmark"])
 def test_camelyon17(feddg: Run, tmp_path: Path, recipe: str) -> None:
     few = () if recipe == "ppdg" else ("--clients", "6")
@@ -258,6 +263,7 @@ def test_camelyon17(feddg: Run, tmp_path: Path, recipe: str) -> None:
     assert found.settings["train"]["optimizer"] == ("sgd" if recipe == "ppdg" else "adam")
 
 
+@needs_wilds
 def test_fmow(feddg: Run, tmp_path: Path) -> None:
     found = official(feddg, tmp_path, "fmow", "--method", "ppdg", "--rounds", "2")
     assert images(found) == {"train": 255, "id_val": 43, "id_test": 42, "val": 91, "test": 64}
@@ -269,8 +275,8 @@ def test_fmow(feddg: Run, tmp_path: Path) -> None:
     assert test["all"]["worst_group_name"] in ("Africa", "Americas", "Asia", "Europe", "Oceania")
 
 
+@needs_wilds
 def test_poverty_in_two_of_its_folds(feddg: Run, tmp_path: Path) -> None:
-    pytest.importorskip("wilds.datasets.wilds_dataset", reason="needs the package wilds")
     root = fabricate("poverty", tmp_path / "data")
     done = feddg(
         "run", "--dataset", "poverty", "--data-root", root, "--protocol", "wilds",
