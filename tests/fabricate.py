@@ -9,29 +9,38 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from feddg_datasets.femnist import FEMNIST
+from feddg_datasets.fmow import FMoW
 from feddg_datasets.minidomainnet import MiniDomainNet
 from feddg_datasets.officehome import OfficeHome
+from feddg_datasets.poverty import COUNTRIES
 from feddg_datasets.terraincognita import TerraIncognita
 
 SIDE = 10
 
 
-def draw(path: Path, label: int, domain: int, number: int, *, side: int = SIDE) -> None:
-    """Write a coloured image whose hue tells the label, its brightness the domain; grey if PNG."""
+def draw(
+    path: Path, label: int, domain: int, number: int, *, side: int = SIDE, grey: bool | None = None
+) -> None:
+    """Write an image whose hue tells the label, its brightness the domain.
+
+    Unless ``grey`` says otherwise, it is grey if it is a PNG.
+    """
+    grey = path.suffix == ".png" if grey is None else grey
     rng = np.random.default_rng([label, domain, number])
     colour = np.array([label % 5, label // 5 % 5, label // 25 % 5]) * 40 + domain * 12
     pixels = (colour + rng.integers(0, 40, (side, side, 3))).clip(0, 255).astype(np.uint8)
     path.parent.mkdir(parents=True, exist_ok=True)
     image = Image.fromarray(pixels)
-    (image.convert("L") if path.suffix == ".png" else image).save(path)
+    (image.convert("L") if grey else image).save(path)
 
 
 def officehome(root: Path) -> None:
@@ -148,10 +157,129 @@ def folder(root: Path) -> None:
                     draw(root / domain / name / f"{i}.jpg", c, d, i)
 
 
+def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Write a CSV file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(rows)
+
+
+def iwildcam(root: Path) -> None:
+    """iWildCam-WILDS: 12 camera traps (8 train, 2 validate, 2 test), 10 classes, 36 images each.
+
+    One class is at the test places only, one image is grey, and ``categories.csv`` names more
+    classes than there are.
+    """
+    base = root / "iwildcam_v2.0"
+    rows = []
+    for place in range(12):
+        unseen = "val" if place in (3, 7) else "test" if place in (5, 11) else None
+        for i in range(36):
+            label = 9 if place == 11 and i < 4 else (i + place) % 9
+            split = unseen or ("id_val", "id_test", *["train"] * 10)[i % 12]
+            name = f"{place:02d}{i:02d}8b-21bc-11ea-a13a-137349068a90.jpg"
+            draw(base / "train" / name, label, place, i, side=32, grey=place == i == 0)
+            time = f"2013-06-{1 + i % 28:02d} 05:{i:02d}:19.000"
+            rows.append((split, place * 7, name, label * 3, label, place, i + 36 * place, time))
+    columns = (
+        "split", "location", "filename", "category_id", "y", "location_remapped",
+        "sequence_remapped", "datetime",
+    )  # fmt: skip
+    write_table(base / "metadata.csv", columns, rows)
+    names = [(3 * n, f"species {n}", n) for n in range(182)] + [(999, "animal", 99999)]
+    write_table(base / "categories.csv", ("category_id", "name", "y"), names)
+    (base / "RELEASE_v2.0.txt").write_text("")
+
+
+def camelyon17(root: Path) -> None:
+    """Camelyon17-WILDS: patches of 2 slides of each of the 5 hospitals, 30 a slide."""
+    base = root / "camelyon17_v1.0"
+    rows = []
+    for center in range(5):
+        for slide in (10 * center, 10 * center + 3):
+            patient, node = f"{slide + 4:03d}", slide % 5
+            for i in range(30):
+                tumor = (i + slide) % 2
+                x, y = 32 * i, 3328 + slide
+                folder = f"patient_{patient}_node_{node}"
+                file = base / f"patches/{folder}/patch_{folder}_x_{x}_y_{y}.png"
+                draw(file, tumor, center, i, grey=False)
+                split = 1 if center in (0, 3, 4) and i % 10 == 9 else 0
+                rows.append((len(rows), patient, node, x, y, tumor, slide, center, split))
+    columns = ("", "patient", "node", "x_coord", "y_coord", "tumor", "slide", "center", "split")
+    write_table(base / "metadata.csv", columns, rows)
+    (base / "RELEASE_v1.0.txt").write_text("")
+
+
+def fmow(root: Path) -> None:
+    """FMoW-WILDS: 62 classes and 16 years, 8 images a class and 7 rows without an image.
+
+    Some times have fractions of a second and most have not, as in the original; some rows are
+    sequestered, so that numbers of images and rows differ, and some images are in no split.
+    """
+    base = root / "fmow_v1.1"
+    countries = [("DEU", "Europe"), ("KEN", "Africa"), ("BRA", "Americas"), ("CHN", "Asia")]
+    countries += [("AUS", "Oceania"), ("ATA", "")]
+    rows = []
+    for i in range(8):
+        for label, category in enumerate(FMoW.classes):
+            if len(rows) % 71 == 70:
+                rows.append(("seq", category, "DEU", "2031-01-01T00:00:00Z"))
+            year = 2002 + (label * 5 + i * 11) % 16
+            old = year < 2013
+            split = ("train", "train", "train", "val", "test")[i % 5]
+            split = split if old else "val" if year < 2016 else "test"
+            if i == label == 0:
+                split, year = "train", 2015  # in no split: wilds trains on older ones
+            fraction = ".643" if len(rows) % 50 == 3 else ""
+            country = "XXX" if len(rows) % 20 == 7 else countries[len(rows) % 5][0]
+            file = base / "images" / f"rgb_img_{len(rows)}.png"
+            draw(file, label, year - 2002, i, grey=False)
+            time = f"{year}-0{1 + i}-12T02:48:56{fraction}Z"
+            rows.append((split, category, country, time))
+    columns = ("split", "category", "country_code", "timestamp")
+    write_table(base / "rgb_metadata.csv", columns, rows)
+    mapping = [(code, code[:2], region) for code, region in countries]
+    write_table(base / "country_code_mapping.csv", ("alpha-3", "alpha-2", "region"), mapping)
+    (base / "RELEASE_v1.1.txt").write_text("")
+
+
+def poverty(root: Path) -> None:
+    """PovertyMap-WILDS: 164 places of each of the 23 countries, of 64 different images.
+
+    As many, because wilds puts 2,000 images of the training countries aside. Wealth rises with the
+    night lights, which are the last band.
+    """
+    base = root / "poverty_v1.1"
+    (base / "images").mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    originals = []
+    for n in range(64):
+        image = rng.normal(0, 1, (8, 12, 12)).astype(np.float32)
+        image[-1] += n / 16
+        originals.append(root / f"original_{n}.npz")
+        np.savez(originals[-1], x=image)
+    rows = []
+    for country in COUNTRIES:
+        for i in range(164):
+            n = int(rng.integers(64))
+            os.link(originals[n], base / "images" / f"landsat_poverty_img_{len(rows)}.npz")
+            rows.append((len(rows), country, 2009 + i % 8, round(n / 24 - 1.3, 6), n % 3 == 0))
+    for original in originals:
+        original.unlink()
+    write_table(base / "dhs_metadata.csv", ("", "country", "year", "wealthpooled", "urban"), rows)
+    (base / "RELEASE_v1.1.txt").write_text("")
+
+
 LAYOUTS: dict[str, Callable[[Path], None]] = {
     make.__name__: make
-    for make in (officehome, minidomainnet, terraincognita, rmnist, femnist, folder)
-}
+    for make in (
+        officehome, minidomainnet, terraincognita, rmnist, femnist, folder,
+        iwildcam, camelyon17, fmow, poverty,
+    )
+}  # fmt: skip
 
 
 def fabricate(name: str, root: Path) -> Path:

@@ -149,6 +149,8 @@ class Client:
             return 1.0
         epochs = self.train.local_epochs
         done = (self.round - 1) * epochs + epoch
+        if self.train.schedule == "exponential":
+            return self.train.decay**done
         return 0.5 * (1 + math.cos(math.pi * done / (self.rounds * epochs)))
 
     def log(self, name: str, value: float | Tensor, weight: int = 1) -> None:

@@ -73,6 +73,8 @@ class DomainDataset(ABC):
     counts: ClassVar[Mapping[str, tuple[int, ...]]] = {}
     """Images of each class in each domain, where they are known and so can be checked; of a
     regression one number a domain."""
+    split_sizes: ClassVar[Mapping[str, int]] = {}
+    """Images of each published split, where they are known; only `feddg_bench.doctor` compares."""
     task: ClassVar[str] = "classification"
     """Or ``regression``."""
     metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
@@ -88,8 +90,9 @@ class DomainDataset(ABC):
     """Or ``float16``, for values that are normalised already."""
     bands: ClassVar[tuple[int, ...]] = (0, 1, 2)
     """Channels that a contact sheet shows as red, green and blue, where there are more."""
-    official: Mapping[str, tuple[str, ...]] = {}
-    """Domains by role (train, val, test) in the published splits, where these are over domains."""
+    official: Mapping[str, tuple[str, ...]] | Mapping[str, Mapping[str, tuple[str, ...]]] = {}
+    """Domains by role (train, val, test) in the published splits, where these are over domains; if
+    there are several, a name for each and this."""
     identity: Mapping[str, Sequence[str]] = {}
     """What tells a data set whose names are those on disk from others, in a run's key."""
     measured_by_domain: ClassVar[bool] = True
@@ -126,6 +129,10 @@ class DomainDataset(ABC):
     def published_splits(self) -> NDArray[np.int64] | None:
         """Return the place in `feddg_bench.splits.SPLITS` of every image, where it is published."""
         return None
+
+    def scenario_splits(self, scenario: str) -> NDArray[np.int64] | None:  # noqa: ARG002
+        """Return what `published_splits` does, for one of several published ones by its name."""
+        return self.published_splits()
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -217,7 +224,7 @@ class FileDataset(DomainDataset):
     def file(self, index: int) -> Path:
         """Return the file of image ``index``."""
 
-    def read(self, index: int, size: int) -> NDArray[np.uint8]:
+    def read(self, index: int, size: int) -> NDArray[np.uint8] | NDArray[np.float16]:
         """Decode one file; see `read_image`."""
         return read_image(self.file(index), size)
 

@@ -25,6 +25,7 @@ from feddg_bench.errors import DataError
 from feddg_bench.mirrors import RECEIPT
 from feddg_bench.parallel import in_threads
 from feddg_bench.split_check import split_error
+from feddg_bench.splits import SPLITS
 
 CHECKED_SIZE = 64
 """Pixels a side at which images are decoded; equal ones there are called duplicates."""
@@ -111,6 +112,7 @@ def examine(
     folder = dataset.folder if isinstance(dataset, ImageFolderDataset) else dataset.find()
     found = Diagnosis(dataset.name, dataset.title, None if folder is None else str(folder))
     _count(dataset, records, found)
+    _count_splits(dataset, found)
     if isinstance(dataset, ImageFolderDataset):
         _look_at_folders(dataset, records, found)
     _decode(dataset, records, found, progress)
@@ -146,8 +148,23 @@ def _count(dataset: DomainDataset, records: Records, found: Diagnosis) -> None:
     for name, total in zip(names, table.sum(axis=0).tolist(), strict=True):
         if not total and not dataset.counts:
             found.findings.append(Finding("count", f"no domain has an image of the class {name}"))
-    if not dataset.counts:
+    if not dataset.counts and not dataset.split_sizes:
         found.notes.append("the published numbers of images are not known here: not compared")
+
+
+def _count_splits(dataset: DomainDataset, found: Diagnosis) -> None:
+    """Compare the published splits with their published sizes, where these are known."""
+    places = dataset.published_splits() if dataset.split_sizes else None
+    if places is None:
+        return
+    before = len(found.findings)
+    for place, split in enumerate(SPLITS):
+        have, want = int((places == place).sum()), dataset.split_sizes.get(split, 0)
+        if have != want:
+            text = f"the split {split} holds {have:,} images instead of {want:,} ({have - want:+,})"
+            found.findings.append(Finding("count", text))
+    if len(found.findings) == before:
+        found.notes.append("the published splits have the published sizes")
 
 
 def _hint(dataset: DomainDataset, domain: str, name: str | None = None) -> str:
@@ -264,13 +281,18 @@ def _duplicates(
     for where, chosen in kinds.items():
         if not chosen:
             continue
-        pairs = [" = ".join(records.paths[index] for index in group) for group in chosen]
+        pairs = [_equal([records.paths[index] for index in group]) for group in chosen]
         text = f"{_images(len(pairs))} under several names {where}: {_some(pairs)}"
         if dataset.duplicates is None and where == same_class:
             found.notes.append(f"{text}; whether they are in the published data set is not known")
             continue
         files = tuple(records.paths[index] for group in chosen for index in group)
         found.findings.append(Finding("duplicate", text, files=files))
+
+
+def _equal(names: Sequence[str]) -> str:
+    more = f" = ... ({len(names):,} names)" if len(names) > SHOWN else ""
+    return " = ".join(names[:SHOWN]) + more
 
 
 def _images(number: int) -> str:

@@ -19,9 +19,13 @@ from feddg_bench.settings import unknown
 PROTOCOLS: dict[str, tuple[str, ...]] = {"lodo": ("test",), "ltdo": ("val", "test"), "wilds": ()}
 """Name -> roles of the held-out domains, in the order in which a scenario's name gives them."""
 OFFICIAL = "official"
-"""Name of the one scenario of ``wilds``."""
+"""Name of the one scenario of ``wilds``, where the authors published one set of splits."""
 MOST_DOMAINS = 64
 """Of a data set with more, such as one a writer, no domain is left out alone."""
+
+
+Official = Mapping[str, Sequence[str]] | Mapping[str, Mapping[str, Sequence[str]]]
+"""Domains by role in the published splits, or that by the name of each of several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,7 @@ def scenarios(
     domains: Sequence[str],
     letters: Mapping[str, str],
     select: str | None = None,
-    official: Mapping[str, Sequence[str]] | None = None,
+    official: Official | None = None,
 ) -> list[Scenario]:
     """Return the scenarios of a protocol on a data set.
 
@@ -72,8 +76,8 @@ def scenarios(
             separated by commas. A name gives codes or domains: ``ac-p-s`` with the training codes
             in any order, ``art_painting+cartoon-photo-sketch``, or without the training part,
             ``photo-sketch``.
-        official: Domains by role, ``train``, ``val`` and ``test``, in the published splits; empty
-            if there are none.
+        official: Domains by role, ``train``, ``val`` and ``test``, in the published splits, or such
+            roles under the name of each, if there are several; empty if there are none.
 
     Raises:
         SettingsError: If the protocol or a scenario is unknown, or there are too few or too many
@@ -111,16 +115,32 @@ def _scenario(protocol: str, held: tuple[str, ...], letters: Mapping[str, str]) 
     return Scenario(name, protocol, train, roles.get("val"), roles["test"])
 
 
-def _official(official: Mapping[str, Sequence[str]], select: str | None) -> list[Scenario]:
-    if not official.get("train") or not official.get("test"):
+def _official(official: Official, select: str | None) -> list[Scenario]:
+    known: dict[str, Scenario] = {}
+    for name, roles in _by_scenario(official).items():
+        if roles.get("train") and roles.get("test"):
+            val, test = (_summary(roles.get(role, ())) for role in ("val", "test"))
+            known[name] = Scenario(name, "wilds", tuple(roles["train"]), val or None, test)
+    if not known:
         raise SettingsError(
             "protocol wilds needs a data set with published splits over domains, which this one "
             "has not: use --protocol lodo or ltdo"
         )
-    if select not in (None, "all", OFFICIAL):
-        raise SettingsError(unknown("scenario", select, [OFFICIAL]))
-    val, test = (_summary(official.get(role, ())) for role in ("val", "test"))
-    return [Scenario(OFFICIAL, "wilds", tuple(official["train"]), val or None, test)]
+    if select in (None, "all"):
+        return list(known.values())
+    chosen = list(dict.fromkeys(name.strip() for name in select.split(",")))
+    for name in chosen:
+        if name not in known:
+            raise SettingsError(unknown("scenario", name, known))
+    return [known[name] for name in chosen]
+
+
+def _by_scenario(official: Official) -> dict[str, Mapping[str, Sequence[str]]]:
+    """Return the roles in each set of published splits, by the name of its scenario."""
+    several = {name: roles for name, roles in official.items() if isinstance(roles, Mapping)}
+    if several:
+        return several
+    return {OFFICIAL: {k: v for k, v in official.items() if not isinstance(v, Mapping)}}
 
 
 def _summary(domains: Sequence[str]) -> str:

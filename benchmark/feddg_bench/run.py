@@ -253,7 +253,8 @@ def open_federation(
     splits = _splits(plan, dataset, store)
     train = splits["train"]
     missing = set(range(len(dataset.classes))) - set(store.labels[train].tolist())
-    if missing:  # a regression has no classes
+    # A regression has no classes, and published splits are as they are.
+    if missing and settings.protocol != "wilds":
         absent = ", ".join(dataset.classes[i] for i in sorted(missing))
         raise DataError(
             f"scenario {plan.scenario.name} of {dataset.name} has no training image of class "
@@ -351,8 +352,9 @@ def open_server(
 
 def _splits(plan: Plan, dataset: DomainDataset, store: Store) -> Splits:
     settings = plan.settings.data
-    published = dataset.published_splits()
-    if plan.settings.protocol == "wilds" and published is not None:
+    wilds = plan.settings.protocol == "wilds"
+    published = dataset.scenario_splits(plan.scenario.name) if wilds else dataset.published_splits()
+    if wilds and published is not None:
         if settings.split_csv is not None:
             raise SettingsError(
                 "protocol wilds takes the published splits and data.split_csv replaces them: "

@@ -151,8 +151,11 @@ class TrainSettings(Section):
     weight_decay: float = Field(0.0, ge=0)
     eps: float = Field(1e-8, gt=0)
     """For ``adam``."""
-    schedule: Literal["constant", "cosine"] = "constant"
-    """``cosine`` falls to 0 over rounds x local epochs, stepped once a local epoch."""
+    schedule: Literal["constant", "cosine", "exponential"] = "constant"
+    """Stepped once a local epoch: ``cosine`` falls to 0 over rounds x local epochs, ``exponential``
+    is ``decay`` to the power of the epochs done in all rounds before."""
+    decay: float = Field(0.96, gt=0, le=1)
+    """For ``exponential``; 0.96 is that of WILDS for FMoW and PovertyMap."""
     optimizer_state: Literal["reset", "persist"] = "reset"
     """What becomes of Adam's moments or SGD's momentum between a client's rounds."""
     local_epochs: int = Field(1, ge=1)
@@ -234,6 +237,8 @@ class RunSettings(Section):
             SettingsError: If a named file cannot be read.
         """
         values = self.model_dump(mode="json")
+        if self.train.decay == TrainSettings.model_fields["decay"].default:
+            del values["train"]["decay"]  # keys are as they were before there was one
         named = [("data", "split_csv"), ("backbone", "weights")]
         for section, key in [*named, *(("hyper", key) for key in hyper_files)]:
             given = values[section].get(key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import runpy
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -210,7 +211,102 @@ def test_all_are_listed_without_any_data(feddg: Run) -> None:
     assert rows["minidomainnet"]["classes"] == 126
     assert rows["officehome"]["classes"] == 65
     recipes = {row["name"]: row["datasets"] for row in json.loads(feddg("recipes", "--json").out)}
-    assert recipes["ppdg"] == ["rmnist", "terraincognita"]
+    assert recipes["ppdg"] == ["camelyon17", "fmow", "poverty", "rmnist", "terraincognita"]
     assert recipes["fedccrl"] == ["minidomainnet", "officehome", "pacs"]
-    assert recipes["feddg_benchmark"] == ["femnist", "pacs"]
-    assert "officehome" in recipes["pardon"]
+    assert recipes["feddg_benchmark"] == ["camelyon17", "femnist", "iwildcam", "pacs"]
+    assert recipes["pardon"] == ["iwildcam", "officehome", "pacs"]
+    assert {"iwildcam", "camelyon17", "fmow", "poverty"} <= set(recipes["quick"])
+    assert (len(rows["iwildcam"]["domains"]), rows["iwildcam"]["classes"]) == (323, 182)
+
+
+# ------------------------------------------------------------------------- sets of WILDS
+
+needs_wilds = pytest.mark.skipif(find_spec("wilds") is None, reason="needs the package wilds")
+
+
+def official(feddg: Run, tmp_path: Path, name: str, *arguments: str) -> RunRecord:
+    """Run on the published splits of a made-up set of WILDS and return the only record."""
+    root = fabricate(name, tmp_path / "data")
+    return record(feddg, root, name, "--protocol", "wilds", *arguments)
+
+
+@needs_wilds
+@pytest.mark.parametrize("recipe", ["pardon", "feddg_benchmark"])
+def test_iwildcam(feddg: Run, tmp_path: Path, recipe: str) -> None:
+    sampled = ("--recipe", recipe, "--clients", "9", "--per-round", "3")
+    found = official(feddg, tmp_path, "iwildcam", *sampled)
+    assert images(found) == {"train": 240, "id_val": 24, "id_test": 24, "val": 72, "test": 72}
+    assert len(found.scenario.train) == 8
+    assert found.scenario.test == "location_005+location_011"
+    assert found.metric == "macro_f1"
+    for parts in found.evaluation().values():
+        assert list(parts) == ["all"]
+        assert 0 <= parts["all"]["macro_f1"] <= 1
+        assert 0 <= parts["all"]["accuracy"] <= 1
+    assert found.settings["augment"]["hue"] == 0.3
+
+
+@needs_wilds
+def test_iwildcam_with_a_client_for_each_place(feddg: Run, tmp_path: Path) -> None:
+    chosen = ("partition.kind=domain", "--per-round", "4")
+    found = official(feddg, tmp_path, "iwildcam", *chosen)
+    assert found.partition["clients"] == 8
+
+
+@needs_wilds
+@pytest.mark.parametrize("recipe", ["ppdg", "feddg_benchmark"])
+def test_camelyon17(feddg: Run, tmp_path: Path, recipe: str) -> None:
+    few = () if recipe == "ppdg" else ("--clients", "6")
+    found = official(feddg, tmp_path, "camelyon17", "--recipe", recipe, *few)
+    assert images(found) == {"train": 162, "id_val": 18, "val": 60, "test": 60}
+    assert found.partition["clients"] == (3 if recipe == "ppdg" else 6)
+    evaluation = found.evaluation()
+    assert set(evaluation["id_val"]) == {"hospital_0", "hospital_3", "hospital_4", "all"}
+    for split, slides in (("val", (10, 13)), ("test", (20, 23))):
+        whole = evaluation[split]["all"]
+        assert whole["worst_group_name"] in {f"slide_{slide}" for slide in slides}
+        assert whole["worst_group"] <= whole["accuracy"]
+    assert found.settings["train"]["optimizer"] == ("sgd" if recipe == "ppdg" else "adam")
+
+
+@needs_wilds
+def test_fmow(feddg: Run, tmp_path: Path) -> None:
+    found = official(feddg, tmp_path, "fmow", "--method", "ppdg", "--rounds", "2")
+    assert images(found) == {"train": 255, "id_val": 43, "id_test": 42, "val": 91, "test": 64}
+    assert found.partition["clients"] == 11
+    assert [len(entry["cohort"]) for entry in found.rounds] == [5, 5]
+    assert found.settings["hyper"]["strength"] == 0.05
+    test = found.evaluation()["test"]
+    assert set(test) == {"2016", "2017", "all"}
+    assert test["all"]["worst_group_name"] in ("Africa", "Americas", "Asia", "Europe", "Oceania")
+
+
+@needs_wilds
+def test_poverty_in_two_of_its_folds(feddg: Run, tmp_path: Path) -> None:
+    root = fabricate("poverty", tmp_path / "data")
+    done = feddg(
+        "run", "--dataset", "poverty", "--data-root", root, "--protocol", "wilds",
+        "--scenario", "fold-A,fold-C", "--method", "ppdg", *TINY, "--rounds", "2",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    records = {found.scenario.name: found for found in ResultsStore(tmp_path / "results")}
+    assert set(records) == {"fold-A", "fold-C"}
+    first = records["fold-A"]
+    assert images(first) == {
+        "train": 132, "id_val": 1000, "id_test": 1000, "val": 820, "test": 820,
+    }  # fmt: skip
+    assert images(records["fold-C"])["train"] == 14 * 164 - 2000
+    assert records["fold-A"].key != records["fold-C"].key
+    assert first.partition["clients"] == 26
+    assert [len(entry["cohort"]) for entry in first.rounds] == [13, 13]
+    assert (first.task, first.metric) == ("regression", "pearson")
+    assert first.settings["train"]["schedule"] == "exponential"
+    whole = first.evaluation()["test"]["all"]
+    assert -1 <= whole["worst_group"] <= 1
+    assert whole["worst_group_name"] in ("rural", "urban")
+    refused = feddg(
+        "run", "--dataset", "poverty", "--data-root", root, "--protocol", "wilds",
+        "--scenario", "fold-F", "--method", "ppdg", *TINY,
+    )  # fmt: skip
+    assert refused.code == 2
+    assert "unknown scenario 'fold-F'" in refused.err

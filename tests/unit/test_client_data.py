@@ -237,6 +237,16 @@ def test_cosine_over_all_local_epochs_of_the_run(round, epochs, epoch, factor):
     assert client.lr_factor(epoch) == pytest.approx(factor, abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("round", "epochs", "epoch", "factor"),
+    [(1, 1, 0, 1.0), (2, 1, 0, 0.9), (1, 3, 2, 0.81), (3, 2, 1, 0.59049)],
+)
+def test_exponential_over_the_local_epochs_done(round, epochs, epoch, factor):
+    """0.9 to the power of the epochs of all rounds before, and of this one."""
+    client = make_client(round=round, schedule="exponential", decay=0.9, local_epochs=epochs)
+    assert client.lr_factor(epoch) == pytest.approx(factor, abs=1e-12)
+
+
 def test_a_constant_learning_rate():
     assert {make_client(round=r).lr_factor(e) for r in (1, 5, 10) for e in (0, 3)} == {1.0}
 

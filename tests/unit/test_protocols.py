@@ -146,3 +146,24 @@ def test_too_few_domains_are_refused(protocol, minimum):
         scenarios(protocol, tuple(letters), letters)
     letters = {d: d for d in "abc"[:minimum]}
     assert len(scenarios(protocol, tuple(letters), letters)) == minimum
+
+
+FOLDS = {
+    "fold-A": {"train": ("b", "c"), "val": ("a",), "test": ("d",)},
+    "fold-B": {"train": ("a",), "val": (), "test": ("b", "c", "d", "e")},
+}
+
+
+def test_several_published_splits_are_scenarios_by_name():
+    letters = dict(zip("abcde", "abcde", strict=True))
+    found = scenarios("wilds", "abcde", letters, None, FOLDS)
+    assert [(s.name, s.train, s.val, s.test) for s in found] == [
+        ("fold-A", ("b", "c"), "a", "d"),
+        ("fold-B", ("a",), None, "4 domains"),
+    ]
+    assert scenarios("wilds", "abcde", letters, "all", FOLDS) == found
+    assert scenarios("wilds", "abcde", letters, "fold-B, fold-A,fold-B", FOLDS) == found[::-1]
+    with pytest.raises(SettingsError, match="unknown scenario 'fold-C'; did you mean 'fold-B'"):
+        scenarios("wilds", "abcde", letters, "fold-B,fold-C", FOLDS)
+    with pytest.raises(SettingsError, match="unknown scenario 'official'"):
+        scenarios("wilds", "abcde", letters, "official", FOLDS)

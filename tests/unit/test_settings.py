@@ -315,6 +315,7 @@ OTHER = {
     "train.weight_decay": 0.1,
     "train.eps": 1e-7,
     "train.schedule": "cosine",
+    "train.decay": 0.5,
     "train.optimizer_state": "persist",
     "train.local_epochs": 2,
     "train.batch_size": 16,
@@ -360,6 +361,13 @@ def test_the_key_is_the_same_for_the_same_values():
     )
     default = validate(RunSettings, BASE).model_dump(mode="json")
     assert key_of(default) == key_of()
+
+
+def test_the_default_decay_is_not_in_the_key():
+    """Keys of records from before there was one stay."""
+    layer = {"train": {"schedule": "cosine"}}
+    assert "decay" not in validate(RunSettings, merge(BASE, layer)).canonical()["train"]
+    assert key_of({"train": {"decay": 0.96}}) == key_of()
 
 
 def test_the_key_is_sixteen_hexadecimal_digits():

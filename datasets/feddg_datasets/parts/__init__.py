@@ -1,0 +1,1 @@
+"""What several data sets share; no data set itself."""
