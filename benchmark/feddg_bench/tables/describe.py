@@ -116,7 +116,7 @@ class Description(Section):
         if twice:
             raise ValueError(f"two rows have the label {twice[0]!r}; give each its own")
         for where in self._filters():
-            _check_names(where)
+            check_names(where)
         return self
 
     def _filters(self) -> Iterator[Where]:
@@ -127,7 +127,8 @@ class Description(Section):
             yield from (column.where for column in group.columns)
 
 
-def _check_names(where: Where) -> None:
+def check_names(where: Where) -> None:
+    """Raise `ValueError` with the nearest known name if a filter has an unknown one."""
     known = [*FIELDS, *(key for key in dotted_keys() if key not in FIELDS)]
     for name in where:
         if name not in known and not name.startswith("hyper."):

@@ -102,6 +102,14 @@ class Run:
         chosen: Evaluation | None = None if block is None else _from_json(block, self.path)
         return chosen
 
+    def whole(self) -> dict[str, Any]:
+        """Return all that the record holds.
+
+        Raises:
+            DataError: If the record is damaged.
+        """
+        return _parse(_read(self.path), self.path)
+
     def cost(self, metric: str) -> float | None:
         """Return what a run cost: seconds or megabytes, a round where not said otherwise.
 
@@ -115,9 +123,9 @@ class Run:
         """
         if not self._costs:
             try:
-                self._costs.update(costs(_parse(_read(self.path), self.path)))
+                self._costs.update(costs(self.whole()))
             except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
-                raise _damaged(self.path, f"{type(error).__name__}: {error}") from error
+                raise damaged(self.path, f"{type(error).__name__}: {error}") from error
         return self._costs.get(metric)
 
 
@@ -178,7 +186,8 @@ def _ends(path: Path) -> tuple[bytes, bytes]:
         raise DataError(f"cannot read record {path}: {error.strerror}") from error
 
 
-def _damaged(path: Path, what: str) -> DataError:
+def damaged(path: Path, what: str) -> DataError:
+    """Return the error of a record that lacks what every record has."""
     return DataError(
         f"record {path} is cut short or not a run record ({what}); delete it and run the same "
         f"command again to make it anew"
@@ -189,9 +198,9 @@ def _parse(data: bytes, path: Path) -> dict[str, Any]:
     try:
         value = json.loads(data)
     except ValueError as error:
-        raise _damaged(path, str(error)) from error
+        raise damaged(path, str(error)) from error
     if not isinstance(value, dict) or "rounds" not in value:
-        raise _damaged(path, "no rounds in it")
+        raise damaged(path, "no rounds in it")
     return value
 
 
@@ -220,7 +229,7 @@ def _read_run(path: Path, known: dict[bytes, Mapping[str, Any]]) -> Run:
             settings = flatten(head["settings"])
         run = _run(path, head, settings, last)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _damaged(path, f"{type(error).__name__}: {error}") from error
+        raise damaged(path, f"{type(error).__name__}: {error}") from error
     if head.get("format", FORMAT) != FORMAT:
         raise DataError(
             f"record {path} has format {head['format']}, and this version reads format {FORMAT}; "
@@ -299,4 +308,4 @@ def _from_json(block: bytes, path: Path) -> Any:
     try:
         return from_json(block, cache_strings="keys")
     except ValueError as error:
-        raise _damaged(path, str(error)) from error
+        raise damaged(path, str(error)) from error
