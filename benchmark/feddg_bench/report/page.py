@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
 
 from feddg_bench.errors import DataError
 
@@ -92,9 +91,9 @@ def render(data: Mapping[str, Any], pictures: Sequence[Figure] = ()) -> str:
     )
     return environment.get_template("page.html").render(
         policy=policy,
-        style=Markup(style),  # noqa: S704 - files of this package
-        script=Markup(script),  # noqa: S704
-        data=Markup(embedded(data)),  # noqa: S704 - no markup is left in it
+        style=style,
+        script=script,
+        data=embedded(data),
         figures=pictures,
         version=data["version"],
     )

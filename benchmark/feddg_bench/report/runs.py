@@ -43,11 +43,12 @@ FIELDS = (
 """What a run's list holds, in this order:
 
 ``setup``, ``scenario`` (with ``flag``, its name as a shell reads it), ``environment`` and
-``evaluated`` (round numbers of the curves) are positions in the pools. ``seconds`` and ``memory`` (MiB) are of the whole run. ``skipped`` and
-``dropped`` count, ``drops`` lists [round, client, tensor]. ``bytes`` is [up a round, down a round,
-up before round 1, down before round 1], ``phases`` lists [phase, seconds a round, seconds before
-round 1]. ``chosen`` is, for each selection rule, the position in ``evaluated``, or null. ``curves``
-holds, for each of `SPLITS`, null or the values of each of `METRICS`; accuracies in percent.
+``evaluated`` (round numbers of the curves) are positions in the pools. ``seconds`` and ``memory``
+(MiB) are of the whole run. ``skipped`` and ``dropped`` count, ``drops`` lists [round, client,
+tensor]. ``bytes`` is [up a round, down a round, up before round 1, down before round 1], ``phases``
+lists [phase, seconds a round, seconds before round 1]. ``chosen`` is, for each selection rule, the
+position in ``evaluated``, or null. ``curves`` holds, for each of `SPLITS`, null or the values of
+each of `METRICS`; accuracies in percent.
 """
 
 

@@ -338,7 +338,7 @@
 
   function facts(pairs) {
     return h("dl", {}, pairs.filter(([, value]) => value !== null && value !== undefined && value !== "")
-      .map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value instanceof Node ? value : String(value)))));
+      .map(([name, value]) => h("div", {class: String(value).length > 40 ? "long" : null}, h("dt", {}, name), h("dd", {}, value instanceof Node ? value : String(value)))));
   }
 
   function simpleTable(heads, rows, label) {
@@ -396,6 +396,8 @@
       ]),
       h("h4", {}, "Repeat it"),
       h("pre", {class: "command", tabindex: "0"}, h("code", {}, `${setup.command} --scenario ${scenario.flag} --seeds ${run.seed}`)),
+      setup.command.includes("=FILE") || setup.command.includes("[FILE")
+        ? h("p", {}, "FILE stands for a file's path; the settings below have the beginning of its SHA-256.") : null,
       chart(series, `${metric}, by split; the ring is the chosen round`, width - 26),
       h("h4", {}, "Seconds"),
       simpleTable(["phase", "a round", "before round 1"],
@@ -404,7 +406,7 @@
       own.length ? h("ul", {class: "settings"}, own.map(pair)) : h("p", {}, "None: all are those of most runs here."),
       h("details", {}, h("summary", {}, `All ${setup.settings.length} settings`),
         h("ul", {class: "settings"}, setup.settings.map(pair))),
-    ];
+    ].filter(Boolean);
     const details = h("details", {class: "run"},
       h("summary", {}, `${scenario.name}, seed ${run.seed}`, " ", h("code", {}, run.key)));
     const fill = () => { if (details.children.length === 1) details.append(...body()); };
