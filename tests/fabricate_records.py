@@ -81,8 +81,7 @@ def record(
             if names_:
                 evaluation[split] = {
                     domain: {
-                        "accuracy": int(rng.integers(100 + 300 * number // rounds, IMAGES))
-                        / IMAGES,
+                        "accuracy": _hits(rng, number / rounds, better=better) / IMAGES,
                         "loss": float(rng.random()),
                         "images": IMAGES,
                     }
@@ -153,14 +152,18 @@ def population(root: Path, count: int, rounds: int = 50) -> None:
     cells = [(seed, method, *place) for seed in range(5) for method in METHODS for place in where]
     for number in range(count):
         seed, method, dataset, protocol, scenario = cells[number % len(cells)]
-        settings = {"train": {"lr": (number // len(cells) + 1) / 1000}}
-        save(
-            root,
-            record(
-                method, dataset, protocol, scenario, seed,
-                rounds=rounds, every=max(1, rounds // 5), settings=settings, better=method == "pardon",
-            ),
-        )  # fmt: skip
+        one = record(
+            method,
+            dataset,
+            protocol,
+            scenario,
+            seed,
+            rounds=rounds,
+            every=max(1, rounds // 5),
+            better=method == "pardon",
+            settings={"train": {"lr": (number // len(cells) + 1) / 1000}},
+        )
+        save(root, one)
 
 
 if __name__ == "__main__":
