@@ -147,11 +147,15 @@ def save(root: Path, *records: RunRecord) -> None:
 
 
 def population(root: Path, count: int, rounds: int = 50) -> None:
-    """Write many records: methods, data sets, protocols, scenarios, seeds, then learning rates."""
+    """Write many records: of methods, data sets, protocols, scenarios and seeds.
+
+    Every 200 a learning rate more (five of them), then heterogeneities.
+    """
     where = [(d, p, s) for (d, p), scenarios in SCENARIOS.items() for s in scenarios]
     cells = [(seed, method, *place) for seed in range(5) for method in METHODS for place in where]
     for number in range(count):
         seed, method, dataset, protocol, scenario = cells[number % len(cells)]
+        sweep = number // len(cells)
         one = record(
             method,
             dataset,
@@ -161,7 +165,10 @@ def population(root: Path, count: int, rounds: int = 50) -> None:
             rounds=rounds,
             every=max(1, rounds // 5),
             better=method == "pardon",
-            settings={"train": {"lr": (number // len(cells) + 1) / 1000}},
+            settings={
+                "train": {"lr": (sweep % 5 + 1) / 1000},
+                "partition": {"heterogeneity": 0.1 * (sweep // 5 % 10 + 1)},
+            },
         )
         save(root, one)
 

@@ -12,7 +12,7 @@ from feddg_bench.errors import DataError, SettingsError
 from feddg_bench.report.pool import Pool
 from feddg_bench.report.runs import METRICS, SPLITS, Details
 from feddg_bench.report.views import leaderboard
-from feddg_bench.tables.describe import Where, check_names, matches
+from feddg_bench.tables.describe import Where, check_names, fitting
 from feddg_bench.tables.generic import generic_tables
 from feddg_bench.tables.prose import RULES as RULE_SENTENCES
 from feddg_bench.tables.records import Run
@@ -57,7 +57,7 @@ def gather(runs: Sequence[Run], where: Where | None = None) -> dict[str, Any]:
     Raises:
         DataError: If no run is left, or a record is damaged.
     """
-    shown = [run for run in runs if matches(run, where or {})]
+    shown = fitting(runs, where or {})
     if not shown:
         raise DataError(_nothing(runs, where or {}))
     details, strings = Details(), Pool()

@@ -8,8 +8,7 @@ from typing import Any
 
 import yaml
 
-from feddg_bench.registry import recipe_names
-from feddg_bench.tables.commands import overrides, recipe_settings
+from feddg_bench.tables.commands import is_shipped, overrides, recipe_settings
 from feddg_bench.tables.records import OWN, Run
 
 FILE = "FILE"
@@ -32,7 +31,7 @@ def repeat_command(run: Run, settings: Mapping[str, Any], threads: int = 1) -> s
     parts = ["feddg-bench", "run", "--method", run.method, "--protocol", run.protocol]
     parts += ["--dataset", run.dataset]
     differing = None
-    if run.recipe in recipe_names() and recipe_settings(run.recipe, run.dataset, run.method):
+    if is_shipped(run.recipe) and recipe_settings(run.recipe, run.dataset, run.method):
         parts += ["--recipe", run.recipe]
         differing = overrides(run)
     if threads != 1:
@@ -61,7 +60,5 @@ def _yaml(value: Any) -> str:
         return FILE
     if isinstance(value, list):
         value = [FILE if isinstance(one, dict) else one for one in value]
-    if isinstance(value, str):  # words need no quotes of YAML, and the shell's are enough
-        return value if yaml.safe_load(value) == value else yaml.safe_dump(value).strip()
     said: str = yaml.safe_dump(value, default_flow_style=True, width=10**6)
     return said.strip().removesuffix("...").strip()
