@@ -56,6 +56,8 @@ def leaderboard(table: Generic, details: Details, strings: Pool) -> dict[str, An
     """
     first = table.runs[0]
     by_key = {run.key: run for run in table.runs}
+    for run in table.runs:  # reads each record once, whatever the views ask for
+        details.add(run)
     rows: list[dict[str, Any]] = []
     views = []
     fills: list[list[int]] = []

@@ -8,7 +8,6 @@ whole.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from feddg_bench.errors import DataError
-from feddg_bench.tables.rules import CHOOSING, Evaluation, Rule, best_round, choose, costs
+from feddg_bench.tables.rules import CHOOSING, RULES, Evaluation, Rule, best_round, choose, costs
 
 FORMAT = 1
 END = 16384
@@ -103,12 +102,19 @@ class Run:
         return chosen
 
     def whole(self) -> dict[str, Any]:
-        """Return all that the record holds.
+        """Return all that the record holds, and keep of it what tables ask for.
 
         Raises:
             DataError: If the record is damaged.
         """
-        return _parse(_read(self.path), self.path)
+        record = _parse(_read(self.path), self.path)
+        try:
+            evaluations = [r["evaluation"] for r in record["rounds"] if r.get("evaluation")]
+            self._chosen.update({rule: choose(evaluations, rule) for rule in RULES})
+            self._costs.update(costs(record))
+        except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
+            raise damaged(self.path, f"{type(error).__name__}: {error}") from error
+        return record
 
     def cost(self, metric: str) -> float | None:
         """Return what a run cost: seconds or megabytes, a round where not said otherwise.
@@ -122,10 +128,7 @@ class Run:
             DataError: If the record is damaged.
         """
         if not self._costs:
-            try:
-                self._costs.update(costs(self.whole()))
-            except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
-                raise damaged(self.path, f"{type(error).__name__}: {error}") from error
+            self.whole()
         return self._costs.get(metric)
 
 
@@ -196,7 +199,7 @@ def damaged(path: Path, what: str) -> DataError:
 
 def _parse(data: bytes, path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(data)
+        value = from_json(data, cache_strings="keys")
     except ValueError as error:
         raise damaged(path, str(error)) from error
     if not isinstance(value, dict) or "rounds" not in value:
