@@ -7,6 +7,7 @@ import json
 import os
 import runpy
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -356,6 +357,26 @@ def test_hostile_text_is_shown_as_text(report: Report) -> None:
     assert "client_001 (head)" in said
     assert "1 of them skipped" in said
     assert report.js("return document.querySelectorAll('img').length") == 1
+
+
+def test_the_policy_stops_what_would_slip_in(browser: Any, page: Path) -> None:
+    opened = Report(browser, page)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        outside = f"http://127.0.0.1:{server.getsockname()[1]}/"
+        opened.js(
+            "const script = document.createElement('script');"
+            "script.textContent = 'window.hit = 1';"
+            "const image = document.createElement('img'); image.src = arguments[0];"
+            "document.body.append(script, image)",
+            outside,
+        )
+        ask = "return fetch(arguments[0]).then(() => 'sent', () => 'refused')"
+        assert opened.js(ask, outside) == "refused"
+        server.settimeout(0.5)
+        with pytest.raises(TimeoutError):  # nobody called
+            server.accept()
+    assert opened.js("return window.hit") is None
+    assert sum("Content Security Policy" in said for said in opened.complaints()) >= 3
 
 
 def test_a_phone_scrolls_tables_inside_the_page(report: Report) -> None:
