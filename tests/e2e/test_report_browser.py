@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
 
 fabricate = SimpleNamespace(
     **runpy.run_path(str(Path(__file__).parents[1] / "fabricate_records.py"))
@@ -107,6 +109,10 @@ class Report:
             name,
             value,
         )
+
+    def until(self, script: str) -> None:
+        """Wait until a script returns true: a dialog tells of its closing a moment later."""
+        WebDriverWait(self.browser, 10).until(lambda _: self.js(script))
 
     def tables(self) -> list[str]:
         found: list[str] = self.js(
@@ -225,8 +231,6 @@ def test_sorting_by_every_column_in_both_directions(report: Report) -> None:
 
 
 def test_sorting_by_keyboard(report: Report) -> None:
-    from selenium.webdriver.common.keys import Keys
-
     head = f"[data-table='{LTDO}'] [data-sort=worst]"
     report.js("document.querySelector(arguments[0]).focus()", head)
     before = report.column(LTDO, 0)
@@ -319,7 +323,8 @@ def test_a_cell_opens_its_runs(report: Report, results: Path, page: Path) -> Non
     view = report.js("return location.hash")
     report.js("document.getElementById('close').click()")
     assert not report.js("return document.getElementById('dialog').open")
-    assert report.js("return document.activeElement.className") == "cell"
+    report.until("return document.activeElement.className === 'cell'")
+    assert report.js("return location.hash") == ""
     linked = Report(report.browser, page, view)
     assert linked.js("return document.querySelector('#dialog[open] h2').innerText").startswith(
         "pardon"
@@ -327,16 +332,14 @@ def test_a_cell_opens_its_runs(report: Report, results: Path, page: Path) -> Non
 
 
 def test_escape_and_back_close_the_dialog(report: Report) -> None:
-    from selenium.webdriver.common.keys import Keys
-
-    is_open = "return document.getElementById('dialog').open"
+    closed = "return !document.getElementById('dialog').open && !location.hash"
     said = report.open(LTDO, "fedavg", "mean")
     assert "8 runs" in said
     report.browser.switch_to.active_element.send_keys(Keys.ESCAPE)
-    assert not report.js(is_open)
+    report.until(closed)
     report.open(LTDO, "fedavg", "worst")
     report.browser.back()
-    assert not report.js(is_open)
+    report.until(closed)
 
 
 def test_costs_and_loss_open_too(report: Report) -> None:
@@ -346,6 +349,7 @@ def test_costs_and_loss_open_too(report: Report) -> None:
     report.js("document.querySelector('details.run summary').click()")
     assert report.js("return document.querySelectorAll('details.run polyline').length") == 4
     report.js("document.getElementById('close').click()")
+    report.until("return !location.hash.includes('cell')")
     report.choose("metric", "loss")
     assert "loss" in report.open(LTDO, "moon", "mean")
 
