@@ -15,6 +15,7 @@ import typer
 
 from feddg_bench.cli_data import data_app
 from feddg_bench.cli_download import download_command
+from feddg_bench.cli_report import report_command
 from feddg_bench.cli_sweep import sweep_command
 from feddg_bench.cli_tables import tables_command
 from feddg_bench.errors import FeddgError, RunInterruptedError, SettingsError
@@ -442,6 +443,7 @@ def profile_command(
 data_app.command("download")(download_command)
 app.add_typer(data_app, name="data")
 app.command("tables")(tables_command)
+app.command("report")(report_command)
 app.command("sweep")(sweep_command)
 
 methods_app = typer.Typer(

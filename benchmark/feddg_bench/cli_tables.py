@@ -74,12 +74,13 @@ def tables_command(
     folder = out or results / "tables"
     for grid in grids:
         for ending in endings:
-            write_whole(folder / f"{grid.name}.{ending}", WRITERS[ending](grid).encode())
+            text = WRITERS[ending](grid)
+            write_whole(folder / f"{grid.name}.{ending}", text.encode(), sync=False)
         filled, cells = grid.filled()
         print(f"{grid.name}: {grid.title} ({filled} of {cells} cells filled)")  # noqa: T201
     if "tex" in endings and grids:
         document = latex_document([grid.name for grid in grids])
-        write_whole(folder / "tables.tex", document.encode())
+        write_whole(folder / "tables.tex", document.encode(), sync=False)
     print(f"{len(runs)} runs of {results}; written to {folder}: {', '.join(endings)}")  # noqa: T201
 
 

@@ -13,28 +13,40 @@ from feddg_bench.errors import DataError
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a new file that becomes ``path``, whole, when the block ends, and never otherwise."""
+def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
+    """Open a new file that becomes ``path``, whole, when the block ends, and never otherwise.
+
+    Args:
+        path: The file.
+        sync: Wait until the disk has it, so that a power failure cannot undo it; not worth the time
+            for what can be made again.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
     try:
         with temporary.open("xb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes, *, sync: bool = True) -> None:
     """Write a file so that a reader, or a crash, never sees a part of it.
+
+    Args:
+        path: The file.
+        data: Its content.
+        sync: See `replacing`.
 
     Raises:
         DataError: If it cannot be written; what stood at ``path`` before is untouched.
     """
     try:
-        with replacing(path) as file:
+        with replacing(path, sync=sync) as file:
             file.write(data)
     except OSError as error:
         raise DataError(

@@ -593,6 +593,15 @@ def test_latex_is_balanced_and_escaped(add: Add, tmp_path: Path) -> None:
     assert r"\input{one.tex}" in latex_document(["one"])
 
 
+def test_latex_has_minus_signs_not_hyphens(add: Add, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        add("fedavg", test=(0.75,), seed=seed)
+        add("feddg-ga", test=(0.5,), seed=seed)
+    text = latex(generic(tmp_path))
+    assert "$-$25.00 [$-$25.00, $-$25.00]" in text
+    assert "\nfeddg-ga & " in text
+
+
 def test_html_asks_for_nothing_and_escapes(add: Add, tmp_path: Path) -> None:
     record = add()
     table = user_table(title="<b>a</b> & b")

@@ -92,7 +92,7 @@ def _head(description: Description, base: Run | None, where: Mapping[str, Any]) 
         if isinstance(value, str):
             parts += [f"--{name}", value]
     recipe = base.recipe if base else description.recipe
-    if recipe is not None and recipe in recipe_names():
+    if recipe is not None and is_shipped(recipe):
         return [*parts, "--recipe", recipe]
     return [*parts, "--recipe", f"{recipe}.yaml"] if base and recipe else parts
 
@@ -134,9 +134,15 @@ def overrides(run: Run) -> dict[str, Any]:
 
 
 @cache
+def is_shipped(recipe: str) -> bool:
+    """Return whether a recipe comes with the package."""
+    return recipe in recipe_names()
+
+
+@cache
 def recipe_settings(recipe: str, dataset: str, method: str) -> Mapping[str, Any] | None:
     """Return a shipped recipe's settings by dotted key; ``None`` if it cannot be read."""
-    if recipe not in recipe_names():
+    if not is_shipped(recipe):
         return None
     named = {"method": method, "dataset": dataset, "scenario": ""}
     try:
@@ -163,7 +169,7 @@ def _needs(where: Mapping[str, Any], parts: Sequence[str]) -> str:
             return f"  # needs a {kind} {name}, which is not installed"
     if "--recipe" in parts and isinstance(where.get("dataset"), str):
         recipe = parts[parts.index("--recipe") + 1]
-        if recipe in recipe_names() and not _covers(recipe, where["dataset"]):
+        if is_shipped(recipe) and not _covers(recipe, where["dataset"]):
             return f"  # needs settings for {where['dataset']} in recipe {recipe}"
     return ""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from feddg_bench.errors import SettingsError
 from feddg_bench.registry import shipped
 from feddg_bench.settings import Section, dotted_keys, load_layer, unknown, validate
-from feddg_bench.tables.records import FIELDS
+from feddg_bench.tables.records import FIELDS, Run
 from feddg_bench.tables.rules import Rule
 
 Value = str | int | float | bool | None
@@ -116,7 +116,7 @@ class Description(Section):
         if twice:
             raise ValueError(f"two rows have the label {twice[0]!r}; give each its own")
         for where in self._filters():
-            _check_names(where)
+            check_names(where)
         return self
 
     def _filters(self) -> Iterator[Where]:
@@ -127,7 +127,8 @@ class Description(Section):
             yield from (column.where for column in group.columns)
 
 
-def _check_names(where: Where) -> None:
+def check_names(where: Where) -> None:
+    """Raise `ValueError` with the nearest known name if a filter has an unknown one."""
     known = [*FIELDS, *(key for key in dotted_keys() if key not in FIELDS)]
     for name in where:
         if name not in known and not name.startswith("hyper."):
@@ -165,13 +166,21 @@ def _folder() -> Path:
     return shipped("named_tables", "sweeps/tables")
 
 
-def matches(run: Any, where: Where) -> bool:
-    """Return whether a run has what a filter asks for."""
-    for name, wanted in where.items():  # a loop: this is asked a million times
-        value = run.get(name)
-        if value is not wanted and not _fits(value, wanted):
-            return False
-    return True
+def fitting(runs: Sequence[Run], where: Where) -> list[Run]:
+    """Return the runs that have what a filter asks for, in their order."""
+    found = list(runs)
+    for name, wanted in where.items():  # a key at a time, since few values stand for all runs
+        known: dict[Value, bool] = {}
+        kept = []
+        for run in found:
+            value = getattr(run, name) if name in FIELDS else run.settings.get(name)
+            fits = known.get(value)
+            if fits is None:
+                fits = known[value] = _fits(value, wanted)
+            if fits:
+                kept.append(run)
+        found = kept
+    return found
 
 
 def _fits(value: Any, wanted: Value | list[Value]) -> bool:

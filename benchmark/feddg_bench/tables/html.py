@@ -7,13 +7,20 @@ from html import escape
 from feddg_bench.tables.grid import Column, Entry, Grid, Line
 
 STYLE = """
-body{font:15px/1.45 system-ui,sans-serif;margin:2rem auto;max-width:90rem;padding:0 1rem;color:#111}
-.wide{overflow-x:auto}table{border-collapse:collapse;border-top:2px solid;border-bottom:2px solid}
+:root{color-scheme:light dark;--soft:#555;--line:#ddd;--missing:#a00}
+@media(prefers-color-scheme:dark){:root{--soft:#aaa;--line:#444;--missing:#f88}}
+body{font:15px/1.45 system-ui,sans-serif;margin:2rem auto;max-width:90rem;padding:0 1rem;
+background:Canvas;color:CanvasText}h1{font-size:1.5rem}h2{font-size:1.2rem}
+.wide{overflow-x:auto}table{border-collapse:separate;border-spacing:0;border-top:2px solid;
+border-bottom:2px solid;font-variant-numeric:tabular-nums}
 th,td{padding:.25rem .6rem;text-align:right;white-space:nowrap}
-th:first-child,td:first-child{text-align:left}thead tr:last-child th{border-bottom:1px solid}
-th.group{text-align:center}tr.ours td,tr.ours th{border-top:1px solid #ddd}
-tr.published,tr.difference{color:#555;font-style:italic}tr.published th,tr.difference th{
-font-weight:normal;padding-left:1.6rem}td.missing{color:#a00;cursor:help}code{font-size:.85em}
+th:first-child,td:first-child{text-align:left;position:sticky;left:0;background:Canvas}
+thead tr:last-child>*{border-bottom:1px solid}
+th.group{text-align:center;border-bottom:1px solid var(--line)}
+tr.ours~tr.ours>*{border-top:1px solid var(--line)}
+tr.published,tr.difference{color:var(--soft);font-style:italic}tr.published th,tr.difference th{
+font-weight:normal;padding-left:1.6rem}td.missing{color:var(--missing);cursor:help}
+code{font-size:.85em;overflow-wrap:anywhere}
 """
 
 

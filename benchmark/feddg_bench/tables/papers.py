@@ -52,7 +52,7 @@ def of_any_paper(rows: Sequence[Row], row: Row, shown: Shown) -> Published | Non
     found: list[Published] = []
     for column in shown.sources:
         runs = [other.runs[column.number][0] for other in rows if other.runs.get(column.number)]
-        if not runs or column.split not in ("val", "test"):
+        if not runs or column.split not in ("val", "test") or column.metric != "accuracy":
             return None
         run = runs[0]
         scenario = ScenarioRecord(

@@ -8,7 +8,6 @@ whole.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from feddg_bench.errors import DataError
-from feddg_bench.tables.rules import CHOOSING, Evaluation, Rule, best_round, choose, costs
+from feddg_bench.tables.rules import CHOOSING, RULES, Evaluation, Rule, best_round, choose, costs
 
 FORMAT = 1
 END = 16384
@@ -109,6 +108,21 @@ class Run:
         chosen: Evaluation | None = None if block is None else _from_json(block, self.path)
         return chosen
 
+    def whole(self) -> dict[str, Any]:
+        """Return all that the record holds, and keep of it what tables ask for.
+
+        Raises:
+            DataError: If the record is damaged.
+        """
+        record = _parse(_read(self.path), self.path)
+        try:
+            evaluations = [r["evaluation"] for r in record["rounds"] if r.get("evaluation")]
+            self._chosen.update({rule: choose(evaluations, rule) for rule in RULES})
+            self._costs.update(costs(record))
+        except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
+            raise damaged(self.path, f"{type(error).__name__}: {error}") from error
+        return record
+
     def cost(self, metric: str) -> float | None:
         """Return what a run cost: seconds or megabytes, a round where not said otherwise.
 
@@ -121,10 +135,7 @@ class Run:
             DataError: If the record is damaged.
         """
         if not self._costs:
-            try:
-                self._costs.update(costs(_parse(_read(self.path), self.path)))
-            except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
-                raise _damaged(self.path, f"{type(error).__name__}: {error}") from error
+            self.whole()
         return self._costs.get(metric)
 
 
@@ -185,7 +196,8 @@ def _ends(path: Path) -> tuple[bytes, bytes]:
         raise DataError(f"cannot read record {path}: {error.strerror}") from error
 
 
-def _damaged(path: Path, what: str) -> DataError:
+def damaged(path: Path, what: str) -> DataError:
+    """Return the error of a record that lacks what every record has."""
     return DataError(
         f"record {path} is cut short or not a run record ({what}); delete it and run the same "
         f"command again to make it anew"
@@ -194,11 +206,11 @@ def _damaged(path: Path, what: str) -> DataError:
 
 def _parse(data: bytes, path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(data)
+        value = from_json(data, cache_strings="keys")
     except ValueError as error:
-        raise _damaged(path, str(error)) from error
+        raise damaged(path, str(error)) from error
     if not isinstance(value, dict) or "rounds" not in value:
-        raise _damaged(path, "no rounds in it")
+        raise damaged(path, "no rounds in it")
     return value
 
 
@@ -227,7 +239,7 @@ def _read_run(path: Path, known: dict[bytes, Mapping[str, Any]]) -> Run:
             settings = flatten(head["settings"])
         run = _run(path, head, settings, last)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _damaged(path, f"{type(error).__name__}: {error}") from error
+        raise damaged(path, f"{type(error).__name__}: {error}") from error
     if head.get("format", FORMAT) != FORMAT:
         raise DataError(
             f"record {path} has format {head['format']}, and this version reads format {FORMAT}; "
@@ -308,4 +320,4 @@ def _from_json(block: bytes, path: Path) -> Any:
     try:
         return from_json(block, cache_strings="keys")
     except ValueError as error:
-        raise _damaged(path, str(error)) from error
+        raise damaged(path, str(error)) from error

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from feddg_bench.errors import DataError
 from feddg_bench.results import in_percent
 from feddg_bench.tables.columns import Measured, varied_keys
-from feddg_bench.tables.describe import Description, RowSpec, Where, matches
+from feddg_bench.tables.describe import Description, RowSpec, Where, fitting
 from feddg_bench.tables.records import Run
 from feddg_bench.tables.rules import pooled
 from feddg_bench.tables.statistics import Unit
 from feddg_bench.tables.variants import Variant, split, text
 
 
-@dataclass
+@dataclass(eq=False)
 class Row:
     """Runs that agree in all that no column varies, or none.
 
@@ -57,9 +57,8 @@ def make_rows(
         DataError: If one cell would hold runs that differ, or one run twice.
     """
     by_method: dict[str, list[Run]] = {}
-    for run in runs:
-        if matches(run, description.where):
-            by_method.setdefault(run.method, []).append(run)
+    for run in fitting(runs, description.where):
+        by_method.setdefault(run.method, []).append(run)
     specs = list(description.rows)
     if description.others:
         listed = {spec.where.get("method") for spec in specs if spec.where is not None}
@@ -76,22 +75,22 @@ def make_rows(
         where = {**description.where, **spec.where}
         method = where.get("method")
         pool = by_method.get(method, []) if isinstance(method, str) else _all(by_method)
-        mine = [run for run in pool if matches(run, spec.where)]
+        mine = fitting(pool, spec.where)
         known: dict[str, list[Run]] = {}  # columns of other splits have the same runs
-        fitting: dict[int, list[Run]] = {}
+        of_column: dict[int, list[Run]] = {}
         for column in columns:
             own = repr(column.own)
             if own not in known:
-                known[own] = [run for run in mine if matches(run, column.own)]
-            fitting[column.number] = known[own]
-        used = {run.key for members in fitting.values() for run in members}
+                known[own] = fitting(mine, column.own)
+            of_column[column.number] = known[own]
+        used = {run.key for members in of_column.values() for run in members}
         if used:
             for variant in split([run for run in mine if run.key in used], free):
                 label = f"{spec.label} ({variant.label})" if variant.label else spec.label
                 row = Row(spec, label, where, variant)
                 members = {run.key for run in variant.runs}
                 for column in columns:
-                    here = [run for run in fitting[column.number] if run.key in members]
+                    here = [run for run in of_column[column.number] if run.key in members]
                     _fill(table, row, column, here, free)
                 rows.append(row)
         elif place < len(description.rows):

@@ -186,6 +186,7 @@ def latex(grid: Grid) -> str:
         r"\centering",
         rf"\caption{{{tex(grid.title)}. {' '.join(map(tex, grid.caption))}}}",
         rf"\label{{tab:{re.sub(r'[^A-Za-z0-9-]+', '-', grid.name)}}}",
+        r"\smallskip",
         r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
         rf"\begin{{tabular}}{{l{'r' * width}}}",
         r"\toprule",
@@ -221,7 +222,7 @@ def _tex_row(cells: Sequence[str]) -> str:
 def _tex_entry(entry: Entry | None) -> str:
     if entry is None:
         return ""
-    text = tex(entry.text)
+    text = re.sub(r"(?<![\w.])-(?=\d)", "$-$", tex(entry.text))  # a minus, not a hyphen
     if entry.mark == "best":
         text = rf"\textbf{{{text}}}"
     elif entry.mark == "second":
@@ -237,6 +238,7 @@ def latex_document(names: Sequence[str]) -> str:
             r"\documentclass{article}",
             r"\usepackage[utf8]{inputenc}",
             r"\usepackage[T1]{fontenc}",
+            r"\IfFileExists{lmodern.sty}{\usepackage{lmodern}}{}",
             r"\usepackage[landscape,margin=1.5cm]{geometry}",
             r"\usepackage{booktabs,graphicx}",
             r"\begin{document}",

@@ -1,0 +1,518 @@
+"use strict";
+// Draws the page from the JSON in #data. All text goes in as text: nothing is parsed as HTML.
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const runs = data.runs.map((values) =>
+    Object.fromEntries(data.fields.map((field, n) => [field, values[n]])));
+  const form = document.getElementById("filters");
+  const dialog = document.getElementById("dialog");
+  const MANY_TABLES = 12;
+  const DASH = "–";
+  let showAll = false;
+
+  // ------------------------------------------------------------------------------ helpers
+
+  const make = (create) => (tag, attributes = {}, ...children) => {
+    const element = create(tag);
+    for (const [name, value] of Object.entries(attributes)) {
+      if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+      else if (value !== null && value !== false) element.setAttribute(name, value === true ? "" : value);
+    }
+    element.append(...children.flat().filter((child) => child !== null && child !== ""));
+    return element;
+  };
+  const h = make((tag) => document.createElement(tag));
+  const svg = make((tag) => document.createElementNS("http://www.w3.org/2000/svg", tag));
+  const unique = (values) => [...new Set(values)].sort((a, b) => a.localeCompare(b, "en", {numeric: true}));
+  const count = (n, noun) => `${n} ${noun}${n === 1 ? "" : "s"}`;
+  const megabytes = (bytes) =>
+    bytes >= 1e5 || bytes === 0 ? `${(bytes / 1e6).toFixed(2)} MB` : `${(bytes / 1e3).toFixed(2)} kB`;
+  const seconds = (value) => (typeof value === "number" ? `${value.toFixed(value < 10 ? 3 : 1)} s` : DASH);
+  const strings = (places) => places.map((place) => data.strings[place]);
+
+  // -------------------------------------------------------------------------------- state
+
+  const DEFAULTS = {
+    dataset: "", protocol: "", recipe: "", frame: "", metric: "accuracy", split: "test",
+    rule: "last", q: "", published: "1", sort: "", dir: "", cell: "",
+  };
+  let state = {...DEFAULTS};
+
+  function readHash() {
+    const given = new URLSearchParams(location.hash.slice(1));
+    state = {...DEFAULTS};
+    for (const name of Object.keys(DEFAULTS)) if (given.has(name)) state[name] = given.get(name);
+    for (const select of form.querySelectorAll("select")) {
+      const known = [...select.options].some((option) => option.value === state[select.name]);
+      if (!known) state[select.name] = DEFAULTS[select.name];
+    }
+  }
+
+  function address() {
+    const said = new URLSearchParams();
+    for (const [name, value] of Object.entries(state)) if (value !== DEFAULTS[name]) said.set(name, value);
+    return `#${said}`;
+  }
+
+  function change(values, keep = false) {
+    state = {...state, ...values};
+    history[keep ? "pushState" : "replaceState"](null, "", address());
+    draw();
+  }
+
+  // ------------------------------------------------------------------------------ filters
+
+  function fillFilters() {
+    const put = (name, options) => form.elements[name].append(
+      ...options.map(([value, text]) => h("option", {value}, text)));
+    for (const name of ["dataset", "protocol", "recipe"]) {
+      put(name, [["", "all"], ...unique(data.tables.map((table) => table[name])).map((v) => [v, v])]);
+    }
+    const frames = unique(data.tables.map((table) => table.frame || " "));
+    put("frame", [["", "all"], ...frames.map((v) => [v, v === " " ? "the recipe's own" : v])]);
+    form.elements.frame.closest("label").hidden = frames.length < 2;
+    const metrics = {accuracy: "accuracy in %", loss: "loss", cost: "bytes and seconds"};
+    put("metric", data.metrics.map((metric) => [metric, metrics[metric] ?? metric]));
+    const splits = {
+      test: "test (held-out domain)", val: "val (held-out domain)",
+      id_test: "id_test (training domains)", id_val: "id_val (training domains)",
+    };
+    put("split", data.splits.map((split) => [split, splits[split] ?? split]));
+    put("rule", data.rules.map(([rule]) => [rule, rule === "oracle" ? "oracle (looks at test)" : rule]));
+    const methods = new Set(data.setups.map((setup) => setup.method));
+    const datasets = unique(data.setups.map((setup) => setup.dataset));
+    document.getElementById("summary").textContent =
+      `${count(runs.length, "run")} of ${count(methods.size, "method")} on ${datasets.join(", ")}`;
+  }
+
+  function showFilters() {
+    for (const element of form.elements) {
+      if (element.type === "checkbox") element.checked = state[element.name] === "1";
+      else if (element.name in state) element.value = state[element.name];
+    }
+    const cost = state.metric === "cost";
+    form.elements.split.disabled = form.elements.rule.disabled = cost;
+    const sentence = data.rules.find(([rule]) => rule === state.rule)[1];
+    const said = document.getElementById("rule");
+    said.textContent = cost ? "Mean over all rounds." : `Selection rule ${state.rule}: ${sentence}.`;
+    said.className = !cost && state.rule === "oracle" ? "warning" : "";
+  }
+
+  form.addEventListener("input", (event) => {
+    const element = event.target;
+    const value = element.type === "checkbox" ? (element.checked ? "1" : "0") : element.value;
+    showAll = false;
+    change({[element.name]: value});
+  });
+  form.addEventListener("submit", (event) => event.preventDefault());
+  form.addEventListener("reset", (event) => {
+    event.preventDefault();
+    change({...DEFAULTS});
+  });
+
+  // ------------------------------------------------------------------------------- tables
+
+  function fitting() {
+    return data.tables.filter((table) =>
+      ["dataset", "protocol", "recipe"].every((name) => !state[name] || state[name] === table[name]) &&
+      (!state.frame || state.frame === (table.frame || " ")));
+  }
+
+  function viewOf(table) {
+    return table.views.find((view) =>
+      view.metric === state.metric && (view.rule === null || view.rule === state.rule));
+  }
+
+  function splitOf(view) {
+    return view.splits.find((split) => view.metric === "cost" || split.split === state.split);
+  }
+
+  const columnName = ([head, kind, scenario]) => (kind === "measured" ? scenario || head : kind);
+  const shownText = (cell) => cell[0] ?? DASH;
+  const valueOf = (cell) => parseFloat(shownText(cell));
+
+  function sortedRows(table, part, view) {
+    const words = state.q.toLowerCase().split(/[\s,]+/).filter(Boolean);
+    const places = table.rows.map((_, n) => n).filter((n) =>
+      !words.length || words.some((word) => table.rows[n].label.toLowerCase().includes(word)));
+    const names = part.columns.map(columnName);
+    const sort = state.sort || (names.includes("mean") ? "mean" : names[0]);
+    const column = names.indexOf(sort);
+    const natural = column < 0 || view.lower ? "asc" : "desc";
+    const direction = state.dir === "asc" || state.dir === "desc" ? state.dir : natural;
+    const sign = direction === "asc" ? 1 : -1;
+    const label = (n) => table.rows[n].label;
+    places.sort((a, b) => {
+      const byLabel = label(a).localeCompare(label(b), "en", {numeric: true});
+      if (column < 0) return sign * byLabel;
+      const [x, y] = [valueOf(part.cells[a][column]), valueOf(part.cells[b][column])];
+      if (isNaN(x) || isNaN(y)) return isNaN(x) - isNaN(y) || byLabel; // missing ones last
+      return sign * (x - y) || byLabel;
+    });
+    return {places, sort: column < 0 ? "method" : sort, direction};
+  }
+
+  function tops(part, view) {
+    return part.columns.map((_, column) => {
+      const values = part.cells.map((row) => valueOf(row[column])).filter((value) => !isNaN(value));
+      const top = Math[view.lower ? "min" : "max"](...values);
+      const sharing = values.filter((value) => value === top).length;
+      return values.length > 1 && sharing <= values.length / 2 ? top : NaN; // half of all is not best
+    });
+  }
+
+  function sortHead(name, text, below, sorted, view) {
+    const current = sorted.sort === name;
+    const first = name === "method" || view.lower ? "asc" : "desc";
+    const next = current ? (sorted.direction === "asc" ? "desc" : "asc") : first;
+    const arrow = current ? (sorted.direction === "asc" ? "▲" : "▼") : "";
+    return h("th", {
+      scope: "col",
+      "aria-sort": current ? (sorted.direction === "asc" ? "ascending" : "descending") : "none",
+    }, h("button", {
+      type: "button", class: "sort", "data-sort": name,
+      onclick: () => change({sort: name, dir: next}),
+    }, h("span", {}, name === "method" ? text : "", h("span", {class: "arrow", "aria-hidden": "true"}, arrow),
+      name === "method" ? "" : text),
+    below ? h("small", {}, below) : null));
+  }
+
+  function drawCell(table, row, column, cell, view, top) {
+    const [text, mark, notes, published, source, gap] = [shownText(cell), ...cell.slice(1)];
+    const name = columnName(column);
+    let number = text;
+    if (mark === 1) number = h("b", {}, text);
+    if (mark === 2) number = h("u", {}, text);
+    const button = h("button", {
+      type: "button", class: "cell", "data-cell": JSON.stringify([table.name, row.label, name]),
+      "aria-haspopup": "dialog",
+      onclick: (event) => change({cell: event.currentTarget.dataset.cell}, true),
+    }, number, (notes ?? []).length ? h("sup", {}, notes.map((n) => n + 1).join(",")) : null);
+    const beside = state.published === "1" && published
+      ? h("span", {class: "published", title: data.strings[source]},
+        `paper ${published}`, gap ? ` (${gap.replace("-", "−")})` : "")
+      : null;
+    const best = !isNaN(top) && valueOf(cell) === top;
+    return h("td", {class: best ? "top" : null}, button, beside);
+  }
+
+  function drawTable(table) {
+    const view = viewOf(table);
+    const part = view && splitOf(view);
+    const title = [table.dataset, table.protocol, table.recipe].join(" · ");
+    const section = h("section", {class: "table"}, h("h2", {}, title));
+    if (table.frame) section.append(h("p", {class: "frame"}, table.frame));
+    if (!part) {
+      section.append(h("p", {}, `Nothing to show: these runs have no split ${state.split}, or none that ` +
+        `rule ${state.rule} can choose by.`));
+      return section;
+    }
+    const sorted = sortedRows(table, part, view);
+    const top = tops(part, view);
+    const head = h("tr", {}, sortHead("method", "method", "", sorted, view),
+      part.columns.map((column) => {
+        const name = columnName(column);
+        return sortHead(name, column[0], column[2] && !column[0].includes(column[2]) ? column[2] : "", sorted, view);
+      }));
+    const body = sorted.places.map((n) => {
+      const row = table.rows[n];
+      return h("tr", {}, h("th", {scope: "row"}, row.label),
+        part.columns.map((column, c) => drawCell(table, row, column, part.cells[n][c], view, top[c])));
+    });
+    section.append(
+      h("div", {class: "wide", tabindex: "0", role: "region", "aria-label": `Table ${title}`},
+        h("table", {"data-table": table.name},
+          h("thead", {}, head), h("tbody", {}, body))));
+    if (!body.length) section.append(h("p", {}, `No method's name holds ${state.q}.`));
+    const used = part.cells.some((row) => row.some((cell) => cell[3])) && state.published === "1";
+    const caption = strings(view.caption).filter((said) => used || !said.startsWith("Published:"));
+    section.append(h("p", {class: "caption"}, "Tinted: the best number of a column. ", caption.join(" ")));
+    const marks = new Set(part.cells.flat().flatMap((cell) => cell[2] ?? []));
+    const notes = [
+      ...strings(view.footnotes).map((said, n) => (marks.has(n) ? h("li", {}, h("sup", {}, n + 1), ` ${said}.`) : null)),
+      ...strings(view.notes).map((said) => h("li", {}, said)),
+    ].filter(Boolean);
+    if (notes.length) section.append(h("details", {class: "notes"}, h("summary", {}, count(notes.length, "note")), h("ul", {}, notes)));
+    return section;
+  }
+
+  function drawTables() {
+    const main = document.getElementById("tables");
+    const focused = document.activeElement?.dataset?.sort;
+    const tableOf = (element) => element?.closest("table")?.dataset.table;
+    const within = focused && tableOf(document.activeElement);
+    const left = new Map([...main.querySelectorAll(".wide")].map((box) =>
+      [box.firstElementChild.dataset.table, box.scrollLeft]));
+    const tables = fitting();
+    const shown = showAll ? tables : tables.slice(0, MANY_TABLES);
+    main.replaceChildren(...shown.map(drawTable));
+    const rest = tables.length - shown.length;
+    if (rest) {
+      main.append(h("p", {}, h("button", {type: "button", onclick: () => { showAll = true; draw(); }},
+        `Show ${rest} more`)));
+    }
+    document.getElementById("status").textContent = tables.length
+      ? `${tables.length} of ${count(data.tables.length, "table")}`
+      : "No table fits these filters.";
+    for (const box of main.querySelectorAll(".wide")) {
+      box.scrollLeft = left.get(box.firstElementChild.dataset.table) ?? 0;
+    }
+    if (focused) {
+      const heads = [...main.querySelectorAll("button.sort")].filter((b) => b.dataset.sort === focused);
+      (heads.find((button) => tableOf(button) === within) ?? heads[0])?.focus({preventScroll: true});
+    }
+  }
+
+  // ------------------------------------------------------------------------------- charts
+
+  function ticks(low, high, wanted) {
+    const rough = (high - low) / wanted || 1;
+    const power = 10 ** Math.floor(Math.log10(rough));
+    const step = [1, 2, 2.5, 5, 10].map((n) => n * power).find((n) => n >= rough);
+    const found = [];
+    for (let n = Math.ceil(low / step - 1e-9); n * step <= high + step * 1e-9; n += 1) found.push(n * step);
+    return found;
+  }
+
+  // series: [{name, colour: 0.., points: [[round, value]], mark: [round, value] | null}]
+  function chart(series, label, width) {
+    const points = series.flatMap((one) => one.points);
+    if (!points.length) return h("p", {}, "No round was evaluated on this split.");
+    const height = 250;
+    const box = {left: 46, right: 12, top: 10, bottom: 38};
+    let [x0, x1] = [Math.min(...points.map((p) => p[0])), Math.max(...points.map((p) => p[0]))];
+    let [y0, y1] = [Math.min(...points.map((p) => p[1])), Math.max(...points.map((p) => p[1]))];
+    if (x0 === x1) [x0, x1] = [x0 - 1, x1 + 1];
+    if (y0 === y1) [y0, y1] = [y0 - 1, y1 + 1];
+    const pad = (y1 - y0) * 0.06;
+    [y0, y1] = [y0 - pad, y1 + pad];
+    const x = (value) => box.left + ((value - x0) / (x1 - x0)) * (width - box.left - box.right);
+    const y = (value) => height - box.bottom - ((value - y0) / (y1 - y0)) * (height - box.top - box.bottom);
+    const at = ([a, b]) => `${x(a).toFixed(1)},${y(b).toFixed(1)}`;
+    const said = (value) => String(+value.toPrecision(6));
+    const grid = ticks(y0, y1, 5).map((value) => [
+      svg("line", {class: "grid", x1: box.left, x2: width - box.right, y1: y(value), y2: y(value)}),
+      svg("text", {x: box.left - 6, y: y(value) + 4, "text-anchor": "end"}, said(value)),
+    ]);
+    const below = ticks(x0, x1, Math.max(3, Math.floor(width / 90))).filter(Number.isInteger).map((value) =>
+      svg("text", {x: x(value), y: height - box.bottom + 16, "text-anchor": "middle"}, said(value)));
+    const lines = series.map((one) => [
+      svg("polyline", {class: `line c${one.colour % 8}`, points: one.points.map(at).join(" ")}),
+      ...(one.points.length < 25 ? one.points : []).map((point) =>
+        svg("circle", {class: `dot c${one.colour % 8}`, cx: x(point[0]), cy: y(point[1]), r: 2})),
+      one.mark ? svg("circle", {class: `chosen c${one.colour % 8}`, cx: x(one.mark[0]), cy: y(one.mark[1]), r: 5}) : null,
+    ]);
+    const picture = svg("svg", {viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label},
+      grid.flat(), below,
+      svg("text", {x: (box.left + width - box.right) / 2, y: height - 4, "text-anchor": "middle"}, "round"),
+      lines.flat());
+    const named = new Map(series.map((one) => [one.name, one.colour]));
+    const legend = h("ul", {class: "legend"}, [...named].map(([name, colour]) =>
+      h("li", {}, svg("svg", {class: "key", width: 18, height: 8, "aria-hidden": "true"},
+        svg("line", {class: `line c${colour % 8}`, x1: 0, x2: 18, y1: 4, y2: 4})), name)));
+    return h("figure", {class: "chart"}, h("figcaption", {}, label), picture, legend);
+  }
+
+  function curve(run, split, metric) {
+    const values = run.curves[data.splits.indexOf(split)];
+    const index = metric === "loss" ? 1 : 0;
+    if (!values) return [];
+    return data.evaluated[run.evaluated].map((round, n) => [round, values[index][n]]).filter((p) => p[1] !== null);
+  }
+
+  function chosen(run) {
+    const place = run.chosen[data.rules.findIndex(([rule]) => rule === state.rule)];
+    return place === null ? null : data.evaluated[run.evaluated][place];
+  }
+
+  function chosenPoint(run, points) {
+    const round = chosen(run);
+    return points.find((point) => point[0] === round) ?? null;
+  }
+
+  // ------------------------------------------------------------------------------- dialog
+
+  const scenarioOf = (run) => data.scenarios[run.scenario];
+  const scenarioText = ({train, val, test}) =>
+    `${train.join(", ")} → ${[val, test].filter((domain) => domain !== null).join(" → ")}`;
+
+  function facts(pairs) {
+    return h("dl", {}, pairs.filter(([, value]) => value !== null && value !== undefined && value !== "")
+      .map(([name, value]) => h("div", {class: String(value).length > 40 ? "long" : null}, h("dt", {}, name), h("dd", {}, value instanceof Node ? value : String(value)))));
+  }
+
+  function simpleTable(heads, rows, label) {
+    return h("div", {class: "wide", tabindex: "0", role: "region", "aria-label": label},
+      h("table", {class: "plain"},
+        h("thead", {}, h("tr", {}, heads.map((head) => h("th", {scope: "col"}, head)))),
+        h("tbody", {}, rows.map(([first, ...cells]) =>
+          h("tr", {}, h("th", {scope: "row"}, first), cells.map((cell) => h("td", {}, cell)))))));
+  }
+
+  function settingsOf(table) {
+    const common = new Map();
+    const setups = new Set(table.rows.flatMap((row) => row.runs.map((n) => runs[n].setup)));
+    for (const place of setups) {
+      for (const [key, value] of data.setups[place].settings) {
+        if (!common.has(key)) common.set(key, new Map());
+        common.get(key).set(value, (common.get(key).get(value) ?? 0) + 1);
+      }
+    }
+    return new Map([...common].map(([key, votes]) =>
+      [key, [...votes].reduce((best, vote) => (vote[1] > best[1] ? vote : best))[0]]));
+  }
+
+  function drawRun(run, table, width, usual, open) {
+    const setup = data.setups[run.setup];
+    const scenario = scenarioOf(run);
+    const environment = data.environments[run.environment];
+    const [up, down, upOnce, downOnce] = run.bytes;
+    const own = setup.settings.filter(([key, value]) =>
+      data.keys[key].startsWith("hyper.") || usual.get(key) !== value);
+    const pair = ([key, value]) => h("li", {}, h("code", {}, `${data.keys[key]}=${data.values[value]}`));
+    const series = data.splits.map((split, n) => {
+      const points = curve(run, split, state.metric);
+      return {name: split, colour: n, points, mark: chosenPoint(run, points)};
+    }).filter((one) => one.points.length);
+    const metric = state.metric === "loss" ? "loss" : "accuracy in %";
+    const drops = run.drops.map(([round, client, tensor]) => `round ${round}: ${client} (${tensor})`);
+    const body = () => [
+      facts([
+        ["method", `${setup.method}, version ${setup.version}`],
+        ["scenario", `${scenario.name}: ${scenarioText(scenario)}`],
+        ["seed", run.seed],
+        ["rounds", `${run.rounds}${run.skipped ? `, ${run.skipped} of them skipped` : ", none skipped"}`],
+        ["chosen round", state.metric === "cost" ? null : `${chosen(run) ?? "none"} (rule ${state.rule})`],
+        ["clients", run.clients],
+        ["dropped clients", run.dropped ? `${run.dropped}: ${drops.join(", ")}${run.dropped > drops.length ? ", …" : ""}` : "none"],
+        ["bytes up", `${megabytes(up)} a round${upOnce ? `, ${megabytes(upOnce)} before round 1` : ""}`],
+        ["bytes down", `${megabytes(down)} a round${downOnce ? `, ${megabytes(downOnce)} before round 1` : ""}`],
+        ["took", seconds(run.seconds)],
+        ["peak memory", typeof run.memory === "number" ? `${run.memory.toFixed(0)} MiB` : null],
+        ["started", run.started],
+        ["run key", h("code", {}, run.key)],
+        ["images", h("code", {}, setup.images)],
+        ...Object.entries(environment).map(([name, value]) => [name, name === "commit" ? h("code", {}, value) : value]),
+      ]),
+      h("h4", {}, "Repeat it"),
+      h("pre", {class: "command", tabindex: "0"}, h("code", {}, `${setup.command} --scenario ${scenario.flag} --seeds ${run.seed}`)),
+      setup.command.includes("=FILE") || setup.command.includes("[FILE")
+        ? h("p", {}, "FILE stands for a file's path; the settings below have the beginning of its SHA-256.") : null,
+      chart(series, `${metric}, by split; the ring is the chosen round`, width - 26),
+      h("h4", {}, "Seconds"),
+      simpleTable(["phase", "a round", "before round 1"],
+        run.phases.map(([name, round, once]) => [name, seconds(round), seconds(once)]), "Seconds by phase"),
+      h("h4", {}, "Settings of its own"),
+      own.length ? h("ul", {class: "settings"}, own.map(pair)) : h("p", {}, "None: all are those of most runs here."),
+      h("details", {}, h("summary", {}, `All ${setup.settings.length} settings`),
+        h("ul", {class: "settings"}, setup.settings.map(pair))),
+    ].filter(Boolean);
+    const details = h("details", {class: "run"},
+      h("summary", {}, `${scenario.name}, seed ${run.seed}`, " ", h("code", {}, run.key)));
+    const fill = () => { if (details.children.length === 1) details.append(...body()); };
+    details.addEventListener("toggle", () => { if (details.open) fill(); });
+    if (open) { fill(); details.open = true; }
+    return details;
+  }
+
+  function parsed(text) {
+    try {
+      const value = JSON.parse(text);
+      return Array.isArray(value) ? value : [];
+    } catch {
+      return [];
+    }
+  }
+
+  function drawDialog() {
+    const [name, label, head] = parsed(state.cell);
+    const table = data.tables.find((one) => one.name === name);
+    const n = table ? table.rows.findIndex((row) => row.label === label) : -1;
+    const view = table && viewOf(table);
+    const part = view && splitOf(view);
+    const c = part ? part.columns.findIndex((column) => columnName(column) === head) : -1;
+    if (n < 0 || c < 0) return false;
+    const [column, cell] = [part.columns[c], part.cells[n][c]];
+    const mine = table.rows[n].runs.map((place) => runs[place])
+      .filter((run) => !column[2] || scenarioOf(run).name === column[2]);
+    const costs = state.metric === "cost";
+    const metric = state.metric === "loss" ? "loss" : "accuracy in %";
+    const where = costs ? column[0] : `${column[0]}, ${state.split}`;
+    document.getElementById("dialog-head").textContent = `${label}: ${where}`;
+    const body = document.getElementById("dialog-body");
+    const width = Math.min(800, Math.max(260, window.innerWidth - 56));
+    const fill = table.fills.find(([row, place]) => row === n && place === column[3] && !costs);
+    const shown = [h("p", {class: "number"}, h("b", {}, shownText(cell)),
+      ` ${costs ? "" : metric} on ${table.dataset}, ${table.protocol}, recipe ${table.recipe}`,
+      table.frame ? `, ${table.frame}` : "", costs ? "" : `; rule ${state.rule}`)];
+    if (cell[3]) shown.push(h("p", {}, `Published: ${cell[3]} (${data.strings[cell[4]]})${cell[5] ? `; ours minus published: ${cell[5].replace("-", "−")}` : ""}. ` +
+      "Papers have settings of their own, which may not be those of this recipe."));
+    for (const note of cell[2] ?? []) shown.push(h("p", {}, `${data.strings[view.footnotes[note]]}.`));
+    if (!mine.length) {
+      shown.push(h("p", {}, "There is no run yet."));
+      if (fill) shown.push(h("p", {}, "This would make it:"), h("pre", {class: "command", tabindex: "0"}, h("code", {}, data.strings[fill[2]])));
+    } else {
+      if (!costs) {
+        const scenarios = unique(mine.map((run) => scenarioOf(run).name));
+        const several = scenarios.length > 1;
+        const seeds = [...new Set(mine.map((run) => run.seed))];
+        shown.push(chart(mine.map((run) => {
+          const points = curve(run, state.split, state.metric);
+          const colour = several ? scenarios.indexOf(scenarioOf(run).name) : seeds.indexOf(run.seed);
+          return {name: several ? scenarioOf(run).name : `seed ${run.seed}`, colour, points, mark: chosenPoint(run, points)};
+        }), `${metric} on ${state.split}; the ring is the chosen round`, width));
+      }
+      const value = (run) => {
+        const found = costs ? null : chosenPoint(run, curve(run, state.split, state.metric));
+        return found ? found[1].toFixed(state.metric === "loss" ? 3 : 2) : DASH;
+      };
+      shown.push(h("h3", {}, count(mine.length, "run")), simpleTable(
+        ["scenario", "seed", ...(costs ? [] : [metric.split(" ")[0], "round"]), "up / round", "down / round", "took", "dropped", "skipped", "commit"],
+        mine.map((run) => [scenarioOf(run).name, String(run.seed),
+          ...(costs ? [] : [value(run), String(chosen(run) ?? DASH)]),
+          megabytes(run.bytes[0]), megabytes(run.bytes[1]), seconds(run.seconds), String(run.dropped),
+          String(run.skipped), h("code", {}, data.environments[run.environment].commit ?? DASH)]),
+        "Runs of this number"));
+      const usual = settingsOf(table);
+      shown.push(...mine.map((run) => drawRun(run, table, width, usual, mine.length === 1)));
+    }
+    body.replaceChildren(...shown);
+    return true;
+  }
+
+  function syncDialog() {
+    const wanted = state.cell !== "" && drawDialog();
+    if (wanted && !dialog.open) {
+      dialog.showModal();
+      dialog.scrollTop = 0;
+    }
+    if (!wanted && dialog.open) dialog.close();
+  }
+
+  dialog.addEventListener("close", () => {
+    const cell = state.cell;
+    if (cell) change({cell: ""});
+    [...document.querySelectorAll("button.cell")].find((button) => button.dataset.cell === cell)?.focus();
+  });
+  dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
+  document.getElementById("close").addEventListener("click", () => dialog.close());
+
+  // -------------------------------------------------------------------------------- start
+
+  function draw() {
+    showFilters();
+    drawTables();
+    syncDialog();
+  }
+
+  fillFilters();
+  const follow = () => {
+    if (location.hash === "#tables") return;
+    readHash();
+    draw();
+  };
+  window.addEventListener("popstate", follow);
+  window.addEventListener("hashchange", follow);
+  readHash();
+  draw();
+})();

@@ -1,0 +1,123 @@
+"""``feddg-bench report`` as a user meets it."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from feddg_bench import cli
+
+fabricate = SimpleNamespace(
+    **runpy.run_path(str(Path(__file__).parents[1] / "fabricate_records.py"))
+)
+
+Run = Callable[..., SimpleNamespace]
+
+
+@pytest.fixture
+def feddg(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Run:
+    """Return the command, run in this process in a folder with 40 runs in ``results``."""
+    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+    fabricate.population(tmp_path / "results", 40, rounds=2)
+
+    def run(*arguments: object) -> SimpleNamespace:
+        monkeypatch.setattr(sys, "argv", ["feddg-bench", "report", *map(str, arguments)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        captured = capsys.readouterr()
+        return SimpleNamespace(code=code, out=captured.out, err=captured.err)
+
+    return run
+
+
+def test_default_file_filter_and_figures(feddg: Run, tmp_path: Path) -> None:
+    (tmp_path / "results" / "figures").mkdir()
+    (tmp_path / "results" / "figures" / "one.png").write_bytes(b"png")
+    (tmp_path / "results" / "figures" / "two.png").write_bytes(bytes(2_000_000))
+    done = feddg()
+    assert done.code == 0, done.err
+    assert "40 runs, 3 tables, 1 figures; written to results/report.html (0." in done.out
+    assert "left out, the page would grow too large: two.png" in done.out
+    first = (tmp_path / "results" / "report.html").read_bytes()
+    assert feddg("--out", "again.html").code == 0
+    assert (tmp_path / "again.html").read_bytes() == first
+    done = feddg("--filter", "dataset=pacs", "--filter", "method=moon,ccst", "--no-figures")
+    assert "4 runs, 1 tables, 0 figures" in done.out
+    assert (tmp_path / "results" / "report.html").read_bytes() != first
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--filter", "method=fedavgg"), ("none of the 40 runs", "fedavgg", "fedprox")),
+        (("--filter", "lr=1"), ("unknown filter 'lr'", "train.lr")),
+        (("--filter", "method"), ("KEY=VALUE",)),
+        (("--results", "nowhere"), ("nowhere", "--results")),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    feddg: Run, arguments: tuple[str, ...], words: tuple[str, ...], tmp_path: Path
+) -> None:
+    done = feddg(*arguments)
+    assert (done.code, done.out) == (2, "")
+    (line,) = done.err.strip().splitlines()
+    assert line.startswith("feddg-bench: error: ")
+    for word in words:
+        assert word in line
+    assert not (tmp_path / "results" / "report.html").exists()
+
+
+def test_a_record_cut_short_loses_no_older_report(feddg: Run, tmp_path: Path) -> None:
+    assert feddg().code == 0
+    before = (tmp_path / "results" / "report.html").read_bytes()
+    path = sorted((tmp_path / "results" / "runs").glob("*.json"))[0]
+    path.write_bytes(path.read_bytes()[:-20])
+    done = feddg()
+    assert done.code == 2
+    assert path.name in done.err
+    assert (tmp_path / "results" / "report.html").read_bytes() == before
+
+
+def test_torch_is_not_imported(tmp_path: Path) -> None:
+    fabricate.population(tmp_path, 4, rounds=2)
+    script = (
+        "import sys; from pathlib import Path; from feddg_bench.cli_report import report_command; "
+        f"report_command(Path({str(tmp_path)!r})); "
+        "assert not {'torch', 'lightning', 'pandas', 'sklearn'} & set(sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_wheel_holds_the_page(tmp_path: Path) -> None:
+    pytest.importorskip("hatchling", reason="needs hatchling")
+    import zipfile
+
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    found = {Path(name).name for name in names if re.match(r"feddg_bench/report/page/", name)}
+    assert found == {"page.html", "page.css", "page.js"}

@@ -1,0 +1,432 @@
+"""The report in headless Chromium: it opens, sorts, filters, shows runs, and asks for nothing."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import runpy
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
+
+fabricate = SimpleNamespace(
+    **runpy.run_path(str(Path(__file__).parents[1] / "fabricate_records.py"))
+)
+HOSTILE = "</script><script>window.hit=1</script><img src=http://e.invalid/ onerror='window.hit=2'>"
+PHONE = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
+
+
+def first_of(*names: str) -> str | None:
+    return next((path for name in names if (path := shutil.which(name))), None)
+
+
+def feddg(*arguments: object) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "feddg_bench", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder: two data sets, two protocols, five methods, two seeds, one hostile run."""
+    root = tmp_path_factory.mktemp("report")
+    fabricate.population(root, 80, rounds=5)
+    drop = {"dropped": [{"client": "client_001", "tensor": "head"}], "skipped": True}
+    lonely = fabricate.record(
+        HOSTILE,
+        "folder",
+        scenario=HOSTILE,
+        domains=((HOSTILE, "ink"), HOSTILE, "poster"),
+        recipe="mine",
+        entries={2: drop},
+    )
+    fabricate.save(root, lonely)
+    (root / "figures").mkdir()
+    picture = Path(__file__).parents[2] / "results" / "figures" / "digits4.png"
+    shutil.copy(picture, root / "figures")
+    return root
+
+
+@pytest.fixture(scope="module")
+def page(results: Path) -> Path:
+    said = feddg("report", "--results", results)
+    assert "81 runs, 4 tables, 1 figures" in said
+    return results / "report.html"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    chromium = first_of("chromium", "chromium-browser", "google-chrome")
+    driver = first_of("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("needs Chromium and chromedriver (Debian: chromium and chromium-driver)")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for argument in ("--headless=new", "--disable-dev-shm-usage", "--window-size=1280,900"):
+        options.add_argument(argument)
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        options.add_argument("--no-sandbox")  # Chromium refuses to start as root with it
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield found
+    found.quit()
+
+
+class Report:
+    """The page opened anew, with what tests ask of it."""
+
+    def __init__(self, browser: Any, page: Path, view: str = "") -> None:
+        self.browser = browser
+        for kind in ("browser", "performance"):
+            browser.get_log(kind)
+        browser.get("about:blank")
+        browser.get(f"{page.as_uri()}{view}")
+
+    def js(self, script: str, *arguments: Any) -> Any:
+        return self.browser.execute_script(script, *arguments)
+
+    def choose(self, name: str, value: str) -> None:
+        self.js(
+            "const e = document.querySelector(`[name=${arguments[0]}]`); e.value = arguments[1];"
+            "e.dispatchEvent(new Event('input', {bubbles: true}))",
+            name,
+            value,
+        )
+
+    def until(self, script: str) -> None:
+        """Wait until a script returns true: a dialog tells of its closing a moment later."""
+        WebDriverWait(self.browser, 10).until(lambda _: self.js(script))
+
+    def tables(self) -> list[str]:
+        found: list[str] = self.js(
+            "return [...document.querySelectorAll('h2')].map(e => e.innerText)"
+        )
+        return [text for text in found if " · " in text]
+
+    def column(self, table: str, number: int) -> list[str]:
+        """Return the texts of a column from top to bottom; 0 is the methods."""
+        return self.js(
+            "return [...document.querySelectorAll(`[data-table='${arguments[0]}'] tbody tr`)]"
+            ".map(r => (r.children[arguments[1]].querySelector('button') ?? r.children[0])"
+            ".innerText)",
+            table,
+            number,
+        )
+
+    def heads(self, table: str) -> list[str]:
+        return self.js(
+            "return [...document.querySelectorAll(`[data-table='${arguments[0]}'] .sort`)]"
+            ".map(e => e.dataset.sort)",
+            table,
+        )
+
+    def sort(self, table: str, name: str) -> str:
+        """Click a head, and return what it then says of its order."""
+        find = f"[data-table='{table}'] [data-sort='{name}']"
+        self.js("document.querySelector(arguments[0]).click()", find)
+        return self.js("return document.querySelector(arguments[0]).closest('th').ariaSort", find)
+
+    def open(self, table: str, row: str, column: str) -> str:
+        """Click a cell, and return what the dialog says."""
+        self.js(
+            "const key = JSON.stringify([...arguments]);"
+            "[...document.querySelectorAll('.cell')].find(e => e.dataset.cell === key).click()",
+            table,
+            row,
+            column,
+        )
+        assert self.js("return document.getElementById('dialog').open")
+        return self.js("return document.getElementById('dialog').innerText")
+
+    def complaints(self) -> list[str]:
+        return [entry["message"] for entry in self.browser.get_log("browser")]
+
+    def requests(self) -> set[str]:
+        messages = [
+            json.loads(e["message"])["message"] for e in self.browser.get_log("performance")
+        ]
+        urls = {
+            message["params"]["request"]["url"]
+            for message in messages
+            if message["method"] == "Network.requestWillBeSent"
+        }
+        return {url for url in urls if not url.startswith("data:")}
+
+
+@pytest.fixture
+def report(browser: Any, page: Path) -> Iterator[Report]:
+    opened = Report(browser, page)
+    yield opened
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    assert opened.complaints() == []
+    assert opened.requests() <= {page.as_uri()}
+    assert opened.js("return window.hit") is None
+
+
+LTDO = "digits4-ltdo-quick"
+
+
+def numbers(texts: list[str]) -> list[float]:
+    return [float(text.split(" ")[0]) for text in texts]
+
+
+def test_it_opens_with_the_numbers_of_the_tables(
+    report: Report, results: Path, tmp_path: Path
+) -> None:
+    assert report.tables()[:3] == [
+        "digits4 · lodo · quick",
+        "digits4 · ltdo · quick",
+        "folder · ltdo · mine",
+    ]
+    assert report.heads(LTDO)[0] == "method"
+    assert report.heads(LTDO)[-2:] == ["mean", "worst"]
+    feddg("tables", "generic", "--results", results, "--out", tmp_path, "--format", "csv")
+    with (tmp_path / f"{LTDO}.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["group"] == "test"]
+    for name in ("mean", "worst"):
+        shown = dict(
+            zip(
+                report.column(LTDO, 0),
+                report.column(LTDO, report.heads(LTDO).index(name)),
+                strict=True,
+            )
+        )
+        assert shown == {row["row"]: row["text"] for row in rows if row["column"] == name}
+        assert len(shown) == 5
+    picture = "return document.querySelector('#figures img').naturalWidth"
+    assert report.js(picture) > 0
+
+
+def test_sorting_by_every_column_in_both_directions(report: Report) -> None:
+    for number, name in enumerate(report.heads(LTDO)):
+        orders = {}
+        for _ in range(2):
+            direction = report.sort(LTDO, name)
+            texts = report.column(LTDO, number)
+            values = texts if name == "method" else numbers(texts)
+            assert values == sorted(values, reverse=direction == "descending")
+            orders[direction] = report.column(LTDO, 0)
+        assert set(orders) == {"ascending", "descending"}
+        assert orders["ascending"] != orders["descending"]
+        marked = "return document.querySelectorAll(\"[data-table='%s'] th[aria-sort$=ing]\").length"
+        assert report.js(marked % LTDO) == 1
+
+
+def test_sorting_by_keyboard(report: Report) -> None:
+    head = f"[data-table='{LTDO}'] [data-sort=worst]"
+    report.js("document.querySelector(arguments[0]).focus()", head)
+    before = report.column(LTDO, 0)
+    for _ in range(2):  # the page is drawn anew, and the head keeps the focus
+        report.browser.switch_to.active_element.send_keys(Keys.ENTER)
+    assert report.js("return document.activeElement.dataset.sort") == "worst"
+    direction = "return document.activeElement.closest('th').ariaSort"
+    assert report.js(direction) == "ascending"
+    assert report.column(LTDO, 0) != before
+
+
+def test_filters_and_the_address_that_keeps_them(report: Report, page: Path) -> None:
+    report.choose("dataset", "digits4")
+    assert report.tables() == ["digits4 · lodo · quick", "digits4 · ltdo · quick"]
+    report.choose("protocol", "ltdo")
+    assert report.tables() == ["digits4 · ltdo · quick"]
+    report.choose("recipe", "mine")
+    assert report.tables() == []
+    assert "No table fits" in report.js("return document.getElementById('status').innerText")
+    report.choose("recipe", "")
+    last = report.column(LTDO, 1)
+    report.choose("rule", "best_by_val")
+    assert report.column(LTDO, 1) != last
+    report.choose("split", "id_test")
+    report.choose("metric", "loss")
+    report.choose("q", "fed, moon")
+    assert sorted(report.column(LTDO, 0)) == ["fedavg", "fedprox", "moon"]
+    report.sort(LTDO, "mean")
+    shown = [report.column(LTDO, number) for number in range(7)]
+    view = report.js("return location.hash")
+    again = Report(report.browser, page, view)
+    assert [again.column(LTDO, number) for number in range(7)] == shown
+    assert again.js("return document.querySelector('[name=rule]').value") == "best_by_val"
+    again.js("document.querySelector('[type=reset]').click()")
+    assert len(again.tables()) == 4
+    assert again.js("return location.hash") == ""
+
+
+def test_the_oracle_is_no_default_and_carries_a_warning(report: Report) -> None:
+    warning = "return document.querySelector('#rule').className"
+    assert report.js(warning) == ""
+    report.choose("rule", "oracle")
+    assert report.js(warning) == "warning"
+    assert "ORACLE" in report.js("return document.querySelector('#rule').innerText")
+
+
+def test_published_numbers_can_be_switched(report: Report) -> None:
+    shown = "return [...document.querySelectorAll('td .published')].map(e => e.innerText)"
+    texts = report.js(shown)
+    assert any("93.05" in text for text in texts)
+    assert all("paper" in text and "(" in text for text in texts)
+    report.js("document.querySelector('[name=published]').click()")
+    assert report.js(shown) == []
+
+
+def test_a_cell_opens_its_runs(report: Report, results: Path, page: Path) -> None:
+    said = report.open(LTDO, "pardon", "ip-o-c")
+    records = [json.loads(path.read_bytes()) for path in (results / "runs").iterdir()]
+    mine = [
+        record
+        for record in records
+        if (record["method"], record["dataset"]) == ("pardon", "digits4")
+        and record["scenario"]["name"] == "ip-o-c"
+    ]
+    assert len(mine) == 2
+    for record in mine:
+        accuracy = record["rounds"][-1]["evaluation"]["test"]["chalk"]["accuracy"]
+        assert f"{100 * accuracy:.2f}" in said
+        assert record["key"] in said
+    assert "0123456789ab" in said  # the commit
+    assert "2.00 MB" in said
+    lines = (
+        "return [...document.querySelectorAll('#dialog-body > figure polyline')]"
+        ".map(e => e.points.length)"
+    )
+    assert report.js(lines) == [5, 5]
+    report.js("document.querySelectorAll('details.run summary').forEach(e => e.click())")
+    said = report.js("return document.getElementById('dialog').innerText")
+    for seed in (0, 1):
+        assert f"--scenario ip-o-c --seeds {seed}" in said
+    for words in (
+        "train.lr=0.001",
+        "aggregation",
+        "0.250 s",
+        "1.500 s",
+        "torch 2.15.0",
+        "1000 MiB",
+    ):
+        assert words in said
+    view = report.js("return location.hash")
+    report.js("document.getElementById('close').click()")
+    assert not report.js("return document.getElementById('dialog').open")
+    report.until("return document.activeElement.className === 'cell'")
+    assert report.js("return location.hash") == ""
+    linked = Report(report.browser, page, view)
+    assert linked.js("return document.querySelector('#dialog[open] h2').innerText").startswith(
+        "pardon"
+    )
+
+
+def test_escape_and_back_close_the_dialog(report: Report) -> None:
+    closed = "return !document.getElementById('dialog').open && !location.hash"
+    said = report.open(LTDO, "fedavg", "mean")
+    assert "8 runs" in said
+    report.browser.switch_to.active_element.send_keys(Keys.ESCAPE)
+    report.until(closed)
+    report.open(LTDO, "fedavg", "worst")
+    report.browser.back()
+    report.until(closed)
+
+
+def test_costs_and_loss_open_too(report: Report) -> None:
+    report.choose("metric", "cost")
+    assert report.heads(LTDO)[1:3] == ["MB up a round", "MB down a round"]
+    assert "8 runs" in report.open(LTDO, "moon", "MB up a round")
+    report.js("document.querySelector('details.run summary').click()")
+    assert report.js("return document.querySelectorAll('details.run polyline').length") == 4
+    report.js("document.getElementById('close').click()")
+    report.until("return !location.hash.includes('cell')")
+    report.choose("metric", "loss")
+    assert "loss" in report.open(LTDO, "moon", "mean")
+
+
+def test_hostile_text_is_shown_as_text(report: Report) -> None:
+    assert HOSTILE in report.column("folder-ltdo-mine", 0)
+    said = report.open("folder-ltdo-mine", HOSTILE, HOSTILE)
+    assert HOSTILE in said
+    assert "client_001 (head)" in said
+    assert "1 of them skipped" in said
+    assert report.js("return document.querySelectorAll('img').length") == 1
+
+
+def test_the_policy_stops_what_would_slip_in(browser: Any, page: Path) -> None:
+    opened = Report(browser, page)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        outside = f"http://127.0.0.1:{server.getsockname()[1]}/"
+        opened.js(
+            "const script = document.createElement('script');"
+            "script.textContent = 'window.hit = 1';"
+            "const image = document.createElement('img'); image.src = arguments[0];"
+            "document.body.append(script, image)",
+            outside,
+        )
+        ask = "return fetch(arguments[0]).then(() => 'sent', () => 'refused')"
+        assert opened.js(ask, outside) == "refused"
+        server.settimeout(0.5)
+        with pytest.raises(TimeoutError):  # nobody called
+            server.accept()
+    assert opened.js("return window.hit") is None
+    assert sum("Content Security Policy" in said for said in opened.complaints()) >= 3
+
+
+def test_a_phone_scrolls_tables_inside_the_page(report: Report) -> None:
+    report.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
+    width = "return [document.documentElement.scrollWidth, document.body.scrollWidth, innerWidth]"
+    assert report.js(width) == [360, 360, 360]
+    box = f"document.querySelector(\"[data-table='{LTDO}']\").parentElement"
+    assert report.js(f"return {box}.scrollWidth > {box}.clientWidth")
+    first = f"{box}.querySelector('tbody th').getBoundingClientRect().left"
+    before = report.js(f"return {first}")
+    report.js(f"{box}.scrollLeft = 120")
+    assert report.js(f"return {first}") == before  # the methods stay in sight
+    report.open(LTDO, "fedavg", "mean")
+    report.js("document.querySelectorAll('details.run summary').forEach(e => e.click())")
+    assert report.js(
+        "const d = document.getElementById('dialog'); return d.scrollWidth <= d.clientWidth"
+    )
+    assert report.js(width) == [360, 360, 360]
+
+
+def test_dark_and_light_are_readable(report: Report) -> None:
+    """Text has a contrast of at least 4.5 with what is behind it (WCAG AA)."""
+    measure = """
+    const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+    const light = (text) => {
+      const [r, g, b] = parse(text).slice(0, 3).map((v) => v / 255)
+        .map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+      return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const behind = (e) => {
+      for (; e; e = e.parentElement) {
+        const colour = getComputedStyle(e).backgroundColor;
+        if (parse(colour)[3] !== 0) return colour;
+      }
+      return 'rgb(255, 255, 255)';
+    };
+    const texts = 'p, h1, h2, th, td, small, b, .published, label, li, button';
+    return [...document.querySelectorAll(texts)]
+      .filter((e) => e.offsetParent && e.innerText).map((e) => {
+        const [a, b] = [light(getComputedStyle(e).color), light(behind(e))].sort((x, y) => y - x);
+        return (a + 0.05) / (b + 0.05);
+      });
+    """
+    for scheme in ("light", "dark"):
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        report.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        found = report.js(measure)
+        assert len(found) > 100
+        assert min(found) >= 4.5

@@ -1,0 +1,177 @@
+"""Run records with made-up numbers, in the form in which the suite writes them.
+
+``python tests/fabricate_records.py DIR COUNT [ROUNDS]`` fills a results folder; `record` and
+`save` are the same for tests.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from feddg_bench.results import ResultsStore, RunRecord, ScenarioRecord
+from feddg_bench.settings import RunSettings, run_key
+
+SCENARIOS = {
+    ("digits4", "ltdo"): {
+        "ip-o-c": (("ink", "poster"), "outline", "chalk"),
+        "oc-i-p": (("outline", "chalk"), "ink", "poster"),
+        "ic-p-o": (("ink", "chalk"), "poster", "outline"),
+        "po-c-i": (("poster", "outline"), "chalk", "ink"),
+    },
+    ("digits4", "lodo"): {
+        "ipo-c": (("ink", "poster", "outline"), None, "chalk"),
+        "ioc-p": (("ink", "outline", "chalk"), None, "poster"),
+    },
+    ("pacs", "ltdo"): {
+        "cs-a-p": (("cartoon", "sketch"), "art_painting", "photo"),
+        "ps-c-a": (("photo", "sketch"), "cartoon", "art_painting"),
+    },
+}
+IMAGES = 449
+METHODS = ("fedavg", "pardon", "fedprox", "ccst", "moon")
+
+
+def record(
+    method: str = "fedavg",
+    dataset: str = "digits4",
+    protocol: str = "ltdo",
+    scenario: str = "ip-o-c",
+    seed: int = 0,
+    *,
+    rounds: int = 4,
+    every: int = 1,
+    domains: tuple[tuple[str, ...], str | None, str] | None = None,
+    recipe: str = "quick",
+    better: bool = False,
+    settings: dict[str, Any] | None = None,
+    entries: dict[int, dict[str, Any]] | None = None,
+    environment: dict[str, Any] | None = None,
+) -> RunRecord:
+    """Return a record whose accuracies rise, by chance that its names and seed settle.
+
+    Args:
+        method: Any text.
+        dataset: Any text, if `domains` is given.
+        protocol: As recorded.
+        scenario: Of `SCENARIOS`, if `domains` is not given.
+        seed: Seed.
+        rounds: Rounds.
+        every: Evaluate after every n-th.
+        domains: Training domains, validation domain, test domain.
+        recipe: Name of the recipe.
+        better: Every accuracy is above what others have.
+        settings: Sections of settings that are not the defaults.
+        entries: Round -> keys of its entry to replace.
+        environment: Instead of a usual one.
+    """
+    train, val, test = domains or SCENARIOS[dataset, protocol][scenario]
+    names = {"method": method, "dataset": dataset, "protocol": protocol, "scenario": scenario}
+    canonical = RunSettings(**names, seed=seed, **(settings or {})).model_dump(mode="json")
+    key = run_key(canonical, 1)
+    rng = np.random.default_rng([int(key[:8], 16), seed])
+    held = {"id_val": train, "id_test": train, "val": (val,) if val else (), "test": (test,)}
+    listed = []
+    for number in range(1, rounds + 1):
+        evaluation = {}
+        for split, names_ in held.items():
+            if names_:
+                evaluation[split] = {
+                    domain: {
+                        "accuracy": _hits(rng, number / rounds, better=better) / IMAGES,
+                        "loss": float(rng.random()),
+                        "images": IMAGES,
+                    }
+                    for domain in names_
+                }
+        entry = {
+            "round": number,
+            "cohort": ["client_000", "client_001"],
+            "skipped": False,
+            "train": {"loss": float(rng.random())},
+            "evaluation": evaluation if number % every == 0 or number == rounds else None,
+            "bytes": {"up": 2_000_000, "down": 1_000_000},
+            "dropped": [],
+            "seconds": {"training": 3.0, "aggregation": 0.25, "communication": 0.01},
+        }
+        listed.append(entry | (entries or {}).get(number, {}))
+    return RunRecord(
+        key=key,
+        method=method,
+        method_version=1,
+        dataset=dataset,
+        protocol=protocol,
+        scenario=ScenarioRecord(name=scenario, train=train, val=val, test=test),
+        seed=seed,
+        recipe=recipe,
+        settings=canonical,
+        data={"fingerprint": "f" * 32, "images": {}},
+        partition={"hash": "p", "clients": 20, "sizes": [1, 1, 1]},
+        once={
+            "bytes": {"up": 5000, "down": 0},
+            "dropped": [],
+            "seconds": {"training": 1.5, "aggregation": 0.5},
+        },
+        rounds=listed,
+        environment=environment
+        or {
+            "versions": {"python": "3.11.7", "torch": "2.15.0"},
+            "system": "Linux x86_64",
+            "device": "cpu",
+            "threads": 1,
+            "workers": 2,
+            "commit": "0123456789ab",
+        },
+        time={
+            "started": "2026-01-01T00:00:00+00:00",
+            "finished": "2026-01-01T00:01:00+00:00",
+            "seconds": 60.5,
+            "peak_memory_mib": 1000.25,
+        },
+    )
+
+
+def _hits(rng: np.random.Generator, done: float, *, better: bool) -> int:
+    low, high = (IMAGES - 20, IMAGES) if better else (100 + int(250 * done), IMAGES - 20)
+    return int(rng.integers(low, high))
+
+
+def save(root: Path, *records: RunRecord) -> None:
+    """Write records into a results folder."""
+    store = ResultsStore(root)
+    for one in records:
+        store.save(one)
+
+
+def population(root: Path, count: int, rounds: int = 50) -> None:
+    """Write many records: of methods, data sets, protocols, scenarios and seeds.
+
+    Every 200 a learning rate more (five of them), then heterogeneities.
+    """
+    where = [(d, p, s) for (d, p), scenarios in SCENARIOS.items() for s in scenarios]
+    cells = [(seed, method, *place) for seed in range(5) for method in METHODS for place in where]
+    for number in range(count):
+        seed, method, dataset, protocol, scenario = cells[number % len(cells)]
+        sweep = number // len(cells)
+        one = record(
+            method,
+            dataset,
+            protocol,
+            scenario,
+            seed,
+            rounds=rounds,
+            every=max(1, rounds // 5),
+            better=method == "pardon",
+            settings={
+                "train": {"lr": (sweep % 5 + 1) / 1000},
+                "partition": {"heterogeneity": 0.1 * (sweep // 5 % 10 + 1)},
+            },
+        )
+        save(root, one)
+
+
+if __name__ == "__main__":
+    population(Path(sys.argv[1]), int(sys.argv[2]), *map(int, sys.argv[3:]))

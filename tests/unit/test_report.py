@@ -1,0 +1,455 @@
+"""The report's data and page: numbers, escaping, sameness, policy."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import json
+import math
+import re
+import runpy
+import shlex
+import statistics
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from feddg_bench.errors import DataError, SettingsError
+from feddg_bench.report.gather import gather, read_filter
+from feddg_bench.report.page import embedded, figures, render
+from feddg_bench.report.pool import Pool
+from feddg_bench.report.runs import POINTS
+from feddg_bench.results import ResultsStore
+from feddg_bench.tables.build import build
+from feddg_bench.tables.entries import DASH
+from feddg_bench.tables.generic import generic_tables
+from feddg_bench.tables.records import read_runs
+from feddg_bench.tables.rules import RULES
+from feddg_bench.tables.writers import csv_text
+
+fabricate = SimpleNamespace(
+    **runpy.run_path(str(Path(__file__).parents[1] / "fabricate_records.py"))
+)
+record, save = fabricate.record, fabricate.save
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\u2028"
+
+
+def data_of(root: Path, **where: Any) -> dict[str, Any]:
+    return gather(read_runs(root), {key: [value] for key, value in where.items()})
+
+
+def runs_of(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    named = [dict(zip(data["fields"], run, strict=True)) for run in data["runs"]]
+    return {run["key"]: run for run in named}
+
+
+def cells(table: dict[str, Any], metric: str, rule: str | None, split: str) -> dict[str, Any]:
+    """Return the cells of a view by row and column: scenario, mean or worst."""
+    (view,) = [v for v in table["views"] if (v["metric"], v["rule"]) == (metric, rule)]
+    (part,) = [p for p in view["splits"] if p["split"] == split]
+    found = {}
+    for row, line in zip(table["rows"], part["cells"], strict=True):
+        for (head, kind, scenario, _), cell in zip(part["columns"], line, strict=True):
+            found[row["label"], (scenario or head) if kind == "measured" else kind] = cell
+    return found
+
+
+def expected(root: Path, split: str, metric: str, rule: str) -> dict[tuple[str, str], list[float]]:
+    """Return from the files alone each method's numbers by scenario, over seeds."""
+    found: dict[tuple[str, str], list[float]] = {}
+    records = sorted(ResultsStore(root), key=lambda one: one.seed)
+    for one in records:
+        evaluations = [entry["evaluation"] for entry in one.rounds if entry["evaluation"]]
+
+        def mean(evaluation: dict[str, Any], part: str, name: str) -> float:
+            return statistics.fmean(domain[name] for domain in evaluation[part].values())
+
+        looks_at = {"best_by_val": "val", "best_by_id_val": "id_val", "oracle": "test"}
+        if rule == "last":
+            chosen = evaluations[-1]
+        else:
+            chosen = max(evaluations, key=lambda e: mean(e, looks_at[rule], "accuracy"))
+        scale = 100 if metric == "accuracy" else 1
+        value = scale * mean(chosen, split, metric)
+        found.setdefault((one.method, one.scenario.name), []).append(value)
+    return found
+
+
+@pytest.fixture
+def ltdo(tmp_path: Path) -> Path:
+    """Return a folder with two methods, two scenarios, three seeds."""
+    for method in ("fedavg", "pardon"):
+        for scenario in ("ip-o-c", "oc-i-p"):
+            save(tmp_path, *(record(method, scenario=scenario, seed=seed) for seed in range(3)))
+    return tmp_path
+
+
+# ------------------------------------------------------------------------------ numbers
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("split", ["test", "val", "id_test", "id_val"])
+@pytest.mark.parametrize(("metric", "digits"), [("accuracy", 2), ("loss", 3)])
+def test_cells_are_means_over_seeds_of_the_records(
+    ltdo: Path, rule: str, split: str, metric: str, digits: int
+) -> None:
+    (table,) = data_of(ltdo)["tables"]
+    shown = cells(table, metric, rule, split)
+    wanted = expected(ltdo, split, metric, rule)
+    assert len(wanted) == 4
+    for (method, scenario), values in wanted.items():
+        mean, std = statistics.fmean(values), statistics.stdev(values)
+        assert shown[method, scenario][0] == f"{mean:.{digits}f} ± {std:.{digits}f}"
+    for method in ("fedavg", "pardon"):
+        seeds = list(zip(wanted[method, "ip-o-c"], wanted[method, "oc-i-p"], strict=True))
+        for name, pool in (("mean", statistics.fmean), ("worst", min)):
+            values = [pool(pair) for pair in seeds]
+            said = f"{statistics.fmean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}"
+            assert shown[method, name][0] == said
+
+
+def test_the_same_numbers_and_marks_as_the_tables(tmp_path: Path) -> None:
+    fabricate.population(tmp_path, 80, rounds=5)
+    data = data_of(tmp_path)
+    assert [t["name"] for t in data["tables"]] == [
+        "digits4-lodo-quick",
+        "digits4-ltdo-quick",
+        "pacs-ltdo-quick",
+    ]
+    compared = marked = beside = 0
+    for generic, table in zip(generic_tables(read_runs(tmp_path)), data["tables"], strict=True):
+        grid = build(generic.name, generic.description, generic.runs, any_paper=True)
+        for row in csv.DictReader(io.StringIO(csv_text(grid))):
+            if row["kind"] not in ("measured", "mean", "worst"):
+                continue
+            place = row["scenario"] or row["column"]
+            found = cells(table, "accuracy", "last", row["group"])[row["row"], place]
+            text, mark, _, published, _, gap = found + [None] * (6 - len(found))
+            assert text == row["text"]
+            assert {1: "best", 2: "second"}.get(mark, "") == row["mark"]
+            if row["published"]:
+                assert float(published) == pytest.approx(float(row["published"]), abs=0.0051)
+                assert float(gap) == pytest.approx(float(row["difference"]), abs=0.0101)
+            marked += bool(row["mark"])
+            beside += bool(row["published"])
+            compared += 1
+    assert compared > 40
+    assert marked > 0
+    assert beside > 0
+
+
+def test_costs(ltdo: Path) -> None:
+    (table,) = data_of(ltdo)["tables"]
+    found = cells(table, "cost", None, "cost")
+    zero = " ± 0.000"
+    assert found["fedavg", "MB up a round"][0] == "2.000" + zero
+    assert found["fedavg", "MB down a round"][0] == "1.000" + zero
+    assert found["fedavg", "s training a client"][0] == "1.500" + zero
+    assert found["fedavg", "s aggregation a round"][0] == "0.250" + zero
+    assert found["fedavg", "s before round 1"][0] == "2.000" + zero
+
+
+def test_published_numbers_stand_beside_ours(tmp_path: Path) -> None:
+    save(tmp_path, record("pardon", "pacs", scenario="cs-a-p"))
+    (table,) = data_of(tmp_path)["tables"]
+    text, *_, published, source, gap = cells(table, "accuracy", "last", "test")["pardon", "cs-a-p"]
+    assert published == "93.05"  # PARDON's paper, table 1
+    assert data_of(tmp_path)["strings"][source] == "pardon, table 1"
+    assert gap == f"{float(text) - 93.05:+.2f}"
+    for metric, split in (("loss", "test"), ("accuracy", "id_test")):
+        assert len(cells(table, metric, "last", split)["pardon", "cs-a-p"]) < 4
+
+
+def test_a_missing_cell_has_the_command_that_fills_it(tmp_path: Path) -> None:
+    save(tmp_path, record(), record(scenario="oc-i-p"), record("pardon"))
+    data = data_of(tmp_path)
+    (table,) = data["tables"]
+    assert cells(table, "accuracy", "last", "test")["pardon", "oc-i-p"][0] == DASH
+    said = {(row, data["strings"][text]) for row, _, text in table["fills"]}
+    assert len({text for row, text in said if row == 1}) == 1
+    assert all("--method pardon" in text and "--scenario oc-i-p" in text for row, text in said)
+
+
+def test_a_rule_that_cannot_choose_shows_nothing(tmp_path: Path) -> None:
+    save(tmp_path, record(protocol="lodo", scenario="ipo-c"))
+    data = data_of(tmp_path)
+    (table,) = data["tables"]
+    splits = {(v["metric"], v["rule"]): [p["split"] for p in v["splits"]] for v in table["views"]}
+    assert splits["accuracy", "best_by_val"] == []
+    assert splits["accuracy", "last"] == ["test", "id_test", "id_val"]
+    (run,) = runs_of(data).values()
+    assert run["chosen"][RULES.index("best_by_val")] is None
+
+
+# --------------------------------------------------------------------------------- runs
+
+
+def test_what_is_said_of_a_run(tmp_path: Path) -> None:
+    nan_loss = {"test": {"chalk": {"accuracy": 0.5, "loss": math.nan, "images": 10}}}
+    drop = {"client": "client_001", "tensor": "head.weight"}
+    entries = {
+        2: {"dropped": [drop], "bytes": {"up": 1_000_000, "down": 1_000_000}},
+        3: {"skipped": True, "seconds": {"training": 1.0, "evaluation": 4.0}},
+        4: {"evaluation": nan_loss},
+    }
+    one = record(entries=entries)
+    save(tmp_path, one)
+    data = data_of(tmp_path)
+    (run,) = runs_of(data).values()
+    assert (run["key"], run["seed"], run["rounds"], run["clients"]) == (one.key, 0, 4, 20)
+    assert (run["skipped"], run["dropped"]) == (1, 1)
+    assert run["drops"] == [[2, "client_001", "head.weight"]]
+    assert run["bytes"] == [1_750_000, 1_000_000, 5000, 0]
+    assert run["phases"] == [
+        ["aggregation", 0.1875, 0.5],
+        ["communication", 0.0075, 0.0],
+        ["evaluation", 1.0, 0.0],
+        ["training", 2.5, 1.5],
+    ]
+    assert (run["seconds"], run["memory"]) == (60.5, 1000.2)
+    assert data["evaluated"][run["evaluated"]] == [1, 2, 3, 4]
+    accuracy, loss = run["curves"][data["splits"].index("test")]
+    assert accuracy[3] == 50.0
+    assert loss[3] is None
+    first = one.rounds[0]["evaluation"]["test"]["chalk"]
+    assert accuracy[0] == round(100 * first["accuracy"], 2)
+    assert loss[0] == round(first["loss"], 4)
+    environment = data["environments"][run["environment"]]
+    assert environment["versions"] == "python 3.11.7, torch 2.15.0"
+    assert environment["commit"] == "0123456789ab"
+    assert data["scenarios"][run["scenario"]]["test"] == "chalk"
+    json.loads(embedded(data))
+
+
+def test_long_curves_are_thinned_but_chosen_rounds_stay(tmp_path: Path) -> None:
+    one = record(rounds=400)
+    save(tmp_path, one)
+    data = data_of(tmp_path)
+    (run,) = runs_of(data).values()
+    rounds = data["evaluated"][run["evaluated"]]
+    assert POINTS <= len(rounds) <= POINTS + len(RULES)
+    assert (rounds[0], rounds[-1]) == (1, 400)
+    values = [entry["evaluation"]["test"]["chalk"]["accuracy"] for entry in one.rounds]
+    oracle = run["chosen"][RULES.index("oracle")]
+    assert rounds[oracle] == values.index(max(values)) + 1
+    assert rounds[run["chosen"][RULES.index("last")]] == 400
+
+
+def test_runs_of_one_setup_share_its_settings(ltdo: Path) -> None:
+    data = data_of(ltdo)
+    assert len(data["runs"]) == 12
+    assert len(data["setups"]) == 2
+    setup = data["setups"][0]
+    settings = {data["keys"][key]: data["values"][value] for key, value in setup["settings"]}
+    assert (
+        settings["train.lr"]
+        == f"{ResultsStore(ltdo).__iter__().__next__().settings['train']['lr']:g}"
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"train": {"lr": 1e-5, "eps": 1e-8, "optimizer": "sgd"}, "federation": {"per_round": None}},
+        {"augment": {"crop_scale": [0.5, 0.9], "flip": 0.0}, "backbone": {"projection": 16}},
+    ],
+)
+@pytest.mark.parametrize(
+    ("method", "recipe", "hyper"),
+    [("fedavg", "quick", {}), ("fedprox", "mine", {"mu": 1e-5, "norm": "l2"})],
+)
+def test_the_command_repeats_the_run(
+    tmp_path: Path, settings: dict[str, Any], method: str, recipe: str, hyper: dict[str, Any]
+) -> None:
+    from feddg_bench import cli
+    from feddg_bench.registry import load_dataset, load_method
+    from feddg_bench.run import make_plan
+
+    resolved = load_method(method).Settings(**hyper).model_dump(mode="json")
+    save(tmp_path, record(method, recipe=recipe, seed=3, settings={**settings, "hyper": resolved}))
+    data = data_of(tmp_path)
+    (run,) = runs_of(data).values()
+    scenario = data["scenarios"][run["scenario"]]
+    line = f"{data['setups'][0]['command']} --scenario {scenario['flag']} --seeds {run['seed']}"
+    command = typer.main.get_command(cli.app).commands["run"]  # type: ignore[attr-defined]
+    assert shlex.split(line)[:2] == ["feddg-bench", "run"]
+    given = command.make_context("run", shlex.split(line)[2:]).params
+    label, base, user = cli._layers(
+        given["method"], given["dataset"], given["protocol"], given["recipe"], {}, None, None,
+        given["pairs"],
+    )  # fmt: skip
+    (chosen,) = cli._scenarios(given["protocol"], load_dataset("digits4")(), given["scenario"])
+    named = {"scenario": chosen.name, "seed": int(given["seeds"])}
+    assert make_plan([base], [user, named], chosen, label).key == run["key"]
+
+
+# --------------------------------------------------------------------------- the folder
+
+
+def test_filter(ltdo: Path) -> None:
+    assert len(data_of(ltdo, method="pardon")["runs"]) == 6
+    where = read_filter(["method=fedavg,pardon", "seed=1", "train.batch_size=32"])
+    assert len(gather(read_runs(ltdo), where)["runs"]) == 4
+    with pytest.raises(DataError, match=r"none of the 12 runs has method moon \(there are fedavg"):
+        data_of(ltdo, method="moon")
+
+
+@pytest.mark.parametrize(
+    ("pair", "words"),
+    [
+        ("method", "expected KEY=VALUE"),
+        ("=x", "expected KEY=VALUE"),
+        ("metod=x", "unknown filter 'metod'.*method"),
+        ("method=[", "as YAML"),
+    ],
+)
+def test_a_filter_that_cannot_be_read(pair: str, words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        read_filter([pair])
+
+
+def test_no_records(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="there is no record to report"):
+        data_of(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["rounds", "settings", "partition"])
+def test_a_damaged_record_is_named(ltdo: Path, key: str) -> None:
+    path = sorted((ltdo / "runs").iterdir())[0]
+    content = json.loads(path.read_bytes())
+    content[key] = [{"round": 1}] if key == "rounds" else 5
+    path.write_text(json.dumps(content, indent=1) + "\n")
+    with pytest.raises(DataError, match=rf"{path.name} is cut short or not a run record"):
+        data_of(ltdo)
+
+
+# --------------------------------------------------------------------------------- page
+
+
+class Page(HTMLParser):
+    """What a browser makes of the page: elements with attributes, and the text of scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.inside: dict[str, list[str]] = {}
+        self.last = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self.last = tag
+        if tag in ("script", "style"):
+            self.inside.setdefault(tag, []).append("")
+
+    def handle_endtag(self, tag: str) -> None:  # noqa: ARG002
+        self.last = ""
+
+    def handle_data(self, data: str) -> None:
+        if self.last in ("script", "style"):
+            self.inside[self.last][-1] += data
+
+
+def hostile(root: Path) -> Path:
+    domains = ((HOSTILE, "ink"), "__proto__", "poster")
+    one = record(
+        HOSTILE, HOSTILE, HOSTILE, HOSTILE,
+        domains=domains,
+        recipe=HOSTILE,
+        settings={"hyper": {HOSTILE: HOSTILE, "__proto__": "polluted"}},
+        environment={"versions": {HOSTILE: HOSTILE}, "commit": HOSTILE, "__proto__": HOSTILE},
+    )  # fmt: skip
+    save(root, one)
+    (root / "figures").mkdir()
+    (root / "figures" / 'a"><script>alert(3)<!--.png').write_bytes(b"png")
+    return root
+
+
+def test_hostile_records_stay_text(tmp_path: Path) -> None:
+    root = hostile(tmp_path)
+    data = data_of(root)
+    shown, _ = figures(root / "figures")
+    page = Page(render(data, shown))
+    tags = [tag for tag, _ in page.elements]
+    assert tags.count("script") == 2
+    assert tags.count("img") == 1
+    assert json.loads(page.inside["script"][0]) == json.loads(json.dumps(data))
+    assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
+
+
+@examples(max_examples=40, deadline=None)
+@given(st.recursive(st.text() | st.integers() | st.none(), lambda inner: st.lists(inner)))
+def test_embedded_json_holds_no_markup_and_comes_back(value: Any) -> None:
+    text = embedded({"a": value})
+    assert not set("<>&\u2028\u2029") & set(text)
+    assert json.loads(text) == {"a": value}
+
+
+def test_nothing_is_asked_for_from_outside(ltdo: Path) -> None:
+    (ltdo / "figures").mkdir()
+    (ltdo / "figures" / "one.png").write_bytes(b"png")
+    text = render(data_of(ltdo), figures(ltdo / "figures")[0])
+    page = Page(text)
+    for tag, attributes in page.elements:
+        for name in ("src", "href", "action", "data", "poster", "srcset"):
+            value = attributes.get(name)
+            assert value is None or value.startswith(("data:", "#")), (tag, name, value)
+    (policy,) = [a["content"] for _, a in page.elements if "http-equiv" in a]
+    hashes = [
+        base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
+        for inside in (page.inside["style"][0], page.inside["script"][1])
+    ]
+    assert policy == (
+        f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; "
+        f"img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    assert not re.search(r"url\(|@import", page.inside["style"][0])
+    forbidden = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|fetch\(|XMLHttp"
+    assert not re.search(forbidden, page.inside["script"][1])
+
+
+def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
+    records = [record(m, seed=seed) for m in ("fedavg", "moon", "pardon") for seed in range(2)]
+    pages = []
+    for name, order in (("one", records), ("two", records[::-1])):
+        save(tmp_path / name, *order)
+        pages.append(render(data_of(tmp_path / name)))
+    assert pages[0] == pages[1]
+    assert str(tmp_path) not in pages[0]
+
+
+def test_a_large_folder_stays_small(tmp_path: Path) -> None:
+    fabricate.population(tmp_path, 120, rounds=10)
+    page = len(render(data_of(tmp_path)))
+    assert page < 60_000 + 120 * 2000, "528 runs would not stay below 1.2 MB"
+
+
+def test_figures_that_fit(tmp_path: Path) -> None:
+    for name, size in (("b.png", 50), ("b.svg", 20), ("a.jpg", 30), ("c.png", 200), ("d.txt", 1)):
+        (tmp_path / name).write_bytes(b"x" * size)
+    shown, left = figures(tmp_path, limit=100)
+    assert [figure.name for figure in shown] == ["a", "b"]
+    assert left == ["c.png"]
+    assert shown[1].uri.startswith("data:image/svg+xml;base64,")
+    assert base64.b64decode(shown[0].uri.partition(",")[2]) == b"x" * 30
+    assert figures(tmp_path / "missing") == ([], [])
+
+
+@given(st.lists(st.one_of(st.integers(), st.text(), st.booleans(), st.lists(st.integers()))))
+def test_a_pool_gives_back_what_was_added(values: list[Any]) -> None:
+    pool = Pool()
+    places = [pool.add(value) for value in values]
+    assert [pool.values[place] for place in places] == values
+    marks = {(type(value).__name__, repr(value)) for value in values}
+    assert len(pool.values) == len(marks)
