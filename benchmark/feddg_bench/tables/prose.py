@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
+from feddg_bench.errors import FeddgError
 from feddg_bench.published import Published
+from feddg_bench.registry import load_dataset
 from feddg_bench.tables.records import Run
 from feddg_bench.tables.rows import Row
 from feddg_bench.tables.rules import Rule
@@ -53,8 +56,17 @@ def frame(runs: Sequence[Run], free: Iterable[str]) -> list[str]:
             if key in common and key not in free
         ]
         recipes = ", ".join(sorted({run.recipe for run in mine}))
-        sentences.append(f"{dataset}, recipe {recipes}: {', '.join(said)}")
+        sentences.append(f"{_title(dataset)}, recipe {recipes}: {', '.join(said)}")
     return sentences
+
+
+@cache
+def _title(dataset: str) -> str:
+    """Return a data set's name as people write it; a record may be of one that is not here."""
+    try:
+        return load_dataset(dataset).title
+    except FeddgError:
+        return dataset
 
 
 def modal(runs: Sequence[Run]) -> dict[str, Any]:
