@@ -12,16 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from feddg_bench.data import (
-    DomainDataset,
-    FileDataset,
-    ImageFolderDataset,
-    Records,
-    is_image,
-    match_folders,
-)
+from feddg_bench.data import DomainDataset, FileDataset, Records
 from feddg_bench.decoding import hashed_by_file
 from feddg_bench.errors import DataError
+from feddg_bench.image_folders import ImageFolderDataset, is_image, match_folders
 from feddg_bench.mirrors import RECEIPT
 from feddg_bench.parallel import in_threads
 from feddg_bench.split_check import split_error

@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from feddg_bench.data import IMAGE_SUFFIXES, DomainDataset, ImageFolderDataset, plain
+from feddg_bench.data import DomainDataset
 from feddg_bench.download import Progress
 from feddg_bench.errors import DataError, SettingsError
+from feddg_bench.image_folders import IMAGE_SUFFIXES, ImageFolderDataset, plain
 from feddg_bench.mirrors import HubDownload
 
 ENDPOINT = "https://huggingface.co"

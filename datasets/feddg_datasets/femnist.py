@@ -12,8 +12,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from feddg_bench.data import ImageFolderDataset, Records
+from feddg_bench.data import Records
 from feddg_bench.errors import DataError
+from feddg_bench.image_folders import ImageFolderDataset
 from feddg_bench.locations import data_roots
 from feddg_bench.splits import ROLES, SPLITS
 

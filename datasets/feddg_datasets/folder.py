@@ -7,8 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
-from feddg_bench.data import IMAGE_SUFFIXES, ImageFolderDataset
 from feddg_bench.errors import DataError
+from feddg_bench.image_folders import IMAGE_SUFFIXES, ImageFolderDataset, plain
 from feddg_bench.locations import data_roots
 
 
@@ -118,15 +118,10 @@ def _entries(folder: Path) -> list[Path]:
         raise DataError(f"cannot read the folder {folder}: {error.strerror}") from error
 
 
-def _plain(name: str) -> str:
-    """Return a name as `feddg_bench.data.match_folders` compares it."""
-    return name.casefold().translate(str.maketrans("", "", " _-"))
-
-
 def _check_distinct(names: Iterable[str], folder: Path) -> None:
     seen: dict[str, str] = {}
     for name in names:
-        other = seen.setdefault(_plain(name), name)
+        other = seen.setdefault(plain(name), name)
         if other != name:
             raise DataError(
                 f"{folder} has both {other!r} and {name!r}, which are taken for the same: "
@@ -138,7 +133,7 @@ def _merge(names: Iterable[str]) -> tuple[str, ...]:
     """Return the classes of all domains in order; of two spellings the first."""
     first: dict[str, str] = {}
     for name in names:
-        first.setdefault(_plain(name), name)
+        first.setdefault(plain(name), name)
     return tuple(sorted(first.values()))
 
 

@@ -10,8 +10,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from feddg_bench.data import ImageFolderDataset, Records, match_folders
+from feddg_bench.data import Records
 from feddg_bench.errors import DataError
+from feddg_bench.image_folders import ImageFolderDataset, match_folders
 
 LISTS = ("train", "test")
 LIST_FOLDERS = ("splits_mini", "miniDomainNet_split", "minidomainnet_splits", "splits")

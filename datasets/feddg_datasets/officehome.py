@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from feddg_bench.data import ImageFolderDataset
+from feddg_bench.image_folders import ImageFolderDataset
 from feddg_bench.mirrors import HubDownload
 
 

@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from feddg_bench.data import ImageFolderDataset
 from feddg_bench.errors import DataError
+from feddg_bench.image_folders import ImageFolderDataset
 from feddg_bench.locations import data_roots
 from feddg_bench.mirrors import Download
 

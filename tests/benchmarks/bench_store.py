@@ -21,7 +21,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from feddg_bench.data import ImageFolderDataset
+from feddg_bench.image_folders import ImageFolderDataset
 
 WHOLE = 200_000
 BATCH = 32

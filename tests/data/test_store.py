@@ -21,8 +21,9 @@ from PIL import Image
 from torchvision.transforms import Resize
 
 from feddg_bench import decoding
-from feddg_bench.data import DomainDataset, FileDataset, ImageFolderDataset
+from feddg_bench.data import DomainDataset, FileDataset
 from feddg_bench.errors import DataError, PluginError
+from feddg_bench.image_folders import ImageFolderDataset
 from feddg_bench.store import open_store
 from feddg_datasets.pacs import PACS
 
@@ -236,7 +237,7 @@ def test_images_of_a_wrong_shape_are_the_plugins_fault(root, cache, monkeypatch)
 
 MODULE = """
 import os, time
-from feddg_bench.data import ImageFolderDataset
+from feddg_bench.image_folders import ImageFolderDataset
 
 class Many(ImageFolderDataset):
     name = title = "many"
