@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from feddg_bench.cli_data import data_app
+from feddg_bench.cli_figures import figures_app
 from feddg_bench.cli_sweep import sweep_command
 from feddg_bench.cli_tables import tables_command
 from feddg_bench.errors import FeddgError, RunInterruptedError, SettingsError
@@ -459,6 +460,7 @@ def profile_command(
 
 app.add_typer(data_app, name="data")
 app.command("tables")(tables_command)
+app.add_typer(figures_app, name="figures")
 app.command("sweep")(sweep_command)
 
 methods_app = typer.Typer(
