@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from feddg_bench.figures.curves import Axis, Curve, draw_curves
-from feddg_bench.figures.drawing import MARKERS, Picture, Sheet, new_figure
+from feddg_bench.figures.drawing import MARKERS, Picture, Sheet, entitle, new_figure
 from feddg_bench.figures.records import (
     SPLIT_NAMES,
     Frame,
@@ -135,7 +135,7 @@ def _swept(
     figure = draw_curves(curves, Axis(sweep.label, ticks, names), ACCURACY, title)
     name = f"{sweep.name}-{frame.name}{_on(split)}{wanted.suffix()}"
     shown = dict(zip(ticks, names, strict=True)) if names else {}
-    sheet = _sheet(sweep.name, curves, scenarios, lambda x: shown.get(x, x))
+    sheet = _sheet(sweep.name, curves, scenarios, shown)
     return Picture(name, figure, sheet, tuple(notes))
 
 
@@ -191,7 +191,7 @@ def leaderboard(frame: Frame, wanted: Wanted, split: str, rule: Rule) -> Picture
         ]
         figure.legend(handles=keys, loc="outside lower center", ncols=len(keys))
     curves = [Curve(group.label, (point,)) for group, point, _ in rows]
-    figure.suptitle(f"{frame.title}: {SPLIT_NAMES[split]}, rule {rule}\n{_over(scenarios, curves)}")
+    entitle(figure, f"{frame.title}: {SPLIT_NAMES[split]}, rule {rule}", _over(scenarios, curves))
     sheet = Sheet(
         ("series", "mean", "std", "seeds", *named),
         tuple(
@@ -239,20 +239,17 @@ def _sheet(
     x: str,
     curves: Sequence[Curve],
     scenarios: frozenset[str],
-    show: Callable[[float], float | str] = lambda x: int(x) if x == int(x) else x,
+    names: Mapping[float, str] | None = None,
 ) -> Sheet:
+    def place(curve: Curve, point: Point) -> str:
+        return "all" if curve.flat else (names or {}).get(point.x, f"{point.x:g}")
+
+    over = " ".join(sorted(scenarios))
     return Sheet(
         ("series", x, "mean", "std", "seeds", "scenarios"),
         tuple(
-            (
-                c.label,
-                "all" if c.flat else show(p.x),
-                p.mean,
-                p.std,
-                _listed(p.seeds),
-                " ".join(sorted(scenarios)),
-            )
-            for c in curves
-            for p in c.points
+            (curve.label, place(curve, p), p.mean, p.std, _listed(p.seeds), over)
+            for curve in curves
+            for p in curve.points
         ),
     )

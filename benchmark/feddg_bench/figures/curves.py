@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from feddg_bench.figures.drawing import COLOURS, LINES, MARKERS, MOST, PALE, new_figure, spread
+from feddg_bench.figures.drawing import (
+    COLOURS,
+    LINES,
+    MARKERS,
+    MOST,
+    PALE,
+    entitle,
+    new_figure,
+    spread,
+)
 from feddg_bench.figures.records import Point
 
 if TYPE_CHECKING:
@@ -88,7 +97,7 @@ def _together(curves: Sequence[Curve], axis: Axis, ylabel: str, title: str) -> F
             annotation_clip=False,
             arrowprops={"arrowstyle": "-", "lw": 0.5, "color": PALE, "shrinkA": 1, "shrinkB": 4},
         )
-    figure.suptitle(title)
+    entitle(figure, *title.splitlines())
     return figure
 
 
@@ -118,7 +127,8 @@ def _apart(curves: Sequence[Curve], axis: Axis, ylabel: str, title: str) -> Figu
     figure.supxlabel(axis.label, fontsize=8)
     figure.supylabel(ylabel, fontsize=8)
     dashed = f"; dashed: {REFERENCE}" if reference is not None else ""
-    figure.suptitle(f"{title}\nblack: the method above the panel, with its last value{dashed}")
+    said = f"black: the method above the panel, with its last value{dashed}"
+    entitle(figure, *title.splitlines(), said)
     return figure
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from feddg_bench.files import write_whole
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
@@ -148,6 +150,21 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
+def entitle(figure: Figure, *lines: str) -> None:
+    """Write lines above a figure, broken where they are wider than it is."""
+    letters = int(12.5 * figure.get_size_inches()[0])
+    whole = [part for line in lines for part in textwrap.wrap(line, letters)]
+    figure.suptitle("\n".join(whole))
+
+
+def bare(axes: Axes) -> None:
+    """Leave nothing but the content of a pair of axes."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for side in axes.spines.values():
+        side.set_visible(False)
+
+
 def spread(values: Sequence[float], gap: float) -> list[float]:
     """Return the values moved apart so that neighbours are at least ``gap`` apart, in their order.
 
@@ -173,3 +190,16 @@ def spread(values: Sequence[float], gap: float) -> list[float]:
         for place, n in enumerate(block):
             found[n] = first(block) + gap * place
     return found
+
+
+def save(make: Callable[[], Iterable[Picture | str]], folder: Path) -> None:
+    """Draw pictures and write them as they come; a text stands for one that cannot be drawn."""
+    with styled():
+        for made in make():
+            if isinstance(made, str):
+                print(made)  # noqa: T201
+                continue
+            paths = made.save(folder)
+            for note in made.notes:
+                print(f"{made.name}: {note}")  # noqa: T201
+            print(f"wrote {', '.join(map(str, paths))}")  # noqa: T201

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feddg_bench.figures.drawing import COLOURS, MARKERS, Picture, Sheet, new_figure
+from feddg_bench.figures.drawing import COLOURS, MARKERS, Picture, Sheet, entitle, new_figure
 from feddg_bench.method import Method
 from feddg_bench.streams import derive_seed
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 PERPLEXITY = 30.0
 TONES = ("#000000", "#0072B2", "#D55E00", "#56B4E9", "#009E73", "#9a9a9a")
@@ -93,9 +97,10 @@ def draw_clouds(
     ]  # fmt: skip
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(domains), 4))
     shown = sorted({int(label) for line in lines for cloud in line for label in cloud.labels})
+    key = ""
     if any(classes[label] != str(label) for label in shown):
-        title += "\n" + ", ".join(f"{label} {classes[label]}" for label in shown)
-    figure.suptitle(title)
+        key = ", ".join(f"{label} {classes[label]}" for label in shown)
+    entitle(figure, title, key)
     clouds = [cloud for line in lines for cloud in line]
     sheet = Sheet(
         ("model", "class", "domain", "x", "y"),
@@ -108,10 +113,7 @@ def draw_clouds(
     return Picture(name, figure, sheet)
 
 
-def _scatter(axes: object, cloud: Cloud, *, by_class: bool) -> None:
-    from matplotlib.axes import Axes
-
-    assert isinstance(axes, Axes)  # noqa: S101
+def _scatter(axes: Axes, cloud: Cloud, *, by_class: bool) -> None:
     x, y = cloud.places.T
     if by_class:
         for label in np.unique(cloud.labels):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,8 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from feddg_bench.errors import SettingsError
-from feddg_bench.figures.drawing import Picture, new_figure
+from feddg_bench.figures.drawing import Picture, entitle
+from feddg_bench.figures.styles import image_grid
 from feddg_bench.method import Method
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 SMALLEST_MAP = 4
 """Positions a side below which a map says nothing about where; earlier layers have larger ones."""
@@ -111,33 +115,30 @@ def draw_maps(
     name: str, title: str, models: Sequence[str], domains: Sequence[tuple[str, Sequence[Seen]]]
 ) -> Picture:
     """Draw images as they are and lit by their maps, domains down, models across."""
-    rows = [(domain, seen) for domain, images in domains for seen in images]
-    figure = new_figure(0.9 + 1.15 * (len(models) + 1), 0.7 + 1.3 * len(rows))
-    grid = figure.subplots(len(rows), len(models) + 1, squeeze=False)
-    for line, (domain, seen) in zip(grid, rows, strict=True):
-        for axes, shown, said in zip(
-            line,
-            (seen.image, *(_lit(seen.image, heat) for heat, _ in seen.maps)),
-            (seen.truth, *(guess for _, guess in seen.maps)),
-            strict=True,
-        ):
-            axes.imshow(shown, vmin=0, vmax=1, interpolation="nearest")
-            axes.set_xticks([])
-            axes.set_yticks([])
-            axes.set_xlabel(
-                said if said == seen.truth else f"{said} (wrong)",
-                labelpad=2,
-                fontsize=7,
-                fontweight="normal" if said == seen.truth else "bold",
-            )
-        for axes, (heat, _) in zip(line[1:], seen.maps, strict=True):
-            if heat.max() > 0:
-                axes.contour(heat, levels=[0.5], colors=["#D55E00"], linewidths=0.9)
-        line[0].set_ylabel(domain.replace(" (", "\n("), fontsize=7)
-    for axes, model in zip(grid[0], ("image", *models), strict=True):
-        axes.set_title(model)
-    figure.suptitle(f"{title}\nbright: what speaks for the class below; line: half of the maximum")
+    figure = image_grid(("image", *models), domains, _draw_seen, row_height=1.15)
+    entitle(figure, title, "bright: what speaks for the class below; line: half of the maximum")
     return Picture(name, figure, photos=True)
+
+
+def _draw_seen(seen: Seen, line: Sequence[Axes]) -> None:
+    from matplotlib.patheffects import withStroke
+
+    pictures = (seen.image, *(_lit(seen.image, heat) for heat, _ in seen.maps))
+    for axes, shown, said in zip(
+        line, pictures, (seen.truth, *(guess for _, guess in seen.maps)), strict=True
+    ):
+        axes.imshow(shown, vmin=0, vmax=1, interpolation="nearest")
+        right = said == seen.truth
+        axes.set_xlabel(
+            said if right else f"{said} (wrong)",
+            labelpad=2,
+            fontsize=7,
+            fontweight="normal" if right else "bold",
+        )
+    for axes, (heat, _) in zip(line[1:], seen.maps, strict=True):
+        if heat.max() > 0:
+            edge = axes.contour(heat, levels=[0.5], colors=["white"], linewidths=0.8)
+            edge.set_path_effects([withStroke(linewidth=2, foreground="black")])
 
 
 def _lit(image: NDArray[np.float32], heat: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feddg_bench.figures.drawing import Picture, Sheet, new_figure
+from feddg_bench.figures.drawing import Picture, Sheet, entitle, new_figure
 from feddg_bench.messages import Weights
 
 LOW, HIGH = -0.5, 1.5
@@ -125,7 +125,7 @@ def draw_landscapes(name: str, title: str, found: Sequence[Landscape]) -> Pictur
     low = max(float(values.min()), 1e-6)
     high = min(float(values.max()), 30 * low) * (1 + 1e-9)  # beyond, walls would hide the valley
     levels = np.geomspace(low, high if high > low else 2 * low, 11)
-    figure = new_figure(6.6, 0.8 + 2.9 * len(found))
+    figure = new_figure(6.6, 0.7 + 2.7 * len(found))
     panels = figure.subplots(len(found), 2, sharex=True, sharey=True, squeeze=False)
     steps = np.linspace(LOW, HIGH, found[0].grid.shape[-1])
     for line, one in zip(panels, found, strict=True):
@@ -154,7 +154,7 @@ def draw_landscapes(name: str, title: str, found: Sequence[Landscape]) -> Pictur
     bar.ax.yaxis.set_major_locator(FixedLocator(list(levels[::2])))
     bar.ax.yaxis.set_minor_locator(NullLocator())
     bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.2g}"))
-    figure.suptitle(title)
+    entitle(figure, title)
     sheet = Sheet(
         ("method", "client", "x", "y", "loss"),
         tuple(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from feddg_bench.figures.drawing import HATCHES, Picture, Sheet, new_figure
+from feddg_bench.figures.drawing import HATCHES, Picture, Sheet, entitle, new_figure
 from feddg_bench.figures.records import Frame, Wanted, comparable, groups
 from feddg_bench.results import read_record
 
@@ -60,7 +60,7 @@ def overhead(frame: Frame, wanted: Wanted) -> Picture:
         part.grid(axis="x")
     figure.legend(loc="outside lower center", ncols=len(PHASES))
     where = "; ".join(sorted(places))
-    figure.suptitle(f"{frame.title}: where the time goes, mean over runs\n{where}")
+    entitle(figure, f"{frame.title}: where the time goes, mean over runs", where)
     if len(places) > 1:
         notes.append(f"the runs were measured in {len(places)} ways, which cannot be compared")
     sheet = Sheet(

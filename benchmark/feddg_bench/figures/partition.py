@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from feddg_bench.figures.drawing import Picture, Sheet, new_figure
+from feddg_bench.figures.drawing import Picture, Sheet, entitle, new_figure
 
 By = Literal["domain", "label"]
 FEW = 24
@@ -74,7 +74,7 @@ def heat_maps(
     grid[-1].xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
     mappable = ScalarMappable(scale, cmap="Greys")
     figure.colorbar(mappable, ax=list(grid), label="images", fraction=0.03, pad=0.01)
-    figure.suptitle(title)
+    entitle(figure, title)
     return Picture(name, figure, _sheet(rows, spreads, by))
 
 

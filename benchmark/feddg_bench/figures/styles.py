@@ -1,13 +1,53 @@
-"""Images of every domain as they are, and as methods restyle them for training."""
+"""Images of every domain beside what methods make of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feddg_bench.figures.drawing import Picture, new_figure
+from feddg_bench.figures.drawing import Picture, bare, entitle, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+T = TypeVar("T")
+
+
+def image_grid(
+    heads: Sequence[str],
+    domains: Sequence[tuple[str, Sequence[T]]],
+    draw: Callable[[T, Sequence[Axes]], None],
+    *,
+    row_height: float,
+) -> Figure:
+    """Return a figure with domains down and their images across, several columns for each.
+
+    Args:
+        heads: Of the columns of one image.
+        domains: Name and images of each.
+        draw: Fills the axes of one image, one for each head.
+        row_height: Inches.
+    """
+    many, across = max(len(images) for _, images in domains), len(heads)
+    figure = new_figure(0.5 + 0.95 * across * many, 0.6 + row_height * len(domains))
+    # A narrow column between images, so that one sees which columns belong together.
+    widths = ([1.0] * across + [0.12]) * many
+    grid = figure.subplots(len(domains), len(widths), squeeze=False, width_ratios=widths)
+    for axes in grid.flat:
+        bare(axes)
+    for line, (domain, images) in zip(grid, domains, strict=True):
+        for number, image in enumerate(images):
+            start = number * (across + 1)
+            draw(image, list(line[start : start + across]))
+        line[0].set_ylabel(domain.replace(" (", "\n("), fontsize=7)
+    for column, axes in enumerate(grid[0]):
+        if column % (across + 1) < across:
+            axes.set_title(heads[column % (across + 1)])
+    return figure
 
 
 def draw_styles(
@@ -25,21 +65,11 @@ def draw_styles(
         domains: Name, and for each image what it is and what each method makes of it, (H, W, 3)
             in [0, 1] each.
     """
-    many = max(len(images) for _, images in domains)
-    across = len(methods) + 1
-    figure = new_figure(0.5 + 0.92 * across * many, 0.6 + 1.0 * len(domains))
-    grid = figure.subplots(len(domains), across * many, squeeze=False)
-    for line, (domain, images) in zip(grid, domains, strict=True):
-        for axes in line:
-            axes.set_xticks([])
-            axes.set_yticks([])
-        for number, versions in enumerate(images):
-            for axes, version in zip(line[number * across :], versions, strict=False):
-                axes.imshow(np.clip(version, 0, 1), interpolation="nearest")
-        for axes in line[len(images) * across :]:
-            axes.set_axis_off()
-        line[0].set_ylabel(domain.replace(" (", "\n("), fontsize=7)
-    for axes, said in zip(grid[0], ("image", *methods) * many, strict=True):
-        axes.set_title(said)
-    figure.suptitle(title)
+
+    def draw(versions: Sequence[NDArray[np.float32]], line: Sequence[Axes]) -> None:
+        for axes, version in zip(line, versions, strict=True):
+            axes.imshow(np.clip(version, 0, 1), interpolation="nearest")
+
+    figure = image_grid(("image", *methods), domains, draw, row_height=0.98)
+    entitle(figure, title)
     return Picture(name, figure, photos=True)
