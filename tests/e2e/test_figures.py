@@ -94,13 +94,13 @@ def test_all_draws_what_records_are_enough_for(feddg: Run) -> None:
     done = feddg("figures", "all")
     assert (done.code, done.err) == (0, "")
     assert pictures(Path("results/figures")) == [
-        "convergence-digits4-ltdo-quick-N-4-K-2-lambda-0",
-        "convergence-digits4-ltdo-quick-N-4-K-2-lambda-1",
+        "convergence-digits4-ltdo-quick-lambda-0",
+        "convergence-digits4-ltdo-quick-lambda-1",
         "lambda-digits4-ltdo-quick",
-        "leaderboard-digits4-ltdo-quick-N-4-K-2-lambda-0",
-        "leaderboard-digits4-ltdo-quick-N-4-K-2-lambda-1",
-        "overhead-digits4-ltdo-quick-N-4-K-2-lambda-0",
-        "overhead-digits4-ltdo-quick-N-4-K-2-lambda-1",
+        "leaderboard-digits4-ltdo-quick-lambda-0",
+        "leaderboard-digits4-ltdo-quick-lambda-1",
+        "overhead-digits4-ltdo-quick-lambda-0",
+        "overhead-digits4-ltdo-quick-lambda-1",
     ]
     assert done.out.count("clients: the records hold no two values of K/N") == 1
     records = [read_record(path) for path in Path("results/runs").glob("*.json")]
@@ -117,8 +117,6 @@ def test_all_draws_what_records_are_enough_for(feddg: Run) -> None:
     assert feddg("figures", "lambda", "--method", "fedavg,fedprox").code == 0
     named = Path("results/figures/lambda-digits4-ltdo-quick-fedavg-fedprox.pdf")
     assert named.read_bytes() == before
-    assert feddg("figures", "convergence", "--split", "val", "--out", "elsewhere").code == 0
-    assert len(pictures(Path("elsewhere"))) == 2
 
 
 @pytest.mark.parametrize(
@@ -170,8 +168,9 @@ def test_partitions_are_those_of_a_run(feddg: Run) -> None:
 
 
 def test_models_are_those_of_the_same_run(feddg: Run, tmp_path: Path, cache: Path) -> None:
-    pairs = ["evaluation.every=1", "partition.clients=4", "federation.per_round=2"]
-    assert feddg("run", "--rounds", 2, "--scenario", "ip-o-c", "--json", *pairs).code == 0
+    pairs = ["evaluation.every=1", "partition.clients=12", "federation.per_round=2"]
+    wanted = ("--rounds", 2, "--scenario", "ip-o-c", "--workers", 1)
+    assert feddg("run", *wanted, "--json", *pairs).code == 0
     (path,) = (tmp_path / "results" / "runs").glob("*.json")
     flags: dict[str, float | None] = {"rounds": 2}
     (plan,), data = _plans(
@@ -195,7 +194,7 @@ def test_models_are_those_of_the_same_run(feddg: Run, tmp_path: Path, cache: Pat
     one, other = sorted(trained.updates)
     picture = landscape_picture([trained], (), count=10_000, steps=5)
     assert picture.sheet is not None
-    found = {(row[1].split()[0], row[2], row[3]): row[4] for row in picture.sheet.rows}
+    found = {(row[1], row[2], row[3]): row[4] for row in picture.sheet.rows}
     corners = {(0.0, 0.0): trained.before, (1.0, 0.0): trained.updates[one]}
     corners[0.0, 1.0] = trained.updates[other]
     for client in (one, other):
@@ -210,7 +209,7 @@ def test_models_are_those_of_the_same_run(feddg: Run, tmp_path: Path, cache: Pat
 def test_figures_of_trained_models(feddg: Run) -> None:
     out = ("--out", "f", *TINY)
     for arguments in (
-        ("tsne", "--method", "fedavg,fedsr", "--rounds", 2, "--at", "0,2", "--images", 8),
+        ("tsne", "--method", "fedsr", "--rounds", 1, "--at", "0,1", "--images", 4),
         ("gradcam", "--method", "fedavg,copa", "--rounds", 1, "--images", 1),
         ("landscape", "--rounds", 1, "--images", 8, "--steps", 5),
         ("styles", "--images", 1),
@@ -221,12 +220,11 @@ def test_figures_of_trained_models(feddg: Run) -> None:
         "gradcam-digits4-ltdo-oc-i-p-fedavg-copa",
         "landscape-digits4-ltdo-oc-i-p-fedavg",
         "styles-digits4-ltdo-oc-i-p-pardon-ccst-fedccrl",
-        "tsne-digits4-ltdo-oc-i-p-fedavg-fedsr",
+        "tsne-digits4-ltdo-oc-i-p-fedsr",
     ]
-    placed = rows(Path("f", "tsne-digits4-ltdo-oc-i-p-fedavg-fedsr.csv"))
-    assert len({row["model"] for row in placed}) == 4
-    assert len(placed) == 4 * 4 * 8  # models, domains, images
+    placed = rows(Path("f", "tsne-digits4-ltdo-oc-i-p-fedsr.csv"))
+    assert {row["model"] for row in placed} == {"fedsr, round 0", "fedsr, round 1"}
+    assert len(placed) == 2 * 4 * 4  # models, domains, images
     before = {path.name: path.read_bytes() for path in Path("f").iterdir()}
-    assert feddg("figures", "styles", "--images", 1, *out).code == 0
     assert feddg("figures", "landscape", "--rounds", 1, "--images", 8, "--steps", 5, *out).code == 0
     assert before == {path.name: path.read_bytes() for path in Path("f").iterdir()}

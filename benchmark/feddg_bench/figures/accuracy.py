@@ -131,7 +131,7 @@ def _swept(
             notes.append(f"{group.label} is left out: it has {len(whole)} point on this axis")
     names = tuple(f"{k:g}/{n:g}" for n, k in places) if len(sweep.keys) == 2 else ()
     ticks = tuple(at[place] for place in places)
-    title = f"{frame.title}: {SPLIT_NAMES[split]}, rule {rule}\n{_over(scenarios, curves)}"
+    title = f"{frame.title}: {SPLIT_NAMES[split]}\nrule {rule}; {_over(scenarios, curves)}"
     figure = draw_curves(curves, Axis(sweep.label, ticks, names), ACCURACY, title)
     name = f"{sweep.name}-{frame.name}{_on(split)}{wanted.suffix()}"
     shown = dict(zip(ticks, names, strict=True)) if names else {}
@@ -191,7 +191,8 @@ def leaderboard(frame: Frame, wanted: Wanted, split: str, rule: Rule) -> Picture
         ]
         figure.legend(handles=keys, loc="outside lower center", ncols=len(keys))
     curves = [Curve(group.label, (point,)) for group, point, _ in rows]
-    entitle(figure, f"{frame.title}: {SPLIT_NAMES[split]}, rule {rule}", _over(scenarios, curves))
+    over = _over(scenarios, curves)
+    entitle(figure, f"{frame.title}: {SPLIT_NAMES[split]}", f"rule {rule}; {over}")
     sheet = Sheet(
         ("series", "mean", "std", "seeds", *named),
         tuple(

@@ -79,26 +79,35 @@ def _together(curves: Sequence[Curve], axis: Axis, ylabel: str, title: str) -> F
     _dress(axes, curves, axis)
     axes.set_xlabel(axis.label)
     axes.set_ylabel(ylabel)
-    low, high = axes.get_ylim()
-    right = max(point.x for curve in curves for point in curve.points)
-    ends = [curve.points[-1].mean for curve in curves]
-    edge = axes.get_xlim()[1]
-    room = (edge - axes.get_xlim()[0]) * 0.05
-    for number, (curve, place) in enumerate(
-        zip(curves, spread(ends, 0.055 * (high - low)), strict=True)
-    ):
-        last = curve.points[-1]
-        axes.annotate(
-            curve.label,
-            xy=(right if curve.flat else last.x, last.mean),
-            xytext=(edge + room, place),
-            va="center",
-            color=COLOURS[number],
-            annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "lw": 0.5, "color": PALE, "shrinkA": 1, "shrinkB": 4},
-        )
+    _name_ends(axes, curves)
     entitle(figure, *title.splitlines())
     return figure
+
+
+def _name_ends(axes: Axes, curves: Sequence[Curve]) -> None:
+    """Write each curve's name, behind its marker, beside its end."""
+    (left, edge), (low, high) = axes.get_xlim(), axes.get_ylim()
+    axes.set_xlim(left, edge)
+    axes.set_ylim(low, high)
+    step = 0.04 * (edge - left)
+    places = spread([curve.points[-1].mean for curve in curves], 0.055 * (high - low))
+    for number, (curve, place) in enumerate(zip(curves, places, strict=True)):
+        last = curve.points[-1]
+        ends = (edge if curve.flat else last.x, edge + step), (last.mean, place)
+        axes.plot(*ends, color=PALE, linewidth=0.5, clip_on=False, zorder=0)
+        colour = COLOURS[number]
+        axes.plot(
+            [edge + 0.7 * step, edge + 1.7 * step] if curve.flat else edge + 1.2 * step,
+            [place, place] if curve.flat else place,
+            color=colour,
+            linestyle=LINES[number],
+            marker=None if curve.flat else MARKERS[number],
+            markerfacecolor="white" if number % 2 else colour,
+            clip_on=False,
+        )
+        axes.annotate(
+            curve.label, (edge + 2 * step, place), va="center", color=colour, annotation_clip=False
+        )
 
 
 def _apart(curves: Sequence[Curve], axis: Axis, ylabel: str, title: str) -> Figure:

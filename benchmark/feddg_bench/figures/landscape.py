@@ -103,7 +103,8 @@ class Landscape:
 
     Attributes:
         method: Its name.
-        clients: What the two clients are called, and hold.
+        clients: Names of the two clients.
+        held: What each of them holds, in words.
         grid: Losses of the first and the second client, [2, y, x].
         corners: The same at the global model and the two clients' models, [2, 3].
         cosine: Between the two updates.
@@ -111,6 +112,7 @@ class Landscape:
 
     method: str
     clients: tuple[str, str]
+    held: tuple[str, str]
     grid: NDArray[np.float64]
     corners: NDArray[np.float64]
     cosine: float
@@ -146,7 +148,8 @@ def draw_landscapes(name: str, title: str, found: Sequence[Landscape]) -> Pictur
                 )  # fmt: skip
             axes.set_aspect("equal")
             letter = "AB"[number]
-            axes.set_title(f"{one.method}: loss of client {letter}, {one.clients[number]}")
+            said = f"{one.method}: loss of client {letter}, {one.clients[number]}"
+            axes.set_title(f"{said}\n{one.held[number]}")
         line[0].set_ylabel(f"steps along B's update\n(cosine with A's: {one.cosine:.2f})")
     for axes in panels[-1]:
         axes.set_xlabel("steps along A's update")

@@ -65,7 +65,9 @@ def heat_maps(
         axes.tick_params(length=0)
         pure = np.mean((spread.counts > 0).sum(axis=0) == 1)
         kind = {"domain": "domain", "label": "class"}[by]
-        axes.set_title(f"{spread.label}: {100 * pure:.0f} % of clients hold one {kind}", loc="left")
+        axes.set_title(
+            f"{spread.label}: {100 * pure:.0f} % of clients hold a single {kind}", loc="left"
+        )
         for side in axes.spines.values():
             side.set_visible(True)
     if not named:
@@ -73,8 +75,9 @@ def heat_maps(
     grid[-1].set_xlabel("client")
     grid[-1].xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
     mappable = ScalarMappable(scale, cmap="Greys")
-    figure.colorbar(mappable, ax=list(grid), label="images", fraction=0.03, pad=0.01)
-    entitle(figure, title)
+    whole = MaxNLocator(integer=True, nbins=8)
+    figure.colorbar(mappable, ax=list(grid), label="images", fraction=0.03, pad=0.01, ticks=whole)
+    entitle(figure, *title.splitlines())
     return Picture(name, figure, _sheet(rows, spreads, by))
 
 

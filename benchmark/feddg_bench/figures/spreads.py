@@ -44,8 +44,8 @@ def partition_picture(plans: Sequence[Plan], data: RunData, by: By) -> Picture:
     n = max(spread.counts.shape[1] for spread in spreads)
     name = f"partition-{s.dataset}-{s.protocol}-{first.scenario.name}-{s.partition.kind}-{n}"
     title = (
-        f"{data.dataset.title}, {s.protocol}, scenario {first.scenario.name}: training images of "
-        f"{n} clients, partition {s.partition.kind}, seed {s.seed}"
+        f"{data.dataset.title}, {s.protocol}, scenario {first.scenario.name}, seed {s.seed}\n"
+        f"training images of {n} clients, partition {s.partition.kind}"
     )
     name += "-by_label" if by == "label" else ""
     return heat_maps(re.sub(r"[^A-Za-z0-9._+-]+", "_", name), title, rows, spreads, by)

@@ -124,7 +124,7 @@ def landscape_picture(
 
 
 def _landscape(
-    run: Trained, pair: tuple[str, str], held: Sequence[tuple[Tensor, Tensor]], steps: int
+    run: Trained, pair: tuple[str, str], images: Sequence[tuple[Tensor, Tensor]], steps: int
 ) -> Landscape:
     trainable = frozenset(run.method.trainable)
     names = sorted(trainable & set(run.before))
@@ -133,15 +133,14 @@ def _landscape(
     def losses(weights: Weights) -> tuple[float, ...]:
         return tuple(
             mean_loss(run.load(weights, client), *data)
-            for client, data in zip(pair, held, strict=True)
+            for client, data in zip(pair, images, strict=True)
         )
 
     grid = grid_losses(lambda x, y: on_plane(*models, x, y, trainable), losses, steps)
     corners = np.array([losses(model) for model in models]).T
-    said = tuple(f"{client}\n{_holds(run, client)}" for client in pair)
-    return Landscape(
-        run.plan.settings.method, (said[0], said[1]), grid, corners, cosine(*models, names)
-    )
+    held = (_holds(run, pair[0]), _holds(run, pair[1]))
+    angle = cosine(*models, names)
+    return Landscape(run.plan.settings.method, pair, held, grid, corners, angle)
 
 
 def _pair(run: Trained, pair: Sequence[str]) -> tuple[str, str]:
@@ -222,7 +221,9 @@ def styles_picture(runs: Sequence[Trained], count: int) -> Picture:
         domains.append((domain, rows))
         start += len(index)
     methods = [run.plan.settings.method for run in runs]
-    title = f"{_title(first)}: images as {client} restyles them ({_holds(first, client)})"
+    title = (
+        f"{_title(first)}\nimages as {client} ({_holds(first, client)}) restyles them in round 1"
+    )
     return draw_styles(_name("styles", runs), title, methods, domains)
 
 
