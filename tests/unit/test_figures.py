@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from PIL import Image
 from torch import nn
 
 from feddg_bench.errors import DataError, SettingsError
+from feddg_bench.executors import SerialExecutor
 from feddg_bench.figures import landscape
 from feddg_bench.figures.accuracy import SWEEPS, convergence, leaderboard, swept
 from feddg_bench.figures.curves import Axis, Curve, draw_curves
@@ -28,10 +30,12 @@ from feddg_bench.figures.gradcam import explain, grad_cam
 from feddg_bench.figures.overhead import overhead
 from feddg_bench.figures.partition import Spread, heat_maps
 from feddg_bench.figures.records import Frame, Point, Wanted, frames, groups, select
-from feddg_bench.figures.training import wanted_rounds
+from feddg_bench.figures.training import Recording, wanted_rounds
 from feddg_bench.results import ResultsStore, RunRecord, ScenarioRecord
 from feddg_bench.settings import RunSettings, run_key
 from feddg_bench.tables.records import Run, read_runs
+from feddg_bench.testing import start_toy_run
+from feddg_bench.worker import Worker
 
 Add = Callable[..., RunRecord]
 EVERYTHING = Wanted()
@@ -339,7 +343,7 @@ def test_heat_maps_share_one_scale_and_tell_how_pure_clients_are() -> None:
     ]
     assert [axes.collections[0].get_clim() for axes in panels] == [(0, 8), (0, 8)]
     assert np.asarray(panels[0].collections[0].get_array()).tolist() == pure.tolist()
-    assert [row["images"] for row in numbers(picture)] == ["4", "0", "0", "8", "2", "4", "2", "4"]
+    assert [row["images"] for row in numbers(picture)] == ["4", "8", "2", "4", "2", "4"]
 
 
 # ---------------------------------------------------------------------------- of models
@@ -452,6 +456,41 @@ def test_cosine_between_updates() -> None:
     other = {"a": torch.tensor([1.0, 1.0]), "b": torch.tensor([-9.0])}
     assert landscape.cosine(origin, one, other, ["a"]) == pytest.approx(np.sqrt(0.5))
     assert landscape.cosine(origin, origin, other, ["a"]) == 0
+
+
+def styled_by(method: str, **hyper: Any) -> tuple[Any, Any, torch.Tensor, torch.Tensor | None]:
+    """Return a method, the task of a client that trained, images, and what it makes of them."""
+    executor = Recording(SerialExecutor())
+    run = start_toy_run(method, {"hyper": hyper}, executor=executor)
+    run.rounds(1)
+    task = executor.tasks[min(executor.tasks)]
+    images = torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(5))
+    asked = replace(task, call="styled", told={**task.told, "images": images})
+    made = [Worker(executor.spec, run.method).run(asked).value for _ in range(2)]
+    assert (made[0] is None) or torch.equal(*made)
+    return run.method, task, images, made[0]
+
+
+def test_methods_show_the_styles_that_they_train_with() -> None:
+    method, task, images, made = styled_by("pardon", style="pixel")
+    style = task.broadcast["style"]
+    assert made is not None
+    assert torch.equal(made, method.style.transfer(images, style, method.settings.strength))
+    method, task, images, made = styled_by("ccst", style="pixel")
+    style = task.told["styles"][0]
+    assert made is not None
+    assert torch.equal(made, method.style.transfer(images, style, method.settings.strength))
+    _, task, images, made = styled_by("fedccrl", difp=False)
+    assert made is not None
+    # the mean of a channel lies between the image's own and one from the pool
+    own, new = images.mean(dim=(2, 3)), made.mean(dim=(2, 3))
+    pool = task.told["pool"][:, 0]  # (J, 3)
+    shares = (new[:, None] - pool) / (own[:, None] - pool)  # of the own mean, (3, J, 3)
+    alike = (shares - shares.mean(dim=-1, keepdim=True)).abs().amax(dim=-1).amin(dim=-1)
+    assert bool((alike < 1e-3).all())
+    assert styled_by("fedavg")[3] is None
+    assert styled_by("pardon", style="pixel", ablation="v4")[3] is None
+    assert styled_by("fedccrl", ccdt=False, difp=False, ra=False, js=False)[3] is None
 
 
 def test_an_embedding_repeats_and_keeps_clusters() -> None:

@@ -163,7 +163,7 @@ def leaderboard(frame: Frame, wanted: Wanted, split: str, rule: Rule) -> Picture
     axes = figure.subplots()
     named = sorted(scenarios)
     for place, (_, point, each) in enumerate(rows):
-        for scenario, marker in zip(named, _few(named), strict=True):
+        for scenario, marker in zip(named, _few(named), strict=True) if len(named) > 1 else ():
             axes.plot(
                 each[scenario],
                 place,
@@ -183,7 +183,10 @@ def leaderboard(frame: Frame, wanted: Wanted, split: str, rule: Rule) -> Picture
     axes.set_yticks(range(len(rows)), labels=[group.label for group, _, _ in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.grid(axis="both")
-    axes.set_xlabel(f"{ACCURACY}; filled: mean, with its deviation over seeds; open: each scenario")
+    said = [ACCURACY]
+    said += ["open: single scenarios"] if len(named) > 1 else []
+    said += ["bar: deviation over seeds"] if any(point.std for _, point, _ in rows) else []
+    axes.set_xlabel("; ".join(said))
     if 1 < len(named) <= len(MARKERS):
         keys = [
             axes.plot([], [], marker, color="#8a8a8a", markerfacecolor="white", label=name)[0]

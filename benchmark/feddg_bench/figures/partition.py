@@ -96,5 +96,6 @@ def _sheet(rows: Sequence[str], spreads: Sequence[Spread], by: By) -> Sheet:
             for spread in spreads
             for client in range(spread.counts.shape[1])
             for row, name in enumerate(rows)
+            if spread.counts[row, client]  # thousands of writers are mostly zeros
         ),
     )
