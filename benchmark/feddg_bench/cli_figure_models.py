@@ -122,7 +122,12 @@ def _plans(
 
     check_name("data set", dataset)
     opened = load_dataset(dataset)(data_root)
-    chosen = cli._scenarios(protocol, opened, scenario)[0]
+    chosen, *others = cli._scenarios(protocol, opened, scenario)
+    if scenario is not None and others:
+        raise SettingsError(
+            f"this figure shows one scenario and --scenario {scenario} names {len(others) + 1}: "
+            f"give one, such as {chosen.name}"
+        )
     own = {"scenario": chosen.name, "seed": seed}
     layers = [
         cli._layers(name, dataset, protocol, recipe, flags, config, None, pairs)

@@ -129,6 +129,7 @@ def test_all_draws_what_records_are_enough_for(feddg: Run) -> None:
         (("partition", "--lambda", "0,many"), "expected numbers in [0, 1], such as 0,0.1,0.5,1"),
         (("partition", "--lambda", "2"), "heterogeneity"),
         (("partition", "--by", "domian"), "did you mean 'domain'"),
+        (("partition", "--scenario", "all"), "shows one scenario and --scenario all names 12"),
         (("partition", "--dataset", "digit4"), "did you mean 'digits4'"),
         (("tsne", "--rounds", "2", "--at", "3"), "expected rounds from 0 to 2"),
         (("gradcam", "--method", "pardn"), "did you mean 'pardon'"),

@@ -87,9 +87,8 @@ def swept(
     for frame in frames(runs, sweep.keys):
         federated = [run for run in frame.runs if run.get("partition.kind") != POOLED]
         places = sorted({_place(run, sweep) for run in federated})
-        if len(places) > 1:
-            pictures.append(_swept(frame, sweep, places, wanted, split, rule))
-    return pictures
+        pictures.append(_swept(frame, sweep, places, wanted, split, rule))
+    return [picture for picture in pictures if picture is not None]
 
 
 def _place(run: Run, sweep: Sweep) -> tuple[float, ...]:
@@ -107,7 +106,8 @@ def _swept(
     wanted: Wanted,
     split: str,
     rule: Rule,
-) -> Picture:
+) -> Picture | None:
+    """Return the figure of a frame; ``None`` if no series has two points."""
     found, scenarios, notes = comparable(groups(frame.runs, sweep.keys))
     at = {place: place[0] if len(place) == 1 else float(n) for n, place in enumerate(places)}
     curves = []
@@ -119,7 +119,7 @@ def _swept(
         for (scenario, seed), runs in group.runs.items():
             for run in runs:
                 value = _accuracy(run, split, rule)
-                if value is not None:
+                if value is not None and places:
                     x = at[places[-1]] if flat else at[_place(run, sweep)]
                     values[x, scenario, seed] = value
         whole = points(values, scenarios)
@@ -129,6 +129,8 @@ def _swept(
             curves.append(Curve(group.label, tuple(whole)))
         else:
             notes.append(f"{group.label} is left out: it has {len(whole)} point on this axis")
+    if all(curve.flat for curve in curves):
+        return None
     names = tuple(f"{k:g}/{n:g}" for n, k in places) if len(sweep.keys) == 2 else ()
     ticks = tuple(at[place] for place in places)
     title = f"{frame.title}: {SPLIT_NAMES[split]}\nrule {rule}; {_over(scenarios, curves)}"

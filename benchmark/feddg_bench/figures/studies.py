@@ -182,7 +182,9 @@ def _shares(run: Trained, client: str) -> NDArray[np.float64]:
 def _holds(run: Trained, client: str) -> str:
     shares = _shares(run, client)
     most = np.argsort(-shares, kind="stable")[:2]
-    return ", ".join(f"{100 * shares[d]:.0f} % {run.federation.sources[d]}" for d in most)
+    return ", ".join(
+        f"{100 * shares[d]:.0f} % {run.federation.sources[d]}" for d in most if shares[d]
+    )
 
 
 def _some(run: Trained, client: str, count: int) -> NDArray[np.int64]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from feddg_bench.figures.drawing import Picture, bare, entitle, new_figure
+from feddg_bench.figures.drawing import PALE, Picture, bare, entitle, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,6 +43,9 @@ def image_grid(
         for number, image in enumerate(images):
             start = number * (across + 1)
             draw(image, list(line[start : start + across]))
+            for axes in line[start : start + across]:
+                for side in axes.spines.values():  # or white images would have no edge
+                    side.set(visible=True, color=PALE, linewidth=0.4)
         line[0].set_ylabel(domain.replace(" (", "\n("), fontsize=7)
     for column, axes in enumerate(grid[0]):
         if column % (across + 1) < across:
