@@ -15,25 +15,21 @@ import typer
 
 from feddg_bench.cli_data import data_app
 from feddg_bench.cli_download import download_command
+from feddg_bench.cli_figures import figures_app
 from feddg_bench.cli_report import report_command
 from feddg_bench.cli_sweep import sweep_command
 from feddg_bench.cli_tables import tables_command
 from feddg_bench.errors import FeddgError, RunInterruptedError, SettingsError
-from feddg_bench.plans import base_layer, draft_runs, make_plans, read_methods
+from feddg_bench.plans import draft_runs, make_plans, one_scenario, user_layer
 from feddg_bench.registry import check_name, load_dataset, names, recipe_names
 from feddg_bench.settings import (
     Layer,
     Resources,
-    RunSettings,
     load_layer,
-    merge,
-    parse_override,
     validate,
 )
 
 if TYPE_CHECKING:
-    from feddg_bench.data import DomainDataset
-    from feddg_bench.protocols import Scenario
     from feddg_bench.results import RunRecord
     from feddg_bench.run import Plan, RunData
 
@@ -44,15 +40,6 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help answers in half the time
     help="Federated domain generalisation: one loop, every method a plugin, numbers that repeat.",
 )
-
-FLAGS = {
-    "rounds": "federation.rounds",
-    "per_round": "federation.per_round",
-    "clients": "partition.clients",
-    "heterogeneity": "partition.heterogeneity",
-    "split_csv": "data.split_csv",
-}
-"""Flags that stand for a setting."""
 
 Where = Annotated[Path, typer.Option(help="Folder of records and checkpoints.")]
 Methods = Annotated[
@@ -196,7 +183,7 @@ def run_command(
         scenario=scenario,
         recipe=recipe,
         seeds=seeds,
-        user=_user_layer(flags, config, pairs),
+        user=user_layer(flags, config or (), pairs),
     )
 
     from feddg_bench.run import RunData
@@ -242,7 +229,7 @@ def resume_command(
     settings: Layer = state["plan"]["settings"]
     root = data_root or (Path(state["data_root"]) if state["data_root"] else None)
     opened = load_dataset(settings["dataset"])(root)
-    chosen = _scenarios(settings["protocol"], opened, settings["scenario"])[0]
+    chosen = one_scenario(settings["protocol"], opened, settings["scenario"])
     plan = make_plan([], [settings], chosen, state["plan"]["recipe"], opened.identity)
     if plan.key != found[0].stem:
         raise SettingsError(
@@ -333,38 +320,6 @@ def _resources(**where: Any) -> Resources:
     return validate(Resources, where)
 
 
-def _layers(
-    method: str,
-    dataset: str,
-    protocol: str,
-    recipe: str | None,
-) -> tuple[str, Layer]:
-    """Return the label and the layer of a recipe, or of the data set's own."""
-    check_name("method", method)
-    check_name("data set", dataset)
-    return base_layer(method, dataset, protocol, recipe or load_dataset(dataset).default_recipe)
-
-
-def _user_layer(flags: dict[str, Any], config: list[Path] | None, pairs: list[str] | None) -> Layer:
-    """Return what the user says: files, flags, ``KEY=VALUE``."""
-    given = [
-        parse_override(f"{FLAGS[flag]}={value}")
-        for flag, value in flags.items()
-        if value is not None
-    ]
-    return merge(
-        *(load_layer(path) for path in config or ()),
-        *given,
-        *(parse_override(text) for text in pairs or ()),
-    )
-
-
-def _scenarios(protocol: str, dataset: DomainDataset, select: str | None) -> list[Scenario]:
-    from feddg_bench.protocols import scenarios
-
-    return scenarios(protocol, dataset.domains, dataset.letters, select, dataset.official)
-
-
 def _listing(paths: Iterator[Path]) -> str:
     return ", ".join(sorted(path.stem for path in paths)) or "none"
 
@@ -400,21 +355,25 @@ def profile_command(
     resources = validate(Resources, where)
     check_name("data set", dataset)
     opened = load_dataset(dataset)(data_root)
-    chosen = _scenarios(protocol, opened, scenario)[0]
-    run = {"scenario": chosen.name, "federation": {"rounds": rounds + 1}}
-    user = _user_layer(flags, config, [*(set_ or ()), *(pairs or ())])
-    wanted = [_layers(m, dataset, protocol, recipe) for m in read_methods(method)]
-    for _, base in wanted:
-        validate(RunSettings, merge(base, user, run))
+    flags["rounds"] = rounds + 1
+    drafts = draft_runs(
+        opened,
+        dataset,
+        methods=method,
+        protocols=protocol,
+        scenario=one_scenario(protocol, opened, scenario).name,
+        recipe=recipe,
+        seeds="0",
+        user=user_layer(flags, config or (), [*(set_ or ()), *(pairs or ())]),
+    )
 
     from feddg_bench.profile import profile, synthetic_federation
     from feddg_bench.results import ResultsStore
-    from feddg_bench.run import RunData, make_plan, open_federation
+    from feddg_bench.run import RunData, open_federation
 
     data = None if synthetic else RunData(opened, cache_dir)
     measured = []
-    for label, base in wanted:
-        plan = make_plan([base], [user, run], chosen, label, opened.identity)
+    for plan in make_plans(drafts, opened):
         if data is None:
             federation = synthetic_federation(
                 plan.settings.partition.clients,
@@ -444,6 +403,7 @@ data_app.command("download")(download_command)
 app.add_typer(data_app, name="data")
 app.command("tables")(tables_command)
 app.command("report")(report_command)
+app.add_typer(figures_app, name="figures")
 app.command("sweep")(sweep_command)
 
 methods_app = typer.Typer(
@@ -488,15 +448,24 @@ def show_command(
 ) -> None:
     """Print a method's card: paper, settings, what leaves a client in bytes, deviations."""
     given = [] if backbone is None else [f"backbone.name={backbone}", "backbone.pretrained=false"]
-    label, base = _layers(name, dataset, "lodo", recipe)
-    chosen = _scenarios("lodo", load_dataset(dataset)(), None)[0]
-    user = merge(_user_layer({}, None, [*given, *(pairs or ())]), {"scenario": chosen.name})
-    validate(RunSettings, merge(base, user))
+    check_name("method", name)
+    check_name("data set", dataset)
+    opened = load_dataset(dataset)()
+    drafts = draft_runs(
+        opened,
+        dataset,
+        methods=name,
+        protocols="lodo",
+        scenario=one_scenario("lodo", opened, None).name,
+        recipe=recipe,
+        seeds="0",
+        user=user_layer({}, (), [*given, *(pairs or ())]),
+    )
 
     from feddg_bench.cards import make_card, markdown
-    from feddg_bench.run import make_plan
 
-    card = make_card(make_plan([base], [user], chosen, label), len(load_dataset(dataset).classes))
+    (plan,) = make_plans(drafts, opened)
+    card = make_card(plan, len(opened.classes))
     if json_:
         _print_json(card.as_json())
     else:

@@ -175,6 +175,13 @@ class Method(LightningModule):
         self.keep_optimizer(client, optimizer)
         return LocalUpdate(self.federated_weights())
 
+    def styled(self, client: Client) -> Tensor | None:  # noqa: ARG002 - for methods with a style
+        """Return ``client.broadcast["images"]``, (B, 3, H, W), as training here would restyle them.
+
+        For pictures only. ``None`` where a method restyles nothing.
+        """
+        return None
+
     # ------------------------------------------------------------ server half
 
     def prepare(self, server: Server) -> None:

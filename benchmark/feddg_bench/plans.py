@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from feddg_bench.errors import SettingsError
 from feddg_bench.protocols import Scenario, scenarios, validate_protocol
 from feddg_bench.registry import check_name, load_recipe, names
-from feddg_bench.settings import Layer, RunSettings, merge, validate
+from feddg_bench.settings import (
+    Layer,
+    RunSettings,
+    load_layer,
+    merge,
+    parse_override,
+    validate,
+)
 
 if TYPE_CHECKING:
     from feddg_bench.data import DomainDataset
     from feddg_bench.run import Plan
+
+
+FLAGS = {
+    "rounds": "federation.rounds",
+    "per_round": "federation.per_round",
+    "clients": "partition.clients",
+    "heterogeneity": "partition.heterogeneity",
+    "split_csv": "data.split_csv",
+}
+"""Flags that stand for a setting."""
 
 
 class Draft(NamedTuple):
@@ -93,6 +110,36 @@ def make_plans(drafts: Sequence[Draft], dataset: DomainDataset) -> list[Plan]:
     for plan in plans:
         check_fit(plan.settings, load_method(plan.settings.method), dataset)
     return plans
+
+
+def one_scenario(protocol: str, dataset: DomainDataset, select: str | None) -> Scenario:
+    """Return the scenario that a command for one shows: the protocol's first if none is named.
+
+    Raises:
+        SettingsError: If it is unknown, or several are named.
+    """
+    found = scenarios(protocol, dataset.domains, dataset.letters, select, dataset.official)
+    if select is not None and len(found) > 1:
+        raise SettingsError(
+            f"this command takes one scenario and {select} names {len(found)}: give one, such as "
+            f"{found[0].name}"
+        )
+    return found[0]
+
+
+def user_layer(flags: Mapping[str, Any], config: Sequence[Path], pairs: Iterable[str]) -> Layer:
+    """Return what the user says: files, flags, ``KEY=VALUE``; later ones win.
+
+    Args:
+        flags: Keys of `FLAGS` with their values, ``None`` where the flag was not given.
+        config: YAML files.
+        pairs: ``KEY=VALUE``.
+
+    Raises:
+        SettingsError: If a file cannot be read, or a setting is unknown.
+    """
+    given = [f"{FLAGS[flag]}={value}" for flag, value in flags.items() if value is not None]
+    return merge(*map(load_layer, config), *map(parse_override, [*given, *pairs]))
 
 
 def base_layer(

@@ -205,9 +205,20 @@ class CCST(Method):
     # ----------------------------------------------------------------- training, each round
 
     def fit(self, client: Client) -> LocalUpdate:
+        self.open_bank(client)
+        return super().fit(client)
+
+    def open_bank(self, client: Client) -> None:
+        """Make ready to draw styles for the client's images."""
         self.generator = client.generator("styles")
         self.pools = pooled(without(client.broadcast.get("bank", {}), client.name))
-        return super().fit(client)
+
+    def styled(self, client: Client) -> Tensor | None:
+        self.open_bank(client)
+        if not {"styles", "bank"} & set(client.broadcast):
+            return None
+        copies = self.restyled(client.broadcast["images"])
+        return copies[0] if copies else None
 
     def batches(self, client: Client, epoch: int) -> Iterator[Batch]:
         s = self.settings

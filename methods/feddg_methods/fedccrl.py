@@ -170,6 +170,12 @@ class FedCCRL(Method):
         self.generator = client.generator("views")
         return super().fit(client)
 
+    def styled(self, client: Client) -> Tensor | None:
+        if not (self.settings.ccdt or self.settings.difp):
+            return None
+        self.generator = client.generator("views")
+        return self.view(client.broadcast["images"])
+
     @torch.no_grad()
     def view(self, images: Tensor) -> Tensor:
         """Return one augmented view DIFP(CCDT(X)) of images (B, 3, H, W)."""

@@ -183,6 +183,9 @@ class Pardon(Method):
         """Return images (B, 3, H, W) in the interpolation style S_g, without gradients."""
         return self.style.transfer(images, self.client.broadcast["style"], self.settings.strength)
 
+    def styled(self, client: Client) -> Tensor | None:
+        return None if self.settings.ablation == "v4" else self.restyle(client.broadcast["images"])
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         s = self.settings
         images, labels = batch

@@ -272,8 +272,8 @@ def test_the_command_repeats_the_run(
     tmp_path: Path, settings: dict[str, Any], method: str, recipe: str, hyper: dict[str, Any]
 ) -> None:
     from feddg_bench import cli
+    from feddg_bench.plans import draft_runs, make_plans, user_layer
     from feddg_bench.registry import load_dataset, load_method
-    from feddg_bench.run import make_plan
 
     resolved = load_method(method).Settings(**hyper).model_dump(mode="json")
     save(tmp_path, record(method, recipe=recipe, seed=3, settings={**settings, "hyper": resolved}))
@@ -284,13 +284,18 @@ def test_the_command_repeats_the_run(
     command = typer.main.get_command(cli.app).commands["run"]  # type: ignore[attr-defined]
     assert shlex.split(line)[:2] == ["feddg-bench", "run"]
     given = command.make_context("run", shlex.split(line)[2:]).params
-    label, base, user = cli._layers(
-        given["method"], given["dataset"], given["protocol"], given["recipe"], {}, None, None,
-        given["pairs"],
-    )  # fmt: skip
-    (chosen,) = cli._scenarios(given["protocol"], load_dataset("digits4")(), given["scenario"])
-    named = {"scenario": chosen.name, "seed": int(given["seeds"])}
-    assert make_plan([base], [user, named], chosen, label).key == run["key"]
+    drafts = draft_runs(
+        load_dataset("digits4")(),
+        given["dataset"],
+        methods=given["method"],
+        protocols=given["protocol"],
+        scenario=given["scenario"],
+        recipe=given["recipe"],
+        seeds=given["seeds"],
+        user=user_layer({}, (), given["pairs"]),
+    )
+    (plan,) = make_plans(drafts, load_dataset("digits4")())
+    assert plan.key == run["key"]
 
 
 # --------------------------------------------------------------------------- the folder

@@ -1,0 +1,258 @@
+"""``feddg-bench figures``: pictures of records, of partitions, and of models trained for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from feddg_bench.cli_figure_models import (
+    gradcam_command,
+    landscape_command,
+    partition_command,
+    styles_command,
+    tsne_command,
+)
+from feddg_bench.errors import DataError, SettingsError
+from feddg_bench.figures.drawing import save
+from feddg_bench.settings import unknown
+
+if TYPE_CHECKING:
+    from feddg_bench.figures.drawing import Picture
+    from feddg_bench.figures.records import Frame, Wanted
+    from feddg_bench.tables.records import Run
+    from feddg_bench.tables.rules import Rule
+
+figures_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Draw figures, each as PNG and PDF, with the numbers beside it where there are some: from "
+    "records (all, convergence, lambda, clients, leaderboard, overhead), of a partition, or of "
+    "models that are trained for it (styles, tsne, gradcam, landscape).",
+)
+
+Results = Annotated[Path, typer.Option(help="Folder of records.")]
+Out = Annotated[Path | None, typer.Option(help="Folder to write to; default RESULTS/figures.")]
+Recorded = Annotated[str | None, typer.Option("--dataset", help="Default: all that have records.")]
+RecordedProtocol = Annotated[
+    str | None, typer.Option("--protocol", help="Default: all that have records.")
+]
+RecordedScenario = Annotated[
+    str | None, typer.Option("--scenario", help="Comma-separated; default is the mean over all.")
+]
+RecordedMethods = Annotated[
+    str | None,
+    typer.Option("--method", "--methods", help="Comma-separated; up to six share one plot."),
+]
+RecordedRecipe = Annotated[
+    str | None, typer.Option("--recipe", help="Default: all that have records.")
+]
+Split = Annotated[str, typer.Option(help="test, val, id_test or id_val.")]
+Select = Annotated[
+    str, typer.Option(help="Round that counts: last, best_by_val, best_by_id_val or oracle.")
+]
+RESULTS = Path("results")
+
+
+@figures_app.command("all")
+def all_command(
+    results: Results = RESULTS,
+    out: Out = None,
+    dataset: Recorded = None,
+    protocol: RecordedProtocol = None,
+    split: Split = "test",
+    select: Select = "last",
+) -> None:
+    """Draw every figure that the records are enough for, for each data set, protocol and recipe."""
+    from feddg_bench.figures.overhead import overhead
+    from feddg_bench.figures.scores import SWEEPS, convergence, leaderboard, swept
+
+    wanted, runs, rule = _records(results, dataset, protocol, None, None, None, split, select)
+
+    def pictures() -> Iterable[Picture | str]:
+        for frame in _frames(runs):
+            missing = f"{frame.name}: no round was evaluated on {split}"
+            yield convergence(frame, wanted, split) or missing
+            yield leaderboard(frame, wanted, split, rule) or missing
+            yield overhead(frame, wanted)
+        for sweep in SWEEPS.values():
+            found = swept(runs, sweep, wanted, split, rule)
+            yield from found
+            if not found:
+                yield _unswept(sweep.name, wanted)
+
+    save(pictures, out or results / "figures")
+
+
+@figures_app.command("convergence")
+def convergence_command(
+    results: Results = RESULTS,
+    out: Out = None,
+    dataset: Recorded = None,
+    protocol: RecordedProtocol = None,
+    scenario: RecordedScenario = None,
+    method: RecordedMethods = None,
+    recipe: RecordedRecipe = None,
+    split: Split = "test",
+) -> None:
+    """Draw accuracy, or another key metric, against the round.
+
+    It is the mean over scenarios; lines and bands are mean and deviation over seeds.
+    """
+    from feddg_bench.figures.scores import convergence
+
+    wanted, runs, _ = _records(results, dataset, protocol, scenario, method, recipe, split, "last")
+    _each_frame(lambda f: convergence(f, wanted, split), runs, split, out or results / "figures")
+
+
+@figures_app.command("leaderboard")
+def leaderboard_command(
+    results: Results = RESULTS,
+    out: Out = None,
+    dataset: Recorded = None,
+    protocol: RecordedProtocol = None,
+    scenario: RecordedScenario = None,
+    method: RecordedMethods = None,
+    recipe: RecordedRecipe = None,
+    split: Split = "test",
+    select: Select = "last",
+) -> None:
+    """Draw the key metric of each method, best first, with that of single scenarios."""
+    from feddg_bench.figures.scores import leaderboard
+
+    wanted, runs, rule = _records(
+        results, dataset, protocol, scenario, method, recipe, split, select
+    )
+    folder = out or results / "figures"
+    _each_frame(lambda f: leaderboard(f, wanted, split, rule), runs, split, folder)
+
+
+@figures_app.command("overhead")
+def overhead_command(
+    results: Results = RESULTS,
+    out: Out = None,
+    dataset: Recorded = None,
+    protocol: RecordedProtocol = None,
+    scenario: RecordedScenario = None,
+    method: RecordedMethods = None,
+    recipe: RecordedRecipe = None,
+) -> None:
+    """Draw the seconds of a round by phase for each method, and those before round 1."""
+    from feddg_bench.figures.overhead import overhead
+
+    wanted, runs, _ = _records(results, dataset, protocol, scenario, method, recipe, "test", "last")
+    _each_frame(lambda f: overhead(f, wanted), runs, "test", out or results / "figures")
+
+
+@figures_app.command("lambda")
+def lambda_command(
+    results: Results = RESULTS,
+    out: Out = None,
+    dataset: Recorded = None,
+    protocol: RecordedProtocol = None,
+    scenario: RecordedScenario = None,
+    method: RecordedMethods = None,
+    recipe: RecordedRecipe = None,
+    split: Split = "test",
+    select: Select = "last",
+) -> None:
+    """Draw accuracy, or another key metric, against the heterogeneity lambda."""
+    chosen = _records(results, dataset, protocol, scenario, method, recipe, split, select)
+    _sweep("lambda", *chosen, split, out or results / "figures")
+
+
+@figures_app.command("clients")
+def clients_command(
+    results: Results = RESULTS,
+    out: Out = None,
+    dataset: Recorded = None,
+    protocol: RecordedProtocol = None,
+    scenario: RecordedScenario = None,
+    method: RecordedMethods = None,
+    recipe: RecordedRecipe = None,
+    split: Split = "test",
+    select: Select = "last",
+) -> None:
+    """Draw accuracy, or another key metric, against K/N: the clients of a round out of all."""
+    chosen = _records(results, dataset, protocol, scenario, method, recipe, split, select)
+    _sweep("clients", *chosen, split, out or results / "figures")
+
+
+def _records(
+    results: Path,
+    dataset: str | None,
+    protocol: str | None,
+    scenario: str | None,
+    method: str | None,
+    recipe: str | None,
+    split: str,
+    select: str,
+) -> tuple[Wanted, list[Run], Rule]:
+    """Return what is asked for, its runs, and the selection rule."""
+    from feddg_bench.figures import records
+    from feddg_bench.tables.records import read_runs
+    from feddg_bench.tables.rules import RULES
+
+    if split not in records.SPLITS:
+        raise SettingsError(unknown("split", split, records.SPLITS))
+    if select not in RULES:
+        raise SettingsError(unknown("selection rule", select, RULES))
+    wanted = records.Wanted(dataset, protocol, _listed(scenario), _listed(method), recipe)
+    return wanted, records.select(read_runs(results), wanted, results), select
+
+
+def _listed(text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+
+
+def _frames(runs: list[Run]) -> list[Frame]:
+    from feddg_bench.figures.records import frames
+
+    return frames(runs)
+
+
+def _each_frame(
+    draw: Callable[[Frame], Picture | None], runs: list[Run], split: str, folder: Path
+) -> None:
+    save(
+        lambda: (
+            draw(frame) or f"{frame.name}: no round was evaluated on {split}"
+            for frame in _frames(runs)
+        ),
+        folder,
+    )
+
+
+def _sweep(
+    name: str, wanted: Wanted, runs: list[Run], rule: Rule, split: str, folder: Path
+) -> None:
+    from feddg_bench.figures.scores import SWEEPS, swept
+
+    def pictures() -> Iterable[Picture]:
+        found = swept(runs, SWEEPS[name], wanted, split, rule)
+        if not found:
+            raise DataError(_unswept(name, wanted))
+        return found
+
+    save(pictures, folder)
+
+
+def _unswept(name: str, wanted: Wanted) -> str:
+    """Say that records hold one value of a setting only, and which command makes others."""
+    on = f" dataset={wanted.dataset}" if wanted.dataset not in (None, "digits4") else ""
+    what = "lambda" if name == "lambda" else "K/N"
+    return (
+        f"{name}: the records hold no two values of {what} that could be compared; make some: "
+        f"feddg-bench sweep sweeps/{name}.yaml{on}"
+    )
+
+
+figures_app.command("partition")(partition_command)
+figures_app.command("styles")(styles_command)
+figures_app.command("tsne")(tsne_command)
+figures_app.command("gradcam")(gradcam_command)
+figures_app.command("landscape")(landscape_command)

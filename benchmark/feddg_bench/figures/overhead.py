@@ -1,0 +1,70 @@
+"""Figure of overhead: where the seconds of a run went, from records alone."""
+
+from __future__ import annotations
+
+from feddg_bench.figures.drawing import HATCHES, Picture, Sheet, entitle, new_figure
+from feddg_bench.figures.records import Frame, Wanted, comparable, groups
+from feddg_bench.results import read_record
+
+PHASES = ("training", "aggregation", "communication", "evaluation")
+ONCE = "before round 1"
+
+
+def overhead(frame: Frame, wanted: Wanted) -> Picture:
+    """Draw where the seconds of a round go, and what came before round 1, for each method."""
+    found, scenarios, notes = comparable(groups(frame.runs))
+    rows: list[tuple[str, dict[str, float], float, int]] = []
+    places: set[str] = set()
+    for group in found:
+        seconds: list[dict[str, float]] = []
+        once: list[float] = []
+        for runs in (v for (s, _), v in sorted(group.runs.items()) if s in scenarios):
+            for run in runs:
+                record = read_record(run.path)
+                rounds = record.rounds
+                seconds.append(
+                    {p: sum(r["seconds"].get(p, 0.0) for r in rounds) / len(rounds) for p in PHASES}
+                )
+                once.append(sum(record.once.get("seconds", {}).values()))
+                e = record.environment
+                n, threads = e.get("workers"), e.get("threads")
+                places.add(f"{e.get('device')}, workers {n}, threads {threads}")
+        mean = {p: sum(s[p] for s in seconds) / len(seconds) for p in PHASES}
+        rows.append((group.label, mean, sum(once) / len(once), len(seconds)))
+    rows.sort(key=lambda row: (sum(row[1].values()), row[0]))
+    figure = new_figure(6.6, 1.2 + 0.2 * len(rows))
+    axes, before = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
+    greys = ("#4d4d4d", "#ffffff", "#bdbdbd", "#ededed")
+    for place, (_, mean, first, _) in enumerate(rows):
+        left = 0.0
+        for phase, grey, hatch in zip(PHASES, greys, HATCHES, strict=False):
+            axes.barh(
+                place,
+                mean[phase],
+                left=left,
+                height=0.7,
+                color=grey,
+                hatch=hatch,
+                edgecolor="black",
+                linewidth=0.4,
+                label=phase if place == 0 else None,
+            )
+            left += mean[phase]
+        axes.annotate(f" {left:.2f}", (left, place), va="center", fontsize=7)
+        before.barh(place, first, height=0.7, color="#8a8a8a", edgecolor="black", linewidth=0.4)
+    axes.set_yticks(range(len(rows)), labels=[row[0] for row in rows])
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.margins(x=0.1)
+    for part, label in ((axes, "seconds a round"), (before, f"seconds {ONCE}")):
+        part.set_xlabel(label)
+        part.grid(axis="x")
+    figure.legend(loc="outside lower center", ncols=len(PHASES))
+    where = "; ".join(sorted(places))
+    entitle(figure, f"{frame.title}: where the time goes, mean over runs", where)
+    if len(places) > 1:
+        notes.append(f"the runs were measured in {len(places)} ways, which cannot be compared")
+    sheet = Sheet(
+        ("series", *PHASES, ONCE, "runs"),
+        tuple((label, *(mean[p] for p in PHASES), first, n) for label, mean, first, n in rows),
+    )
+    return Picture(f"overhead-{frame.name}{wanted.suffix()}", figure, sheet, tuple(notes))

@@ -1,0 +1,231 @@
+"""``feddg-bench figures`` as a user meets it."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from rich.console import Console
+
+from feddg_bench import cli
+from feddg_bench.cli_figure_models import _plans
+from feddg_bench.executors import SerialExecutor
+from feddg_bench.figures.studies import landscape_picture
+from feddg_bench.figures.training import train
+from feddg_bench.partition import heterogeneous_counts
+from feddg_bench.progress import ConsoleReport
+from feddg_bench.results import read_record
+from feddg_bench.settings import Resources
+
+TINY = ("--clients", "4", "--per-round", "2", "--workers", "1")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def feddg(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    cache: Path,
+) -> Run:
+    """Return the command, run in this process in an empty folder."""
+    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
+    monkeypatch.setenv("FEDDG_CACHE", str(cache))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["feddg-bench", *map(str, arguments)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        captured = capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    return run
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def pictures(folder: Path) -> list[str]:
+    """Return the stems of the PNG files, each of which has a PDF beside it and some ink."""
+    stems = sorted(path.stem for path in folder.glob("*.png"))
+    assert stems == sorted(path.stem for path in folder.glob("*.pdf"))
+    for stem in stems:
+        with Image.open(folder / f"{stem}.png") as image:
+            assert np.asarray(image.convert("L")).std() > 5
+        assert (folder / f"{stem}.pdf").read_bytes().startswith(b"%PDF")
+    return stems
+
+
+def test_all_draws_what_records_are_enough_for(feddg: Run) -> None:
+    for value in ("0", "1"):
+        done = feddg(
+            "run", "--method", "fedavg,fedprox", "--scenario", "ip-o-c", "--rounds", "2", "--json",
+            "--lambda", value, *TINY, "evaluation.every=1",
+        )  # fmt: skip
+        assert done.code == 0
+    done = feddg("figures", "all")
+    assert (done.code, done.err) == (0, "")
+    assert pictures(Path("results/figures")) == [
+        "convergence-digits4-ltdo-quick-lambda-0",
+        "convergence-digits4-ltdo-quick-lambda-1",
+        "lambda-digits4-ltdo-quick",
+        "leaderboard-digits4-ltdo-quick-lambda-0",
+        "leaderboard-digits4-ltdo-quick-lambda-1",
+        "overhead-digits4-ltdo-quick-lambda-0",
+        "overhead-digits4-ltdo-quick-lambda-1",
+    ]
+    assert done.out.count("clients: the records hold no two values of K/N") == 1
+    records = [read_record(path) for path in Path("results/runs").glob("*.json")]
+    expected = {
+        (r.method, f"{r.settings['partition']['heterogeneity']:g}"): 100
+        * r.rounds[-1]["evaluation"]["test"]["chalk"]["accuracy"]
+        for r in records
+    }
+    found = rows(Path("results/figures/lambda-digits4-ltdo-quick.csv"))
+    assert {(row["series"], row["lambda"]): float(row["mean"]) for row in found} == pytest.approx(
+        expected, abs=1e-5
+    )
+    before = Path("results/figures/lambda-digits4-ltdo-quick.pdf").read_bytes()
+    assert feddg("figures", "lambda", "--method", "fedavg,fedprox").code == 0
+    named = Path("results/figures/lambda-digits4-ltdo-quick-fedavg-fedprox.pdf")
+    assert named.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("convergence",), "there is no results folder"),
+        (("convergence", "--split", "tset", "--results", "."), "did you mean 'test'"),
+        (("leaderboard", "--select", "lasst", "--results", "."), "did you mean 'last'"),
+        (("overhead", "--results", "."), "make some: feddg-bench run --method"),
+        (("partition", "--lambda", "0,many"), "expected numbers in [0, 1], such as 0,0.1,0.5,1"),
+        (("partition", "--lambda", "2"), "heterogeneity"),
+        (("partition", "--by", "domian"), "did you mean 'domain'"),
+        (("partition", "--scenario", "all"), "shows one scenario and --scenario all names 12"),
+        (("partition", "--dataset", "digit4"), "did you mean 'digits4'"),
+        (("tsne", "--rounds", "2", "--at", "3"), "expected rounds from 0 to 2"),
+        (("gradcam", "--method", "pardn"), "did you mean 'pardon'"),
+        (("styles", "--method", "fedavg", *TINY), "fedavg restyles no images"),
+        (("landscape", "--rounds", "1", "--pair", "x,y", *TINY), "unknown client of round 1 'x'"),
+    ],
+)
+def test_mistakes_get_one_sentence(feddg: Run, arguments: tuple[str, ...], sentence: str) -> None:
+    done = feddg("figures", *arguments)
+    assert done.code == 2
+    errors = [line for line in done.err.splitlines() if line.startswith("feddg-bench: error")]
+    assert len(errors) == 1
+    assert sentence in errors[0]
+    assert not Path("results/figures").exists()
+
+
+def test_partitions_are_those_of_a_run(feddg: Run) -> None:
+    done = feddg("figures", "partition", "--clients", 6, "--lambda", "0,0.5", "--out", "f")
+    assert done.code == 0
+    (stem,) = pictures(Path("f"))
+    assert stem == "partition-digits4-ltdo-oc-i-p-heterogeneous-6"
+    found = rows(Path("f", f"{stem}.csv"))
+    for value in (0, 0.5):
+        mine = [row for row in found if row["partition"].endswith(f"= {value:g}")]
+        counts = np.zeros((6, 2), dtype=int)
+        for row in mine:
+            counts[int(row["client"]), ("outline", "chalk").index(row["domain"])] = int(
+                row["images"]
+            )
+        expected = heterogeneous_counts(counts.sum(axis=0), 6, value)
+        assert counts.tolist() == expected.tolist()
+    assert feddg("figures", "partition", "--by", "label", "--out", "g").code == 0
+    labels = rows(Path("g", "partition-digits4-ltdo-oc-i-p-heterogeneous-20-by_label.csv"))
+    assert len(labels) == 20 * 10
+    assert sum(int(row["images"]) for row in labels) == counts.sum()
+    assert not Path("results").exists()  # nothing but the figure is kept
+
+
+def test_models_are_those_of_the_same_run(feddg: Run, tmp_path: Path, cache: Path) -> None:
+    pairs = ["evaluation.every=1", "partition.clients=12", "federation.per_round=2"]
+    wanted = ("--rounds", 2, "--scenario", "ip-o-c", "--workers", 1)
+    assert feddg("run", *wanted, "--json", *pairs).code == 0
+    (path,) = (tmp_path / "results" / "runs").glob("*.json")
+    flags: dict[str, float | None] = {"rounds": 2}
+    (plan,), data = _plans(
+        "fedavg", "digits4", "ltdo", "ip-o-c", None, flags, 0, None, cache, None, pairs
+    )
+    executor = SerialExecutor()
+    with ConsoleReport(Console(stderr=True), 1) as report:
+        trained = train(plan, data, executor, Resources(), report, [0, 2])
+    assert plan.key == path.stem
+    model = trained.load(trained.models[2])
+    for split, domain, index in trained.federation.evaluation:
+        images, labels = trained.images(index)
+        with torch.no_grad():
+            loss = F.cross_entropy(model(images), labels)
+        recorded = read_record(path).rounds[-1]["evaluation"][split][domain]["loss"]
+        assert float(loss) == pytest.approx(recorded, rel=1e-4)
+    start = trained.models[0]
+    assert any(not torch.equal(start[n], w) for n, w in trained.models[2].items())
+
+    # the landscape's corners are the losses of the three models on the clients' own images
+    one, other = sorted(trained.updates)
+    picture = landscape_picture([trained], (), count=10_000, steps=5)
+    assert picture.sheet is not None
+    found = {(row[1], row[2], row[3]): row[4] for row in picture.sheet.rows}
+    corners = {(0.0, 0.0): trained.before, (1.0, 0.0): trained.updates[one]}
+    corners[0.0, 1.0] = trained.updates[other]
+    for client in (one, other):
+        images, labels = trained.images(trained.federation.clients[client])
+        for (x, y), weights in corners.items():
+            with torch.no_grad():
+                loss = F.cross_entropy(trained.load(weights)(images), labels)
+            assert found[client, x, y] == pytest.approx(float(loss), rel=1e-4)
+    assert len({round(v, 3) for v in found.values()}) > 10
+
+
+def test_figures_of_trained_models(feddg: Run) -> None:
+    out = ("--out", "f", *TINY)
+    for arguments in (
+        ("tsne", "--method", "fedsr", "--rounds", 1, "--at", "0,1", "--images", 4),
+        ("gradcam", "--method", "fedavg,copa", "--rounds", 1, "--images", 1),
+        ("landscape", "--rounds", 1, "--images", 8, "--steps", 5),
+        ("styles", "--images", 1),
+    ):
+        done = feddg("figures", *arguments, *out)
+        assert done.code == 0, done.err
+    assert pictures(Path("f")) == [
+        "gradcam-digits4-ltdo-oc-i-p-fedavg-copa",
+        "landscape-digits4-ltdo-oc-i-p-fedavg",
+        "styles-digits4-ltdo-oc-i-p-pardon-ccst-fedccrl",
+        "tsne-digits4-ltdo-oc-i-p-fedsr",
+    ]
+    placed = rows(Path("f", "tsne-digits4-ltdo-oc-i-p-fedsr.csv"))
+    assert {row["model"] for row in placed} == {"fedsr, round 0", "fedsr, round 1"}
+    assert len(placed) == 2 * 4 * 4  # models, domains, images
+    before = {path.name: path.read_bytes() for path in Path("f").iterdir()}
+    assert feddg("figures", "landscape", "--rounds", 1, "--images", 8, "--steps", 5, *out).code == 0
+    assert before == {path.name: path.read_bytes() for path in Path("f").iterdir()}

@@ -1,0 +1,517 @@
+"""Figures: the numbers in them, the bytes of their files, Grad-CAM and loss landscapes."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torch import nn
+
+from feddg_bench.errors import DataError, SettingsError
+from feddg_bench.executors import SerialExecutor
+from feddg_bench.figures import landscape
+from feddg_bench.figures.curves import Axis, Curve, draw_curves
+from feddg_bench.figures.drawing import Picture, spread, styled
+from feddg_bench.figures.embedding import embed
+from feddg_bench.figures.gradcam import explain, grad_cam
+from feddg_bench.figures.overhead import overhead
+from feddg_bench.figures.partition import Spread, heat_maps
+from feddg_bench.figures.records import Frame, Point, Wanted, frames, groups, select
+from feddg_bench.figures.scores import SWEEPS, convergence, leaderboard, swept
+from feddg_bench.figures.training import Recording, wanted_rounds
+from feddg_bench.results import ResultsStore, RunRecord, ScenarioRecord
+from feddg_bench.settings import RunSettings, run_key
+from feddg_bench.tables.records import Run, read_runs
+from feddg_bench.testing import start_toy_run
+from feddg_bench.worker import Worker
+
+Add = Callable[..., RunRecord]
+EVERYTHING = Wanted()
+SCENARIOS = {
+    "oc-i-p": (("outline", "chalk"), "ink", "poster"),
+    "ic-p-o": (("ink", "chalk"), "poster", "outline"),
+}
+
+
+@pytest.fixture
+def add(tmp_path: Path) -> Add:
+    """Return a maker of records: method, scenario, seed, accuracies of the rounds 10, 20, ..."""
+
+    def make(
+        method: str = "fedavg",
+        test: tuple[float, ...] = (0.5,),
+        seed: int = 0,
+        scenario: str = "oc-i-p",
+        *,
+        seconds: dict[str, float] | None = None,
+        once: float = 0.0,
+        workers: int = 1,
+        **sections: dict[str, Any],
+    ) -> RunRecord:
+        train, held, target = SCENARIOS[scenario]
+        layer = {"method": method, "scenario": scenario, "seed": seed, **sections}
+        canonical = RunSettings(**layer).model_dump(mode="json")
+
+        def entry(number: int) -> dict[str, Any]:
+            evaluation = None
+            if number % 10 == 0:
+                value = test[number // 10 - 1]
+                evaluation = {
+                    "val": {held: {"accuracy": value / 2, "loss": 1.0, "images": 10}},
+                    "test": {target: {"accuracy": value, "loss": 1.0, "images": 10}},
+                }
+            return {
+                "round": number,
+                "cohort": ["a", "b"],
+                "skipped": False,
+                "train": {},
+                "evaluation": evaluation,
+                "bytes": {"up": 1, "down": 1},
+                "dropped": [],
+                "seconds": seconds or {"training": 1.0},
+            }
+
+        record = RunRecord(
+            key=run_key(canonical, 1),
+            method=method,
+            method_version=1,
+            dataset="digits4",
+            protocol="ltdo",
+            scenario=ScenarioRecord(name=scenario, train=train, val=held, test=target),
+            seed=seed,
+            recipe="mine",
+            settings=canonical,
+            data={"fingerprint": "f" * 32, "images": {}},
+            partition={"hash": "p", "clients": 4, "sizes": [1, 1, 1]},
+            once={"seconds": {"training": once}},
+            rounds=[entry(n + 1) for n in range(10 * len(test))],
+            environment={"device": "cpu", "workers": workers, "threads": 1},
+        )
+        ResultsStore(tmp_path).save(record)
+        return record
+
+    return make
+
+
+def only_frame(results: Path) -> Frame:
+    (frame,) = frames(read_runs(results))
+    return frame
+
+
+def numbers(picture: Picture | None) -> list[dict[str, str]]:
+    assert picture is not None
+    assert picture.sheet is not None
+    return list(csv.DictReader(io.StringIO(picture.sheet.text())))
+
+
+@pytest.fixture
+def drawing() -> Any:
+    with styled():
+        yield
+
+
+# --------------------------------------------------------------------------- of records
+
+
+@pytest.mark.usefixtures("drawing")
+def test_convergence_averages_scenarios_and_then_seeds(add: Add, tmp_path: Path) -> None:
+    add(test=(0.2, 0.6), seed=0, scenario="oc-i-p")
+    add(test=(0.4, 0.8), seed=0, scenario="ic-p-o")
+    add(test=(0.3, 0.9), seed=1, scenario="oc-i-p")
+    add(test=(0.7, 0.9), seed=1, scenario="ic-p-o")
+    found = numbers(convergence(only_frame(tmp_path), EVERYTHING, "test"))
+    assert [(row["series"], row["round"], row["seeds"]) for row in found] == [
+        ("fedavg", "10", "0 1"),
+        ("fedavg", "20", "0 1"),
+    ]
+    # seeds have 30 and 50 after round 10, 70 and 90 after round 20
+    assert [float(row["mean"]) for row in found] == pytest.approx([40, 80])
+    assert [float(row["std"]) for row in found] == pytest.approx([np.sqrt(200)] * 2, abs=1e-6)
+    halves = numbers(convergence(only_frame(tmp_path), EVERYTHING, "val"))
+    assert [float(row["mean"]) for row in halves] == pytest.approx([20, 40])
+    assert convergence(only_frame(tmp_path), EVERYTHING, "id_test") is None
+
+
+@pytest.mark.usefixtures("drawing")
+def test_a_seed_that_lacks_a_scenario_does_not_count(add: Add, tmp_path: Path) -> None:
+    add(test=(0.2,), seed=0, scenario="oc-i-p")
+    add(test=(0.4,), seed=0, scenario="ic-p-o")
+    add(test=(1.0,), seed=1, scenario="oc-i-p")
+    (row,) = numbers(convergence(only_frame(tmp_path), EVERYTHING, "test"))
+    assert (float(row["mean"]), row["std"], row["seeds"]) == (pytest.approx(30), "", "0")
+
+
+@pytest.mark.usefixtures("drawing")
+def test_a_method_that_lacks_scenarios_is_left_out_by_name(add: Add, tmp_path: Path) -> None:
+    for method in ("fedavg", "moon"):
+        for scenario in SCENARIOS:
+            add(method, scenario=scenario)
+    add("fedprox", test=(0.9,), scenario="ic-p-o")
+    picture = convergence(only_frame(tmp_path), EVERYTHING, "test")
+    assert {row["series"] for row in numbers(picture)} == {"fedavg", "moon"}
+    assert picture is not None
+    assert picture.notes == ("fedprox is left out: it has no run of oc-i-p",)
+
+
+def test_settings_tell_series_of_one_method_apart(add: Add, tmp_path: Path) -> None:
+    add("fedprox", hyper={"mu": 0.1})
+    add("fedprox", hyper={"mu": 1.0})
+    assert [g.label for g in groups(only_frame(tmp_path).runs)] == [
+        "fedprox (mu=0.1)",
+        "fedprox (mu=1)",
+    ]
+
+
+@pytest.mark.usefixtures("drawing")
+def test_curves_against_lambda_keep_other_settings_apart(add: Add, tmp_path: Path) -> None:
+    for value, accuracy in ((0.0, 0.2), (0.5, 0.4), (1.0, 0.6)):
+        add(test=(accuracy,), partition={"heterogeneity": value})
+        add(test=(accuracy / 2,), partition={"heterogeneity": value, "clients": 50})
+    add("moon", partition={"heterogeneity": 0.5})  # one point is no curve
+    add("erm", test=(0.9,), partition={"kind": "pooled"}, federation={"per_round": None})
+    pictures = swept(read_runs(tmp_path), SWEEPS["lambda"], EVERYTHING, "test", "last")
+    assert len(pictures) == 2
+    small, large = sorted(pictures, key=lambda p: float(numbers(p)[-1]["mean"]))
+    of_fedavg = [row for row in numbers(large) if row["series"] == "fedavg"]
+    assert [(row["lambda"], float(row["mean"])) for row in of_fedavg] == [
+        ("0", pytest.approx(20)),
+        ("0.5", pytest.approx(40)),
+        ("1", pytest.approx(60)),
+    ]
+    assert [(r["lambda"], float(r["mean"])) for r in numbers(large) if r["series"] == "erm"] == [
+        ("all", pytest.approx(90))
+    ]
+    assert large.notes == ("moon is left out: it has 1 point on this axis",)
+    assert float(numbers(small)[-1]["mean"]) == pytest.approx(30)
+    apart = [
+        run
+        for run in read_runs(tmp_path)
+        if (run.method, run.get("partition.heterogeneity")) in (("fedavg", 0.0), ("moon", 0.5))
+        or run.method == "erm"
+    ]
+    assert len(apart) == 4
+    assert swept(apart, SWEEPS["lambda"], EVERYTHING, "test", "last") == []
+
+
+@pytest.mark.usefixtures("drawing")
+def test_curves_against_clients_are_ordered_by_their_number(add: Add, tmp_path: Path) -> None:
+    for n, k, accuracy in ((100, 5, 0.2), (5, None, 0.4), (20, 5, 0.6), (20, 10, 0.8)):
+        add(test=(accuracy,), partition={"clients": n}, federation={"per_round": k})
+    (picture,) = swept(read_runs(tmp_path), SWEEPS["clients"], EVERYTHING, "test", "last")
+    assert [(r["clients"], float(r["mean"])) for r in numbers(picture)] == [
+        ("5/5", pytest.approx(40)),
+        ("5/20", pytest.approx(60)),
+        ("10/20", pytest.approx(80)),
+        ("5/100", pytest.approx(20)),
+    ]
+
+
+@pytest.mark.usefixtures("drawing")
+def test_leaderboard_is_by_mean_under_a_rule(add: Add, tmp_path: Path) -> None:
+    add("fedavg", test=(0.9, 0.2), scenario="oc-i-p")
+    add("fedavg", test=(0.7, 0.4), scenario="ic-p-o")
+    add("moon", test=(0.5, 0.5), scenario="oc-i-p")
+    add("moon", test=(0.5, 0.6), scenario="ic-p-o")
+    last = numbers(leaderboard(only_frame(tmp_path), EVERYTHING, "test", "last"))
+    assert [(row["series"], float(row["mean"])) for row in last] == [
+        ("moon", pytest.approx(55)),
+        ("fedavg", pytest.approx(30)),
+    ]
+    assert float(last[1]["ic-p-o"]) == pytest.approx(40)
+    best = numbers(leaderboard(only_frame(tmp_path), EVERYTHING, "test", "best_by_val"))
+    assert [(row["series"], float(row["mean"])) for row in best] == [
+        ("fedavg", pytest.approx(80)),
+        ("moon", pytest.approx(55)),
+    ]
+
+
+@pytest.mark.usefixtures("drawing")
+def test_overhead_is_the_mean_second_of_a_round_and_of_runs(add: Add, tmp_path: Path) -> None:
+    add(seconds={"training": 2.0, "aggregation": 0.5}, once=1.0)
+    add(seconds={"training": 4.0, "evaluation": 1.0}, once=3.0, seed=1, workers=2)
+    picture = overhead(only_frame(tmp_path), EVERYTHING)
+    (row,) = numbers(picture)
+    del row["series"]
+    assert {k: float(v) for k, v in row.items()} == pytest.approx(
+        {
+            "training": 3.0,
+            "aggregation": 0.25,
+            "communication": 0.0,
+            "evaluation": 0.5,
+            "before round 1": 2.0,
+            "runs": 2,
+        }
+    )
+    assert picture.notes == ("the runs were measured in 2 ways, which cannot be compared",)
+
+
+def test_what_is_drawn_is_what_the_sheet_says(add: Add, tmp_path: Path) -> None:
+    add(test=(0.2, 0.6))
+    with styled():
+        picture = convergence(only_frame(tmp_path), EVERYTHING, "test")
+        assert picture is not None
+        (line,) = [line for line in picture.figure.axes[0].get_lines() if line.get_clip_on()]
+        assert np.asarray(line.get_xdata()).tolist() == [10, 20]
+        assert np.asarray(line.get_ydata()) == pytest.approx([20, 60])
+
+
+def test_many_methods_get_a_panel_each_and_few_share_one() -> None:
+    def curve(n: int) -> Curve:
+        return Curve(f"m{n}", (Point(1, n, None, (0,)), Point(2, 2 * n, 1.0, (0, 1))))
+
+    with styled():
+        few = draw_curves([curve(n) for n in range(6)], Axis("round"), "y", "title")
+        assert len(few.axes) == 1
+        lines = [line for line in few.axes[0].get_lines() if line.get_clip_on()]
+        assert len({line.get_marker() for line in lines}) == 6  # apart without colour
+        assert [text.get_text() for text in few.axes[0].texts] == [f"m{n}" for n in range(6)]
+        many = draw_curves([curve(n) for n in range(7)], Axis("round"), "y", "title")
+        titles = [axes.get_title(loc="left") for axes in many.axes if axes.axison]
+        assert titles == [f"m{n}  {2 * n:.1f}" for n in range(6, -1, -1)]
+
+
+def test_selection_refuses_unknown_names_and_says_what_would_make_records(
+    add: Add, tmp_path: Path
+) -> None:
+    add()
+    runs: list[Run] = read_runs(tmp_path)
+    assert len(select(runs, Wanted("digits4", "ltdo", ("oc-i-p",), ("fedavg",)), tmp_path)) == 1
+    for wanted, near in (
+        (Wanted(methods=("fedavgg",)), "did you mean 'fedavg'"),
+        (Wanted(dataset="digit4"), "did you mean 'digits4'"),
+        (Wanted(protocol="ltod"), "did you mean 'ltdo'"),
+        (Wanted(scenarios=("oc-i-q",)), "did you mean 'oc-i-p'"),
+        (Wanted(recipe="mime"), "did you mean 'mine'"),
+    ):
+        with pytest.raises(SettingsError, match=near):
+            select(runs, wanted, tmp_path)
+    with pytest.raises(DataError, match="feddg-bench run --method moon --dataset digits4 --proto"):
+        select(runs, Wanted("digits4", "lodo", None, ("moon",)), Path("results"))
+
+
+# ------------------------------------------------------------------------------- files
+
+
+def test_files_are_the_same_bytes_whatever_the_user_has_set(add: Add, tmp_path: Path) -> None:
+    add(test=(0.2, 0.6))
+    frame = only_frame(tmp_path)
+    files = []
+    for size in (7.0, 30.0):
+        with mpl.rc_context({"font.size": size}), styled():
+            picture = convergence(frame, EVERYTHING, "test")
+            assert picture is not None
+            files.append(picture.save(tmp_path / str(size)))
+    assert [path.suffix for path in files[0]] == [".png", ".pdf", ".csv"]
+    for one, other in zip(*files, strict=True):
+        assert one.read_bytes() == other.read_bytes()
+    png, pdf, _ = (path.read_bytes() for path in files[0])
+    assert b"Date" not in pdf
+    assert b"Software" not in png
+    with Image.open(files[0][0]) as image:
+        assert image.info["dpi"] == pytest.approx((150, 150), abs=0.1)
+
+
+@given(st.lists(st.floats(0, 100), max_size=8), st.floats(0.1, 10))
+def test_labels_are_moved_apart_in_their_order_and_around_their_mean(
+    values: list[float], gap: float
+) -> None:
+    placed = spread(values, gap)
+    order = sorted(range(len(values)), key=lambda n: (values[n], n))
+    assert all(placed[b] - placed[a] >= gap - 1e-9 for a, b in pairwise(order))
+    if values:
+        assert sum(placed) == pytest.approx(sum(values), abs=1e-6)
+
+
+# ---------------------------------------------------------------------------- partition
+
+
+@pytest.mark.usefixtures("drawing")
+def test_heat_maps_share_one_scale_and_tell_how_pure_clients_are() -> None:
+    pure, mixed = np.array([[4, 0], [0, 8]]), np.array([[2, 2], [4, 4]])
+    picture = heat_maps(
+        "p", "title", ["ink", "chalk"], [Spread("a", pure), Spread("b", mixed)], "domain"
+    )
+    panels = [axes for axes in picture.figure.axes if axes.collections and axes.get_title("left")]
+    assert [axes.get_title("left") for axes in panels] == [
+        "a: 100 % of clients hold a single domain",
+        "b: 0 % of clients hold a single domain",
+    ]
+    assert [axes.collections[0].get_clim() for axes in panels] == [(0, 8), (0, 8)]
+    assert np.asarray(panels[0].collections[0].get_array()).tolist() == pure.tolist()
+    assert [row["images"] for row in numbers(picture)] == ["4", "8", "2", "4", "2", "4"]
+
+
+# ---------------------------------------------------------------------------- of models
+
+
+class Tiny(nn.Module):
+    """Convolution, mean over positions, linear: the map is known in closed form."""
+
+    def __init__(self, *more: nn.Module) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.backbone = nn.Sequential(
+            nn.Conv2d(3, 4, 1), nn.ReLU(inplace=True), *more, nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        )
+        self.classifier = nn.Linear(4, 3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.backbone(images))
+
+
+def scaled(heat: torch.Tensor) -> torch.Tensor:
+    return heat / heat.amax(dim=(1, 2), keepdim=True).clamp_min(1e-30)
+
+
+def test_grad_cam_of_mean_pooling_is_the_class_activation_map() -> None:
+    model: Any = Tiny().eval()
+    images = torch.rand(5, 3, 6, 6, generator=torch.Generator().manual_seed(1))
+    heat, classes = explain(model, images)
+    maps = model.backbone[:2](images)
+    assert torch.equal(classes, model(images).argmax(1))
+    # d score / d A = w / 36 at every position, so that alpha is w / 36 (Zhou et al., 2016)
+    expected = torch.einsum("bk,bkhw->bhw", model.classifier.weight[classes], maps).relu() / 36
+    torch.testing.assert_close(heat, scaled(expected), atol=1e-5, rtol=1e-4)
+    other, _ = explain(model, images, torch.full((5,), 2))
+    expected = torch.einsum("k,bkhw->bhw", model.classifier.weight[2], maps).relu() / 36
+    torch.testing.assert_close(other, scaled(expected), atol=1e-5, rtol=1e-4)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_grad_cam_takes_the_last_map_that_says_where() -> None:
+    small = nn.Conv2d(4, 4, 6, groups=4, bias=False)  # 6 x 6 to 1 x 1: nothing to see there
+    model: Any = Tiny(small).eval()
+    images = torch.rand(2, 3, 6, 6, generator=torch.Generator().manual_seed(1))
+    heat, classes = explain(model, images)
+    maps = model.backbone[:2](images)
+    alpha = model.classifier.weight[classes] * small.weight.mean(dim=(1, 2, 3))
+    expected = torch.einsum("bk,bkhw->bhw", alpha, maps).relu()
+    torch.testing.assert_close(heat, scaled(expected), atol=1e-5, rtol=1e-4)
+
+
+def test_grad_cam_by_hand() -> None:
+    maps = torch.tensor([[[[1.0, 2.0]], [[3.0, 0.0]]]])
+    gradients = torch.tensor([[[[1.0, 3.0]], [[-2.0, 0.0]]]])
+    # alpha = 2, -1: 2 * 1 - 3 < 0 and 2 * 2 - 0 = 4
+    assert grad_cam(maps, gradients).tolist() == [[[0.0, 4.0]]]
+
+
+def models() -> list[dict[str, torch.Tensor]]:
+    rng = torch.Generator().manual_seed(0)
+    return [
+        {
+            "weight": torch.randn(3, 2, generator=rng),
+            "running_var": torch.rand(3, generator=rng),
+            "steps": torch.tensor(n),
+        }
+        for n in range(3)
+    ]
+
+
+def test_the_plane_goes_through_its_three_models() -> None:
+    origin, one, other = models()
+    for (x, y), model in (((0, 0), origin), ((1, 0), one), ((0, 1), other)):
+        made = landscape.on_plane(origin, one, other, x, y, ("weight",))
+        assert torch.equal(made["weight"], model["weight"])
+        assert torch.equal(made["running_var"], model["running_var"])
+        assert made["steps"] == origin["steps"]
+    middle = landscape.on_plane(origin, one, other, 0.5, -1, ("weight",))
+    expected = (
+        origin["weight"]
+        + 0.5 * (one["weight"] - origin["weight"])
+        - (other["weight"] - origin["weight"])
+    )
+    torch.testing.assert_close(middle["weight"], expected)
+
+
+@settings(max_examples=50)
+@given(st.floats(-0.5, 1.5), st.floats(-0.5, 1.5))
+def test_variances_stay_among_those_of_the_three_models(x: float, y: float) -> None:
+    three = models()
+    made = landscape.on_plane(*three, x, y, ("weight",))["running_var"]
+    every = torch.stack([model["running_var"] for model in three])
+    assert bool((made >= every.amin(0) - 1e-6).all())
+    assert bool((made <= every.amax(0) + 1e-6).all())
+
+
+def test_a_grid_of_losses_has_x_across_and_y_down() -> None:
+    grid = landscape.grid_losses(
+        lambda x, y: {"x": torch.tensor(x), "y": torch.tensor(y)},
+        lambda model: (float(model["x"]), float(model["y"])),
+        5,
+    )
+    ticks = [-0.5, 0, 0.5, 1, 1.5]
+    assert grid[0].tolist() == [ticks] * 5
+    assert grid[1].T.tolist() == [ticks] * 5
+
+
+def test_cosine_between_updates() -> None:
+    origin = {"a": torch.zeros(2), "b": torch.zeros(1)}
+    one = {"a": torch.tensor([1.0, 0.0]), "b": torch.tensor([9.0])}
+    other = {"a": torch.tensor([1.0, 1.0]), "b": torch.tensor([-9.0])}
+    assert landscape.cosine(origin, one, other, ["a"]) == pytest.approx(np.sqrt(0.5))
+    assert landscape.cosine(origin, origin, other, ["a"]) == 0
+
+
+def styled_by(method: str, **hyper: Any) -> tuple[Any, Any, torch.Tensor, torch.Tensor | None]:
+    """Return a method, the task of a client that trained, images, and what it makes of them."""
+    executor = Recording(SerialExecutor())
+    run = start_toy_run(method, {"hyper": hyper}, executor=executor)
+    run.rounds(1)
+    task = executor.tasks[min(executor.tasks)]
+    images = torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(5))
+    asked = replace(task, call="styled", told={**task.told, "images": images})
+    made = [Worker(executor.spec, run.method).run(asked).value for _ in range(2)]
+    assert (made[0] is None) or torch.equal(*made)
+    return run.method, task, images, made[0]
+
+
+def test_methods_show_the_styles_that_they_train_with() -> None:
+    method, task, images, made = styled_by("pardon", style="pixel")
+    style = task.broadcast["style"]
+    assert made is not None
+    assert torch.equal(made, method.style.transfer(images, style, method.settings.strength))
+    method, task, images, made = styled_by("ccst", style="pixel")
+    style = task.told["styles"][0]
+    assert made is not None
+    assert torch.equal(made, method.style.transfer(images, style, method.settings.strength))
+    _, task, images, made = styled_by("fedccrl", difp=False)
+    assert made is not None
+    # the mean of a channel lies between the image's own and one from the pool
+    own, new = images.mean(dim=(2, 3)), made.mean(dim=(2, 3))
+    pool = task.told["pool"][:, 0]  # (J, 3)
+    shares = (new[:, None] - pool) / (own[:, None] - pool)  # of the own mean, (3, J, 3)
+    alike = (shares - shares.mean(dim=-1, keepdim=True)).abs().amax(dim=-1).amin(dim=-1)
+    assert bool((alike < 1e-3).all())
+    assert styled_by("fedavg")[3] is None
+    assert styled_by("pardon", style="pixel", ablation="v4")[3] is None
+    assert styled_by("fedccrl", ccdt=False, difp=False, ra=False, js=False)[3] is None
+
+
+def test_an_embedding_repeats_and_keeps_clusters() -> None:
+    rng = np.random.default_rng(0)
+    rows = np.concatenate([rng.normal(0, 1, (15, 8)), rng.normal(20, 1, (15, 8))])
+    placed = embed(rows, seed=3)
+    assert np.array_equal(placed, embed(rows, seed=3))
+    gaps = np.linalg.norm(placed[:, None] - placed[None], axis=-1) + 1e9 * np.eye(30)
+    assert (gaps.argmin(1) < 15).tolist() == [True] * 15 + [False] * 15
+
+
+def test_rounds_to_look_at() -> None:
+    assert wanted_rounds(None, 7) == [7]
+    assert wanted_rounds("7, 0,3", 7) == [0, 3, 7]
+    for text in ("8", "-1", "two", ""):
+        with pytest.raises(SettingsError, match="expected rounds from 0 to 7"):
+            wanted_rounds(text, 7)
