@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from feddg_bench.cli_options import CacheDir, DataRoot, Json, print_json
 from feddg_bench.errors import DataError, SettingsError
 from feddg_bench.registry import check_name, load_dataset, load_recipe, names
 
@@ -27,13 +27,6 @@ data_app = typer.Typer(
 )
 
 Name = Annotated[str, typer.Argument(metavar="DATASET", help="See `feddg-bench data list`.")]
-DataRoot = Annotated[
-    Path | None, typer.Option(help="Folder of the data; else $FEDDG_DATA or the settings file.")
-]
-CacheDir = Annotated[
-    Path | None, typer.Option(help="Folder of decoded images; else $FEDDG_CACHE or ~/.cache.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
 
 COUNTED = ("images", "domains", "classes")
@@ -50,7 +43,7 @@ def list_command(
     cache = find_cache(cache_dir)
     rows = [_row(name, data_root, cache) for name in names("data set")]
     if json_:
-        _print_json(rows)
+        print_json(rows)
         return
     from rich.console import Console
     from rich.table import Table
@@ -133,7 +126,7 @@ def check_command(
     with _progress(f"checking {dataset}") as bar:
         found = examine(opened, split_csv, bar.show)
     if json_:
-        _print_json(found.as_json())
+        print_json(found.as_json())
     else:
         print("\n".join(_report(found)))  # noqa: T201
     if found.findings:
@@ -309,7 +302,3 @@ def _progress(title: str) -> Iterator[_Bar]:
     shown = console.is_terminal
     with Progress(*columns, console=console, disable=not shown, transient=True) as progress:
         yield _Bar(progress, title)
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=1, ensure_ascii=False))  # noqa: T201

@@ -7,6 +7,21 @@ from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
+from feddg_bench.cli_options import (
+    CacheDir,
+    Clients,
+    Config,
+    DataName,
+    DataRoot,
+    Device,
+    Lambda,
+    Pairs,
+    PerRound,
+    Recipe,
+    Set,
+    Threads,
+    Workers,
+)
 from feddg_bench.errors import SettingsError
 from feddg_bench.figures.drawing import save
 from feddg_bench.settings import Resources, unknown, validate
@@ -19,28 +34,9 @@ Methods = Annotated[
     str, typer.Option("--method", "--methods", help="Comma-separated; see `feddg-bench methods`.")
 ]
 Method = Annotated[str, typer.Option("--method", help="See `feddg-bench methods`.")]
-DataName = Annotated[str, typer.Option(help="See `feddg-bench datasets`.")]
 Protocol = Annotated[str, typer.Option(help="ltdo, lodo or wilds.")]
 Scenario = Annotated[str | None, typer.Option(help="One scenario; default the first.")]
-Recipe = Annotated[
-    str | None,
-    typer.Option(help="A recipe's name or a YAML file; default is the data set's own."),
-]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the run.")]
-Clients = Annotated[int | None, typer.Option(help="N, all clients.")]
-PerRound = Annotated[int | None, typer.Option(help="K, the clients sampled each round.")]
-Lambda = Annotated[
-    float | None, typer.Option("--heterogeneity", "--lambda", help="lambda in [0, 1].")
-]
-DataRoot = Annotated[
-    Path | None, typer.Option(help="Folder of the data; else $FEDDG_DATA or the settings file.")
-]
-CacheDir = Annotated[
-    Path | None, typer.Option(help="Folder of decoded images; else $FEDDG_CACHE or ~/.cache.")
-]
-Set = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, such as train.lr=0.001.")]
-Pairs = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings.")]
-Config = Annotated[list[Path] | None, typer.Option("--config", help="YAML file of settings.")]
 OutHere = Annotated[Path, typer.Option(help="Folder to write to.")]
 FIGURES = Path("results/figures")
 
@@ -145,11 +141,6 @@ At = Annotated[
     str | None,
     typer.Option(help="Rounds to look at, such as 1,5,50; 0 is before round 1. Default: the last."),
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Workers = Annotated[
-    int, typer.Option(help="Processes that train clients; 0 is one a core, or one on a GPU.")
-]
-Threads = Annotated[int, typer.Option(help="CPU threads of each worker.")]
 
 
 def tsne_command(

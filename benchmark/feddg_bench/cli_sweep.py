@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from feddg_bench.cli_options import CacheDir, DataRoot, Device, Threads, Wandb, WandbProject, Where
 from feddg_bench.errors import RunInterruptedError
 from feddg_bench.settings import Resources, validate
 
@@ -31,26 +32,14 @@ def sweep_command(
     ] = 0,
     dry_run: Annotated[bool, typer.Option(help="List the runs and compute nothing.")] = False,
     retry_failed: Annotated[bool, typer.Option(help="Try runs again that failed.")] = False,
-    results: Annotated[Path, typer.Option(help="Folder of records and checkpoints.")] = Path(
-        "results"
-    ),
-    data_root: Annotated[
-        Path | None, typer.Option(help="Folder of the data; else $FEDDG_DATA or the settings file.")
-    ] = None,
-    cache_dir: Annotated[
-        Path | None, typer.Option(help="Folder of decoded images; else $FEDDG_CACHE or ~/.cache.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    threads: Annotated[
-        int, typer.Option(help="CPU threads of each worker; numbers' last bits depend on it.")
-    ] = 1,
+    results: Where = Path("results"),
+    data_root: DataRoot = None,
+    cache_dir: CacheDir = None,
+    device: Device = "auto",
+    threads: Threads = 1,
     checkpoint_every: Annotated[int, typer.Option(help="Rounds between checkpoints.")] = 1,
-    wandb: Annotated[
-        str, typer.Option(help="W&B tracking: online, offline (no account needed) or off.")
-    ] = "off",
-    wandb_project: Annotated[
-        str, typer.Option(help="W&B project; the entity is $WANDB_ENTITY.")
-    ] = "feddg-bench",
+    wandb: Wandb = "off",
+    wandb_project: WandbProject = "feddg-bench",
 ) -> None:
     """Run all runs of a W&B sweep file, without an account or a network.
 
