@@ -238,7 +238,7 @@ def test_leaderboard_is_by_mean_under_a_rule(add: Add, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("drawing")
-def test_overhead_is_the_mean_second_of_a_round_and_of_runs(add: Add, tmp_path: Path) -> None:
+def test_overhead_of_two_runs(add: Add, tmp_path: Path) -> None:
     add(seconds={"training": 2.0, "aggregation": 0.5}, once=1.0)
     add(seconds={"training": 4.0, "evaluation": 1.0}, once=3.0, seed=1, workers=2)
     picture = overhead(only_frame(tmp_path), EVERYTHING)
@@ -255,6 +255,14 @@ def test_overhead_is_the_mean_second_of_a_round_and_of_runs(add: Add, tmp_path: 
         }
     )
     assert picture.notes == ("the runs were measured in 2 ways, which cannot be compared",)
+
+
+@pytest.mark.usefixtures("drawing")
+def test_a_machine_that_was_busy_once_hardly_moves_the_overhead(add: Add, tmp_path: Path) -> None:
+    for seed, seconds in enumerate((2.0, 2.2, 90.0)):
+        add(seconds={"training": seconds}, seed=seed)
+    (row,) = numbers(overhead(only_frame(tmp_path), EVERYTHING))
+    assert float(row["training"]) == pytest.approx(2.2)
 
 
 def test_what_is_drawn_is_what_the_sheet_says(add: Add, tmp_path: Path) -> None:

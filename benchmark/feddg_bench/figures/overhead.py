@@ -1,6 +1,14 @@
-"""Figure of overhead: where the seconds of a run went, from records alone."""
+"""Figure of overhead: where the seconds of a run went, from records alone.
+
+Numbers are medians, over a run's rounds and over runs: a machine that was busy for a while moves
+them little.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
 
 from feddg_bench.figures.drawing import HATCHES, Picture, Sheet, entitle, new_figure
 from feddg_bench.figures.records import Frame, Wanted, comparable, groups
@@ -21,26 +29,23 @@ def overhead(frame: Frame, wanted: Wanted) -> Picture:
         for runs in (v for (s, _), v in sorted(group.runs.items()) if s in scenarios):
             for run in runs:
                 record = read_record(run.path)
-                rounds = record.rounds
-                seconds.append(
-                    {p: sum(r["seconds"].get(p, 0.0) for r in rounds) / len(rounds) for p in PHASES}
-                )
+                seconds.append({phase: _usual(record.rounds, phase) for phase in PHASES})
                 once.append(sum(record.once.get("seconds", {}).values()))
                 e = record.environment
                 n, threads = e.get("workers"), e.get("threads")
                 places.add(f"{e.get('device')}, workers {n}, threads {threads}")
-        mean = {p: sum(s[p] for s in seconds) / len(seconds) for p in PHASES}
-        rows.append((group.label, mean, sum(once) / len(once), len(seconds)))
+        usual = {phase: median(s[phase] for s in seconds) for phase in PHASES}
+        rows.append((group.label, usual, median(once), len(seconds)))
     rows.sort(key=lambda row: (sum(row[1].values()), row[0]))
     figure = new_figure(6.6, 1.2 + 0.2 * len(rows))
     axes, before = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
     greys = ("#4d4d4d", "#ffffff", "#bdbdbd", "#ededed")
-    for place, (_, mean, first, _) in enumerate(rows):
+    for place, (_, usual, first, _) in enumerate(rows):
         left = 0.0
         for phase, grey, hatch in zip(PHASES, greys, HATCHES, strict=False):
             axes.barh(
                 place,
-                mean[phase],
+                usual[phase],
                 left=left,
                 height=0.7,
                 color=grey,
@@ -49,7 +54,7 @@ def overhead(frame: Frame, wanted: Wanted) -> Picture:
                 linewidth=0.4,
                 label=phase if place == 0 else None,
             )
-            left += mean[phase]
+            left += usual[phase]
         axes.annotate(f" {left:.2f}", (left, place), va="center", fontsize=7)
         before.barh(place, first, height=0.7, color="#8a8a8a", edgecolor="black", linewidth=0.4)
     axes.set_yticks(range(len(rows)), labels=[row[0] for row in rows])
@@ -60,11 +65,17 @@ def overhead(frame: Frame, wanted: Wanted) -> Picture:
         part.grid(axis="x")
     figure.legend(loc="outside lower center", ncols=len(PHASES))
     where = "; ".join(sorted(places))
-    entitle(figure, f"{frame.title}: where the time goes, mean over runs", where)
+    entitle(figure, f"{frame.title}: where the time goes, medians over rounds and runs", where)
     if len(places) > 1:
         notes.append(f"the runs were measured in {len(places)} ways, which cannot be compared")
     sheet = Sheet(
         ("series", *PHASES, ONCE, "runs"),
-        tuple((label, *(mean[p] for p in PHASES), first, n) for label, mean, first, n in rows),
+        tuple((label, *(usual[p] for p in PHASES), first, n) for label, usual, first, n in rows),
     )
     return Picture(f"overhead-{frame.name}{wanted.suffix()}", figure, sheet, tuple(notes))
+
+
+def _usual(rounds: Sequence[Mapping[str, Any]], phase: str) -> float:
+    """Return a phase's median seconds, times the share of rounds that have it at all."""
+    found = [s for entry in rounds if (s := entry["seconds"].get(phase, 0.0))]
+    return median(found) * len(found) / len(rounds) if found else 0.0

@@ -119,7 +119,7 @@ def landscape_picture(
                 )
         held = [run.images(_some(run, client, count)) for client in (one, other)]
         found.append(_landscape(run, (one, other), held, steps))
-    title = f"{_title(first)}: loss around the global model, round {max(first.models)}"
+    title = f"{_title(first)}\nloss around the global model, round {max(first.models)}"
     return draw_landscapes(_name("landscape", runs), title, found)
 
 
