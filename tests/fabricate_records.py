@@ -70,7 +70,7 @@ def record(
     """
     train, val, test = domains or SCENARIOS[dataset, protocol][scenario]
     names = {"method": method, "dataset": dataset, "protocol": protocol, "scenario": scenario}
-    canonical = RunSettings(**names, seed=seed, **(settings or {})).model_dump(mode="json")
+    canonical = RunSettings(**names, seed=seed, **(settings or {})).canonical()
     key = run_key(canonical, 1)
     rng = np.random.default_rng([int(key[:8], 16), seed])
     held = {"id_val": train, "id_test": train, "val": (val,) if val else (), "test": (test,)}

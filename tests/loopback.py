@@ -91,6 +91,11 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body[start:][:cut])
 
+    def end_headers(self) -> None:
+        """Say that this connection serves one request, or a client might send another one."""
+        self.send_header("Connection", "close")
+        super().end_headers()
+
     def log_message(self, *_: object) -> None:
         """Say nothing."""
 

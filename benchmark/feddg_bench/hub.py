@@ -52,8 +52,8 @@ def check_extra() -> None:
         )
 
 
-def tables(offer: HubDownload, endpoints: Sequence[str] = ()) -> list[Table]:
-    """List the tables of a commit, from the first endpoint that answers.
+def tables(offer: HubDownload, endpoints: Sequence[str] = ()) -> tuple[str, list[Table]]:
+    """Return the commit that is meant and list its tables, from the first endpoint that answers.
 
     Args:
         offer: Which repository and commit.
@@ -69,9 +69,12 @@ def tables(offer: HubDownload, endpoints: Sequence[str] = ()) -> list[Table]:
     reasons = []
     for endpoint in chosen:
         try:
+            hub = HfApi(endpoint=endpoint)
+            # all files of one commit, even if the branch moves on meanwhile
+            commit = str(hub.dataset_info(offer.repository, revision=offer.revision).sha)
             listed = list(
-                HfApi(endpoint=endpoint).list_repo_tree(
-                    offer.repository, offer.folder, revision=offer.revision, repo_type="dataset"
+                hub.list_repo_tree(
+                    offer.repository, offer.folder, revision=commit, repo_type="dataset"
                 )
             )
         except Exception as error:  # the library's own errors, and those of its HTTP client
@@ -87,14 +90,14 @@ def tables(offer: HubDownload, endpoints: Sequence[str] = ()) -> list[Table]:
                         offer.repository,
                         file.path,
                         repo_type="dataset",
-                        revision=offer.revision,
+                        revision=commit,
                         endpoint=other,
                     )
                     for other in chosen
                 )
                 found.append(Table(PurePosixPath(file.path).name, urls, lfs.size, lfs.sha256))
         if found:
-            return found
+            return commit, found
         reasons.append(f"{endpoint}: {offer.folder} holds no parquet files")
     raise DataError(f"cannot list {offer.repository} on Hugging Face ({'; '.join(reasons)})")
 

@@ -41,10 +41,10 @@ class HubDownload:
 
     Attributes:
         repository: Such as ``flwrlabs/pacs``.
-        revision: The commit; a branch's name would let the images change.
+        revision: A commit, or a branch, whose commit of that day is then noted.
         folder: Folder of the tables in the repository.
     """
 
     repository: str
-    revision: str
+    revision: str = "main"
     folder: str = "data"

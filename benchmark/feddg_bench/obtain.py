@@ -157,7 +157,7 @@ def _from_hub(
         return
     hub.check_extra()
     work = folder / WORK
-    tables = hub.tables(offer, mirrors)
+    commit, tables = hub.tables(offer, mirrors)
     came = []
     for number, table in enumerate(tables, start=1):
         path = work / f"{number:03d}.parquet"
@@ -173,10 +173,10 @@ def _from_hub(
         shutil.rmtree(images, ignore_errors=True)
         raise
     total = sum(fetched.size for _, fetched in came)
-    how = f"checksums as the repository lists them at commit {offer.revision[:12]}"
+    how = f"checksums as the repository lists them at commit {commit[:12]}"
     whole = Fetched(tables[0].urls[0], total, "")
     hashes = {table.name: table.sha256 for table in tables}
-    receipt.note(offer.repository, whole, how, places, revision=offer.revision, sha256=hashes)
+    receipt.note(offer.repository, whole, how, places, revision=commit, sha256=hashes)
     for place in places:
         (images / place.path.name).rename(place.path)
     yield f"{offer.repository}: {total:,} bytes in {len(came)} tables, {how}; {count:,} images"

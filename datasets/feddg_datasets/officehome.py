@@ -65,7 +65,7 @@ class OfficeHome(ImageFolderDataset):
         ),
     }
     # fmt: on
-    downloads = (HubDownload("flwrlabs/office-home", "d430d44779e929b335be368ab3456484e5de36bb"),)
+    downloads = (HubDownload("flwrlabs/office-home"),)
     research_only = True
     layouts = (
         "",

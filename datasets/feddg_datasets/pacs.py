@@ -38,7 +38,7 @@ class PACS(ImageFolderDataset):
         "cartoon": (389, 457, 346, 135, 324, 288, 405),
     }
     archive_bytes = 174_167_459
-    downloads = (HubDownload("flwrlabs/pacs", "9c6f80edcd5320a55a39b1e84120dcfa25c8ce9b"),)
+    downloads = (HubDownload("flwrlabs/pacs"),)
     research_only = True
     duplicates = 0
     layouts = ("", "pacs", "PACS", "kfold", "pacs_v1.0", "PACS/kfold")

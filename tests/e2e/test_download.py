@@ -29,6 +29,8 @@ from feddg_datasets.rmnist import RotatedMNIST
 from feddg_datasets.terraincognita import TerraIncognita
 
 HERE = Path(__file__).parents[1]
+COMMIT = "9" * 40
+"""Of the repositories that are imitated."""
 serving = runpy.run_path(str(HERE / "loopback.py"))["serving"]
 fabricate = runpy.run_path(str(HERE / "fabricate.py"))["fabricate"]
 Outcome = tuple[int, str, str]
@@ -437,8 +439,11 @@ class TestHub:
         ]
 
     @staticmethod
-    def offer(site: Any, repository: str, revision: str, tables: list[bytes]) -> None:
+    def offer(site: Any, repository: str, branch: str, tables: list[bytes]) -> None:
         """Serve the few routes of Hugging Face that are needed; files come by a redirect."""
+        revision = COMMIT
+        said = {"id": repository, "sha": revision}
+        site.files[f"/api/datasets/{repository}/revision/{branch}"] = json.dumps(said).encode()
         listed = [{"type": "file", "oid": "1" * 40, "size": 9, "path": "data/README.md"}]
         for number, table in enumerate(tables):
             name = f"data/train-{number:05d}-of-{len(tables):05d}.parquet"
@@ -489,12 +494,13 @@ class TestHub:
         assert "was here already" in feddg("pacs", "--accept-licence", "--to", "x")[1]
         assert len(site.requests) == before
         receipt = json.loads(Path("x/download.json").read_text())["files"]["flwrlabs/pacs"]
-        assert receipt["revision"] == PACS.downloads[0].revision
+        assert receipt["revision"] == COMMIT
 
     def test_another_endpoint(self, feddg: Run, site: Any) -> None:
         self.pacs(site, parquet(self.rows(), self.CLASSES))
         mirrors = ("--mirror", f"{site.url}/none", "--mirror", site.url)
-        assert feddg("pacs", "--accept-licence", "--to", "x", *mirrors)[0] == 0
+        code, _, err = feddg("pacs", "--accept-licence", "--to", "x", *mirrors)
+        assert code == 0, err
         outcome = feddg("pacs", "--accept-licence", "--to", "y", *mirrors[:2])
         refused(outcome, "cannot list flwrlabs/pacs", "404", "by hand: https://www.eecs")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
+from statistics import median
 
 import numpy as np
 import pytest
@@ -479,12 +480,14 @@ LEARN = (ALL, {"augment": {"flip": 0.0}, "federation": {"rounds": 12}})
     "values", [{}, {"variant": "bai"}, {"variant": "aggregated"}, {"test": "mean"}], ids=str
 )
 def test_it_learns(start_run, values):
-    """The class is where the light is; a third would be chance."""
-    results = start_run("fedsr", *LEARN, hyper(**values)).rounds(12)
-    accuracy = results[-1].evaluation["id_val"]["dark"]["accuracy"]
-    losses = [r.evaluation["id_val"]["dark"]["loss"] for r in results[1:]]
-    assert accuracy > 0.8
-    assert losses[-1] < 0.6 * losses[0]
+    """The class is where the light is; a third would be chance.
+
+    Features are drawn and images are eight: single rounds jump, and depend on the CPU's last bits.
+    """
+    results = start_run("fedsr", *LEARN, hyper(**values)).rounds(12)[1:]
+    dark = [result.evaluation["id_val"]["dark"] for result in results]
+    assert median(d["accuracy"] for d in dark[-7:]) > 0.8
+    assert median(d["loss"] for d in dark[-7:]) < 0.6 * dark[0]["loss"]
 
 
 def test_settings_change_what_is_learnt(start_run):

@@ -62,7 +62,7 @@ def add(tmp_path: Path) -> Add:
     ) -> RunRecord:
         train, held, target = SCENARIOS[scenario]
         layer = {"method": method, "scenario": scenario, "seed": seed, **sections}
-        canonical = RunSettings(**layer).model_dump(mode="json")
+        canonical = RunSettings(**layer).canonical()
 
         def entry(number: int) -> dict[str, Any]:
             evaluation = None

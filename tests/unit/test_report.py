@@ -292,7 +292,7 @@ def test_the_command_repeats_the_run(
         scenario=given["scenario"],
         recipe=given["recipe"],
         seeds=given["seeds"],
-        user=user_layer({}, (), given["pairs"]),
+        user=user_layer({}, (), given["pairs"] or ()),
     )
     (plan,) = make_plans(drafts, load_dataset("digits4")())
     assert plan.key == run["key"]

@@ -62,7 +62,7 @@ def add(tmp_path: Path) -> Add:
         for key, value in settings.items():
             section, _, name = key.partition("__")
             layer.setdefault(section, {})[name] = value
-        canonical = RunSettings(**layer, hyper=hyper).model_dump(mode="json")
+        canonical = RunSettings(**layer, hyper=hyper).canonical()
         rounds = []
         for number, accuracy in enumerate(test):
 
