@@ -129,7 +129,7 @@ def test_all_draws_what_records_are_enough_for(feddg: Run) -> None:
         (("partition", "--lambda", "0,many"), "expected numbers in [0, 1], such as 0,0.1,0.5,1"),
         (("partition", "--lambda", "2"), "heterogeneity"),
         (("partition", "--by", "domian"), "did you mean 'domain'"),
-        (("partition", "--scenario", "all"), "shows one scenario and --scenario all names 12"),
+        (("partition", "--scenario", "all"), "takes one scenario and all names 12"),
         (("partition", "--dataset", "digit4"), "did you mean 'digits4'"),
         (("tsne", "--rounds", "2", "--at", "3"), "expected rounds from 0 to 2"),
         (("gradcam", "--method", "pardn"), "did you mean 'pardon'"),
@@ -161,9 +161,14 @@ def test_partitions_are_those_of_a_run(feddg: Run) -> None:
             )
         expected = heterogeneous_counts(counts.sum(axis=0), 6, value)
         assert counts.tolist() == expected.tolist()
+    assert feddg("figures", "partition", "--out", "g").code == 0
+    domains = rows(Path("g", "partition-digits4-ltdo-oc-i-p-heterogeneous-20.csv"))
     assert feddg("figures", "partition", "--by", "label", "--out", "g").code == 0
     labels = rows(Path("g", "partition-digits4-ltdo-oc-i-p-heterogeneous-20-by_label.csv"))
-    assert len(labels) == 20 * 10
+    held = {(row["client"], row["label"]): int(row["images"]) for row in labels}
+    assert len(held) == len(labels) <= 20 * 10
+    assert min(held.values()) > 0
+    assert sum(held.values()) == sum(map(int, (row["images"] for row in domains)))
     assert sum(int(row["images"]) for row in labels) == counts.sum()
     assert not Path("results").exists()  # nothing but the figure is kept
 

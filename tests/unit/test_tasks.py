@@ -483,8 +483,7 @@ def feddg(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, module.__name__, module)
     known = {kind: names(kind) for kind in ("method", "data set")}
     known["data set"] = (*known["data set"], "landsat")
-    for place in (registry, cli):
-        monkeypatch.setattr(place, "names", known.__getitem__)
+    monkeypatch.setattr(registry, "names", known.__getitem__)
     monkeypatch.setenv("FEDDG_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(cli.signal, "signal", lambda *_: None)  # leave pytest its Ctrl-C
