@@ -72,7 +72,8 @@ def list_command(
     console.print(table)
     for row in rows:
         if not row["here"]:
-            console.print(f"{row['name']}: {row['source']}", highlight=False, soft_wrap=True)
+            how = f"; or: feddg-bench data download {row['name']}" if row["download"] else ""
+            console.print(f"{row['name']}: {row['source']}{how}", highlight=False, soft_wrap=True)
 
 
 def _row(name: str, data_root: Path | None, cache: Path) -> dict[str, Any]:
@@ -99,6 +100,7 @@ def _row(name: str, data_root: Path | None, cache: Path) -> dict[str, Any]:
         "archive_bytes": dataset.archive_bytes,
         "licence": dataset.licence,
         "source": dataset.source,
+        "download": bool(dataset.downloads),
         "here": here,
         "folder": None if folder is None else str(folder),
         "decoded": decoded_sizes(dataset, cache),

@@ -74,6 +74,9 @@ class TestList:
         assert code == 0
         assert "pacs: https://www.eecs.qmul.ac.uk/~dl307/project_iccv2017" in out
         assert "9,991" in out
+        said = {line.split(":")[0]: line for line in out.splitlines() if ": " in line}
+        assert said["pacs"].endswith("or: feddg-bench data download pacs")
+        assert "download" not in said["camelyon17"]
 
 
 class TestCheck:
