@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import csv
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ import torch.nn.functional as F
 from PIL import Image
 from rich.console import Console
 
-from feddg_bench import cli
 from feddg_bench.cli_figure_models import _plans
 from feddg_bench.executors import SerialExecutor
 from feddg_bench.figures.studies import landscape_picture
@@ -28,44 +26,7 @@ from feddg_bench.settings import Resources
 TINY = ("--clients", "4", "--per-round", "2", "--workers", "1")
 
 
-@dataclass(frozen=True)
-class Outcome:
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Outcome]
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture
-def feddg(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    cache: Path,
-) -> Run:
-    """Return the command, run in this process in an empty folder."""
-    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
-    monkeypatch.setenv("FEDDG_CACHE", str(cache))
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: object) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["feddg-bench", *map(str, arguments)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capsys.readouterr()
-        return Outcome(code, captured.out, captured.err)
-
-    return run
+Run = Callable[..., Any]
 
 
 def rows(path: Path) -> list[dict[str, str]]:

@@ -7,40 +7,25 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-
-from feddg_bench import cli
 
 fabricate = SimpleNamespace(
     **runpy.run_path(str(Path(__file__).parents[1] / "fabricate_records.py"))
 )
 
-Run = Callable[..., SimpleNamespace]
+Run = Callable[..., Any]
 
 
 @pytest.fixture
-def feddg(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Run:
-    """Return the command, run in this process in a folder with 40 runs in ``results``."""
-    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
-    monkeypatch.chdir(tmp_path)
+def feddg(feddg: Run, tmp_path: Path) -> Run:
+    """Return ``feddg-bench report``, in a folder with 40 runs in ``results``."""
     fabricate.population(tmp_path / "results", 40, rounds=2)
-
-    def run(*arguments: object) -> SimpleNamespace:
-        monkeypatch.setattr(sys, "argv", ["feddg-bench", "report", *map(str, arguments)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capsys.readouterr()
-        return SimpleNamespace(code=code, out=captured.out, err=captured.err)
-
-    return run
+    return partial(feddg, "report")
 
 
 def test_default_file_filter_and_figures(feddg: Run, tmp_path: Path) -> None:
