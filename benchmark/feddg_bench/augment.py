@@ -155,6 +155,10 @@ def crop_and_flip(
     Returns:
         float32 (B, C, H, W), see `to_float`.
     """
+    whole = torch.tensor([0, 0, *images[0].shape[-3:-1]])
+    if not mirrored.any() and (boxes == whole).all():  # nothing to resize: the same, at once
+        batch = images if isinstance(images, Tensor) else torch.cat(list(images))
+        return to_float(batch).contiguous(memory_format=layout)
     if isinstance(images, Tensor) and not images.is_cpu:
         return crop_and_flip_floats(images, boxes, mirrored, layout)
     return crop_and_flip_bytes(images, boxes, mirrored, layout)

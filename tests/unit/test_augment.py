@@ -20,6 +20,7 @@ from feddg_bench.augment import (
     adjust_hue_,
     adjust_saturation_,
     crop_and_flip,
+    crop_and_flip_bytes,
     crop_and_flip_floats,
     draw_boxes,
     luminance,
@@ -110,6 +111,20 @@ def test_crops_are_torchvisions(height, width):
     assert (on_cpu - expected["bytes"]).abs().max() < 1.01
     assert (on_cpu - floats).abs().max() < 1.01
     assert (on_cpu - floats).mean().abs() < 0.2  # rounded, not cut off
+
+
+@pytest.mark.parametrize("pixels", [torch.uint8, torch.float16])
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_batch_left_whole_is_as_if_resized(pixels, layout, apart):
+    images = (torch.rand(9, 13, 17, 3, generator=seeded()) * 255).to(pixels)
+    images = images if pixels == torch.uint8 else images / 255
+    boxes, mirrored = torch.tensor([0, 0, 13, 17]).expand(9, 4), torch.zeros(9, dtype=torch.bool)
+    given_images = list(images.split(1)) if apart else images
+    whole = crop_and_flip(given_images, boxes, mirrored, layout)
+    assert torch.equal(whole, crop_and_flip_bytes(given_images, boxes, mirrored, layout))
+    assert whole.is_contiguous(memory_format=layout)
+    assert whole.dtype == torch.float32
 
 
 # --------------------------------------------------------------------------------- boxes
