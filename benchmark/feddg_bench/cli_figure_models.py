@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast, get_args
 
@@ -13,18 +14,17 @@ from feddg_bench.cli_options import (
     Config,
     DataName,
     DataRoot,
-    Device,
     Lambda,
+    Machine,
     Pairs,
     PerRound,
     Recipe,
     Set,
-    Threads,
-    Workers,
+    grouped,
 )
 from feddg_bench.errors import SettingsError
 from feddg_bench.figures.drawing import save
-from feddg_bench.settings import Resources, unknown, validate
+from feddg_bench.settings import unknown
 
 if TYPE_CHECKING:
     from feddg_bench.figures.training import Trained
@@ -41,24 +41,57 @@ OutHere = Annotated[Path, typer.Option(help="Folder to write to.")]
 FIGURES = Path("results/figures")
 
 
+@dataclass(frozen=True)
+class Experiment:
+    """Which runs a figure is about, but for their methods, and where it is written."""
+
+    pairs: Pairs = None
+    dataset: DataName = "digits4"
+    protocol: Protocol = "ltdo"
+    scenario: Scenario = None
+    recipe: Recipe = None
+    seed: Seed = 0
+    clients: Clients = None
+    out: OutHere = FIGURES
+    config: Config = None
+    set_: Set = None
+
+    def plan(
+        self, methods: str, machine: Machine, **flags: float | None
+    ) -> tuple[list[Plan], RunData]:
+        """Return the run of each method, as `feddg-bench run` plans it, and the data set."""
+        from feddg_bench.plans import draft_runs, make_plans, one_scenario, user_layer
+        from feddg_bench.registry import check_name, load_dataset
+
+        check_name("data set", self.dataset)
+        opened = load_dataset(self.dataset)(machine.data_root)
+        pairs = [*(self.set_ or ()), *(self.pairs or ())]
+        drafts = draft_runs(
+            opened,
+            self.dataset,
+            methods=methods,
+            protocols=self.protocol,
+            scenario=one_scenario(self.protocol, opened, self.scenario).name,
+            recipe=self.recipe,
+            seeds=str(self.seed),
+            user=user_layer({"clients": self.clients, **flags}, self.config or (), pairs),
+        )
+
+        from feddg_bench.run import RunData
+
+        return make_plans(drafts, opened), RunData(opened, machine.cache_dir)
+
+
+@grouped
 def partition_command(
-    pairs: Pairs = None,
-    dataset: DataName = "digits4",
-    protocol: Protocol = "ltdo",
-    scenario: Scenario = None,
-    recipe: Recipe = None,
-    seed: Seed = 0,
-    clients: Clients = None,
     lambdas: Annotated[
         str | None,
         typer.Option("--heterogeneity", "--lambda", help="Comma-separated, such as 0,0.1,0.5,1."),
     ] = None,
     by: Annotated[str, typer.Option(help="domain or label.")] = "domain",
-    out: OutHere = FIGURES,
+    experiment: Experiment = Experiment(),
     data_root: DataRoot = None,
     cache_dir: CacheDir = None,
-    config: Config = None,
-    set_: Set = None,
 ) -> None:
     """Draw which client holds how many images of each domain, or of each class."""
     from feddg_bench.figures.partition import By
@@ -66,28 +99,17 @@ def partition_command(
     if by not in get_args(By):
         raise SettingsError(unknown("--by", by, get_args(By)))
     values = [None] if lambdas is None else [_number(part) for part in lambdas.split(",")]
-    per_round = None if clients is None else 1  # nobody trains: K must only not exceed N
+    per_round = None if experiment.clients is None else 1  # nobody trains: K only must not exceed N
+    machine = Machine(data_root, cache_dir)
     planned = [
-        _plans(
-            "fedavg",
-            dataset,
-            protocol,
-            scenario,
-            recipe,
-            {"clients": clients, "heterogeneity": value, "per_round": per_round},
-            seed,
-            data_root,
-            cache_dir,
-            config,
-            [*(set_ or ()), *(pairs or ())],
-        )
+        experiment.plan("fedavg", machine, heterogeneity=value, per_round=per_round)
         for value in values
     ]
     from feddg_bench.figures.spreads import partition_picture
 
     data = planned[0][1]
     plans = [found for made, _ in planned for found in made]
-    save(lambda: [partition_picture(plans, data, cast("By", by))], out)
+    save(lambda: [partition_picture(plans, data, cast("By", by))], experiment.out)
 
 
 def _number(text: str) -> float:
@@ -99,41 +121,6 @@ def _number(text: str) -> float:
         ) from None
 
 
-def _plans(
-    method: str,
-    dataset: str,
-    protocol: str,
-    scenario: str | None,
-    recipe: str | None,
-    flags: dict[str, float | None],
-    seed: int,
-    data_root: Path | None,
-    cache_dir: Path | None,
-    config: list[Path] | None,
-    pairs: list[str],
-) -> tuple[list[Plan], RunData]:
-    """Return the run of each method, as `feddg-bench run` plans it, and the data set."""
-    from feddg_bench.plans import draft_runs, make_plans, one_scenario, user_layer
-    from feddg_bench.registry import check_name, load_dataset
-
-    check_name("data set", dataset)
-    opened = load_dataset(dataset)(data_root)
-    drafts = draft_runs(
-        opened,
-        dataset,
-        methods=method,
-        protocols=protocol,
-        scenario=one_scenario(protocol, opened, scenario).name,
-        recipe=recipe,
-        seeds=str(seed),
-        user=user_layer(flags, config or (), pairs),
-    )
-
-    from feddg_bench.run import RunData
-
-    return make_plans(drafts, opened), RunData(opened, cache_dir)
-
-
 Rounds = Annotated[
     int | None, typer.Option(min=1, help="Rounds of the run; default is the recipe's.")
 ]
@@ -143,80 +130,78 @@ At = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class Training(Experiment):
+    """Which runs a figure needs the models of."""
+
+    per_round: PerRound = None
+    heterogeneity: Lambda = None
+
+    def train(
+        self, methods: str, at: str | None, machine: Machine, rounds: int | None = None
+    ) -> list[Trained]:
+        """Train each method in memory up to the last round that is looked at."""
+        resources = machine.resources()
+        plans, data = self.plan(
+            methods,
+            machine,
+            rounds=rounds,
+            per_round=self.per_round,
+            heterogeneity=self.heterogeneity,
+        )
+        from rich.console import Console
+
+        from feddg_bench.figures.training import train, wanted_rounds
+        from feddg_bench.progress import ConsoleReport
+        from feddg_bench.run import open_executor
+
+        wanted = [wanted_rounds(at, plan.settings.federation.rounds) for plan in plans]
+        executor = open_executor(resources)
+        try:
+            with ConsoleReport(Console(stderr=True), len(plans)) as report:
+                return [
+                    train(plan, data, executor, resources, report, upto)
+                    for plan, upto in zip(plans, wanted, strict=True)
+                ]
+        finally:
+            executor.close()
+
+
+@grouped
 def tsne_command(
-    pairs: Pairs = None,
     method: Methods = "fedavg",
-    dataset: DataName = "digits4",
-    protocol: Protocol = "ltdo",
-    scenario: Scenario = None,
-    recipe: Recipe = None,
-    seed: Seed = 0,
     rounds: Rounds = None,
     at: At = None,
     images: Annotated[int, typer.Option(min=1, help="Images of a domain.")] = 100,
-    clients: Clients = None,
-    per_round: PerRound = None,
-    heterogeneity: Lambda = None,
-    out: OutHere = FIGURES,
-    data_root: DataRoot = None,
-    cache_dir: CacheDir = None,
-    device: Device = "auto",
-    workers: Workers = 0,
-    threads: Threads = 1,
-    config: Config = None,
-    set_: Set = None,
+    training: Training = Training(),
+    machine: Machine = Machine(),
 ) -> None:
     """Train, and draw t-SNE of the features of held-out images after some rounds."""
-    runs = _trained(
-        method, dataset, protocol, scenario, recipe, seed, rounds, at, clients, per_round,
-        heterogeneity, data_root, cache_dir, device, workers, threads, config, set_, pairs,
-    )  # fmt: skip
+    runs = training.train(method, at, machine, rounds=rounds)
     from feddg_bench.figures.studies import tsne_picture
 
-    save(lambda: [tsne_picture(runs, images)], out)
+    save(lambda: [tsne_picture(runs, images)], training.out)
 
 
+@grouped
 def gradcam_command(
-    pairs: Pairs = None,
     method: Methods = "fedavg",
-    dataset: DataName = "digits4",
-    protocol: Protocol = "ltdo",
-    scenario: Scenario = None,
-    recipe: Recipe = None,
-    seed: Seed = 0,
     rounds: Rounds = None,
     at: At = None,
     images: Annotated[int, typer.Option(min=1, help="Images of a domain.")] = 2,
-    clients: Clients = None,
-    per_round: PerRound = None,
-    heterogeneity: Lambda = None,
-    out: OutHere = FIGURES,
-    data_root: DataRoot = None,
-    cache_dir: CacheDir = None,
-    device: Device = "auto",
-    workers: Workers = 0,
-    threads: Threads = 1,
-    config: Config = None,
-    set_: Set = None,
+    training: Training = Training(),
+    machine: Machine = Machine(),
 ) -> None:
     """Train, and draw by Grad-CAM where models look, for held-out images of each domain."""
-    runs = _trained(
-        method, dataset, protocol, scenario, recipe, seed, rounds, at, clients, per_round,
-        heterogeneity, data_root, cache_dir, device, workers, threads, config, set_, pairs,
-    )  # fmt: skip
+    runs = training.train(method, at, machine, rounds=rounds)
     from feddg_bench.figures.studies import gradcam_picture
 
-    save(lambda: [gradcam_picture(runs, images)], out)
+    save(lambda: [gradcam_picture(runs, images)], training.out)
 
 
+@grouped
 def landscape_command(
-    pairs: Pairs = None,
     method: Methods = "fedavg",
-    dataset: DataName = "digits4",
-    protocol: Protocol = "ltdo",
-    scenario: Scenario = None,
-    recipe: Recipe = None,
-    seed: Seed = 0,
     rounds: Rounds = None,
     at: Annotated[int | None, typer.Option(min=1, help="Round to draw; default the last.")] = None,
     pair: Annotated[
@@ -225,110 +210,28 @@ def landscape_command(
     ] = None,
     images: Annotated[int, typer.Option(min=1, help="Training images of a client.")] = 256,
     steps: Annotated[int, typer.Option(min=5, help="Points a side of the grid.")] = 21,
-    clients: Clients = None,
-    per_round: PerRound = None,
-    heterogeneity: Lambda = None,
-    out: OutHere = FIGURES,
-    data_root: DataRoot = None,
-    cache_dir: CacheDir = None,
-    device: Device = "auto",
-    workers: Workers = 0,
-    threads: Threads = 1,
-    config: Config = None,
-    set_: Set = None,
+    training: Training = Training(),
+    machine: Machine = Machine(),
 ) -> None:
     """Train, and draw two clients' losses on the plane of the global model and their updates."""
-    runs = _trained(
-        method, dataset, protocol, scenario, recipe, seed, rounds, None if at is None else str(at),
-        clients, per_round, heterogeneity, data_root, cache_dir, device, workers, threads, config,
-        set_, pairs,
-    )  # fmt: skip
+    runs = training.train(method, None if at is None else str(at), machine, rounds=rounds)
     from feddg_bench.figures.studies import landscape_picture
 
     save(
         lambda: [landscape_picture(runs, () if pair is None else pair.split(","), images, steps)],
-        out,
+        training.out,
     )
 
 
+@grouped
 def styles_command(
-    pairs: Pairs = None,
     method: Methods = "pardon,ccst,fedccrl",
-    dataset: DataName = "digits4",
-    protocol: Protocol = "ltdo",
-    scenario: Scenario = None,
-    recipe: Recipe = None,
-    seed: Seed = 0,
     images: Annotated[int, typer.Option(min=1, help="Images of a domain.")] = 2,
-    clients: Clients = None,
-    per_round: PerRound = None,
-    heterogeneity: Lambda = None,
-    out: OutHere = FIGURES,
-    data_root: DataRoot = None,
-    cache_dir: CacheDir = None,
-    device: Device = "auto",
-    workers: Workers = 0,
-    threads: Threads = 1,
-    config: Config = None,
-    set_: Set = None,
+    training: Training = Training(),
+    machine: Machine = Machine(),
 ) -> None:
     """Draw images of each domain as they are, and as methods restyle them in round 1."""
-    runs = _trained(
-        method, dataset, protocol, scenario, recipe, seed, None, "1", clients, per_round,
-        heterogeneity, data_root, cache_dir, device, workers, threads, config, set_, pairs,
-    )  # fmt: skip
+    runs = training.train(method, "1", machine)
     from feddg_bench.figures.studies import styles_picture
 
-    save(lambda: [styles_picture(runs, images)], out)
-
-
-def _trained(
-    method: str,
-    dataset: str,
-    protocol: str,
-    scenario: str | None,
-    recipe: str | None,
-    seed: int,
-    rounds: int | None,
-    at: str | None,
-    clients: int | None,
-    per_round: int | None,
-    heterogeneity: float | None,
-    data_root: Path | None,
-    cache_dir: Path | None,
-    device: str,
-    workers: int,
-    threads: int,
-    config: list[Path] | None,
-    set_: list[str] | None,
-    pairs: list[str] | None,
-) -> list[Trained]:
-    """Train each method in memory up to the last round that is looked at."""
-    where = {"device": device, "workers": workers, "threads": threads}
-    resources = validate(Resources, {**where, "data_root": data_root, "cache_dir": cache_dir})
-    flags = {
-        "rounds": rounds,
-        "clients": clients,
-        "per_round": per_round,
-        "heterogeneity": heterogeneity,
-    }
-    plans, data = _plans(
-        method, dataset, protocol, scenario, recipe, flags, seed, data_root, cache_dir, config,
-        [*(set_ or ()), *(pairs or ())],
-    )  # fmt: skip
-    from rich.console import Console
-
-    from feddg_bench.figures.training import train, wanted_rounds
-    from feddg_bench.progress import ConsoleReport
-    from feddg_bench.run import open_executor
-
-    wanted = [wanted_rounds(at, plan.settings.federation.rounds) for plan in plans]
-    executor = open_executor(resources)
-    try:
-        with ConsoleReport(Console(stderr=True), len(plans)) as report:
-            return [
-                train(plan, data, executor, resources, report, rounds_)
-                for plan, rounds_ in zip(plans, wanted, strict=True)
-            ]
-    finally:
-        executor.close()
+    save(lambda: [styles_picture(runs, images)], training.out)

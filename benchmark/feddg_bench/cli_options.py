@@ -1,12 +1,18 @@
-"""Options that several commands share."""
+"""Options that several commands share, one by one and in groups."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
+
+from feddg_bench.settings import Resources, validate
 
 Where = Annotated[Path, typer.Option(help="Folder of records and checkpoints.")]
 Methods = Annotated[
@@ -52,6 +58,66 @@ Config = Annotated[list[Path] | None, typer.Option("--config", help="YAML file o
 Set = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, such as train.lr=0.001.")]
 Pairs = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where the data are and what computes."""
+
+    data_root: DataRoot = None
+    cache_dir: CacheDir = None
+    device: Device = "auto"
+    workers: Workers = 0
+    threads: Threads = 1
+
+    def resources(self) -> Resources:
+        """Return the options as checked resources; those without an option have their default.
+
+        Raises:
+            SettingsError: If a value is out of range.
+        """
+        return validate(Resources, vars(self))
+
+
+@dataclass(frozen=True)
+class Recording(Machine):
+    """Where runs are computed and recorded."""
+
+    results: Where = Path("results")
+    checkpoint_every: Annotated[int, typer.Option(help="Rounds between checkpoints.")] = 1
+    wandb: Wandb = "off"
+    wandb_project: WandbProject = "feddg-bench"
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the fields of its dataclass parameters as options of its own, for Typer."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    options = []
+    for parameter in signature(command).parameters.values():
+        if parameter.name in groups:
+            group = groups[parameter.name]
+            kinds = get_type_hints(group, include_extras=True)
+            options += [(f.name, f.default, kinds[f.name]) for f in fields(group)]
+        else:
+            options.append((parameter.name, parameter.default, hints[parameter.name]))
+
+    @wraps(command)
+    def flat(**values: Any) -> None:
+        made = {
+            name: group(**{f.name: values.pop(f.name) for f in fields(group)})
+            for name, group in groups.items()
+        }
+        command(**values, **made)
+
+    flat.__signature__ = Signature(  # type: ignore[attr-defined]
+        [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+            for name, default, kind in options
+        ]
+    )
+    flat.__annotations__ = {name: kind for name, _, kind in options}
+    return flat
 
 
 def print_json(value: Any) -> None:

@@ -4,43 +4,39 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from feddg_bench.cli_options import (
-    CacheDir,
     Clients,
     Config,
     DataName,
-    DataRoot,
-    Device,
     Json,
     Lambda,
     Methods,
     Pairs,
     PerRound,
     Recipe,
+    Recording,
     Rounds,
     Set,
-    Threads,
-    Wandb,
-    WandbProject,
-    Where,
-    Workers,
+    grouped,
     print_json,
 )
 from feddg_bench.errors import RunInterruptedError, SettingsError
 from feddg_bench.plans import draft_runs, make_plans, one_scenario, user_layer
 from feddg_bench.registry import check_name, load_dataset
-from feddg_bench.settings import Layer, Resources, validate
+from feddg_bench.settings import Layer, Resources
 
 if TYPE_CHECKING:
     from feddg_bench.results import RunRecord
     from feddg_bench.run import Plan, RunData
 
 
+@grouped
 def run_command(
     pairs: Pairs = None,
     method: Methods = "fedavg",
@@ -59,15 +55,7 @@ def run_command(
     split_csv: Annotated[
         Path | None, typer.Option(help="Split file; replaces our own splits.")
     ] = None,
-    data_root: DataRoot = None,
-    cache_dir: CacheDir = None,
-    results: Where = Path("results"),
-    device: Device = "auto",
-    workers: Workers = 0,
-    threads: Threads = 1,
-    checkpoint_every: Annotated[int, typer.Option(help="Rounds between checkpoints.")] = 1,
-    wandb: Wandb = "off",
-    wandb_project: WandbProject = "feddg-bench",
+    recording: Recording = Recording(),
     config: Config = None,
     set_: Set = None,
     json_: Json = False,
@@ -90,19 +78,9 @@ def run_command(
         "heterogeneity": heterogeneity,
         "split_csv": None if split_csv is None else str(split_csv),
     }
-    resources = _resources(
-        device=device,
-        workers=workers,
-        threads=threads,
-        data_root=data_root,
-        cache_dir=cache_dir,
-        results=results,
-        checkpoint_every=checkpoint_every,
-        wandb=wandb,
-        wandb_project=wandb_project,
-    )
+    resources = recording.resources()
     check_name("data set", dataset)
-    opened = load_dataset(dataset)(data_root)
+    opened = load_dataset(dataset)(resources.data_root)
     drafts = draft_runs(
         opened,
         dataset,
@@ -116,26 +94,21 @@ def run_command(
 
     from feddg_bench.run import RunData
 
-    _run_all(make_plans(drafts, opened), RunData(opened, cache_dir), resources, as_json=json_)
+    _run_all(
+        make_plans(drafts, opened), RunData(opened, resources.cache_dir), resources, as_json=json_
+    )
 
 
+@grouped
 def resume_command(
     run: Annotated[str, typer.Argument(help="A run's key, or the first part of it.")],
-    data_root: DataRoot = None,
-    cache_dir: CacheDir = None,
-    results: Where = Path("results"),
-    device: Device = "auto",
-    workers: Workers = 0,
-    threads: Threads = 1,
-    checkpoint_every: Annotated[int, typer.Option(help="Rounds between checkpoints.")] = 1,
-    wandb: Wandb = "off",
-    wandb_project: WandbProject = "feddg-bench",
+    recording: Recording = Recording(),
     json_: Json = False,
 ) -> None:
     """Go on with an interrupted run from its last checkpoint."""
     from feddg_bench.results import ResultsStore
 
-    store = ResultsStore(results)
+    store = ResultsStore(recording.results)
     key = Path(run).stem
     found = sorted(store.checkpoints.glob(f"{key}*.safetensors"))
     if not found:
@@ -154,7 +127,7 @@ def resume_command(
 
     state = load_checkpoint(found[0])
     settings: Layer = state["plan"]["settings"]
-    root = data_root or (Path(state["data_root"]) if state["data_root"] else None)
+    root = recording.data_root or (Path(state["data_root"]) if state["data_root"] else None)
     opened = load_dataset(settings["dataset"])(root)
     chosen = one_scenario(settings["protocol"], opened, settings["scenario"])
     plan = make_plan([], [settings], chosen, state["plan"]["recipe"], opened.identity)
@@ -163,18 +136,8 @@ def resume_command(
             f"checkpoint {found[0]} was made by another version of {plan.settings.method} or with "
             f"other file contents; delete it and run the original command again"
         )
-    resources = _resources(
-        device=device,
-        workers=workers,
-        threads=threads,
-        data_root=root,
-        cache_dir=cache_dir,
-        results=results,
-        checkpoint_every=checkpoint_every,
-        wandb=wandb,
-        wandb_project=wandb_project,
-    )
-    data = RunData(opened, cache_dir)
+    resources = replace(recording, data_root=root).resources()
+    data = RunData(opened, resources.cache_dir)
     _run_all([plan], data, resources, as_json=json_)
 
 
@@ -241,10 +204,6 @@ def _run_all(plans: list[Plan], data: RunData, resources: Resources, *, as_json:
     for table in tables:
         console.print(draw(table))
     console.print(f"Records: {store.runs}", highlight=False, soft_wrap=True)
-
-
-def _resources(**where: Any) -> Resources:
-    return validate(Resources, where)
 
 
 def _listing(paths: Iterator[Path]) -> str:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from feddg_bench.cli_options import CacheDir, DataRoot, Device, Threads, Wandb, WandbProject, Where
+from feddg_bench.cli_options import Recording, grouped
 from feddg_bench.errors import RunInterruptedError
-from feddg_bench.settings import Resources, validate
+from feddg_bench.settings import Resources
 
 if TYPE_CHECKING:
     from feddg_bench.store import Progress
@@ -21,25 +22,25 @@ if TYPE_CHECKING:
     from feddg_bench.sweeps.search import Search
 
 
+@dataclass(frozen=True)
+class SweepRecording(Recording):
+    """Where a sweep's runs are computed and recorded."""
+
+    workers: Annotated[
+        int, typer.Option(help="Runs at a time, one a process; 0 is one a core, or one on a GPU.")
+    ] = 0
+
+
+@grouped
 def sweep_command(
     file: Annotated[Path, typer.Argument(help="Sweep file, as for `wandb sweep`.")],
     pairs: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Hold for all runs; replace the file's."),
     ] = None,
-    workers: Annotated[
-        int, typer.Option(help="Runs at a time, one a process; 0 is one a core, or one on a GPU.")
-    ] = 0,
     dry_run: Annotated[bool, typer.Option(help="List the runs and compute nothing.")] = False,
     retry_failed: Annotated[bool, typer.Option(help="Try runs again that failed.")] = False,
-    results: Where = Path("results"),
-    data_root: DataRoot = None,
-    cache_dir: CacheDir = None,
-    device: Device = "auto",
-    threads: Threads = 1,
-    checkpoint_every: Annotated[int, typer.Option(help="Rounds between checkpoints.")] = 1,
-    wandb: Wandb = "off",
-    wandb_project: WandbProject = "feddg-bench",
+    recording: SweepRecording = SweepRecording(),
 ) -> None:
     """Run all runs of a W&B sweep file, without an account or a network.
 
@@ -48,34 +49,21 @@ def sweep_command(
     """
     from feddg_bench.sweeps.definition import load_sweep
 
-    resources = validate(
-        Resources,
-        {
-            "device": device,
-            "workers": workers,
-            "threads": threads,
-            "data_root": data_root,
-            "cache_dir": cache_dir,
-            "results": results,
-            "checkpoint_every": checkpoint_every,
-            "wandb": wandb,
-            "wandb_project": wandb_project,
-        },
-    )
+    resources = recording.resources()
     sweep = load_sweep(file, pairs or ())
 
     from feddg_bench.sweeps.jobs import Datasets
     from feddg_bench.sweeps.search import open_search
 
-    datasets = Datasets(data_root)
-    search = open_search(sweep, results, datasets)
+    datasets = Datasets(resources.data_root)
+    search = open_search(sweep, resources.results, datasets)
     if dry_run:
-        _print(_listing(sweep, search, results))
+        _print(_listing(sweep, search, resources.results))
         return
     try:
         failed = _run(search, datasets, resources, retry_failed=retry_failed)
     except RunInterruptedError as stop:
-        done, total = _finished(search, results)
+        done, total = _finished(search, resources.results)
         again = shlex.join(word for word in sys.argv[1:] if word != "--retry-failed")
         print(  # noqa: T201
             f"feddg-bench: stopped; {done} of {total} runs are finished; "
@@ -83,7 +71,7 @@ def sweep_command(
             file=sys.stderr,
         )
         raise typer.Exit(128 + stop.signal_number) from stop
-    _print(_summary(sweep, search, results))
+    _print(_summary(sweep, search, resources.results))
     if failed:
         raise typer.Exit(1)
 
