@@ -123,6 +123,25 @@ class DomainDataset(ABC):
         self.records()
         return None
 
+    def not_found(self, what: str, looked_in: Iterable[Path], folder: str) -> DataError:
+        """Return the error that something was in none of the folders, and how to mend it.
+
+        Args:
+            what: What was looked for, in the singular.
+            looked_in: The roots of `feddg_bench.locations.data_roots`.
+            folder: The folder that the user is to name.
+        """
+        looked = ", ".join(map(str, looked_in)) or "no folder, as none was given"
+        if self.downloads:
+            get = f"get it with `feddg-bench data download {self.name}`, or name"
+        else:
+            get = f"get it from {self.source} and name"
+        return DataError(
+            f"{what} was not found (looked in {looked}): {get} {folder} with --data-root, the "
+            f"environment variable FEDDG_DATA, or `feddg-bench data path {self.name} DIR`, which "
+            f"notes it in the settings file"
+        )
+
     def published_splits(self) -> NDArray[np.int64] | None:
         """Return the place in `feddg_bench.splits.SPLITS` of every image, where it is published."""
         return None

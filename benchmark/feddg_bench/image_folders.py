@@ -59,13 +59,8 @@ class ImageFolderDataset(FileDataset):
         candidates = [root / layout for root in roots for layout in self.layouts]
         found = {folder: self._domain_folders(folder) for folder in candidates}
         if not any(found.values()):
-            looked = ", ".join(map(str, roots)) or "no folder, as none was given"
-            raise DataError(
-                f"{self.title} was not found (looked in {looked}): get it from {self.source} and "
-                f"name the folder above {', '.join(self.domains)} with --data-root, the "
-                f"environment variable FEDDG_DATA, or `feddg-bench data path {self.name} DIR`, "
-                f"which notes it in the settings file"
-            )
+            above = f"the folder above {', '.join(self.domains)}"
+            raise self.not_found(self.title, roots, above)
         return max(candidates, key=lambda folder: len(found[folder]))
 
     def scan(self) -> Records:

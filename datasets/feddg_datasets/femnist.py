@@ -83,12 +83,8 @@ class FEMNIST(ImageFolderDataset):
         for folder in (root / layout for root in roots for layout in self.layouts):
             if (folder / "metadata.csv").is_file():
                 return folder
-        looked = ", ".join(map(str, roots)) or "no folder, as none was given"
-        raise DataError(
-            f"{self.title}'s metadata.csv was not found (looked in {looked}): get it from "
-            f"{self.source} and name the folder above femnist_v1.0 with --data-root, the "
-            f"environment variable FEDDG_DATA, or `feddg-bench data path {self.name} DIR`"
-        )
+        what, above = f"{self.title}'s metadata.csv", "the folder above femnist_v1.0"
+        raise self.not_found(what, roots, above)
 
     def published_splits(self) -> NDArray[np.int64]:
         """Return the place in `feddg_bench.splits.SPLITS` of every image."""

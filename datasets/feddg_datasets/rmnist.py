@@ -104,12 +104,8 @@ class RotatedMNIST(DomainDataset):
                 return found
             if found:
                 missing = [name for name in names if name not in found]
-        looked = ", ".join(map(str, roots)) or "no folder, as none was given"
-        raise DataError(
-            f"MNIST's {', '.join(missing)} were not found (looked in {looked}): get them from "
-            f"{self.source} and name their folder with --data-root, the environment variable "
-            f"FEDDG_DATA, or `feddg-bench data path {self.name} DIR`"
-        )
+        what = f"MNIST's {' or '.join(missing)}"
+        raise self.not_found(what, roots, "its folder")
 
     def find(self) -> Path:
         """Return the folder of MNIST's files."""

@@ -96,11 +96,11 @@ def test_layouts_and_spellings_give_the_same(made, tmp_path, layout):
 
 def test_missing_files_are_named(made, tmp_path):
     (made / "mnist" / "t10k-labels-idx1-ubyte.gz").unlink()
-    with pytest.raises(DataError, match="MNIST's t10k-labels were not found") as caught:
+    with pytest.raises(DataError, match="MNIST's t10k-labels was not found") as caught:
         TinyRotatedMNIST(made).records()
-    for part in (str(made), "ossci-datasets", "--data-root", "data path rmnist"):
+    for part in (str(made), "data download rmnist", "--data-root", "data path rmnist"):
         assert part in str(caught.value)
-    with pytest.raises(DataError, match="train-images, train-labels, t10k-images, t10k-labels"):
+    with pytest.raises(DataError, match="train-images or train-labels or t10k-images or t10k-labels"):
         TinyRotatedMNIST(tmp_path).records()
 
 

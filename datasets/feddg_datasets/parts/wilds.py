@@ -102,12 +102,8 @@ class WildsDataset(FileDataset):
             if (folder / self.tables[0]).is_file():
                 self._check_release(folder)
                 return folder
-        looked = ", ".join(map(str, roots)) or "no folder, as none was given"
-        raise DataError(
-            f"{self.title}'s {self.tables[0]} was not found (looked in {looked}): get it from "
-            f"{self.source} and name the folder above {own} with --data-root, the environment "
-            f"variable FEDDG_DATA, or `feddg-bench data path {self.name} DIR`"
-        )
+        what, above = f"{self.title}'s {self.tables[0]}", f"the folder above {own}"
+        raise self.not_found(what, roots, above)
 
     def _check_release(self, folder: Path) -> None:
         notes = sorted(path.name for path in folder.glob("RELEASE_v*.txt"))

@@ -78,12 +78,7 @@ class AdaptedWilds(DomainDataset):
         named = data_roots(self.data_root, self.name)
         roots = [root for root in named if root.is_dir()]  # wilds would make one that is missing
         if not roots:
-            looked = ", ".join(map(str, named)) or "no folder, as none was given"
-            raise DataError(
-                f"{self.title} was not found (looked in {looked}): get it from {self.source} and "
-                f"name its folder with --data-root, the environment variable FEDDG_DATA, or "
-                f"`feddg-bench data path {self.name} DIR`"
-            )
+            raise self.not_found(self.title, named, "its folder")
         try:
             with quiet():
                 return self.open(roots[0])
