@@ -61,9 +61,8 @@ class Experiment:
     ) -> tuple[list[Plan], RunData]:
         """Return the run of each method, as `feddg-bench run` plans it, and the data set."""
         from feddg_bench.plans import draft_runs, make_plans, one_scenario, user_layer
-        from feddg_bench.registry import check_name, load_dataset
+        from feddg_bench.registry import load_dataset
 
-        check_name("data set", self.dataset)
         opened = load_dataset(self.dataset)(machine.data_root)
         pairs = [*(self.set_ or ()), *(self.pairs or ())]
         drafts = draft_runs(
@@ -142,6 +141,15 @@ class Training(Experiment):
     ) -> list[Trained]:
         """Train each method in memory up to the last round that is looked at."""
         resources = machine.resources()
+        from feddg_bench.fitness import is_rgb
+        from feddg_bench.registry import load_dataset
+
+        shown = load_dataset(self.dataset)
+        if shown.task != "classification" or not is_rgb(shown):
+            raise SettingsError(
+                f"this figure shows classes of RGB images, and {shown.title} has none: choose "
+                f"another --dataset"
+            )
         plans, data = self.plan(
             methods,
             machine,

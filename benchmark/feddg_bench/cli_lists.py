@@ -63,7 +63,6 @@ def show_command(
     """Print a method's card: paper, settings, what leaves a client in bytes, deviations."""
     given = [] if backbone is None else [f"backbone.name={backbone}", "backbone.pretrained=false"]
     check_name("method", name)
-    check_name("data set", dataset)
     opened = load_dataset(dataset)()
     drafts = draft_runs(
         opened,

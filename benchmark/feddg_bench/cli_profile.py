@@ -26,7 +26,7 @@ from feddg_bench.cli_options import (
     print_json,
 )
 from feddg_bench.plans import draft_runs, make_plans, one_scenario, user_layer
-from feddg_bench.registry import check_name, load_dataset
+from feddg_bench.registry import load_dataset
 from feddg_bench.settings import Resources, validate
 
 
@@ -58,7 +58,6 @@ def profile_command(
     flags = {"clients": clients, "per_round": per_round, "heterogeneity": heterogeneity}
     where = {"device": device, "threads": threads, "data_root": data_root, "cache_dir": cache_dir}
     resources = validate(Resources, where)
-    check_name("data set", dataset)
     opened = load_dataset(dataset)(data_root)
     flags["rounds"] = rounds + 1
     drafts = draft_runs(

@@ -28,7 +28,7 @@ from feddg_bench.cli_options import (
 )
 from feddg_bench.errors import RunInterruptedError, SettingsError
 from feddg_bench.plans import draft_runs, make_plans, one_scenario, user_layer
-from feddg_bench.registry import check_name, load_dataset
+from feddg_bench.registry import load_dataset
 from feddg_bench.settings import Layer, Resources
 
 if TYPE_CHECKING:
@@ -79,7 +79,6 @@ def run_command(
         "split_csv": None if split_csv is None else str(split_csv),
     }
     resources = recording.resources()
-    check_name("data set", dataset)
     opened = load_dataset(dataset)(resources.data_root)
     drafts = draft_runs(
         opened,

@@ -100,7 +100,9 @@ def test_missing_files_are_named(made, tmp_path):
         TinyRotatedMNIST(made).records()
     for part in (str(made), "data download rmnist", "--data-root", "data path rmnist"):
         assert part in str(caught.value)
-    with pytest.raises(DataError, match="train-images or train-labels or t10k-images or t10k-labels"):
+    with pytest.raises(
+        DataError, match="train-images or train-labels or t10k-images or t10k-labels"
+    ):
         TinyRotatedMNIST(tmp_path).records()
 
 

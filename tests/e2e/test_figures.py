@@ -94,6 +94,7 @@ def test_all_draws_what_records_are_enough_for(feddg: Run) -> None:
         (("partition", "--dataset", "digit4"), "did you mean 'digits4'"),
         (("tsne", "--rounds", "2", "--at", "3"), "expected rounds from 0 to 2"),
         (("gradcam", "--method", "pardn"), "did you mean 'pardon'"),
+        (("tsne", "--dataset", "poverty"), "shows classes of RGB images, and PovertyMap has none"),
         (("styles", "--method", "fedavg", *TINY), "fedavg restyles no images"),
         (("landscape", "--rounds", "1", "--pair", "x,y", *TINY), "unknown client of round 1 'x'"),
     ],

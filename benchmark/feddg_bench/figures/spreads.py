@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from feddg_bench.errors import SettingsError
 from feddg_bench.figures.drawing import Picture
 from feddg_bench.figures.partition import By, Spread, heat_maps
 from feddg_bench.results import ResultsStore
@@ -26,8 +27,10 @@ def partition_picture(plans: Sequence[Plan], data: RunData, by: By) -> Picture:
 
     Raises:
         DataError: If the data set is not here or not whole.
-        SettingsError: If the images cannot be spread so.
+        SettingsError: If the images cannot be spread so, or have no classes to be counted by.
     """
+    if by == "label" and data.dataset.task != "classification":
+        raise SettingsError(f"{data.dataset.title} has no classes: use --by domain")
     spreads, rows = [], tuple[str, ...]()
     first = plans[0]
     with tempfile.TemporaryDirectory() as scratch:  # a run would keep its index lists

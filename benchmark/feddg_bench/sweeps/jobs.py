@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from feddg_bench.plans import draft_runs, make_plans
-from feddg_bench.registry import check_name, load_dataset, load_recipe
+from feddg_bench.registry import load_dataset, load_recipe
 from feddg_bench.settings import Layer, merge, parse_override
 
 if TYPE_CHECKING:
@@ -84,7 +84,6 @@ class Datasets:
             DataError: If its domains or classes are on a disk where they cannot be read.
         """
         if name not in self._opened:
-            check_name("data set", name)
             self._opened[name] = load_dataset(name)(self.root)
         return self._opened[name]
 
