@@ -17,7 +17,8 @@ def metrics(entry: Mapping[str, Any]) -> dict[str, float]:
     """Return a round's metrics by name, from its entry in the record.
 
     ``train/loss``, ``seconds/training``, ``bytes/up``, ``dropped``; where the round was evaluated
-    also ``test/<domain>/accuracy`` and, over all images of the split, ``test/accuracy``, in [0, 1].
+    also every metric as ``test/<domain>/accuracy`` and, over all images of the split where it has
+    such a value, ``test/accuracy``; shares in [0, 1].
     """
     values = {f"train/{name}": value for name, value in entry["train"].items()}
     values |= {f"seconds/{phase}": value for phase, value in entry["seconds"].items()}
@@ -37,7 +38,7 @@ def summary(record: RunRecord) -> dict[str, float]:
     for rule in RULES:
         if rule == "oracle":
             continue
-        best = best_round(evaluations, CHOOSING[rule]) if rule in CHOOSING else -1
+        best = best_round(evaluations, CHOOSING[rule], record.metric) if rule in CHOOSING else -1
         if best is None:
             continue
         values[f"{rule}/round"] = evaluated[best]["round"]
@@ -50,8 +51,10 @@ def summary(record: RunRecord) -> dict[str, float]:
 def _measured(evaluation: Evaluation) -> dict[str, float]:
     values: dict[str, float] = {}
     for split, domains in evaluation.items():
-        for metric in ("accuracy", "loss"):
-            found = {domain: measured[metric] for domain, measured in domains.items()}
+        for metric in dict.fromkeys(name for measured in domains.values() for name in measured):
+            if metric in ("images", "worst_group_name"):
+                continue
+            found = {name: part[metric] for name, part in domains.items() if metric in part}
             # In a record on disk a loss that overflowed is null.
             known = {domain: value for domain, value in found.items() if value is not None}
             values |= {f"{split}/{domain}/{metric}": value for domain, value in known.items()}

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from PIL import Image
 from rich.console import Console
 
-from feddg_bench.cli_figure_models import _plans
+from feddg_bench.cli_figure_models import Experiment
+from feddg_bench.cli_options import Machine
 from feddg_bench.executors import SerialExecutor
 from feddg_bench.figures.studies import landscape_picture
 from feddg_bench.figures.training import train
@@ -140,10 +141,8 @@ def test_models_are_those_of_the_same_run(feddg: Run, tmp_path: Path, cache: Pat
     wanted = ("--rounds", 2, "--scenario", "ip-o-c", "--workers", 1)
     assert feddg("run", *wanted, "--json", *pairs).code == 0
     (path,) = (tmp_path / "results" / "runs").glob("*.json")
-    flags: dict[str, float | None] = {"rounds": 2}
-    (plan,), data = _plans(
-        "fedavg", "digits4", "ltdo", "ip-o-c", None, flags, 0, None, cache, None, pairs
-    )
+    experiment = Experiment(scenario="ip-o-c", pairs=pairs)
+    (plan,), data = experiment.plan("fedavg", Machine(cache_dir=cache), rounds=2)
     executor = SerialExecutor()
     with ConsoleReport(Console(stderr=True), 1) as report:
         trained = train(plan, data, executor, Resources(), report, [0, 2])

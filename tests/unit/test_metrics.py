@@ -162,7 +162,7 @@ def test_rounds_are_chosen_by_the_key_metric():
         {"val": {"c": {"accuracy": a, "macro_f1": f, "images": 4}}}
         for a, f in ((0.5, 0.1), (0.4, 0.3), (0.6, 0.3))
     ]
-    assert best_round(rounds, "val") == 2
+    assert best_round(rounds, "val", "accuracy") == 2
     assert best_round(rounds, "val", "macro_f1") == 1
     assert choose(rounds, "best_by_val", "macro_f1") is rounds[1]
     assert choose(rounds, "best_by_val", "pearson") is None

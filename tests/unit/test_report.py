@@ -190,6 +190,57 @@ def test_a_rule_that_cannot_choose_shows_nothing(tmp_path: Path) -> None:
     assert run["chosen"][RULES.index("best_by_val")] is None
 
 
+@pytest.mark.parametrize(
+    ("key_metric", "task", "scale"),
+    [("macro_f1", "classification", 100), ("pearson", "regression", 1)],
+)
+def test_the_data_sets_own_metric_is_shown_and_chosen_by(
+    tmp_path: Path, key_metric: str, task: str, scale: int
+) -> None:
+    values = {1: (0.25, 0.5), 2: (0.75, 0.125), 3: (0.5, 0.25)}  # of val, of test
+
+    def entry(number: int) -> dict[str, Any]:
+        own = {"val": values[number][0], "test": values[number][1]}
+        return {
+            "evaluation": {
+                split: {
+                    "all": {
+                        key_metric: value,
+                        "accuracy": 0.1 * number,
+                        "worst_group": value / 2,
+                        "loss": 0.5,
+                        "images": 10,
+                    }
+                }
+                for split, value in own.items()
+            }
+        }
+
+    made = record(rounds=3, entries={number: entry(number) for number in values})
+    save(
+        tmp_path,
+        made.model_copy(update={"data": {**made.data, "metric": key_metric, "task": task}}),
+    )
+    data = data_of(tmp_path)
+    (table,) = data["tables"]
+    assert table["metric"] == key_metric
+    digits = 2 if scale == 100 else 3
+    for rule, number in (("last", 3), ("best_by_val", 2), ("oracle", 1)):
+        for metric, factor in ((key_metric, 1.0), ("worst_group", 0.5)):
+            cell = cells(table, metric, rule, "test")["fedavg", "ip-o-c"]
+            assert cell[0] == f"{scale * factor * values[number][1]:.{digits}f}"
+    (run,) = runs_of(data).values()
+    curves = run["curves"][data["splits"].index("test")]
+    assert curves[data["metrics"].index(key_metric)] == [scale * v for _, v in values.values()]
+    assert (curves[data["metrics"].index("accuracy")] is None) == (task == "regression")
+    assert data["measured"] == [
+        metric
+        for metric in ("accuracy", "macro_f1", "pearson", "worst_group", "loss", "cost")
+        if metric in (key_metric, "worst_group", "loss", "cost")
+        or (metric == "accuracy" and task == "classification")
+    ]
+
+
 # --------------------------------------------------------------------------------- runs
 
 
@@ -217,7 +268,8 @@ def test_what_is_said_of_a_run(tmp_path: Path) -> None:
     ]
     assert (run["seconds"], run["memory"]) == (60.5, 1000.2)
     assert data["evaluated"][run["evaluated"]] == [1, 2, 3, 4]
-    accuracy, loss = run["curves"][data["splits"].index("test")]
+    curves = run["curves"][data["splits"].index("test")]
+    accuracy, loss = (curves[data["metrics"].index(name)] for name in ("accuracy", "loss"))
     assert accuracy[3] == 50.0
     assert loss[3] is None
     first = one.rounds[0]["evaluation"]["test"]["chalk"]

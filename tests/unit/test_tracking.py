@@ -219,6 +219,23 @@ def test_summary_by_selection_rule_never_by_test_images(record: RunRecord) -> No
     assert not any(name.startswith("best_by_val") for name in summary(record))
 
 
+def test_a_regression_is_told_by_its_own_metric(record: RunRecord) -> None:
+    record.data.update(task="regression", metric="pearson")
+    correlations = {1: (0.1, 0.5), 2: (0.75, 0.25), 3: (-0.5, 0.125)}  # of val, of test
+    for number in record.rounds:
+        val, test = correlations[number["round"]]
+        part = {"loss": 1.0, "images": 4, "worst_group": 0.0, "worst_group_name": "rural"}
+        number["evaluation"] = {
+            "val": {"o": {"pearson": val, **part}},
+            "test": {name: {"pearson": test, **part} for name in ("c", "all")},
+        }
+    found = summary(record)
+    assert found["best_by_val/round"] == 2
+    assert found["best_by_val/test/pearson"] == found["best_by_val/test/c/pearson"] == 0.25
+    assert found["last/val/o/worst_group"] == found["last/val/worst_group"] == 0.0
+    assert all(isinstance(value, int | float) for value in found.values())
+
+
 def test_a_run_is_told_in_order(world: World, record: RunRecord) -> None:
     world.run(world.tracker(), record)
     calls = world.did()

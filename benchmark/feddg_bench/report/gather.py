@@ -62,10 +62,12 @@ def gather(runs: Sequence[Run], where: Where | None = None) -> dict[str, Any]:
         raise DataError(_nothing(runs, where or {}))
     details, strings = Details(), Pool()
     tables = [leaderboard(table, details, strings) for table in generic_tables(shown)]
+    measured = {view["metric"] for table in tables for view in table["views"] if view["splits"]}
     return {
         "version": __version__,
         "splits": list(SPLITS),
-        "metrics": [*METRICS, "cost"],
+        "metrics": list(METRICS),
+        "measured": [metric for metric in (*METRICS, "cost") if metric in measured],
         "rules": [[rule, RULE_SENTENCES[rule]] for rule in RULES],
         "tables": tables,
         "strings": strings.values,

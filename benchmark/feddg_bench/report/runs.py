@@ -9,12 +9,14 @@ from typing import Any
 
 from feddg_bench.report.pool import Pool
 from feddg_bench.report.repeat import repeat_command
+from feddg_bench.results import in_percent
 from feddg_bench.tables.records import Run, damaged
 from feddg_bench.tables.rules import CHOOSING, RULES, Evaluation, best_round, pooled
 from feddg_bench.tables.variants import text
 
 SPLITS = ("test", "val", "id_test", "id_val")
-METRICS = ("accuracy", "loss")
+METRICS = ("accuracy", "macro_f1", "pearson", "worst_group", "loss")
+"""All that a curve may show, see `metrics_of`."""
 POINTS = 60
 """A curve of more evaluated rounds is thinned to about so many; chosen rounds always stay."""
 LISTED = 20
@@ -47,9 +49,15 @@ FIELDS = (
 (MiB) are of the whole run. ``skipped`` and ``dropped`` count, ``drops`` lists [round, client,
 tensor]. ``bytes`` is [up a round, down a round, up before round 1, down before round 1], ``phases``
 lists [phase, seconds a round, seconds before round 1]. ``chosen`` is, for each selection rule, the
-position in ``evaluated``, or null. ``curves`` holds, for each of `SPLITS`, null or the values of
-each of `METRICS`; accuracies in percent.
+position in ``evaluated``, or null. ``curves`` holds, for each of `SPLITS`, null or for each of
+`METRICS` null or its values; shares in percent.
 """
+
+
+def metrics_of(run: Run) -> tuple[str, ...]:
+    """Return what is shown of a run: its data set's key metric, and what there is beside it."""
+    first = "accuracy" if run.task == "classification" else "pearson"
+    return tuple(dict.fromkeys((run.metric, first, "worst_group", "loss")))
 
 
 class Details:
@@ -109,7 +117,7 @@ class Details:
             for entry in ({"round": 0, "dropped": once.get("dropped", ())}, *rounds)
             for drop in entry["dropped"]
         ]
-        places, chosen, curves = _curves(rounds)
+        places, chosen, curves = _curves(run, rounds)
         found: dict[str, Any] = {
             "key": run.key,
             "setup": self._setup(run, record["settings"], environment.get("threads", 1)),
@@ -173,9 +181,12 @@ def _plain(environment: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+Curve = list[float | None]
+
+
 def _curves(
-    rounds: Sequence[Mapping[str, Any]],
-) -> tuple[list[int], list[int | None], list[list[list[float | None]] | None]]:
+    run: Run, rounds: Sequence[Mapping[str, Any]]
+) -> tuple[list[int], list[int | None], list[list[Curve | None] | None]]:
     """Return the numbers of evaluated rounds, which of them each rule chooses, and the curves."""
     found: list[tuple[int, Evaluation]] = [
         (entry["round"], entry["evaluation"]) for entry in rounds if entry["evaluation"]
@@ -184,19 +195,20 @@ def _curves(
     chosen = [
         (len(found) - 1 if found else None)
         if rule == "last"
-        else best_round(evaluations, CHOOSING[rule])
+        else best_round(evaluations, CHOOSING[rule], run.metric)
         for rule in RULES
     ]
     kept = _thinned(len(found), {place for place in chosen if place is not None})
-    curves: list[list[list[float | None]] | None] = []
+    shown = metrics_of(run)
+    curves: list[list[Curve | None] | None] = []
     for split in SPLITS:
-        values = [
-            [pooled(evaluations[place], split, metric) for place in kept] for metric in METRICS
+        of_split = [
+            _curve(run, [evaluations[place] for place in kept], split, metric)
+            if metric in shown
+            else None
+            for metric in METRICS
         ]
-        known = any(value is not None for one in values for value in one)
-        curves.append(
-            [_rounded(one, m) for one, m in zip(values, METRICS, strict=True)] if known else None
-        )
+        curves.append(of_split if any(of_split) else None)
     return (
         [found[place][0] for place in kept],
         [None if place is None else kept.index(place) for place in chosen],
@@ -204,8 +216,12 @@ def _curves(
     )
 
 
-def _rounded(values: Sequence[float | None], metric: str) -> list[float | None]:
-    factor, digits = (100, 2) if metric == "accuracy" else (1, 4)
+def _curve(run: Run, evaluations: Sequence[Evaluation], split: str, metric: str) -> Curve | None:
+    """Return a metric after each evaluation, or nothing where it was never measured."""
+    values = [pooled(evaluation, split, metric) for evaluation in evaluations]
+    if all(value is None for value in values):
+        return None
+    factor, digits = (100, 2) if in_percent(metric, run.task) else (1, 4)
     return [None if value is None else number(factor * value, digits) for value in values]
 
 

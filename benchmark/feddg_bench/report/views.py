@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from feddg_bench.report.pool import Pool
-from feddg_bench.report.runs import SPLITS, Details
+from feddg_bench.report.runs import SPLITS, Details, metrics_of
+from feddg_bench.results import in_percent
 from feddg_bench.tables.build import build
 from feddg_bench.tables.describe import ColumnSpec, Description, GroupSpec, Summary
 from feddg_bench.tables.entries import DASH
@@ -33,7 +34,7 @@ class View:
     """One way to look at a table.
 
     Attributes:
-        metric: ``accuracy``, ``loss`` or ``cost``.
+        metric: One of `feddg_bench.report.runs.METRICS`, or ``cost``.
         rule: Selection rule; costs are of all rounds.
         description: The table's columns for it.
     """
@@ -67,6 +68,7 @@ def leaderboard(table: Generic, details: Details, strings: Pool) -> dict[str, An
             rows = [_row(line, grid, by_key, details) for line in grid.lines if line.kind == "ours"]
             fills = _fills(grid, strings)
         views.append(_view(view, grid, strings))
+    measured = {view["metric"] for view in views if view["splits"]}
     title, _, frame = table.description.title.partition(": ")
     return {
         "name": table.name,
@@ -75,9 +77,10 @@ def leaderboard(table: Generic, details: Details, strings: Pool) -> dict[str, An
         "protocol": first.protocol,
         "recipe": _recipe(table.runs),
         "frame": frame,
+        "metric": first.metric,
         "rows": rows,
         "fills": fills,
-        "views": views,
+        "views": [view for view in views if view["metric"] in measured],
     }
 
 
@@ -87,9 +90,15 @@ def _recipe(runs: Sequence[Run]) -> str:
 
 def _views(table: Generic) -> Iterator[View]:
     groups = _groups(table)
-    for metric, unit, lower, decimals in (("accuracy", "%", False, 2), ("loss", "", True, 3)):
+    for metric in metrics_of(table.runs[0]):
+        percent = in_percent(metric, table.runs[0].task)
         described = _described(
-            table, groups, metric=metric, unit=unit, lower_is_better=lower, decimals=decimals
+            table,
+            groups,
+            metric=metric,
+            unit="%" if percent else "",
+            lower_is_better=metric == "loss",
+            decimals=2 if percent else 3,
         )
         for rule in RULES:
             yield View(metric, rule, described)
@@ -173,6 +182,7 @@ def _view(view: View, grid: Grid, strings: Pool) -> dict[str, Any]:
     return {
         "metric": view.metric,
         "rule": None if view.metric == "cost" else view.rule,
+        "unit": view.description.unit,
         "lower": view.description.lower_is_better,
         "caption": [strings.add(said) for said in grid.caption],
         "notes": [strings.add(said) for said in grid.notes],

@@ -117,7 +117,7 @@ class Run:
         record = _parse(_read(self.path), self.path)
         try:
             evaluations = [r["evaluation"] for r in record["rounds"] if r.get("evaluation")]
-            self._chosen.update({rule: choose(evaluations, rule) for rule in RULES})
+            self._chosen.update({rule: choose(evaluations, rule, self.metric) for rule in RULES})
             self._costs.update(costs(record))
         except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
             raise damaged(self.path, f"{type(error).__name__}: {error}") from error

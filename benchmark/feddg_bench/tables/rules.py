@@ -20,9 +20,7 @@ Evaluation = dict[str, dict[str, dict[str, float]]]
 """Split -> domain -> metric -> value."""
 
 
-def choose(
-    evaluations: Sequence[Evaluation], rule: Rule, metric: str = "accuracy"
-) -> Evaluation | None:
+def choose(evaluations: Sequence[Evaluation], rule: Rule, metric: str) -> Evaluation | None:
     """Return the evaluation that a rule chooses out of those of all rounds, in their order.
 
     Args:
@@ -39,9 +37,7 @@ def choose(
     return None if best is None or best < 0 else evaluations[best]
 
 
-def best_round(
-    evaluations: Sequence[Evaluation], split: str, metric: str = "accuracy"
-) -> int | None:
+def best_round(evaluations: Sequence[Evaluation], split: str, metric: str) -> int | None:
     """Return the position of the earliest evaluation with the highest metric on a split."""
     values = [split_metric(evaluation, split, metric) for evaluation in evaluations]
     known = [value for value in values if value is not None]

@@ -33,7 +33,7 @@
   // -------------------------------------------------------------------------------- state
 
   const DEFAULTS = {
-    dataset: "", protocol: "", recipe: "", frame: "", metric: "accuracy", split: "test",
+    dataset: "", protocol: "", recipe: "", frame: "", metric: "", split: "test",
     rule: "last", q: "", published: "1", sort: "", dir: "", cell: "",
   };
   let state = {...DEFAULTS};
@@ -71,8 +71,13 @@
     const frames = unique(data.tables.map((table) => table.frame || " "));
     put("frame", [["", "all"], ...frames.map((v) => [v, v === " " ? "the recipe's own" : v])]);
     form.elements.frame.closest("label").hidden = frames.length < 2;
-    const metrics = {accuracy: "accuracy in %", loss: "loss", cost: "bytes and seconds"};
-    put("metric", data.metrics.map((metric) => [metric, metrics[metric] ?? metric]));
+    const own = unique(data.tables.map((table) => table.metric));
+    const units = Object.fromEntries(data.tables.flatMap((table) => table.views).map((view) => [view.metric, view.unit]));
+    put("metric", [
+      ["", own.length === 1 ? metricText(own[0], units[own[0]]) : "each data set's own"],
+      ...data.measured.filter((metric) => own.length > 1 || metric !== own[0])
+        .map((metric) => [metric, metricText(metric, units[metric])]),
+    ]);
     const splits = {
       test: "test (held-out domain)", val: "val (held-out domain)",
       id_test: "id_test (training domains)", id_val: "id_val (training domains)",
@@ -118,9 +123,13 @@
       (!state.frame || state.frame === (table.frame || " ")));
   }
 
+  const METRICS = {macro_f1: "macro F1", pearson: "Pearson's r", worst_group: "worst group", cost: "bytes and seconds"};
+  const metricText = (metric, unit) => `${METRICS[metric] ?? metric}${unit ? ` in ${unit}` : ""}`;
+
   function viewOf(table) {
+    const metric = state.metric || table.metric;
     return table.views.find((view) =>
-      view.metric === state.metric && (view.rule === null || view.rule === state.rule));
+      view.metric === metric && (view.rule === null || view.rule === state.rule));
   }
 
   function splitOf(view) {
@@ -203,8 +212,8 @@
     const section = h("section", {class: "table"}, h("h2", {}, title));
     if (table.frame) section.append(h("p", {class: "frame"}, table.frame));
     if (!part) {
-      section.append(h("p", {}, `Nothing to show: these runs have no split ${state.split}, or none that ` +
-        `rule ${state.rule} can choose by.`));
+      section.append(h("p", {}, `Nothing to show: these runs have no such metric, no split ${state.split}, or ` +
+        `none that rule ${state.rule} can choose by.`));
       return section;
     }
     const sorted = sortedRows(table, part, view);
@@ -315,9 +324,9 @@
 
   function curve(run, split, metric) {
     const values = run.curves[data.splits.indexOf(split)];
-    const index = metric === "loss" ? 1 : 0;
-    if (!values) return [];
-    return data.evaluated[run.evaluated].map((round, n) => [round, values[index][n]]).filter((p) => p[1] !== null);
+    const own = values?.[data.metrics.indexOf(metric)];
+    if (!own) return [];
+    return data.evaluated[run.evaluated].map((round, n) => [round, own[n]]).filter((p) => p[1] !== null);
   }
 
   function chosen(run) {
@@ -362,7 +371,7 @@
       [key, [...votes].reduce((best, vote) => (vote[1] > best[1] ? vote : best))[0]]));
   }
 
-  function drawRun(run, table, width, usual, open) {
+  function drawRun(run, table, view, width, usual, open) {
     const setup = data.setups[run.setup];
     const scenario = scenarioOf(run);
     const environment = data.environments[run.environment];
@@ -370,11 +379,13 @@
     const own = setup.settings.filter(([key, value]) =>
       data.keys[key].startsWith("hyper.") || usual.get(key) !== value);
     const pair = ([key, value]) => h("li", {}, h("code", {}, `${data.keys[key]}=${data.values[value]}`));
+    // Costs are no curve: beside them stands the data set's own metric.
+    const metric = view.metric === "cost" ? table.metric : view.metric;
+    const unit = table.views.find((one) => one.metric === metric).unit;
     const series = data.splits.map((split, n) => {
-      const points = curve(run, split, state.metric);
+      const points = curve(run, split, metric);
       return {name: split, colour: n, points, mark: chosenPoint(run, points)};
     }).filter((one) => one.points.length);
-    const metric = state.metric === "loss" ? "loss" : "accuracy in %";
     const drops = run.drops.map(([round, client, tensor]) => `round ${round}: ${client} (${tensor})`);
     const body = () => [
       facts([
@@ -398,7 +409,7 @@
       h("pre", {class: "command", tabindex: "0"}, h("code", {}, `${setup.command} --scenario ${scenario.flag} --seeds ${run.seed}`)),
       setup.command.includes("=FILE") || setup.command.includes("[FILE")
         ? h("p", {}, "FILE stands for a file's path; the settings below have the beginning of its SHA-256.") : null,
-      chart(series, `${metric}, by split; the ring is the chosen round`, width - 26),
+      chart(series, `${metricText(metric, unit)}, by split; the ring is the chosen round`, width - 26),
       h("h4", {}, "Seconds"),
       simpleTable(["phase", "a round", "before round 1"],
         run.phases.map(([name, round, once]) => [name, seconds(round), seconds(once)]), "Seconds by phase"),
@@ -436,7 +447,7 @@
     const mine = table.rows[n].runs.map((place) => runs[place])
       .filter((run) => !column[2] || scenarioOf(run).name === column[2]);
     const costs = state.metric === "cost";
-    const metric = state.metric === "loss" ? "loss" : "accuracy in %";
+    const metric = metricText(view.metric, view.unit);
     const where = costs ? column[0] : `${column[0]}, ${state.split}`;
     document.getElementById("dialog-head").textContent = `${label}: ${where}`;
     const body = document.getElementById("dialog-body");
@@ -457,24 +468,24 @@
         const several = scenarios.length > 1;
         const seeds = [...new Set(mine.map((run) => run.seed))];
         shown.push(chart(mine.map((run) => {
-          const points = curve(run, state.split, state.metric);
+          const points = curve(run, state.split, view.metric);
           const colour = several ? scenarios.indexOf(scenarioOf(run).name) : seeds.indexOf(run.seed);
           return {name: several ? scenarioOf(run).name : `seed ${run.seed}`, colour, points, mark: chosenPoint(run, points)};
         }), `${metric} on ${state.split}; the ring is the chosen round`, width));
       }
       const value = (run) => {
-        const found = costs ? null : chosenPoint(run, curve(run, state.split, state.metric));
-        return found ? found[1].toFixed(state.metric === "loss" ? 3 : 2) : DASH;
+        const found = costs ? null : chosenPoint(run, curve(run, state.split, view.metric));
+        return found ? found[1].toFixed(view.unit ? 2 : 3) : DASH;
       };
       shown.push(h("h3", {}, count(mine.length, "run")), simpleTable(
-        ["scenario", "seed", ...(costs ? [] : [metric.split(" ")[0], "round"]), "up / round", "down / round", "took", "dropped", "skipped", "commit"],
+        ["scenario", "seed", ...(costs ? [] : [metric.replace(" in %", ""), "round"]), "up / round", "down / round", "took", "dropped", "skipped", "commit"],
         mine.map((run) => [scenarioOf(run).name, String(run.seed),
           ...(costs ? [] : [value(run), String(chosen(run) ?? DASH)]),
           megabytes(run.bytes[0]), megabytes(run.bytes[1]), seconds(run.seconds), String(run.dropped),
           String(run.skipped), h("code", {}, data.environments[run.environment].commit ?? DASH)]),
         "Runs of this number"));
       const usual = settingsOf(table);
-      shown.push(...mine.map((run) => drawRun(run, table, width, usual, mine.length === 1)));
+      shown.push(...mine.map((run) => drawRun(run, table, view, width, usual, mine.length === 1)));
     }
     body.replaceChildren(...shown);
     return true;
