@@ -124,6 +124,11 @@ def split_metric(evaluation: Mapping[str, Any], split: str, metric: str) -> floa
     return total / images
 
 
+def metric_name(metric: str) -> str:
+    """Return a metric as people write it, such as ``macro F1``."""
+    return {"macro_f1": "macro F1", "pearson": "Pearson's r"}.get(metric, metric.replace("_", " "))
+
+
 def in_percent(metric: str, task: str) -> bool:
     """Tell whether a metric is a share that people read in percent."""
     return metric in ("accuracy", "macro_f1") or (

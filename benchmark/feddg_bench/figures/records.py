@@ -10,7 +10,7 @@ from typing import Any
 
 from feddg_bench.errors import DataError, SettingsError
 from feddg_bench.registry import names
-from feddg_bench.results import in_percent, read_record, split_metric
+from feddg_bench.results import in_percent, metric_name, read_record, split_metric
 from feddg_bench.settings import unknown
 from feddg_bench.tables.generic import generic_tables
 from feddg_bench.tables.records import Run
@@ -249,7 +249,7 @@ def points(
 def metric_label(run: Run) -> str:
     """Return the key metric of a run's data set as an axis names it."""
     unit = " (%)" if in_percent(run.metric, run.task) else ""
-    return f"{run.metric.replace('_', ' ')}{unit}"
+    return f"{metric_name(run.metric)}{unit}"
 
 
 def score(run: Run, split: str, rule: Rule) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from feddg_bench.results import metric_name
 from feddg_bench.tables import papers, prose
 from feddg_bench.tables.columns import Measured, Shown, measured_columns, shown_columns, varied_keys
 from feddg_bench.tables.commands import fill_commands
@@ -252,7 +253,7 @@ class _Builder:
     def _caption(self, lines: Sequence[Line]) -> tuple[str, ...]:
         runs = [run for row in self.rows if row.variant for run in row.variant.runs]
         metrics = {column.metric for column in self.columns}
-        metric = metrics.pop() if len(metrics) == 1 else "numbers"
+        metric = metric_name(metrics.pop()) if len(metrics) == 1 else "numbers"
         unit = f" in {self.description.unit}" if self.description.unit else ""
         said = []
         if self.seeds:

@@ -10,6 +10,7 @@ from typing import Any
 from feddg_bench.errors import FeddgError
 from feddg_bench.published import Published
 from feddg_bench.registry import load_dataset
+from feddg_bench.results import metric_name
 from feddg_bench.tables.records import Run
 from feddg_bench.tables.rows import Row
 from feddg_bench.tables.rules import Rule
@@ -128,7 +129,7 @@ def wrong_average(published: Published) -> str:
 
 def rule_sentence(rules: Iterable[Rule], metrics: Iterable[str] = ("accuracy",)) -> str:
     """Return how rounds were chosen, by the key metrics of the runs' data sets."""
-    metric = " or ".join(sorted(set(metrics))) or "accuracy"
+    metric = " or ".join(map(metric_name, sorted(set(metrics)))) or "accuracy"
     said = [f"{rule}: {RULES[rule].format(metric=metric)}" for rule in dict.fromkeys(rules)]
     return "Selection rule " + "; ".join(said)
 
@@ -165,5 +166,7 @@ def against(label: str) -> str:
 
 
 def sentence(words: str) -> str:
-    """Return words with a capital letter and a full stop."""
-    return f"{words[:1].upper()}{words[1:]}" + ("" if words.endswith(".") else ".")
+    """Return words with a capital letter, but where a name such as iWildCam begins, and a stop."""
+    first = words.partition(" ")[0]
+    start = words[:1] if first[1:] != first[1:].lower() else words[:1].upper()
+    return f"{start}{words[1:]}" + ("" if words.endswith(".") else ".")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from feddg_bench.published import published_accuracy
-from feddg_bench.results import RunRecord, in_percent, mean_and_std, split_metric
+from feddg_bench.results import RunRecord, in_percent, mean_and_std, metric_name, split_metric
 
 SPLITS = ("id_val", "id_test", "val", "test")
 
@@ -88,7 +88,7 @@ def summary(records: Sequence[RunRecord]) -> Table:
             )
         )
     return Table(
-        f"{first.method} on {first.dataset}, {first.protocol}: {first.metric}"
+        f"{first.method} on {first.dataset}, {first.protocol}: {metric_name(first.metric)}"
         + (" in %" if percent else ""),
         splits,
         tuple(rows),
