@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from feddg_bench.errors import DataError
 from feddg_datasets.parts.bands import resize_bands
 from feddg_datasets.parts.tables import check_columns, matching, one_of, read_table
-from feddg_datasets.parts.wilds import IntArray, WildsDataset, column, places
+from feddg_datasets.parts.wilds import IntArray, WildsDataset, column, places, roles
 
 COUNTRIES = {
     "angola": "ao",
@@ -122,7 +122,7 @@ class PovertyMap(WildsDataset):
     @cached_property
     def official(self) -> Mapping[str, Any]:  # type: ignore[override]
         """Domains by role in each fold."""
-        return {fold: self.roles(splits) for fold, splits in self._folds.items()}
+        return {fold: roles(self, splits) for fold, splits in self._folds.items()}
 
     @cached_property
     def _folds(self) -> dict[str, IntArray]:

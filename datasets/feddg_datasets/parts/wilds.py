@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from feddg_bench.data import FileDataset, Records
+from feddg_bench.data import DomainDataset, FileDataset, Records
 from feddg_bench.errors import DataError
 from feddg_bench.locations import data_roots
 from feddg_bench.splits import ROLES, SPLITS
@@ -208,15 +208,7 @@ class WildsDataset(FileDataset):
     @cached_property
     def official(self) -> Mapping[str, Any]:  # type: ignore[override]
         """Domains by role in the published splits."""
-        return self.roles(self.published_splits())
-
-    def roles(self, splits: IntArray) -> dict[str, tuple[str, ...]]:
-        """Return the domains by role, given the place in `SPLITS` of every image."""
-        domains = self.records().domains
-        found: dict[str, set[int]] = {"train": set(), "val": set(), "test": set()}
-        for place, split in enumerate(SPLITS):
-            found[ROLES[split]] |= set(domains[splits == place].tolist())
-        return {role: tuple(self.domains[d] for d in sorted(ids)) for role, ids in found.items()}
+        return roles(self, self.published_splits())
 
     # ------------------------------------------------------------- files
 
@@ -277,6 +269,15 @@ def places(source: Any) -> IntArray:
         if split in SPLITS:
             found[split_of == number] = SPLITS.index(split)
     return found
+
+
+def roles(dataset: DomainDataset, splits: IntArray) -> dict[str, tuple[str, ...]]:
+    """Return a data set's domains by role, given the place in `SPLITS` of every image."""
+    domains = dataset.records().domains
+    found: dict[str, set[int]] = {"train": set(), "val": set(), "test": set()}
+    for place, split in enumerate(SPLITS):
+        found[ROLES[split]] |= set(domains[splits == place].tolist())
+    return {role: tuple(dataset.domains[d] for d in sorted(ids)) for role, ids in found.items()}
 
 
 def column(source: Any, field: str) -> NDArray[Any]:

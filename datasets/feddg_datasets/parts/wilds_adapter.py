@@ -29,9 +29,8 @@ from feddg_bench.data import DomainDataset, Records, square
 from feddg_bench.errors import DataError, PluginError
 from feddg_bench.locations import data_roots
 from feddg_bench.parallel import in_threads
-from feddg_bench.splits import ROLES, SPLITS
 from feddg_datasets.parts.bands import resize_bands
-from feddg_datasets.parts.wilds import IntArray, column, places, quiet, wilds_class
+from feddg_datasets.parts.wilds import IntArray, column, places, quiet, roles, wilds_class
 
 __all__ = ["AdaptedWilds", "from_wilds", "wilds_class"]
 
@@ -169,11 +168,7 @@ class AdaptedWilds(DomainDataset):
     @cached_property
     def official(self) -> Mapping[str, Any]:  # type: ignore[override]
         """Domains by role in the published splits."""
-        splits, domains = self.published_splits(), self.records().domains
-        found: dict[str, set[int]] = {"train": set(), "val": set(), "test": set()}
-        for place, split in enumerate(SPLITS):
-            found[ROLES[split]] |= set(domains[splits == place].tolist())
-        return {role: tuple(self.domains[d] for d in sorted(ids)) for role, ids in found.items()}
+        return roles(self, self.published_splits())
 
     def read(self, index: int, size: int) -> NDArray[np.uint8] | NDArray[np.float16]:
         """Return image ``index``: uint8 RGB [size, size, 3], or float16 [size, size, C].
