@@ -159,11 +159,11 @@ def lenet() -> nn.Sequential:
     return nn.Sequential(
         Grey(),
         nn.Conv2d(1, 6, kernel_size=5, padding=2),
+        nn.MaxPool2d(2),  # before ReLU the same, to the bit, with a quarter of its work
         nn.ReLU(inplace=True),
-        nn.MaxPool2d(2),
         nn.Conv2d(6, 16, kernel_size=5),
-        nn.ReLU(inplace=True),
         nn.MaxPool2d(2),
+        nn.ReLU(inplace=True),
         nn.Flatten(),
         nn.Linear(16 * 5 * 5, 120),
         nn.ReLU(inplace=True),
