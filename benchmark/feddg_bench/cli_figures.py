@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ from feddg_bench.cli_figure_models import (
     styles_command,
     tsne_command,
 )
+from feddg_bench.cli_options import grouped
 from feddg_bench.errors import DataError, SettingsError
 from feddg_bench.figures.drawing import save
 from feddg_bench.settings import unknown
@@ -33,43 +35,86 @@ figures_app = typer.Typer(
     "models that are trained for it (styles, tsne, gradcam, landscape).",
 )
 
-Results = Annotated[Path, typer.Option(help="Folder of records.")]
-Out = Annotated[Path | None, typer.Option(help="Folder to write to; default RESULTS/figures.")]
-Recorded = Annotated[str | None, typer.Option("--dataset", help="Default: all that have records.")]
-RecordedProtocol = Annotated[
-    str | None, typer.Option("--protocol", help="Default: all that have records.")
-]
-RecordedScenario = Annotated[
-    str | None, typer.Option("--scenario", help="Comma-separated; default is the mean over all.")
-]
-RecordedMethods = Annotated[
-    str | None,
-    typer.Option("--method", "--methods", help="Comma-separated; up to six share one plot."),
-]
-RecordedRecipe = Annotated[
-    str | None, typer.Option("--recipe", help="Default: all that have records.")
-]
 Split = Annotated[str, typer.Option(help="test, val, id_test or id_val.")]
 Select = Annotated[
     str, typer.Option(help="Round that counts: last, best_by_val, best_by_id_val or oracle.")
 ]
-RESULTS = Path("results")
+
+
+@dataclass(frozen=True)
+class Records:
+    """Where records are, which of them are drawn, and where to."""
+
+    results: Annotated[Path, typer.Option(help="Folder of records.")] = Path("results")
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write to; default RESULTS/figures.")
+    ] = None
+    dataset: Annotated[str | None, typer.Option(help="Default: all that have records.")] = None
+    protocol: Annotated[str | None, typer.Option(help="Default: all that have records.")] = None
+
+    @property
+    def folder(self) -> Path:
+        """Where figures go."""
+        return self.out or self.results / "figures"
+
+    def wanted(self) -> Wanted:
+        """Return what is asked for."""
+        from feddg_bench.figures.records import Wanted
+
+        return Wanted(self.dataset, self.protocol)
+
+    def read(self, split: str = "test", select: str = "last") -> tuple[Wanted, list[Run], Rule]:
+        """Return what is asked for, its runs, and the selection rule.
+
+        Raises:
+            SettingsError: If there is no such split or rule.
+            DataError: If there is no such run, or a record is damaged.
+        """
+        from feddg_bench.figures import records
+        from feddg_bench.tables.records import read_runs
+        from feddg_bench.tables.rules import RULES
+
+        if split not in records.SPLITS:
+            raise SettingsError(unknown("split", split, records.SPLITS))
+        if select not in RULES:
+            raise SettingsError(unknown("selection rule", select, RULES))
+        wanted = self.wanted()
+        return wanted, records.select(read_runs(self.results), wanted, self.results), select
+
+
+@dataclass(frozen=True)
+class SomeRecords(Records):
+    """The same, down to scenarios, methods and a recipe."""
+
+    scenario: Annotated[
+        str | None, typer.Option(help="Comma-separated; default is the mean over all.")
+    ] = None
+    method: Annotated[
+        str | None,
+        typer.Option("--method", "--methods", help="Comma-separated; up to six share one plot."),
+    ] = None
+    recipe: Annotated[str | None, typer.Option(help="Default: all that have records.")] = None
+
+    def wanted(self) -> Wanted:
+        """Return what is asked for."""
+        return replace(
+            super().wanted(),
+            scenarios=_listed(self.scenario),
+            methods=_listed(self.method),
+            recipe=self.recipe,
+        )
 
 
 @figures_app.command("all")
+@grouped
 def all_command(
-    results: Results = RESULTS,
-    out: Out = None,
-    dataset: Recorded = None,
-    protocol: RecordedProtocol = None,
-    split: Split = "test",
-    select: Select = "last",
+    records: Records = Records(), split: Split = "test", select: Select = "last"
 ) -> None:
     """Draw every figure that the records are enough for, for each data set, protocol and recipe."""
     from feddg_bench.figures.overhead import overhead
     from feddg_bench.figures.scores import SWEEPS, convergence, leaderboard, swept
 
-    wanted, runs, rule = _records(results, dataset, protocol, None, None, None, split, select)
+    wanted, runs, rule = records.read(split, select)
 
     def pictures() -> Iterable[Picture | str]:
         for frame in _frames(runs):
@@ -83,124 +128,60 @@ def all_command(
             if not found:
                 yield _unswept(sweep.name, wanted)
 
-    save(pictures, out or results / "figures")
+    save(pictures, records.folder)
 
 
 @figures_app.command("convergence")
-def convergence_command(
-    results: Results = RESULTS,
-    out: Out = None,
-    dataset: Recorded = None,
-    protocol: RecordedProtocol = None,
-    scenario: RecordedScenario = None,
-    method: RecordedMethods = None,
-    recipe: RecordedRecipe = None,
-    split: Split = "test",
-) -> None:
+@grouped
+def convergence_command(records: SomeRecords = SomeRecords(), split: Split = "test") -> None:
     """Draw accuracy, or another key metric, against the round.
 
     It is the mean over scenarios; lines and bands are mean and deviation over seeds.
     """
     from feddg_bench.figures.scores import convergence
 
-    wanted, runs, _ = _records(results, dataset, protocol, scenario, method, recipe, split, "last")
-    _each_frame(lambda f: convergence(f, wanted, split), runs, split, out or results / "figures")
+    wanted, runs, _ = records.read(split)
+    _each_frame(lambda f: convergence(f, wanted, split), runs, split, records.folder)
 
 
 @figures_app.command("leaderboard")
+@grouped
 def leaderboard_command(
-    results: Results = RESULTS,
-    out: Out = None,
-    dataset: Recorded = None,
-    protocol: RecordedProtocol = None,
-    scenario: RecordedScenario = None,
-    method: RecordedMethods = None,
-    recipe: RecordedRecipe = None,
-    split: Split = "test",
-    select: Select = "last",
+    records: SomeRecords = SomeRecords(), split: Split = "test", select: Select = "last"
 ) -> None:
     """Draw the key metric of each method, best first, with that of single scenarios."""
     from feddg_bench.figures.scores import leaderboard
 
-    wanted, runs, rule = _records(
-        results, dataset, protocol, scenario, method, recipe, split, select
-    )
-    folder = out or results / "figures"
-    _each_frame(lambda f: leaderboard(f, wanted, split, rule), runs, split, folder)
+    wanted, runs, rule = records.read(split, select)
+    _each_frame(lambda f: leaderboard(f, wanted, split, rule), runs, split, records.folder)
 
 
 @figures_app.command("overhead")
-def overhead_command(
-    results: Results = RESULTS,
-    out: Out = None,
-    dataset: Recorded = None,
-    protocol: RecordedProtocol = None,
-    scenario: RecordedScenario = None,
-    method: RecordedMethods = None,
-    recipe: RecordedRecipe = None,
-) -> None:
+@grouped
+def overhead_command(records: SomeRecords = SomeRecords()) -> None:
     """Draw the seconds of a round by phase for each method, and those before round 1."""
     from feddg_bench.figures.overhead import overhead
 
-    wanted, runs, _ = _records(results, dataset, protocol, scenario, method, recipe, "test", "last")
-    _each_frame(lambda f: overhead(f, wanted), runs, "test", out or results / "figures")
+    wanted, runs, _ = records.read()
+    _each_frame(lambda f: overhead(f, wanted), runs, "test", records.folder)
 
 
 @figures_app.command("lambda")
+@grouped
 def lambda_command(
-    results: Results = RESULTS,
-    out: Out = None,
-    dataset: Recorded = None,
-    protocol: RecordedProtocol = None,
-    scenario: RecordedScenario = None,
-    method: RecordedMethods = None,
-    recipe: RecordedRecipe = None,
-    split: Split = "test",
-    select: Select = "last",
+    records: SomeRecords = SomeRecords(), split: Split = "test", select: Select = "last"
 ) -> None:
     """Draw accuracy, or another key metric, against the heterogeneity lambda."""
-    chosen = _records(results, dataset, protocol, scenario, method, recipe, split, select)
-    _sweep("lambda", *chosen, split, out or results / "figures")
+    _sweep("lambda", *records.read(split, select), split, records.folder)
 
 
 @figures_app.command("clients")
+@grouped
 def clients_command(
-    results: Results = RESULTS,
-    out: Out = None,
-    dataset: Recorded = None,
-    protocol: RecordedProtocol = None,
-    scenario: RecordedScenario = None,
-    method: RecordedMethods = None,
-    recipe: RecordedRecipe = None,
-    split: Split = "test",
-    select: Select = "last",
+    records: SomeRecords = SomeRecords(), split: Split = "test", select: Select = "last"
 ) -> None:
     """Draw accuracy, or another key metric, against K/N: the clients of a round out of all."""
-    chosen = _records(results, dataset, protocol, scenario, method, recipe, split, select)
-    _sweep("clients", *chosen, split, out or results / "figures")
-
-
-def _records(
-    results: Path,
-    dataset: str | None,
-    protocol: str | None,
-    scenario: str | None,
-    method: str | None,
-    recipe: str | None,
-    split: str,
-    select: str,
-) -> tuple[Wanted, list[Run], Rule]:
-    """Return what is asked for, its runs, and the selection rule."""
-    from feddg_bench.figures import records
-    from feddg_bench.tables.records import read_runs
-    from feddg_bench.tables.rules import RULES
-
-    if split not in records.SPLITS:
-        raise SettingsError(unknown("split", split, records.SPLITS))
-    if select not in RULES:
-        raise SettingsError(unknown("selection rule", select, RULES))
-    wanted = records.Wanted(dataset, protocol, _listed(scenario), _listed(method), recipe)
-    return wanted, records.select(read_runs(results), wanted, results), select
+    _sweep("clients", *records.read(split, select), split, records.folder)
 
 
 def _listed(text: str | None) -> tuple[str, ...] | None:
