@@ -209,12 +209,37 @@ def test_curves_against_lambda_keep_other_settings_apart(add: Add, tmp_path: Pat
 def test_curves_against_clients_are_ordered_by_their_number(add: Add, tmp_path: Path) -> None:
     for n, k, accuracy in ((100, 5, 0.2), (5, None, 0.4), (20, 5, 0.6), (20, 10, 0.8)):
         add(test=(accuracy,), partition={"clients": n}, federation={"per_round": k})
-    (picture,) = swept(read_runs(tmp_path), SWEEPS["clients"], EVERYTHING, "test", "last")
-    assert [(r["clients"], float(r["mean"])) for r in numbers(picture)] == [
+    one, other = swept(read_runs(tmp_path), SWEEPS["clients"], EVERYTHING, "test", "last")
+    assert (one.name[-4:], other.name[-5:]) == ("-k-5", "-n-20")
+    assert [(r["clients"], float(r["mean"])) for r in numbers(one)] == [
         ("5/5", pytest.approx(40)),
         ("5/20", pytest.approx(60)),
-        ("10/20", pytest.approx(80)),
         ("5/100", pytest.approx(20)),
+    ]
+    assert [(r["clients"], float(r["mean"])) for r in numbers(other)] == [
+        ("5/20", pytest.approx(60)),
+        ("10/20", pytest.approx(80)),
+    ]
+
+
+@pytest.mark.usefixtures("drawing")
+def test_a_curve_against_a_setting_is_of_the_same_scenarios_and_seeds_all_along(
+    add: Add, tmp_path: Path
+) -> None:
+    for scenario in ("ic-p-o", "oc-i-p"):  # more runs at the usual value than elsewhere
+        for seed, accuracy in ((0, 0.5), (1, 0.9)):
+            add(scenario=scenario, seed=seed, test=(accuracy,))
+    for value, accuracy in ((0.0, 0.2), (1.0, 0.6)):
+        add(scenario="ic-p-o", seed=0, test=(accuracy,), partition={"heterogeneity": value})
+    for seed, accuracy in ((0, 0.7), (1, 0.1)):
+        pooled = {"partition": {"kind": "pooled"}, "federation": {"per_round": None}}
+        add("erm", scenario="ic-p-o", seed=seed, test=(accuracy,), **pooled)
+    (picture,) = swept(read_runs(tmp_path), SWEEPS["lambda"], EVERYTHING, "test", "last")
+    assert [(r["series"], r["lambda"], float(r["mean"])) for r in numbers(picture)] == [
+        ("erm", "all", pytest.approx(70)),
+        ("fedavg", "0", pytest.approx(20)),
+        ("fedavg", "0.1", pytest.approx(50)),
+        ("fedavg", "1", pytest.approx(60)),
     ]
 
 

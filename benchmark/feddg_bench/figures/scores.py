@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from feddg_bench.figures.curves import Axis, Curve, draw_curves
 from feddg_bench.figures.drawing import MARKERS, Picture, Sheet, entitle, new_figure
@@ -24,6 +24,9 @@ from feddg_bench.figures.records import (
 from feddg_bench.results import mean_and_std
 from feddg_bench.tables.records import Run
 from feddg_bench.tables.rules import Rule
+
+Place = tuple[float, ...]
+"""Values of a sweep's settings."""
 
 POOLED = "pooled"
 """Kind of partition without clients: such runs are the same at every number of clients."""
@@ -57,7 +60,7 @@ class Sweep:
     Attributes:
         name: Of the figure.
         keys: The settings.
-        label: Of the axis.
+        label: Of the axis; of two settings, see `_axes`, what they are together.
     """
 
     name: str
@@ -74,7 +77,7 @@ SWEEPS = {
     "clients": Sweep(
         "clients",
         ("partition.clients", "federation.per_round"),
-        "clients a round K / all clients N",
+        "K/N",
     ),
 }
 
@@ -82,16 +85,25 @@ SWEEPS = {
 def swept(
     runs: Sequence[Run], sweep: Sweep, wanted: Wanted, split: str, rule: Rule
 ) -> list[Picture]:
-    """Draw the key metric against a setting, for frames with runs at two values of it or more."""
+    """Draw the key metric against a setting, for frames with runs at two values of it or more.
+
+    Of two settings one is held: there is a figure for each value of it at which the other varies.
+    """
     pictures = []
     for frame in frames(runs, sweep.keys):
-        federated = [run for run in frame.runs if run.get("partition.kind") != POOLED]
-        places = sorted({_place(run, sweep) for run in federated})
-        pictures.append(_swept(frame, sweep, places, wanted, split, rule))
+        places = sorted({_place(run, sweep) for run in frame.runs if not _is_pooled(run)})
+        for name, label, mine in _axes(sweep, places):
+            kept = tuple(run for run in frame.runs if _is_pooled(run) or _place(run, sweep) in mine)
+            part = replace(frame, name=frame.name + name, runs=kept)
+            pictures.append(_swept(part, sweep, label, mine, wanted, split, rule))
     return [picture for picture in pictures if picture is not None]
 
 
-def _place(run: Run, sweep: Sweep) -> tuple[float, ...]:
+def _is_pooled(run: Run) -> bool:
+    return bool(run.get("partition.kind") == POOLED)
+
+
+def _place(run: Run, sweep: Sweep) -> Place:
     """Return where a run stands on the axis; all clients where K is not said."""
     first = run.get(sweep.keys[0])
     return tuple(
@@ -99,48 +111,110 @@ def _place(run: Run, sweep: Sweep) -> tuple[float, ...]:
     )
 
 
+def _axes(sweep: Sweep, places: Sequence[Place]) -> list[tuple[str, str, list[Place]]]:
+    """Return what each figure's name ends with, its axis, and its places.
+
+    Where these are pairs (N, K) a figure has those that share K or share N.
+    """
+    if len(sweep.keys) == 1:
+        return [("", sweep.label, list(places))]
+    found = []
+    for held, letter, label in (
+        (1, "k", "all clients N; K = {:g} in a round"),
+        (0, "n", "clients in a round K; N = {:g} in all"),
+    ):
+        for value in sorted({place[held] for place in places}):
+            mine = [place for place in places if place[held] == value]
+            if len(mine) > 1:
+                found.append((f"-{letter}-{value:g}", label.format(value), mine))
+    return found
+
+
 def _swept(
     frame: Frame,
     sweep: Sweep,
-    places: Sequence[tuple[float, ...]],
+    label: str,
+    places: Sequence[Place],
     wanted: Wanted,
     split: str,
     rule: Rule,
 ) -> Picture | None:
     """Return the figure of a frame; ``None`` if no series has two points."""
-    found, scenarios, notes = comparable(groups(frame.runs, sweep.keys))
     at = {place: place[0] if len(place) == 1 else float(n) for n, place in enumerate(places)}
-    curves = []
-    for group in found:
-        flat = all(
-            run.get("partition.kind") == POOLED for runs in group.runs.values() for run in runs
-        )
-        values = {}
+    values: dict[str, Values] = {}
+    flat: dict[str, Values] = {}
+    for group in groups(frame.runs, sweep.keys):
         for (scenario, seed), runs in group.runs.items():
             for run in runs:
                 value = score(run, split, rule)
-                if value is not None and places:
-                    x = at[places[-1]] if flat else at[_place(run, sweep)]
-                    values[x, scenario, seed] = value
-        whole = points(values, scenarios)
-        if flat and whole:
-            curves.append(Curve(group.label, tuple(whole), flat=True))
-        elif len(whole) > 1:
-            curves.append(Curve(group.label, tuple(whole)))
+                if value is None:
+                    continue
+                if not _is_pooled(run):
+                    x = at[_place(run, sweep)]
+                    values.setdefault(group.label, {})[x, scenario, seed] = value
+                elif places:
+                    flat.setdefault(group.label, {})[at[places[-1]], scenario, seed] = value
+    scenarios = _most_points(values.values())
+    curves, notes = [], []
+    for series, mine in values.items():
+        whole = points(_at_every_point(mine, scenarios), scenarios)
+        if len(whole) > 1:
+            curves.append(Curve(series, tuple(whole)))
         else:
-            notes.append(f"{group.label} is left out: it has {len(whole)} point on this axis")
-    if all(curve.flat for curve in curves):
+            notes.append(f"{series} is left out: it has {len(whole)} point on this axis")
+    if not curves:
         return None
-    names = tuple(f"{k:g}/{n:g}" for n, k in places) if len(sweep.keys) == 2 else ()
+    seeds = {seed for curve in curves for point in curve.points for seed in point.seeds}
+    for series, mine in flat.items():
+        same = {place: value for place, value in mine.items() if place[2] in seeds}
+        if whole := points(same, scenarios):
+            curves.append(Curve(series, tuple(whole), flat=True))
+    curves.sort(key=lambda curve: curve.label)
+    varied = 0 if len({place[0] for place in places}) > 1 else -1
+    names = tuple(f"{place[varied]:g}" for place in places) if len(sweep.keys) == 2 else ()
     ticks = tuple(at[place] for place in places)
     title = f"{frame.title}: {SPLIT_NAMES[split]}\nrule {rule}; {_over(scenarios, curves)}"
-    figure = draw_curves(
-        curves, Axis(sweep.label, ticks, names), metric_label(frame.runs[0]), title
-    )
+    figure = draw_curves(curves, Axis(label, ticks, names), metric_label(frame.runs[0]), title)
     name = f"{sweep.name}-{frame.name}{_on(split)}{wanted.suffix()}"
-    shown = dict(zip(ticks, names, strict=True)) if names else {}
+    shown = {at[place]: f"{place[1]:g}/{place[0]:g}" for place in places if len(place) == 2}
     sheet = _sheet(sweep.name, curves, scenarios, shown)
     return Picture(name, figure, sheet, tuple(notes))
+
+
+Values = dict[tuple[float, str, int], float]
+"""By x, scenario and seed."""
+
+
+def _most_points(series: Iterable[Values]) -> frozenset[str]:
+    """Return the scenarios over which means are taken, so that most means of one are drawn.
+
+    Curves against a setting may be of fewer scenarios than the runs at its usual value.
+    """
+    cells: list[dict[float, set[str]]] = []
+    for values in series:
+        cells.append({})
+        for x, scenario, _ in values:
+            cells[-1].setdefault(x, set()).add(scenario)
+
+    def kept(scenarios: frozenset[str]) -> int:
+        counts = [sum(scenarios <= there for there in cell.values()) for cell in cells]
+        return len(scenarios) * sum(count for count in counts if count > 1)
+
+    candidates = {frozenset(there) for cell in cells for there in cell.values()}
+    return max(candidates, key=lambda one: (kept(one), sorted(one)), default=frozenset())
+
+
+def _at_every_point(values: Values, scenarios: frozenset[str]) -> Values:
+    """Return the values of the seeds that are at every point, if any are: the same draw all along.
+
+    Otherwise a point with more seeds would stand apart for their sake, not for its setting's.
+    """
+    whole = {x: set[int]() for x, _, _ in values}
+    for x, _, seed in values:
+        if all((x, scenario, seed) in values for scenario in scenarios):
+            whole[x].add(seed)
+    shared = set.intersection(*filter(None, whole.values())) if any(whole.values()) else set()
+    return {place: v for place, v in values.items() if place[2] in shared} if shared else values
 
 
 def leaderboard(frame: Frame, wanted: Wanted, split: str, rule: Rule) -> Picture | None:
