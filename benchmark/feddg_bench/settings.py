@@ -120,7 +120,7 @@ class BackboneSettings(Section):
     """The feature extractor."""
 
     name: str = "resnet50"
-    """See ``feddg-bench backbones``."""
+    """One of `BACKBONE_NAMES`."""
     pretrained: bool = True
     """Start from ImageNet weights: ``weights`` if given, else torchvision's download."""
     weights: str | None = None

@@ -266,6 +266,23 @@ def test_marks_only_where_a_test_supports_them(add: Add, tmp_path: Path) -> None
     assert again["moon", "test poster"]["footnotes"] == "over seed 0 alone"
 
 
+@pytest.mark.parametrize(
+    ("partition", "said"),
+    [
+        ({}, "N = 100, K = 20, lambda = 0.1, 50 rounds"),
+        ({"partition__kind": "dirichlet"}, "N = 100, K = 20, alpha = 0.5, 50 rounds"),
+        ({"partition__kind": "domain"}, "one client a domain, K = 20, 50 rounds"),
+        ({"partition__kind": "per_domain"}, "2 clients a domain, K = 20, 50 rounds"),
+        ({"partition__kind": "pooled"}, "224 px, all images pooled, 50 rounds"),
+    ],
+)
+def test_a_caption_says_what_decided_who_holds_what(
+    add: Add, tmp_path: Path, partition: dict[str, str], said: str
+) -> None:
+    add(**partition)
+    assert any(said in part for part in generic(tmp_path).caption)
+
+
 def test_one_seed_marks_nothing(add: Add, tmp_path: Path) -> None:
     for scenario in SCENARIOS:
         add("fedavg", scenario, 0, (0.1,))

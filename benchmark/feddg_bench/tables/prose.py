@@ -25,21 +25,33 @@ RULES: Mapping[Rule, str] = {
     "can choose in practice",
 }
 
-HEADLINE = (
-    ("backbone.name", "{}"),
-    ("backbone.pretrained", "pretrained {}"),
-    ("data.image_size", "{} px"),
-    ("partition.clients", "N = {}"),
-    ("federation.per_round", "K = {}"),
-    ("partition.heterogeneity", "lambda = {}"),
-    ("federation.rounds", "{} rounds"),
-    ("train.local_epochs", "local epochs {}"),
-    ("train.batch_size", "batches of {}"),
-    ("train.optimizer", "{}"),
-    ("train.lr", "lr {}"),
-    ("federation.bn", "batch normalisation {}"),
-)
-"""Settings that a caption says, if most rows have them."""
+_CLIENTS = ("partition.clients", "N = {}")
+_SAMPLED = ("federation.per_round", "K = {}")
+SPREAD = {
+    "heterogeneous": (_CLIENTS, _SAMPLED, ("partition.heterogeneity", "lambda = {}")),
+    "dirichlet": (_CLIENTS, _SAMPLED, ("partition.alpha", "alpha = {}")),
+    "per_domain": (("partition.clients_per_domain", "{} clients a domain"), _SAMPLED),
+    "domain": (("partition.kind", "one client a {}"), _SAMPLED),
+    "pooled": (("partition.kind", "all images {}"),),
+}
+"""Kind of partition -> the settings that say who holds what."""
+
+
+def headline(kind: str) -> tuple[tuple[str, str], ...]:
+    """Return the settings that a caption says, if most rows have them, for a kind of partition."""
+    return (
+        ("backbone.name", "{}"),
+        ("backbone.pretrained", "pretrained {}"),
+        ("data.image_size", "{} px"),
+        *SPREAD[kind],
+        ("federation.rounds", "{} rounds"),
+        ("train.local_epochs", "local epochs {}"),
+        ("train.batch_size", "batches of {}"),
+        ("train.optimizer", "{}"),
+        ("train.lr", "lr {}"),
+        ("federation.bn", "batch normalisation {}"),
+    )
+
 
 MANY = 8
 """More differences than this are counted, not listed."""
@@ -53,7 +65,7 @@ def frame(runs: Sequence[Run], free: Iterable[str]) -> list[str]:
         common = modal(mine)
         said = [
             form.format(_plain(common[key]))
-            for key, form in HEADLINE
+            for key, form in headline(common.get("partition.kind", "heterogeneous"))
             if key in common and key not in free
         ]
         recipes = ", ".join(sorted({run.recipe for run in mine}))
