@@ -171,7 +171,7 @@ def _swept(
             curves.append(Curve(series, tuple(whole), flat=True))
     curves.sort(key=lambda curve: curve.label)
     varied = 0 if len({place[0] for place in places}) > 1 else -1
-    names = tuple(f"{place[varied]:g}" for place in places) if len(sweep.keys) == 2 else ()
+    names = tuple(f"{place[varied]:g}" for place in places)
     ticks = tuple(at[place] for place in places)
     title = f"{frame.title}: {SPLIT_NAMES[split]}\nrule {rule}; {_over(scenarios, curves)}"
     figure = draw_curves(curves, Axis(label, ticks, names), metric_label(frame.runs[0]), title)
