@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -69,8 +70,12 @@ def tables_command(
     if "all" in asked:
         wanted = [*named_tables(), *wanted]
     described = dict(load_description(name) for name in dict.fromkeys(wanted))
-    runs = read_runs(results)
-    grids = _grids(described, runs, generic=generic, rule=select, against=against)
+    gc.disable()  # all that is made stays to the end: looking for cycles in it costs a tenth
+    try:
+        runs = read_runs(results)
+        grids = _grids(described, runs, generic=generic, rule=select, against=against)
+    finally:
+        gc.enable()
     folder = out or results / "tables"
     for grid in grids:
         for ending in endings:

@@ -112,7 +112,7 @@ def test_missing_data_say_where_to_look_and_get_them(tmp_path, monkeypatch):
     for part in (
         str(tmp_path / "given"),
         "/from/environment",
-        "eecs.qmul.ac.uk/~dl307/project_iccv2017",
+        "feddg-bench data download pacs",
         "flwrlabs/pacs",
         "--data-root",
         "FEDDG_DATA",

@@ -175,7 +175,8 @@ def test_pacs_from_a_folder_and_published_numbers_beside(
     for published in ("73.63", "93.05", "71.02"):  # cs-a-p: val, test; mean over test domains
         assert published in done.out
     assert "pardon, table 1" in done.out
-    refused(feddg(*run, "--data-root", tmp_path / "none", *tiny), "none", "--data-root", "flwrlabs")
+    missing = feddg(*run, "--data-root", tmp_path / "none", *tiny)
+    refused(missing, "none", "--data-root", "data download pacs")
     record = next((tmp_path / "results/runs").glob("*.json"))
     image = next((tmp_path / "data").rglob("*.png"))
     whole = image.read_bytes()

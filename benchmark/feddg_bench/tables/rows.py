@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from feddg_bench.errors import DataError
 from feddg_bench.results import in_percent
@@ -17,7 +19,7 @@ from feddg_bench.tables.variants import Variant, split, text
 
 @dataclass(eq=False)
 class Row:
-    """Runs that agree in all that no column varies, or none.
+    """Runs that agree in all that no column varies, or none; not changed once it is read.
 
     Attributes:
         spec: Its description.
@@ -45,7 +47,14 @@ class Row:
 
     def part(self, columns: Collection[int]) -> dict[tuple[Unit, int], float]:
         """Return the values of some columns."""
-        return {pair: value for pair, value in self.sample.items() if pair[0][0] in columns}
+        return {pair: self.sample[pair] for column in columns for pair in self._of_column[column]}
+
+    @cached_property
+    def _of_column(self) -> Mapping[int, list[tuple[Unit, int]]]:
+        found: dict[int, list[tuple[Unit, int]]] = defaultdict(list)
+        for pair in self.sample:
+            found[pair[0][0]].append(pair)
+        return found
 
 
 def make_rows(
