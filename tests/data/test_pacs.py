@@ -113,7 +113,6 @@ def test_missing_data_say_where_to_look_and_get_them(tmp_path, monkeypatch):
         str(tmp_path / "given"),
         "/from/environment",
         "feddg-bench data download pacs",
-        "flwrlabs/pacs",
         "--data-root",
         "FEDDG_DATA",
         "settings file",
