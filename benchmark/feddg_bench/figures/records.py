@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -185,25 +185,34 @@ def groups(runs: Iterable[Run], free: Collection[str] = ()) -> list[Group]:
 def comparable(found: Sequence[Group]) -> tuple[list[Group], frozenset[str], list[str]]:
     """Return the series that share scenarios, these scenarios, and a note on each that is left out.
 
-    Means over different scenarios cannot be compared. Of the sets of scenarios that a series has,
-    the one is taken that keeps most means of a scenario.
+    Means over different scenarios cannot be compared (see `most_means`).
     """
-    candidates = {group.scenarios for group in found}
-
-    def kept(scenarios: frozenset[str]) -> int:
-        return sum(scenarios <= group.scenarios for group in found)
-
-    best = max(
-        candidates,
-        key=lambda chosen: (kept(chosen) * len(chosen), kept(chosen), sorted(chosen)),
-        default=frozenset(),
-    )
+    best = most_means([[group.scenarios] for group in found])
     notes = [
         f"{group.label} is left out: it has no run of {', '.join(sorted(best - group.scenarios))}"
         for group in found
         if not best <= group.scenarios
     ]
     return [group for group in found if best <= group.scenarios], best, notes
+
+
+def most_means(series: Sequence[Sequence[Set[str]]], least: int = 1) -> frozenset[str]:
+    """Return the scenarios to take means over: those that keep most means of a scenario.
+
+    Args:
+        series: The scenarios at each point of each series.
+        least: Points that a series needs to be drawn.
+    """
+
+    def kept(scenarios: frozenset[str]) -> int:
+        counts = [sum(scenarios <= there for there in points) for points in series]
+        return sum(count for count in counts if count >= least)
+
+    return max(
+        {frozenset(there) for points in series for there in points},
+        key=lambda chosen: (kept(chosen) * len(chosen), kept(chosen), sorted(chosen)),
+        default=frozenset(),
+    )
 
 
 @dataclass(frozen=True)

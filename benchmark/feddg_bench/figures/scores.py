@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from feddg_bench.figures.curves import Axis, Curve, draw_curves
@@ -17,6 +17,7 @@ from feddg_bench.figures.records import (
     frames,
     groups,
     metric_label,
+    most_means,
     points,
     score,
     scores,
@@ -60,24 +61,24 @@ class Sweep:
     Attributes:
         name: Of the figure.
         keys: The settings.
-        label: Of the axis; of two settings, see `_axes`, what they are together.
+        labels: Of the axis; where there are two settings, while the one or the other is held.
     """
 
     name: str
     keys: tuple[str, ...]
-    label: str
+    labels: tuple[str, ...]
 
 
 SWEEPS = {
     "lambda": Sweep(
         "lambda",
         ("partition.heterogeneity",),
-        "heterogeneity \N{GREEK SMALL LETTER LAMDA} (1: all clients alike)",
+        ("heterogeneity \N{GREEK SMALL LETTER LAMDA} (1: all clients alike)",),
     ),
     "clients": Sweep(
         "clients",
         ("partition.clients", "federation.per_round"),
-        "K/N",
+        ("clients in a round K; N = {:g} in all", "all clients N; K = {:g} in a round"),
     ),
 }
 
@@ -117,16 +118,13 @@ def _axes(sweep: Sweep, places: Sequence[Place]) -> list[tuple[str, str, list[Pl
     Where these are pairs (N, K) a figure has those that share K or share N.
     """
     if len(sweep.keys) == 1:
-        return [("", sweep.label, list(places))]
+        return [("", sweep.labels[0], list(places))]
     found = []
-    for held, letter, label in (
-        (1, "k", "all clients N; K = {:g} in a round"),
-        (0, "n", "clients in a round K; N = {:g} in all"),
-    ):
+    for held, letter in ((1, "k"), (0, "n")):
         for value in sorted({place[held] for place in places}):
             mine = [place for place in places if place[held] == value]
             if len(mine) > 1:
-                found.append((f"-{letter}-{value:g}", label.format(value), mine))
+                found.append((f"-{letter}-{value:g}", sweep.labels[held].format(value), mine))
     return found
 
 
@@ -154,7 +152,13 @@ def _swept(
                     values.setdefault(group.label, {})[x, scenario, seed] = value
                 elif places:
                     flat.setdefault(group.label, {})[at[places[-1]], scenario, seed] = value
-    scenarios = _most_points(values.values())
+    there: list[dict[float, set[str]]] = []
+    for mine in values.values():
+        there.append({})
+        for x, scenario, _ in mine:
+            there[-1].setdefault(x, set()).add(scenario)
+    # Of fewer scenarios, maybe, than the runs at the setting's usual value.
+    scenarios = most_means([list(series.values()) for series in there], least=2)
     curves, notes = [], []
     for series, mine in values.items():
         whole = points(_at_every_point(mine, scenarios), scenarios)
@@ -185,35 +189,13 @@ Values = dict[tuple[float, str, int], float]
 """By x, scenario and seed."""
 
 
-def _most_points(series: Iterable[Values]) -> frozenset[str]:
-    """Return the scenarios over which means are taken, so that most means of one are drawn.
-
-    Curves against a setting may be of fewer scenarios than the runs at its usual value.
-    """
-    cells: list[dict[float, set[str]]] = []
-    for values in series:
-        cells.append({})
-        for x, scenario, _ in values:
-            cells[-1].setdefault(x, set()).add(scenario)
-
-    def kept(scenarios: frozenset[str]) -> int:
-        counts = [sum(scenarios <= there for there in cell.values()) for cell in cells]
-        return len(scenarios) * sum(count for count in counts if count > 1)
-
-    candidates = {frozenset(there) for cell in cells for there in cell.values()}
-    return max(candidates, key=lambda one: (kept(one), sorted(one)), default=frozenset())
-
-
 def _at_every_point(values: Values, scenarios: frozenset[str]) -> Values:
     """Return the values of the seeds that are at every point, if any are: the same draw all along.
 
     Otherwise a point with more seeds would stand apart for their sake, not for its setting's.
     """
-    whole = {x: set[int]() for x, _, _ in values}
-    for x, _, seed in values:
-        if all((x, scenario, seed) in values for scenario in scenarios):
-            whole[x].add(seed)
-    shared = set.intersection(*filter(None, whole.values())) if any(whole.values()) else set()
+    seeds = [set(point.seeds) for point in points(values, scenarios)]
+    shared = set.intersection(*seeds) if seeds else set()
     return {place: v for place, v in values.items() if place[2] in shared} if shared else values
 
 
