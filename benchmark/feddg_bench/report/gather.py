@@ -12,6 +12,7 @@ from feddg_bench.errors import DataError, SettingsError
 from feddg_bench.report.pool import Pool
 from feddg_bench.report.runs import METRICS, SPLITS, Details
 from feddg_bench.report.views import leaderboard
+from feddg_bench.results import metric_name
 from feddg_bench.tables.describe import Where, check_names, fitting
 from feddg_bench.tables.generic import generic_tables
 from feddg_bench.tables.prose import RULES as RULE_SENTENCES
@@ -68,6 +69,8 @@ def gather(runs: Sequence[Run], where: Where | None = None) -> dict[str, Any]:
         "splits": list(SPLITS),
         "metrics": list(METRICS),
         "measured": [metric for metric in (*METRICS, "cost") if metric in measured],
+        "names": {metric: metric_name(metric) for metric in METRICS}
+        | {"cost": "bytes and seconds"},
         "rules": [[rule, RULE_SENTENCES[rule]] for rule in RULES],
         "tables": tables,
         "strings": strings.values,

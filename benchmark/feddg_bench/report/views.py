@@ -8,11 +8,10 @@ from typing import Any
 
 from feddg_bench.report.pool import Pool
 from feddg_bench.report.runs import SPLITS, Details, metrics_of
-from feddg_bench.results import in_percent
 from feddg_bench.tables.build import build
 from feddg_bench.tables.describe import ColumnSpec, Description, GroupSpec, Summary
 from feddg_bench.tables.entries import DASH
-from feddg_bench.tables.generic import Generic
+from feddg_bench.tables.generic import Generic, shown_as
 from feddg_bench.tables.grid import Column, Entry, Grid, Line
 from feddg_bench.tables.records import Run
 from feddg_bench.tables.rules import RULES, Rule
@@ -68,7 +67,7 @@ def leaderboard(table: Generic, details: Details, strings: Pool) -> dict[str, An
             rows = [_row(line, grid, by_key, details) for line in grid.lines if line.kind == "ours"]
             fills = _fills(grid, strings)
         views.append(_view(view, grid, strings))
-    measured = {view["metric"] for view in views if view["splits"]}
+    measured = {first.metric} | {view["metric"] for view in views if view["splits"]}
     title, _, frame = table.description.title.partition(": ")
     return {
         "name": table.name,
@@ -91,15 +90,8 @@ def _recipe(runs: Sequence[Run]) -> str:
 def _views(table: Generic) -> Iterator[View]:
     groups = _groups(table)
     for metric in metrics_of(table.runs[0]):
-        percent = in_percent(metric, table.runs[0].task)
-        described = _described(
-            table,
-            groups,
-            metric=metric,
-            unit="%" if percent else "",
-            lower_is_better=metric == "loss",
-            decimals=2 if percent else 3,
-        )
+        shown = shown_as(metric, table.runs[0].task)
+        described = _described(table, groups, **shown, lower_is_better=metric == "loss")
         for rule in RULES:
             yield View(metric, rule, described)
     costs = GroupSpec(

@@ -104,17 +104,20 @@ def _describe(title: str, runs: Sequence[Run], against: str) -> Description:
                 summaries={kind: HEADS[kind] for kind in kinds},
             )
         )
-    percent = in_percent(first.metric, first.task)
     return Description(
         title=title,
-        metric=first.metric,
-        unit="%" if percent else "",
-        decimals=2 if percent else 3,
+        **shown_as(first.metric, first.task),
         where={"dataset": first.dataset, "protocol": first.protocol},
         others=True,
         groups=groups,
         against=against,
     )
+
+
+def shown_as(metric: str, task: str) -> dict[str, Any]:
+    """Return what a description says of a metric: its unit and how many decimals."""
+    percent = in_percent(metric, task)
+    return {"metric": metric, "unit": "%" if percent else "", "decimals": 2 if percent else 3}
 
 
 # ------------------------------------------------------------------------------- frames

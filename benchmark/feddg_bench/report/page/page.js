@@ -123,8 +123,7 @@
       (!state.frame || state.frame === (table.frame || " ")));
   }
 
-  const METRICS = {macro_f1: "macro F1", pearson: "Pearson's r", worst_group: "worst group", cost: "bytes and seconds"};
-  const metricText = (metric, unit) => `${METRICS[metric] ?? metric}${unit ? ` in ${unit}` : ""}`;
+  const metricText = (metric, unit) => `${data.names[metric]}${unit ? ` in ${unit}` : ""}`;
 
   function viewOf(table) {
     const metric = state.metric || table.metric;
