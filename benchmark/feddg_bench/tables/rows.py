@@ -47,7 +47,11 @@ class Row:
 
     def part(self, columns: Collection[int]) -> dict[tuple[Unit, int], float]:
         """Return the values of some columns."""
-        return {pair: self.sample[pair] for column in columns for pair in self._of_column[column]}
+        return {
+            pair: self.sample[pair]
+            for column in columns
+            for pair in self._of_column.get(column, ())
+        }
 
     @cached_property
     def _of_column(self) -> Mapping[int, list[tuple[Unit, int]]]:
