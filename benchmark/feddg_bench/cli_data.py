@@ -45,8 +45,9 @@ def list_command(
     if json_:
         print_json(rows)
         return
-    from rich.console import Console
     from rich.table import Table
+
+    from feddg_bench.terminal import terminal
 
     table = Table(title="data sets")
     for column in ("name", "images", "domains", "classes", "size", "licence", "here", "decoded"):
@@ -68,7 +69,7 @@ def list_command(
             row["folder"] or ("yes" if row["here"] else "no"),
             ", ".join(f"{size} px" for size in row["decoded"]),
         )
-    console = Console()
+    console = terminal()
     console.print(table)
     for row in rows:
         if not row["here"]:
@@ -295,12 +296,9 @@ class _Bar:
 
 @contextmanager
 def _progress(title: str) -> Iterator[_Bar]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn as TimeLeft
+    from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeLeft())
-    shown = console.is_terminal
-    with Progress(*columns, console=console, disable=not shown, transient=True) as progress:
-        yield _Bar(progress, title)
+    from feddg_bench.terminal import Display
+
+    with Display(MofNCompleteColumn(), TimeRemainingColumn()) as display:
+        yield _Bar(display.progress, title)

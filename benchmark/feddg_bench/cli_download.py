@@ -67,20 +67,12 @@ def download_command(
 @contextmanager
 def _bars() -> Iterator[Callable[[str, str], Callable[[int, int], None]]]:
     """Show amount, speed and time left of one thing after the other, where that is a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn as TimeLeft
+    from rich.progress import TimeRemainingColumn
 
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[amount]}"),
-        TimeLeft(),
-    )
-    with Progress(
-        *columns, console=console, disable=not console.is_terminal, transient=True
-    ) as progress:
+    from feddg_bench.terminal import Display, text
+
+    with Display(text("{task.fields[amount]}"), TimeRemainingColumn()) as display:
+        progress = display.progress
 
         def show(name: str, unit: str) -> Callable[[int, int], None]:
             for done in progress.task_ids:

@@ -157,7 +157,6 @@ class Training(Experiment):
             per_round=self.per_round,
             heterogeneity=self.heterogeneity,
         )
-        from rich.console import Console
 
         from feddg_bench.figures.training import train, wanted_rounds
         from feddg_bench.progress import ConsoleReport
@@ -166,7 +165,7 @@ class Training(Experiment):
         wanted = [wanted_rounds(at, plan.settings.federation.rounds) for plan in plans]
         executor = open_executor(resources)
         try:
-            with ConsoleReport(Console(stderr=True), len(plans)) as report:
+            with ConsoleReport(len(plans)) as report:
                 return [
                     train(plan, data, executor, resources, report, upto)
                     for plan, upto in zip(plans, wanted, strict=True)

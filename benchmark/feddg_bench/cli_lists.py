@@ -145,15 +145,16 @@ def _list(title: str, rows: list[dict[str, Any]], *, as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    from rich.console import Console
     from rich.table import Table
+
+    from feddg_bench.terminal import terminal
 
     table = Table(title=title)
     for column in rows[0]:
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(_shown(v) if isinstance(v, list) else str(v) for v in row.values()))
-    Console().print(table)
+    terminal().print(table)
 
 
 def _shown(values: list[Any]) -> str:

@@ -92,9 +92,8 @@ def profile_command(
     if json_:
         print_json([p.as_json() for p in measured] if len(measured) > 1 else measured[0].as_json())
         return
-    from rich.console import Console
-
     from feddg_bench.progress import draw_overheads, draw_profile
+    from feddg_bench.terminal import terminal
 
-    console = Console()
+    console = terminal()
     console.print(draw_profile(measured[0]) if len(measured) == 1 else draw_overheads(measured))

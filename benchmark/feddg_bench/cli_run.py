@@ -142,12 +142,11 @@ def resume_command(
 
 def _run_all(plans: list[Plan], data: RunData, resources: Resources, *, as_json: bool) -> None:
     """Run what is not recorded yet, then print the table."""
-    from rich.console import Console
-
     from feddg_bench.progress import ConsoleReport, draw
     from feddg_bench.results import ResultsStore
     from feddg_bench.run import open_executor, run
     from feddg_bench.tables import summary
+    from feddg_bench.terminal import terminal
     from feddg_bench.tracking import Reports, Tracker
 
     store = ResultsStore(resources.results)
@@ -157,7 +156,7 @@ def _run_all(plans: list[Plan], data: RunData, resources: Resources, *, as_json:
     executor = None
     try:
         with (
-            ConsoleReport(Console(stderr=True), len(plans)) as report,
+            ConsoleReport(len(plans)) as report,
             Tracker(resources, report.say) as tracker,
         ):
             for plan in plans:
@@ -199,7 +198,7 @@ def _run_all(plans: list[Plan], data: RunData, resources: Resources, *, as_json:
             }
         )
         return
-    console = Console()
+    console = terminal()
     for table in tables:
         console.print(draw(table))
     console.print(f"Records: {store.runs}", highlight=False, soft_wrap=True)

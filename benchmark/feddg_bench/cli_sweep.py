@@ -78,8 +78,6 @@ def sweep_command(
 
 def _run(search: Search, datasets: Datasets, resources: Resources, *, retry_failed: bool) -> bool:
     """Finish the sweep and return whether a run failed."""
-    from rich.console import Console
-
     from feddg_bench.parallel import cores
     from feddg_bench.results import ResultsStore
     from feddg_bench.run import find_device
@@ -96,7 +94,6 @@ def _run(search: Search, datasets: Datasets, resources: Resources, *, retry_fail
         failures.forget(job.key for job in search.jobs())
     one = resources.model_copy(update={"workers": 1})
     with Board(
-        Console(stderr=True),
         lambda key: next((job for job in search.jobs() if job.key == key), None),
         lambda: _finished(search, resources.results),
     ) as board:

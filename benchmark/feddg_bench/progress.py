@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import TaskID, TimeRemainingColumn
 from rich.table import Table as RichTable
 
 from feddg_bench.registry import load_dataset
 from feddg_bench.results import shown, split_metric
 from feddg_bench.tables import Cell, Table
+from feddg_bench.terminal import Display, text
 
 if TYPE_CHECKING:
     from feddg_bench.loop import RoundResult
@@ -23,46 +22,23 @@ if TYPE_CHECKING:
     from feddg_bench.run import Plan
 
 
-class ConsoleReport:
-    """Draws progress on standard error; a context manager.
+class ConsoleReport(Display):
+    """Draws the progress of runs, one after the other.
 
     Args:
-        console: Where to draw.
         total: Number of runs of the command.
     """
 
-    def __init__(self, console: Console, total: int) -> None:
-        self.console = console
+    def __init__(self, total: int) -> None:
+        super().__init__(
+            text("{task.completed:.0f}/{task.total:.0f}"),
+            text("{task.fields[facts]}"),
+            TimeRemainingColumn(),
+        )
         self.total = total
         self.number = 0
         self.held_out = ""
-        self.progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            TextColumn("{task.fields[facts]}"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-            transient=True,
-        )
         self.task: TaskID | None = None
-
-    def __enter__(self) -> Self:
-        self.progress.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self.progress.stop()
-
-    def say(self, text: str) -> None:
-        """Print one line above the live display."""
-        self.progress.console.print(text, highlight=False, soft_wrap=True)
 
     def decoding(self, done: int, total: int) -> None:
         """Show how far the decoding of images is; it happens once for a data set and a size."""

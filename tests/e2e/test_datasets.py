@@ -197,6 +197,16 @@ def test_folder_with_other_images_under_the_same_names_is_refused(
     assert "was made from other images" in refused.err
 
 
+def test_a_domain_whose_name_is_in_brackets_is_shown(feddg: Run, tmp_path: Path) -> None:
+    root = fabricate("folder", tmp_path / "data")
+    (root / "night").rename(root / "[night]")
+    chosen = ("--protocol", "lodo", "--scenario", "[night]", "--clients", "4", "--per-round", "2")
+    done = feddg("run", "--dataset", "folder", "--data-root", root, *TINY, *chosen)
+    assert done.code == 0, done.err
+    assert "Day_Light+rainy_day-[night] seed 0: round 1/1" in done.err
+    assert "([night])" in done.out
+
+
 def test_folder_without_a_folder_is_refused_in_one_sentence(feddg: Run, tmp_path: Path) -> None:
     refused = feddg("run", "--dataset", "folder")
     assert (refused.code, refused.out) == (2, "")

@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from rich.console import Console
 
 from feddg_bench.cli_figure_models import Experiment
 from feddg_bench.cli_options import Machine
@@ -144,7 +143,7 @@ def test_models_are_those_of_the_same_run(feddg: Run, tmp_path: Path, cache: Pat
     experiment = Experiment(scenario="ip-o-c", pairs=pairs)
     (plan,), data = experiment.plan("fedavg", Machine(cache_dir=cache), rounds=2)
     executor = SerialExecutor()
-    with ConsoleReport(Console(stderr=True), 1) as report:
+    with ConsoleReport(1) as report:
         trained = train(plan, data, executor, Resources(), report, [0, 2])
     assert plan.key == path.stem
     model = trained.load(trained.models[2])

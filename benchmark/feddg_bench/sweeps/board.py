@@ -4,64 +4,37 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import Self
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import TaskID
 
 from feddg_bench.sweeps.jobs import Job
+from feddg_bench.terminal import Display, text
 
 
-class Board:
-    """Draws on standard error: live bars on a terminal, a line a run elsewhere; a context manager.
+class Board(Display):
+    """Draws all runs and those under way; where there is no terminal, a line for each that ended.
 
     Args:
-        console: Where to draw.
         job: Finds a job by its key.
         finished: Returns how many jobs are finished, by whom ever, and how many there will be.
     """
 
     def __init__(
         self,
-        console: Console,
         job: Callable[[str], Job | None],
         finished: Callable[[], tuple[int, int]],
     ) -> None:
-        self.console = console
+        super().__init__(
+            text("{task.completed:.0f}/{task.total:.0f}"), text("{task.fields[facts]}")
+        )
         self.job = job
         self.finished = finished
         self.started: float | None = None
         self.first, total = finished()
-        self.progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            TextColumn("{task.fields[facts]}"),
-            console=console,
-            disable=not console.is_terminal,
-            transient=True,
-        )
         self.whole = self.progress.add_task("runs", total=total, completed=self.first, facts="")
         self.bars: dict[str, TaskID] = {}
         self.begun: dict[str, float] = {}
         self.said: set[str] = set()
-
-    def __enter__(self) -> Self:
-        self.progress.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self.progress.stop()
-
-    def say(self, text: str) -> None:
-        """Print one line above the bars."""
-        self.progress.console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     def decoding(self, done: int, total: int) -> None:
         """Show how far the decoding of images is."""
@@ -85,10 +58,10 @@ class Board:
         elif event == "round":
             self.progress.update(self.bars[key], completed=_number(facts[0]))
         elif event == "say":
-            text = str(facts[0])
-            if text not in self.said:  # every worker finds that W&B is away
-                self.said.add(text)
-                self.say(text)
+            line = str(facts[0])
+            if line not in self.said:  # every worker finds that W&B is away
+                self.said.add(line)
+                self.say(line)
         else:
             self.drop(key)
             done, total, left = self._count()
