@@ -3,7 +3,8 @@
 Measures on a part of 200,000 images and prints what the whole would take. The images are JPEGs of
 256 x 256 pixels, few of them under many names, so that their bytes come from memory: what is
 measured is decoding and writing. Reading takes batches of 32 in random order, first from the disk,
-then from the file cache; the memory is what a process cannot give back, without the file cache.
+then from the file cache. Then a small network trains on an eighth of the images and on all of them.
+The memory is what a process cannot give back, without the file cache.
 Run: python tests/benchmarks/bench_store.py [--images 1000] [--size 224] [--processes 1,2]
 """
 
@@ -17,11 +18,14 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from feddg_bench.image_folders import ImageFolderDataset
+
+if TYPE_CHECKING:
+    from feddg_bench.store import Store
 
 WHOLE = 200_000
 BATCH = 32
@@ -41,8 +45,11 @@ class Made(ImageFolderDataset):
 
 
 def main() -> None:
-    if "--read" in sys.argv:
+    if sys.argv[1:2] == ["--read"]:
         print(read(Path(sys.argv[2]), int(sys.argv[3])))
+        return
+    if sys.argv[1:2] == ["--train"]:
+        print(train(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])))
         return
     cores = len(os.sched_getaffinity(0))
     parser = argparse.ArgumentParser()
@@ -78,9 +85,16 @@ def measure(folder: Path, images: int, size: int, processes: str) -> None:
             os.fsync(descriptor)
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(descriptor)
-        command = [sys.executable, __file__, "--read", store.images.filename, str(size)]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        print(f"read in random order, file cache {state}: {done.stdout.strip()}")
+        print(f"read in random order, file cache {state}: {apart('--read', store, size)}")
+    for part in (images // 8, images):
+        gib = part * size * size * 3 / 2**30
+        print(f"train on {part:,} images, {gib:.2f} GiB: {apart('--train', store, size, part)}")
+
+
+def apart(task: str, store: Store, *numbers: int) -> str:
+    """Return what this script prints for one task, in a process of its own."""
+    command = [sys.executable, __file__, task, str(store.images.filename), *map(str, numbers)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def make_images(folder: Path, images: int) -> None:
@@ -101,7 +115,7 @@ def make_images(folder: Path, images: int) -> None:
 
 
 def read(path: Path, size: int) -> str:
-    """Read every image once in a process of its own, and tell rate and memory."""
+    """Read every image once, and tell rate and memory."""
     before = anonymous_mib()
     images = np.memmap(path, dtype=np.uint8, mode="r").reshape(-1, size, size, 3)
     order = np.random.default_rng(0).permutation(len(images))
@@ -115,6 +129,35 @@ def read(path: Path, size: int) -> str:
         f"{len(order) / seconds:,.0f} images/s, {most - before:.1f} MiB "
         f"(one batch is {batch[:1].nbytes * BATCH / 2**20:.1f} MiB)"
     )
+
+
+def train(path: Path, size: int, count: int) -> str:
+    """Train for a local epoch on the first images, and tell by how much the memory grew."""
+    from feddg_bench.executors import SerialExecutor
+    from feddg_bench.federation import Federation
+    from feddg_bench.loop import federate
+    from feddg_bench.protocols import Scenario
+    from feddg_bench.run import make_plan, open_server
+    from feddg_bench.settings import Resources
+
+    settings = {
+        "method": "fedavg",
+        "scenario": "made",
+        "data": {"image_size": size},
+        "backbone": {"name": "small_cnn", "pretrained": False},
+        "partition": {"clients": 1},
+        "federation": {"rounds": 1, "per_round": 1},
+        "train": {"batch_size": BATCH, "local_epochs": 1},
+    }
+    plan = make_plan([], [settings], Scenario("made", "ltdo", ("a",), "b", "c"), "none")
+    stored = path.stat().st_size // (size * size * 3)
+    labels = np.random.default_rng(0).integers(0, 2, stored)
+    federation = Federation(path, size, labels, {"only": np.arange(count)}, (), 2)
+    method, server = open_server(plan, federation, SerialExecutor(), Resources())
+    before = anonymous_mib()
+    for _ in federate(method, server, lambda _: {}, rounds=1, per_round=1):
+        pass  # freed memory is kept for reuse, so that what is held at the end is the most
+    return f"{anonymous_mib() - before:.0f} MiB more than the {before:.0f} MiB of a worker"
 
 
 def cpu_seconds() -> float:
