@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feddg_bench import archives, cli, download, hub, obtain
+from feddg_bench import archives, download, hub, obtain
 from feddg_bench.errors import RunInterruptedError
 from feddg_bench.mirrors import Download
 from feddg_datasets.officehome import OfficeHome
@@ -38,29 +38,18 @@ Run = Callable[..., Outcome]
 
 
 @pytest.fixture
-def feddg(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Run:
-    """Return ``feddg-bench data download``, run in this process: status, output, messages."""
-    for name in ("FEDDG_DATA", "FEDDG_CONFIG", "XDG_DATA_HOME", "HF_ENDPOINT"):
+def feddg(feddg: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """Return ``feddg-bench data download``, which waits for no server: status, output, messages."""
+    for name in ("XDG_DATA_HOME", "HF_ENDPOINT"):
         monkeypatch.delenv(name, raising=False)
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("FEDDG_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)  # leave pytest its Ctrl-C
     monkeypatch.setattr(download, "WAITS", (0.0, 0.0))
-    monkeypatch.chdir(tmp_path)
 
     def run(*arguments: object, command: str = "download") -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["feddg-bench", "data", command, *map(str, arguments)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
+        return feddg("data", command, *arguments)
 
     return run
 

@@ -20,7 +20,7 @@ from PIL import Image
 from torch import nn
 from torch.testing import assert_close
 
-from feddg_bench import cli, registry
+from feddg_bench import registry
 from feddg_bench.augment import Augment, to_float
 from feddg_bench.contact_sheet import contact_sheet
 from feddg_bench.data import DomainDataset, Records
@@ -475,8 +475,8 @@ datasets:
 
 
 @pytest.fixture
-def feddg(monkeypatch, capsys, tmp_path):
-    """Return the command, run in this process, which knows the data set ``landsat``."""
+def feddg(feddg, monkeypatch, tmp_path):
+    """Return the command, which knows the data set ``landsat``."""
     module = types.ModuleType("feddg_datasets.landsat")
     module.Landsat = Landsat
     monkeypatch.setattr(Landsat, "__module__", module.__name__)
@@ -485,22 +485,8 @@ def feddg(monkeypatch, capsys, tmp_path):
     known["data set"] = (*known["data set"], "landsat")
     monkeypatch.setattr(registry, "names", known.__getitem__)
     monkeypatch.setenv("FEDDG_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)  # leave pytest its Ctrl-C
-    monkeypatch.chdir(tmp_path)
     Path("landsat.yaml").write_text(RECIPE)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["feddg-bench", *arguments])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        done = capsys.readouterr()
-        return code, done.out, done.err
-
-    return run
+    return feddg
 
 
 LANDSAT = ("run", "--dataset", "landsat", "--protocol", "ltdo", "--workers", "1")
