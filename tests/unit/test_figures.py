@@ -23,7 +23,7 @@ from feddg_bench.errors import DataError, SettingsError
 from feddg_bench.executors import SerialExecutor
 from feddg_bench.figures import landscape
 from feddg_bench.figures.curves import Axis, Curve, draw_curves
-from feddg_bench.figures.drawing import Picture, spread, styled
+from feddg_bench.figures.drawing import Picture, add_key, new_figure, spread, styled
 from feddg_bench.figures.embedding import embed
 from feddg_bench.figures.gradcam import explain, grad_cam
 from feddg_bench.figures.overhead import overhead
@@ -280,6 +280,29 @@ def test_overhead_of_two_runs(add: Add, tmp_path: Path) -> None:
         }
     )
     assert picture.notes == ("the runs were measured in 2 ways, which cannot be compared",)
+
+
+@pytest.mark.usefixtures("drawing")
+@pytest.mark.parametrize(("once", "panels"), [(1e-5, 1), (1.0, 2)])
+def test_preparing_has_a_panel_where_a_method_prepares(
+    add: Add, tmp_path: Path, once: float, panels: int
+) -> None:
+    add(seconds={"training": 2.0}, once=once)
+    add("pardon", seconds={"training": 2.0})
+    assert len(overhead(only_frame(tmp_path), EVERYTHING).figure.axes) == panels
+
+
+@pytest.mark.parametrize("letters", [5, 17, 60])
+def test_a_key_stays_within_its_figure(letters: int) -> None:
+    with styled():
+        figure = new_figure(5.6, 3.0)
+        lines = [figure.subplots().plot([n])[0] for n in range(6)]
+        add_key(figure, lines, ["0" * letters] * 6)
+        figure.draw_without_rendering()
+        box = figure.legends[0].get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.x1
+    assert box.y0 >= 0
 
 
 @pytest.mark.usefixtures("drawing")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from feddg_bench.files import write_whole
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -155,6 +156,13 @@ def entitle(figure: Figure, *lines: str) -> None:
     letters = int(12.5 * figure.get_size_inches()[0])
     whole = [part for line in lines for part in textwrap.wrap(line, letters)]
     figure.suptitle("\n".join(whole))
+
+
+def add_key(figure: Figure, handles: Sequence[Artist], names: Sequence[str]) -> None:
+    """Write what marks mean below a figure, in as many columns as fit."""
+    column = 38 + 5 * max(map(len, names))  # points of a mark and its gaps, and of a letter
+    ncols = min(len(names), max(1, int(72 * figure.get_size_inches()[0]) // column))
+    figure.legend(handles, names, loc="outside lower center", ncols=ncols)
 
 
 def bare(axes: Axes) -> None:

@@ -11,7 +11,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feddg_bench.figures.drawing import COLOURS, MARKERS, Picture, Sheet, entitle, new_figure
+from feddg_bench.figures.drawing import (
+    COLOURS,
+    MARKERS,
+    Picture,
+    Sheet,
+    add_key,
+    entitle,
+    new_figure,
+)
 from feddg_bench.method import Method
 from feddg_bench.streams import derive_seed
 
@@ -90,12 +98,12 @@ def draw_clouds(
             lower.set_title(f"{cloud.title}: domains")
     handles = [
         Line2D(
-            [], [], linestyle="", color=COLOURS[n % 6], marker=MARKERS[n % 6], label=domain,
+            [], [], linestyle="", color=COLOURS[n % 6], marker=MARKERS[n % 6],
             markerfacecolor="white" if n % 2 else COLOURS[n % 6],
         )
-        for n, domain in enumerate(domains)
+        for n in range(len(domains))
     ]  # fmt: skip
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(domains), 4))
+    add_key(figure, handles, domains)
     shown = sorted({int(label) for line in lines for cloud in line for label in cloud.labels})
     key = ""
     if any(classes[label] != str(label) for label in shown):

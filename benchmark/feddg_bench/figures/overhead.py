@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from feddg_bench.figures.drawing import HATCHES, Picture, Sheet, entitle, new_figure
+from feddg_bench.figures.drawing import HATCHES, Picture, Sheet, add_key, entitle, new_figure
 from feddg_bench.figures.records import Frame, Wanted, comparable, groups
 from feddg_bench.results import read_record
 
@@ -38,7 +38,12 @@ def overhead(frame: Frame, wanted: Wanted) -> Picture:
         rows.append((group.label, usual, median(once), len(seconds)))
     rows.sort(key=lambda row: (sum(row[1].values()), row[0]))
     figure = new_figure(6.6, 1.2 + 0.2 * len(rows))
-    axes, before = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
+    # What is less than a hundredth of a round is noise.
+    prepared = any(first > 0.01 * sum(usual.values()) for _, usual, first, _ in rows)
+    labels = ("seconds a round", *([f"seconds {ONCE}"] if prepared else []))
+    ratios = (3, 1)[: len(labels)]
+    panels = figure.subplots(1, len(labels), sharey=True, width_ratios=ratios, squeeze=False)[0]
+    axes, *before = panels
     greys = ("#4d4d4d", "#ffffff", "#bdbdbd", "#ededed")
     for place, (_, usual, first, _) in enumerate(rows):
         left = 0.0
@@ -56,14 +61,15 @@ def overhead(frame: Frame, wanted: Wanted) -> Picture:
             )
             left += usual[phase]
         axes.annotate(f" {left:.2f}", (left, place), va="center", fontsize=7)
-        before.barh(place, first, height=0.7, color="#8a8a8a", edgecolor="black", linewidth=0.4)
+        for part in before:
+            part.barh(place, first, height=0.7, color="#8a8a8a", edgecolor="black", linewidth=0.4)
     axes.set_yticks(range(len(rows)), labels=[row[0] for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.margins(x=0.1)
-    for part, label in ((axes, "seconds a round"), (before, f"seconds {ONCE}")):
+    for part, label in zip(panels, labels, strict=True):
         part.set_xlabel(label)
         part.grid(axis="x")
-    figure.legend(loc="outside lower center", ncols=len(PHASES))
+    add_key(figure, axes.get_legend_handles_labels()[0], PHASES)
     where = "; ".join(sorted(places))
     entitle(figure, f"{frame.title}: where the time goes, medians over rounds and runs", where)
     if len(places) > 1:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from feddg_bench.figures.curves import Axis, Curve, draw_curves
-from feddg_bench.figures.drawing import MARKERS, Picture, Sheet, entitle, new_figure
+from feddg_bench.figures.drawing import MARKERS, Picture, Sheet, add_key, entitle, new_figure
 from feddg_bench.figures.records import (
     SPLIT_NAMES,
     Frame,
@@ -249,10 +249,10 @@ def leaderboard(frame: Frame, wanted: Wanted, split: str, rule: Rule) -> Picture
     axes.set_xlabel("; ".join(said))
     if 1 < len(named) <= len(MARKERS):
         keys = [
-            axes.plot([], [], marker, color="#8a8a8a", markerfacecolor="white", label=name)[0]
-            for name, marker in zip(named, _few(named), strict=True)
+            axes.plot([], [], marker, color="#8a8a8a", markerfacecolor="white")[0]
+            for marker in _few(named)
         ]
-        figure.legend(handles=keys, loc="outside lower center", ncols=len(keys))
+        add_key(figure, keys, named)
     curves = [Curve(group.label, (point,)) for group, point, _ in rows]
     over = _over(scenarios, curves)
     entitle(figure, f"{frame.title}: {SPLIT_NAMES[split]}", f"rule {rule}; {over}")
