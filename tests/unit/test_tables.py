@@ -401,8 +401,12 @@ def test_columns_may_vary_a_setting_but_not_mix_it(add: Add, tmp_path: Path) -> 
         {"head": str(value), "where": {"partition.heterogeneity": value}} for value in (0.0, 0.5)
     ]
     table = user_table(groups=[{"columns": columns, "split": "test"}])
-    found = cells(build("mine", table, read_runs(tmp_path)))
+    grid = build("mine", table, read_runs(tmp_path))
+    found = cells(grid)
     assert [float(found["fedavg", name]["value"]) for name in ("0.0", "0.5")] == [0.0, 50.0]
+    assert not any("lambda =" in part for part in grid.caption)
+    one = user_table(groups=[{"columns": columns[1:], "split": "test"}])
+    assert any("lambda = 0.5" in part for part in build("mine", one, read_runs(tmp_path)).caption)
     mixed = user_table(groups=[{"columns": [*columns, {"head": "any"}], "split": "test"}])
     with pytest.raises(DataError, match=r"would average runs with partition\.heterogeneity 0 and"):
         build("mine", mixed, read_runs(tmp_path))

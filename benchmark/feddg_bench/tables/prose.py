@@ -66,11 +66,16 @@ def frame(runs: Sequence[Run], free: Iterable[str]) -> list[str]:
         said = [
             form.format(_plain(common[key]))
             for key, form in headline(common.get("partition.kind", "heterogeneous"))
-            if key in common and key not in free
+            if key in common and (key not in free or _shared(mine, key))
         ]
         recipes = ", ".join(sorted({run.recipe for run in mine}))
         sentences.append(f"{_title(dataset)}, recipe {recipes}: {', '.join(said)}")
     return sentences
+
+
+def _shared(runs: Sequence[Run], key: str) -> bool:
+    """Tell whether all runs have one value of a setting."""
+    return len({repr(run.settings.get(key)) for run in runs}) == 1
 
 
 @cache
