@@ -80,7 +80,7 @@ def _together(curves: Sequence[Curve], axis: Axis, ylabel: str, title: str) -> F
     axes.set_xlabel(axis.label)
     axes.set_ylabel(ylabel)
     _name_ends(axes, curves)
-    entitle(figure, *title.splitlines())
+    entitle(figure, title)
     return figure
 
 
@@ -132,12 +132,13 @@ def _apart(curves: Sequence[Curve], axis: Axis, ylabel: str, title: str) -> Figu
             axes, curve, color="black", marker=None if curve.flat else "o", markersize=2.5, zorder=3
         )
         _dress(axes, order, axis)
+        axes.tick_params(axis="x", labelsize=6.5)  # lambda 0 and 0.1 stand side by side
         axes.set_title(f"{curve.label}  {curve.points[-1].mean:.1f}", loc="left", pad=3)
     figure.supxlabel(axis.label, fontsize=8)
     figure.supylabel(ylabel, fontsize=8)
     dashed = f"; dashed: {REFERENCE}" if reference is not None else ""
     said = f"black: the method above the panel, with its last value{dashed}"
-    entitle(figure, *title.splitlines(), said)
+    entitle(figure, title, said)
     return figure
 
 

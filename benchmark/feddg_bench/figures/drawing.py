@@ -154,7 +154,8 @@ def new_figure(width: float, height: float) -> Figure:
 def entitle(figure: Figure, *lines: str) -> None:
     """Write lines above a figure, broken where they are wider than it is."""
     letters = int(12.5 * figure.get_size_inches()[0])
-    whole = [part for line in lines for part in textwrap.wrap(line, letters)]
+    given = "\n".join(lines).splitlines()
+    whole = [part for line in given for part in textwrap.wrap(line, letters)]
     figure.suptitle("\n".join(whole))
 
 

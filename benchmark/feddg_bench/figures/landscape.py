@@ -157,7 +157,7 @@ def draw_landscapes(name: str, title: str, found: Sequence[Landscape]) -> Pictur
     bar.ax.yaxis.set_major_locator(FixedLocator(list(levels[::2])))
     bar.ax.yaxis.set_minor_locator(NullLocator())
     bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.2g}"))
-    entitle(figure, *title.splitlines())
+    entitle(figure, title)
     sheet = Sheet(
         ("method", "client", "x", "y", "loss"),
         tuple(

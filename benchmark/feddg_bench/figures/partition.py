@@ -77,7 +77,7 @@ def heat_maps(
     mappable = ScalarMappable(scale, cmap="Greys")
     whole = MaxNLocator(integer=True, nbins=8)
     figure.colorbar(mappable, ax=list(grid), label="images", fraction=0.03, pad=0.01, ticks=whole)
-    entitle(figure, *title.splitlines())
+    entitle(figure, title)
     return Picture(name, figure, _sheet(rows, spreads, by))
 
 

@@ -74,5 +74,5 @@ def draw_styles(
             axes.imshow(np.clip(version, 0, 1), interpolation="nearest")
 
     figure = image_grid(("image", *methods), domains, draw, row_height=0.98)
-    entitle(figure, *title.splitlines())
+    entitle(figure, title)
     return Picture(name, figure, photos=True)
