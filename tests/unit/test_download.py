@@ -453,8 +453,10 @@ class TestThisMachine:
 
         site.tricks[FILE] = [slow]
         code = (
-            "import sys\nfrom pathlib import Path\nfrom feddg_bench.download import fetch\n"
+            "import signal, sys\nfrom pathlib import Path\nfrom feddg_bench.download import fetch\n"
             "from feddg_bench.part_file import Wanted\n"
+            # A shell starts what it runs in the background deaf to Ctrl-C, and children inherit it.
+            "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
             "say = lambda done, _: print(done, flush=True)\n"
             f"fetch([sys.argv[1]], Path(sys.argv[2]), Wanted(300000, 'sha256:{SHA256}'), say)\n"
         )
