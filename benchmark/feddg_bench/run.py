@@ -222,12 +222,10 @@ def run(
         per_round=settings.federation.per_round,
         every=settings.evaluation.every,
     ):
-        images = _images(federation, result.cohort)
         if result.round == 0:
             record.once = _costs(result)
         else:
             record.rounds.append(_entry(result))
-            report.round(plan, result, images * settings.train.local_epochs)
         keep()
         last = result.round == settings.federation.rounds
         if not last and result.round % resources.checkpoint_every == 0:
@@ -235,6 +233,9 @@ def run(
             state["plan"] = {"settings": settings.model_dump(mode="json"), "recipe": plan.recipe}
             state["data_root"] = str(resources.data_root) if resources.data_root else None
             save_checkpoint(checkpoint, state)
+        if result.round:  # after the checkpoint: a round that was shown is not lost
+            images = _images(federation, result.cohort)
+            report.round(plan, result, images * settings.train.local_epochs)
     results.save(record)
     checkpoint.unlink(missing_ok=True)
     report.end(plan, record)
