@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from feddg_bench import cli, testing
-from feddg_bench.federation import Federation
-from feddg_bench.settings import RunSettings
+from feddg_bench.config.schema import RunSettings
+from feddg_bench.data.federated import Federation
 
 
 class Outcome(NamedTuple):

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from feddg_bench.results import ResultsStore, RunRecord, ScenarioRecord
-from feddg_bench.settings import RunSettings, run_key
+from feddg_bench.config.keys import canonical_settings, run_key
+from feddg_bench.config.schema import RunSettings
+from feddg_bench.records.record import ResultsStore, RunRecord, ScenarioRecord
 
 SCENARIOS = {
     ("digits4", "ltdo"): {
@@ -70,7 +71,7 @@ def record(
     """
     train, val, test = domains or SCENARIOS[dataset, protocol][scenario]
     names = {"method": method, "dataset": dataset, "protocol": protocol, "scenario": scenario}
-    canonical = RunSettings(**names, seed=seed, **(settings or {})).canonical()
+    canonical = canonical_settings(RunSettings(**names, seed=seed, **(settings or {})))
     key = run_key(canonical, 1)
     rng = np.random.default_rng([int(key[:8], 16), seed])
     held = {"id_val": train, "id_test": train, "val": (val,) if val else (), "test": (test,)}

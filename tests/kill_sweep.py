@@ -25,7 +25,7 @@ from pathlib import Path
 import yaml
 
 from feddg_bench import cli
-from feddg_bench.results import ResultsStore
+from feddg_bench.records.record import ResultsStore
 from feddg_bench.sweeps.definition import load_sweep
 from feddg_bench.sweeps.search import open_search
 
@@ -81,7 +81,7 @@ def kill_sweep(folder: Path, *, jobs: int, kills: int, copies: int, seed: int) -
     Raises:
         AssertionError: If a job is missing, doubled, cut short or has other numbers.
     """
-    import feddg_bench.run  # noqa: F401 - before the forks, which then start at once
+    import feddg_bench.runs.run  # noqa: F401 - before the forks, which then start at once
 
     rng = random.Random(seed)  # noqa: S311 - instants, not secrets
     sweep, results, logs = folder / "tiny.yaml", folder / "results", folder / "logs"

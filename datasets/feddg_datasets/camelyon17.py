@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from feddg_bench.errors import DataError
-from feddg_datasets.parts.tables import check_columns, matching, one_of, read_table, whole
-from feddg_datasets.parts.wilds import IntArray, WildsDataset, column
+from feddg_bench.common.errors import DataError
+from feddg_datasets.shared.tables import check_columns, matching, one_of, read_table, whole
+from feddg_datasets.shared.wilds import IntArray, WildsDataset, column
 
 
 class Camelyon17(WildsDataset):

@@ -10,8 +10,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from feddg_bench.data import DomainDataset, Records, square
-from feddg_bench.streams import derive_seed
+from feddg_bench.common.streams import derive_seed
+from feddg_bench.data.dataset import DomainDataset, Records, square
 
 SIDE = 32
 CELLS = 8

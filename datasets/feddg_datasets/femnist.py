@@ -12,11 +12,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from feddg_bench.data import Records
-from feddg_bench.errors import DataError
-from feddg_bench.image_folders import ImageFolderDataset
-from feddg_bench.locations import data_roots
-from feddg_bench.splits import ROLES, SPLITS
+from feddg_bench.common.errors import DataError
+from feddg_bench.data.dataset import Records
+from feddg_bench.data.image_folders import ImageFolderDataset
+from feddg_bench.data.locations import data_roots
+from feddg_bench.data.splits import ROLES, SPLITS
 
 COLUMNS = ("path", "split", "domain_remapped", "y")
 
@@ -87,7 +87,7 @@ class FEMNIST(ImageFolderDataset):
         raise self.not_found(what, roots, above)
 
     def published_splits(self) -> NDArray[np.int64]:
-        """Return the place in `feddg_bench.splits.SPLITS` of every image."""
+        """Return the place in `feddg_bench.data.splits.SPLITS` of every image."""
         split_of = {self._path(row): SPLITS.index(row[1]) for row in self._rows}
         return np.array([split_of[path] for path in self.records().paths], dtype=np.int64)
 

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from feddg_datasets.parts.tables import check_columns, matching, one_of, read_table, time
-from feddg_datasets.parts.wilds import IntArray, WildsDataset, column
+from feddg_datasets.shared.tables import check_columns, matching, one_of, read_table, time
+from feddg_datasets.shared.wilds import IntArray, WildsDataset, column
 
 FIRST_YEAR = 2002
 

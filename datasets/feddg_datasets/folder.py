@@ -7,9 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
-from feddg_bench.errors import DataError
-from feddg_bench.image_folders import IMAGE_SUFFIXES, ImageFolderDataset, plain
-from feddg_bench.locations import data_roots
+from feddg_bench.common.errors import DataError
+from feddg_bench.data.image_folders import IMAGE_SUFFIXES, ImageFolderDataset, plain
+from feddg_bench.data.locations import data_roots
 
 
 class Folder(ImageFolderDataset):

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from feddg_bench.errors import DataError
-from feddg_bench.splits import SPLITS
-from feddg_datasets.parts.tables import check_columns, matching, one_of, read_table, time, whole
-from feddg_datasets.parts.wilds import IntArray, WildsDataset, column
+from feddg_bench.common.errors import DataError
+from feddg_bench.data.splits import SPLITS
+from feddg_datasets.shared.tables import check_columns, matching, one_of, read_table, time, whole
+from feddg_datasets.shared.wilds import IntArray, WildsDataset, column
 
 
 class IWildCam(WildsDataset):

@@ -10,9 +10,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from feddg_bench.data import Records
-from feddg_bench.errors import DataError
-from feddg_bench.image_folders import ImageFolderDataset, match_folders
+from feddg_bench.common.errors import DataError
+from feddg_bench.data.dataset import Records
+from feddg_bench.data.image_folders import ImageFolderDataset, match_folders
 
 LISTS = ("train", "test")
 LIST_FOLDERS = ("splits_mini", "miniDomainNet_split", "minidomainnet_splits", "splits")
@@ -87,7 +87,7 @@ class MiniDomainNet(ImageFolderDataset):
         )
 
     def published_splits(self) -> NDArray[np.int64]:
-        """Return the place in `feddg_bench.splits.SPLITS` of every image, by its list.
+        """Return the place in `feddg_bench.data.splits.SPLITS` of every image, by its list.
 
         The test lists are ``id_test``: FedCCRL joins both lists of a domain; others train on the
         one and test on the other.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from feddg_bench.image_folders import ImageFolderDataset
-from feddg_bench.mirrors import HubDownload
+from feddg_bench.data.fetch.mirrors import HubDownload
+from feddg_bench.data.image_folders import ImageFolderDataset
 
 
 class OfficeHome(ImageFolderDataset):

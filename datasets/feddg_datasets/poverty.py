@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from feddg_bench.errors import DataError
-from feddg_datasets.parts.bands import resize_bands
-from feddg_datasets.parts.tables import check_columns, matching, one_of, read_table
-from feddg_datasets.parts.wilds import IntArray, WildsDataset, column, places, roles
+from feddg_bench.common.errors import DataError
+from feddg_datasets.shared.bands import resize_bands
+from feddg_datasets.shared.tables import check_columns, matching, one_of, read_table
+from feddg_datasets.shared.wilds import IntArray, WildsDataset, column, places, roles
 
 COUNTRIES = {
     "angola": "ao",
@@ -116,7 +116,7 @@ class PovertyMap(WildsDataset):
         return column(source, "urban").astype(np.int64)
 
     def scenario_splits(self, scenario: str) -> IntArray:
-        """Return the place in `feddg_bench.splits.SPLITS` of every image in a fold."""
+        """Return the place in `feddg_bench.data.splits.SPLITS` of every image in a fold."""
         return self._folds[scenario]
 
     @cached_property

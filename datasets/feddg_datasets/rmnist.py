@@ -14,11 +14,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from feddg_bench.data import DomainDataset, Records, square
-from feddg_bench.errors import DataError
-from feddg_bench.locations import data_roots
-from feddg_bench.mirrors import Download
-from feddg_bench.streams import derive_seed
+from feddg_bench.common.errors import DataError
+from feddg_bench.common.streams import derive_seed
+from feddg_bench.data.dataset import DomainDataset, Records, square
+from feddg_bench.data.fetch.mirrors import Download
+from feddg_bench.data.locations import data_roots
 
 MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist",

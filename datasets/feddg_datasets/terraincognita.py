@@ -8,10 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from feddg_bench.errors import DataError
-from feddg_bench.image_folders import ImageFolderDataset
-from feddg_bench.locations import data_roots
-from feddg_bench.mirrors import Download
+from feddg_bench.common.errors import DataError
+from feddg_bench.data.fetch.mirrors import Download
+from feddg_bench.data.image_folders import ImageFolderDataset
+from feddg_bench.data.locations import data_roots
 
 ANNOTATIONS = "eccv_18_annotation_files"
 FILES = ("cis_test", "cis_val", "train", "trans_test", "trans_val")

@@ -7,15 +7,15 @@ from typing import ClassVar, Literal
 
 import torch
 
-from feddg_bench.aggregation import server_step
-from feddg_bench.messages import LocalUpdate, Reply, Weights
-from feddg_bench.method import Method
-from feddg_bench.server import Server
-from feddg_bench.settings import MethodSettings
-from feddg_bench.streams import torch_generator
-from feddg_methods.parts.round_updates import average_updates, one_each
-from feddg_methods.parts.sign_votes import SignVotes, warn_of_rare_agreement
-from feddg_methods.parts.updates import noise_scale, normal_where
+from feddg_bench.common.streams import torch_generator
+from feddg_bench.config.schema import MethodSettings
+from feddg_bench.core.aggregation import server_step
+from feddg_bench.core.messages import LocalUpdate, Reply, Weights
+from feddg_bench.core.method import Method
+from feddg_bench.core.server import Server
+from feddg_methods.shared.round_updates import average_updates, one_each
+from feddg_methods.shared.sign_votes import SignVotes, warn_of_rare_agreement
+from feddg_methods.shared.updates import noise_scale, normal_where
 
 
 class AgrRandSettings(MethodSettings):

@@ -10,23 +10,23 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from feddg_bench.client import Batch, Client
-from feddg_bench.messages import LocalUpdate
-from feddg_bench.method import Method
-from feddg_bench.server import Server
-from feddg_bench.streams import torch_generator
-from feddg_methods.parts.adain import image_moments, image_styles, pooled_style
-from feddg_methods.parts.draws import draw_rows, share_count
-from feddg_methods.parts.passes import features_of_each
-from feddg_methods.parts.pixels import to_bytes
-from feddg_methods.parts.style_bank import (
+from feddg_bench.common.streams import torch_generator
+from feddg_bench.core.client import Batch, Client
+from feddg_bench.core.messages import LocalUpdate
+from feddg_bench.core.method import Method
+from feddg_bench.core.server import Server
+from feddg_methods.shared.adain import image_moments, image_styles, pooled_style
+from feddg_methods.shared.draws import draw_rows, share_count
+from feddg_methods.shared.passes import features_of_each
+from feddg_methods.shared.pixels import to_bytes
+from feddg_methods.shared.style_bank import (
     draw_clients,
     draw_for_images,
     draw_kind,
     pooled,
     without,
 )
-from feddg_methods.parts.style_settings import StyleSettings
+from feddg_methods.shared.style_settings import StyleSettings
 
 PRESETS: dict[str, dict[str, Any]] = {
     "pardon": {},

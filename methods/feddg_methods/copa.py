@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from feddg_bench.aggregation import server_step, streaming_mean
-from feddg_bench.client import Batch, Client
-from feddg_bench.messages import LocalUpdate, Reply, Weights
-from feddg_bench.method import Method
-from feddg_bench.server import Server
-from feddg_bench.settings import MethodSettings
-from feddg_methods.parts.batch_instance_norm import clip_rho, mix_batch_norm
-from feddg_methods.parts.ensemble import Ensemble, assemble, ensemble_logits, frozen_loss
+from feddg_bench.config.schema import MethodSettings
+from feddg_bench.core.aggregation import server_step, streaming_mean
+from feddg_bench.core.client import Batch, Client
+from feddg_bench.core.messages import LocalUpdate, Reply, Weights
+from feddg_bench.core.method import Method
+from feddg_bench.core.server import Server
+from feddg_methods.shared.batch_instance_norm import clip_rho, mix_batch_norm
+from feddg_methods.shared.ensemble import Ensemble, assemble, ensemble_logits, frozen_loss
 
 MAX_CLIENT_SLOTS = 16
 """Most clients that get a classifier each by default: all classifiers travel to everybody."""

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from feddg_bench.client import Batch, Client
-from feddg_bench.method import Method
-from feddg_bench.settings import MethodSettings
+from feddg_bench.config.schema import MethodSettings
+from feddg_bench.core.client import Batch, Client
+from feddg_bench.core.method import Method
 
 
 class ERMSettings(MethodSettings):

@@ -10,13 +10,13 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from feddg_bench.client import Client
-from feddg_bench.errors import SettingsError
-from feddg_bench.messages import LocalUpdate
-from feddg_bench.method import Method
-from feddg_bench.models import Backbone
-from feddg_bench.settings import MethodSettings
-from feddg_methods.parts.adversarial import (
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.config.schema import MethodSettings
+from feddg_bench.core.client import Client
+from feddg_bench.core.messages import LocalUpdate
+from feddg_bench.core.method import Method
+from feddg_bench.models.backbones import Backbone
+from feddg_methods.shared.adversarial import (
     Discriminator,
     Generator,
     alignment_loss,
@@ -79,7 +79,7 @@ class FedADGSettings(MethodSettings):
     noise: float = Field(0.5, ge=0)
     """q / D, numbers of noise by width of the features; 2048 / 4096 as published."""
     form: Literal["pacs", "vlcs"] = "pacs"
-    """Losses of D and G, see `feddg_methods.parts.adversarial`."""
+    """Losses of D and G, see `feddg_methods.shared.adversarial`."""
     order: Literal["discriminator_first", "model_first"] = "discriminator_first"
     """D, then F and C, then G; or F and C, then D, then G, where F and C stay in evaluation mode
     from the first such batch of a round on, as in the derived programs."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from feddg_bench.method import Method
+from feddg_bench.core.method import Method
 
 
 class FedAvg(Method):

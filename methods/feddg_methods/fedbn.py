@@ -10,14 +10,14 @@ from typing import ClassVar, Literal
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from feddg_bench.aggregation import server_step, streaming_mean
-from feddg_bench.batch_norm import batch_norm_state
-from feddg_bench.client import Client
-from feddg_bench.errors import SettingsError
-from feddg_bench.messages import LocalUpdate, Reply, Weights
-from feddg_bench.method import Method
-from feddg_bench.server import Server
-from feddg_bench.settings import MethodSettings
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.config.schema import MethodSettings
+from feddg_bench.core.aggregation import server_step, streaming_mean
+from feddg_bench.core.batch_norm import batch_norm_state
+from feddg_bench.core.client import Client
+from feddg_bench.core.messages import LocalUpdate, Reply, Weights
+from feddg_bench.core.method import Method
+from feddg_bench.core.server import Server
 
 logger = logging.getLogger(__name__)
 

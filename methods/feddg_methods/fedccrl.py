@@ -9,17 +9,17 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from feddg_bench.client import Batch, Client
-from feddg_bench.messages import LocalUpdate
-from feddg_bench.method import Method
-from feddg_bench.server import Server
-from feddg_bench.settings import MethodSettings
-from feddg_bench.streams import torch_generator
-from feddg_methods.parts.augmix import augmix
-from feddg_methods.parts.draws import draw_beta, draw_rows, share_count
-from feddg_methods.parts.losses import jensen_shannon, supervised_contrastive
-from feddg_methods.parts.passes import features_of_each
-from feddg_methods.parts.pixels import channel_statistics, restyle, to_bytes
+from feddg_bench.common.streams import torch_generator
+from feddg_bench.config.schema import MethodSettings
+from feddg_bench.core.client import Batch, Client
+from feddg_bench.core.messages import LocalUpdate
+from feddg_bench.core.method import Method
+from feddg_bench.core.server import Server
+from feddg_methods.shared.augmix import augmix
+from feddg_methods.shared.draws import draw_beta, draw_rows, share_count
+from feddg_methods.shared.losses import jensen_shannon, supervised_contrastive
+from feddg_methods.shared.passes import features_of_each
+from feddg_methods.shared.pixels import channel_statistics, restyle, to_bytes
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},

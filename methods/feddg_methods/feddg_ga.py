@@ -10,15 +10,15 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from feddg_bench.aggregation import server_step
-from feddg_bench.client import Batch, Client
-from feddg_bench.errors import SettingsError
-from feddg_bench.messages import LocalUpdate, Payload, Reply, Weights
-from feddg_bench.method import Method
-from feddg_bench.server import Server
-from feddg_bench.settings import MethodSettings
-from feddg_bench.tasks import CLASSIFICATION, LearningTask
-from feddg_methods.parts.updates import adjusted_weights, signed_mean
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.config.schema import MethodSettings
+from feddg_bench.core.aggregation import server_step
+from feddg_bench.core.client import Batch, Client
+from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Weights
+from feddg_bench.core.method import Method
+from feddg_bench.core.server import Server
+from feddg_bench.core.tasks import CLASSIFICATION, LearningTask
+from feddg_methods.shared.updates import adjusted_weights, signed_mean
 
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -47,7 +47,7 @@ class FedDGGASettings(MethodSettings):
     labels: ClassVar[tuple[str, ...]] = ("variant", "gap_timing")
 
     variant: Literal["default", "official", "paper", "pardon", "fedccrl"] = "default"
-    """Rule for the weights (`feddg_methods.parts.updates.adjusted_weights`); sets the defaults of
+    """Rule for the weights (`feddg_methods.shared.updates.adjusted_weights`); sets the defaults of
     the settings below, of which each can still be given by itself."""
     metric: Literal["loss", "accuracy"] = "loss"
     """What a gap is a difference of: cross-entropy as in the paper, or accuracy."""

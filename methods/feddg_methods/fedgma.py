@@ -8,13 +8,13 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from feddg_bench.messages import LocalUpdate, Reply, Weights
-from feddg_bench.method import Method
-from feddg_bench.server import Server
-from feddg_bench.settings import MethodSettings
-from feddg_methods.parts.round_updates import average_updates, image_count, one_each
-from feddg_methods.parts.sign_votes import SignVotes
-from feddg_methods.parts.updates import agreement_mask
+from feddg_bench.config.schema import MethodSettings
+from feddg_bench.core.messages import LocalUpdate, Reply, Weights
+from feddg_bench.core.method import Method
+from feddg_bench.core.server import Server
+from feddg_methods.shared.round_updates import average_updates, image_count, one_each
+from feddg_methods.shared.sign_votes import SignVotes
+from feddg_methods.shared.updates import agreement_mask
 
 
 class FedGMASettings(MethodSettings):

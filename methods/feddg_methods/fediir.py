@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from feddg_bench.client import Batch, Client
-from feddg_bench.method import Method
-from feddg_bench.server import Server
-from feddg_bench.settings import MethodSettings
+from feddg_bench.config.schema import MethodSettings
+from feddg_bench.core.client import Batch, Client
+from feddg_bench.core.method import Method
+from feddg_bench.core.server import Server
 
 Gradient = dict[str, Tensor]
 """A gradient of the classifier, by parameter name."""

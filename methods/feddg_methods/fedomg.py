@@ -8,12 +8,12 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from feddg_bench.messages import LocalUpdate, Reply, Weights
-from feddg_bench.method import Method
-from feddg_bench.server import Server
-from feddg_bench.settings import MethodSettings
-from feddg_methods.parts.round_updates import combine_updates
-from feddg_methods.parts.updates import conflict_averse_coefficients
+from feddg_bench.config.schema import MethodSettings
+from feddg_bench.core.messages import LocalUpdate, Reply, Weights
+from feddg_bench.core.method import Method
+from feddg_bench.core.server import Server
+from feddg_methods.shared.round_updates import combine_updates
+from feddg_methods.shared.updates import conflict_averse_coefficients
 
 
 class FedOMGSettings(MethodSettings):

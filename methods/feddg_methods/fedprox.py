@@ -9,8 +9,8 @@ from pydantic import Field
 from torch import Tensor
 from torch.optim import Optimizer
 
-from feddg_bench.method import Method
-from feddg_bench.settings import MethodSettings
+from feddg_bench.config.schema import MethodSettings
+from feddg_bench.core.method import Method
 
 
 class FedProxSettings(MethodSettings):

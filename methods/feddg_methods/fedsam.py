@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from feddg_bench.client import Batch, Client
-from feddg_bench.method import Method
-from feddg_bench.settings import MethodSettings
+from feddg_bench.config.schema import MethodSettings
+from feddg_bench.core.client import Batch, Client
+from feddg_bench.core.method import Method
 
 
 class FedSAMSettings(MethodSettings):

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from feddg_bench.client import Batch
-from feddg_bench.method import Method
-from feddg_bench.settings import MethodSettings
-from feddg_methods.parts.losses import conditional_mutual_information
+from feddg_bench.config.schema import MethodSettings
+from feddg_bench.core.client import Batch
+from feddg_bench.core.method import Method
+from feddg_methods.shared.losses import conditional_mutual_information
 
 
 class FedSRSettings(MethodSettings):

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from feddg_bench.client import Batch, Client
-from feddg_bench.messages import LocalUpdate, Reply, Weights
-from feddg_bench.method import Method
-from feddg_bench.server import Server
-from feddg_bench.settings import MethodSettings
-from feddg_methods.parts.finch import finch_gram
-from feddg_methods.parts.losses import prototype_loss
+from feddg_bench.config.schema import MethodSettings
+from feddg_bench.core.client import Batch, Client
+from feddg_bench.core.messages import LocalUpdate, Reply, Weights
+from feddg_bench.core.method import Method
+from feddg_bench.core.server import Server
+from feddg_methods.shared.finch import finch_gram
+from feddg_methods.shared.losses import prototype_loss
 
 
 class FPLSettings(MethodSettings):

@@ -12,10 +12,10 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from feddg_bench.client import Batch, Client
-from feddg_bench.messages import LocalUpdate, Weights
-from feddg_bench.method import Method
-from feddg_bench.settings import MethodSettings
+from feddg_bench.config.schema import MethodSettings
+from feddg_bench.core.client import Batch, Client
+from feddg_bench.core.messages import LocalUpdate, Weights
+from feddg_bench.core.method import Method
 
 
 class MoonSettings(MethodSettings):

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from feddg_bench.client import Batch, Client
-from feddg_bench.messages import LocalUpdate
-from feddg_bench.method import Method
-from feddg_bench.server import Server
-from feddg_methods.parts.adain import (
+from feddg_bench.core.client import Batch, Client
+from feddg_bench.core.messages import LocalUpdate
+from feddg_bench.core.method import Method
+from feddg_bench.core.server import Server
+from feddg_methods.shared.adain import (
     gram_and_moments,
     image_moments,
     interpolation_style,
@@ -23,11 +23,11 @@ from feddg_methods.parts.adain import (
     pooled_style,
     style_from_moments,
 )
-from feddg_methods.parts.finch import finch_gram
-from feddg_methods.parts.losses import feature_penalty, triplet_loss
-from feddg_methods.parts.passes import features_of_each
-from feddg_methods.parts.pixels import to_bytes
-from feddg_methods.parts.style_settings import StyleSettings
+from feddg_methods.shared.finch import finch_gram
+from feddg_methods.shared.losses import feature_penalty, triplet_loss
+from feddg_methods.shared.passes import features_of_each
+from feddg_methods.shared.pixels import to_bytes
+from feddg_methods.shared.style_settings import StyleSettings
 
 _PAPER: dict[str, Any] = {
     "adain_input": "unit",

@@ -8,13 +8,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from feddg_bench.messages import LocalUpdate, Reply, Weights
-from feddg_bench.method import Method
-from feddg_bench.server import Server
-from feddg_bench.settings import MethodSettings
-from feddg_bench.streams import torch_generator
-from feddg_methods.parts.round_updates import combine_updates, one_each
-from feddg_methods.parts.updates import project_coefficients
+from feddg_bench.common.streams import torch_generator
+from feddg_bench.config.schema import MethodSettings
+from feddg_bench.core.messages import LocalUpdate, Reply, Weights
+from feddg_bench.core.method import Method
+from feddg_bench.core.server import Server
+from feddg_methods.shared.round_updates import combine_updates, one_each
+from feddg_methods.shared.updates import project_coefficients
 
 
 class PCGradSettings(MethodSettings):

@@ -9,18 +9,18 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from feddg_bench.messages import LocalUpdate, Reply, Weights
-from feddg_bench.method import Method
-from feddg_bench.server import Server
-from feddg_bench.settings import MethodSettings
-from feddg_bench.streams import torch_generator
-from feddg_methods.parts.round_updates import (
+from feddg_bench.common.streams import torch_generator
+from feddg_bench.config.schema import MethodSettings
+from feddg_bench.core.messages import LocalUpdate, Reply, Weights
+from feddg_bench.core.method import Method
+from feddg_bench.core.server import Server
+from feddg_methods.shared.round_updates import (
     average_updates,
     combine_updates,
     image_count,
     one_each,
 )
-from feddg_methods.parts.updates import align_coefficients
+from feddg_methods.shared.updates import align_coefficients
 
 
 class PPDGSettings(MethodSettings):

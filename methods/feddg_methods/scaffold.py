@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from feddg_bench.client import Client
-from feddg_bench.errors import SettingsError
-from feddg_bench.messages import LocalUpdate, Payload, Reply, Weights
-from feddg_bench.method import Method
-from feddg_bench.server import Server
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.core.client import Client
+from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Weights
+from feddg_bench.core.method import Method
+from feddg_bench.core.server import Server
 
 
 class Scaffold(Method):

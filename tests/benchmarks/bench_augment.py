@@ -20,10 +20,10 @@ import torch
 from PIL import Image
 from torchvision import transforms
 
-from feddg_bench.augment import Augment, Images, to_float
-from feddg_bench.federation import Federation, ImageBank
-from feddg_bench.settings import AugmentSettings
-from feddg_bench.worker import keep_freed_memory
+from feddg_bench.config.schema import AugmentSettings
+from feddg_bench.data.augment import Augment, Images, to_float
+from feddg_bench.data.federated import Federation, ImageBank
+from feddg_bench.engine.worker import keep_freed_memory
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

@@ -15,15 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from feddg_bench.executors import SerialExecutor
-from feddg_bench.loop import federate
-from feddg_bench.method import Method
-from feddg_bench.models import Backbone
-from feddg_bench.profile import synthetic_federation
-from feddg_bench.server import Server
-from feddg_bench.settings import MethodSettings, RunSettings
-from feddg_bench.streams import torch_generator
-from feddg_bench.worker import WorkerSpec
+from feddg_bench.common.streams import torch_generator
+from feddg_bench.config.schema import MethodSettings, RunSettings
+from feddg_bench.core.loop import federate
+from feddg_bench.core.method import Method
+from feddg_bench.core.server import Server
+from feddg_bench.engine.executors import SerialExecutor
+from feddg_bench.engine.worker import WorkerSpec
+from feddg_bench.models.backbones import Backbone
+from feddg_bench.runs.profile import synthetic_federation
 
 
 def tiny() -> Backbone:

@@ -37,13 +37,13 @@ def main() -> None:
 
 def peak(clients: int, store: Path) -> float:
     """Return the peak resident MiB of two rounds with the given number of clients."""
-    from feddg_bench.executors import SerialExecutor
-    from feddg_bench.federation import Federation
-    from feddg_bench.loop import federate
-    from feddg_bench.protocols import Scenario
-    from feddg_bench.run import make_plan, open_server
-    from feddg_bench.settings import Resources
-    from feddg_bench.worker import peak_memory_mib
+    from feddg_bench.config.schema import Resources
+    from feddg_bench.core.loop import federate
+    from feddg_bench.data.federated import Federation
+    from feddg_bench.data.protocols import Scenario
+    from feddg_bench.engine.executors import SerialExecutor
+    from feddg_bench.engine.worker import peak_memory_mib
+    from feddg_bench.runs.run import make_plan, open_server
 
     settings = {
         "method": "fedavg",

@@ -38,7 +38,7 @@ def main() -> None:
     if options.here:
         print(*measure(options.methods[0], options.clients, options.backbone, options.projection))
         return
-    from feddg_bench.registry import names
+    from feddg_bench.plugins import names
 
     settings = [f"--{n}={getattr(options, n)}" for n in ("clients", "backbone", "projection")]
     print(f"K = {options.clients}, {options.backbone}, projection {options.projection}")
@@ -66,7 +66,7 @@ class Answering:
     def map(self, tasks: Iterable[Any]) -> Iterator[Any]:
         import torch
 
-        from feddg_bench.messages import LocalUpdate, Reply
+        from feddg_bench.core.messages import LocalUpdate, Reply
 
         for task in tasks:
             generator = torch.Generator().manual_seed(int(task.client[-3:]))
@@ -88,12 +88,12 @@ def measure(name: str, clients: int, backbone: str, projection: int) -> tuple[fl
     """Return the MiB that a round takes at its peak, the MiB of the model, and seconds."""
     import torch
 
-    from feddg_bench.federation import Federation
-    from feddg_bench.messages import nbytes
-    from feddg_bench.registry import build_method
-    from feddg_bench.server import Server
-    from feddg_bench.settings import RunSettings
-    from feddg_bench.worker import keep_freed_memory
+    from feddg_bench.config.schema import RunSettings
+    from feddg_bench.core.messages import nbytes
+    from feddg_bench.core.server import Server
+    from feddg_bench.data.federated import Federation
+    from feddg_bench.engine.build import build_method
+    from feddg_bench.engine.worker import keep_freed_memory
 
     keep_freed_memory()  # as in a run
     settings = RunSettings.model_validate(

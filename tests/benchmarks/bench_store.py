@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from feddg_bench.image_folders import ImageFolderDataset
+from feddg_bench.data.image_folders import ImageFolderDataset
 
 if TYPE_CHECKING:
-    from feddg_bench.store import Store
+    from feddg_bench.data.store import Store
 
 WHOLE = 200_000
 BATCH = 32
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def measure(folder: Path, images: int, size: int, processes: str) -> None:
-    from feddg_bench.store import open_store
+    from feddg_bench.data.store import open_store
 
     make_images(folder / "images", images)
     whole_gib = WHOLE * size * size * 3 / 2**30
@@ -133,12 +133,12 @@ def read(path: Path, size: int) -> str:
 
 def train(path: Path, size: int, count: int) -> str:
     """Train for a local epoch on the first images, and tell by how much the memory grew."""
-    from feddg_bench.executors import SerialExecutor
-    from feddg_bench.federation import Federation
-    from feddg_bench.loop import federate
-    from feddg_bench.protocols import Scenario
-    from feddg_bench.run import make_plan, open_server
-    from feddg_bench.settings import Resources
+    from feddg_bench.config.schema import Resources
+    from feddg_bench.core.loop import federate
+    from feddg_bench.data.federated import Federation
+    from feddg_bench.data.protocols import Scenario
+    from feddg_bench.engine.executors import SerialExecutor
+    from feddg_bench.runs.run import make_plan, open_server
 
     settings = {
         "method": "fedavg",

@@ -14,13 +14,15 @@ import numpy as np
 import torch
 from PIL import Image
 
-from feddg_bench.data import DomainDataset
-from feddg_bench.executors import SerialExecutor
-from feddg_bench.protocols import scenarios
-from feddg_bench.registry import load_dataset, load_recipe
-from feddg_bench.results import ResultsStore
-from feddg_bench.run import RunData, make_plan, open_federation, open_server
-from feddg_bench.settings import Resources, merge
+from feddg_bench.config.layers import merge
+from feddg_bench.config.recipes import load_recipe
+from feddg_bench.config.schema import Resources
+from feddg_bench.data.dataset import DomainDataset
+from feddg_bench.data.protocols import scenarios
+from feddg_bench.engine.executors import SerialExecutor
+from feddg_bench.plugins import load_dataset
+from feddg_bench.records.record import ResultsStore
+from feddg_bench.runs.run import RunData, make_plan, open_federation, open_server
 from feddg_methods.pardon import Pardon
 
 GAP = 4

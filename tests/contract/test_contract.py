@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from feddg_bench.aggregation import weighted_mean
-from feddg_bench.executors import ProcessExecutor
-from feddg_bench.messages import Task, encode
-from feddg_bench.registry import load_method, names
+from feddg_bench.core.aggregation import weighted_mean
+from feddg_bench.core.messages import Task, encode
+from feddg_bench.engine.executors import ProcessExecutor
+from feddg_bench.plugins import load_method, names
 from feddg_bench.testing import CONTRACT, Subject
 from feddg_methods.fedavg import FedAvg
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feddg_bench.doctor import Diagnosis, examine
-from feddg_bench.errors import DataError
-from feddg_bench.split_check import split_error
+from feddg_bench.common.errors import DataError
+from feddg_bench.data.inspect.doctor import Diagnosis, examine
+from feddg_bench.data.inspect.split_check import split_error
 from feddg_datasets.digits4 import Digits4
 from feddg_datasets.pacs import PACS
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feddg_bench.errors import DataError
-from feddg_bench.protocols import scenarios
-from feddg_bench.splits import SPLITS
+from feddg_bench.common.errors import DataError
+from feddg_bench.data.protocols import scenarios
+from feddg_bench.data.splits import SPLITS
 from feddg_datasets.femnist import FEMNIST
 
 fabricate = runpy.run_path(str(Path(__file__).parents[1] / "fabricate.py"))["fabricate"]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feddg_bench.errors import DataError
-from feddg_bench.protocols import scenarios
+from feddg_bench.common.errors import DataError
+from feddg_bench.data.protocols import scenarios
 from feddg_datasets.folder import Folder
 
 fabricate = runpy.run_path(str(Path(__file__).parents[1] / "fabricate.py"))["fabricate"]

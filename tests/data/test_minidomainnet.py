@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feddg_bench.errors import DataError
-from feddg_bench.splits import SPLITS
+from feddg_bench.common.errors import DataError
+from feddg_bench.data.splits import SPLITS
 from feddg_datasets.minidomainnet import MiniDomainNet
 
 fabricate = runpy.run_path(str(Path(__file__).parents[1] / "fabricate.py"))["fabricate"]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feddg_bench.errors import DataError
+from feddg_bench.common.errors import DataError
 from feddg_datasets.pacs import PACS
 
 

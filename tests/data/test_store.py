@@ -20,11 +20,11 @@ import pytest
 from PIL import Image
 from torchvision.transforms import Resize
 
-from feddg_bench import decoding
-from feddg_bench.data import DomainDataset, FileDataset
-from feddg_bench.errors import DataError, PluginError
-from feddg_bench.image_folders import ImageFolderDataset
-from feddg_bench.store import open_store
+from feddg_bench.common.errors import DataError, PluginError
+from feddg_bench.data import decoding
+from feddg_bench.data.dataset import DomainDataset, FileDataset
+from feddg_bench.data.image_folders import ImageFolderDataset
+from feddg_bench.data.store import open_store
 from feddg_datasets.pacs import PACS
 
 
@@ -237,7 +237,7 @@ def test_images_of_a_wrong_shape_are_the_plugins_fault(root, cache, monkeypatch)
 
 MODULE = """
 import os, time
-from feddg_bench.image_folders import ImageFolderDataset
+from feddg_bench.data.image_folders import ImageFolderDataset
 
 class Many(ImageFolderDataset):
     name = title = "many"
@@ -317,7 +317,7 @@ def test_an_unreadable_image_is_named_by_any_process(many, cache, tmp_path):
 STARTED = """
 import sys
 from pathlib import Path
-from feddg_bench.store import open_store
+from feddg_bench.data.store import open_store
 from many_images import Many
 
 if __name__ == "__main__":
@@ -406,7 +406,7 @@ from pathlib import Path
 
 import numpy as np
 
-from feddg_bench.store import open_store
+from feddg_bench.data.store import open_store
 from many_images import Many
 
 root, cache, own, locks = map(Path, sys.argv[1:])

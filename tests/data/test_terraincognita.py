@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feddg_bench.errors import DataError
+from feddg_bench.common.errors import DataError
 from feddg_datasets.terraincognita import TerraIncognita
 
 fabricate = runpy.run_path(str(Path(__file__).parents[1] / "fabricate.py"))["fabricate"]

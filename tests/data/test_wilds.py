@@ -14,14 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feddg_bench import doctor
-from feddg_bench.doctor import examine
-from feddg_bench.errors import DataError
-from feddg_bench.protocols import scenarios
-from feddg_bench.registry import load_dataset, names
-from feddg_bench.splits import SPLITS
-from feddg_bench.store import open_store
-from feddg_datasets.parts.wilds import quiet
+from feddg_bench.common.errors import DataError
+from feddg_bench.data.inspect import doctor
+from feddg_bench.data.inspect.doctor import examine
+from feddg_bench.data.protocols import scenarios
+from feddg_bench.data.splits import SPLITS
+from feddg_bench.data.store import open_store
+from feddg_bench.plugins import load_dataset, names
+from feddg_datasets.shared.wilds import quiet
 
 with quiet():  # on import wilds asks the network for its newest version
     pytest.importorskip("wilds.datasets.wilds_dataset", reason="needs the package wilds")
@@ -354,7 +354,7 @@ def test_listing_imports_nothing_heavy_and_asks_no_network(archives):
     code = f"""
 import sys
 from pathlib import Path
-from feddg_bench.registry import load_dataset
+from feddg_bench.plugins import load_dataset
 root = Path({str(archives)!r})
 for name in {tuple(FOLDERS)!r}:
     assert load_dataset(name)(root).find() == root / {FOLDERS!r}[name]

@@ -12,14 +12,14 @@ import torch
 from PIL import Image
 
 from feddg_bench import cli
-from feddg_bench.data import square
-from feddg_bench.errors import DataError, PluginError
-from feddg_bench.protocols import scenarios
-from feddg_bench.results import ResultsStore
-from feddg_bench.splits import SPLITS
-from feddg_bench.store import open_store
-from feddg_datasets.parts.wilds import quiet
-from feddg_datasets.parts.wilds_adapter import AdaptedWilds, from_wilds, wilds_class
+from feddg_bench.common.errors import DataError, PluginError
+from feddg_bench.data.dataset import square
+from feddg_bench.data.protocols import scenarios
+from feddg_bench.data.splits import SPLITS
+from feddg_bench.data.store import open_store
+from feddg_bench.records.record import ResultsStore
+from feddg_datasets.shared.wilds import quiet
+from feddg_datasets.shared.wilds_adapter import AdaptedWilds, from_wilds, wilds_class
 
 with quiet():  # on import wilds asks the network for its newest version
     wilds_dataset = pytest.importorskip(
@@ -215,7 +215,7 @@ class ShapesPlugin(AdaptedWilds):
 
 @pytest.mark.usefixtures("folder")
 def test_a_plugin_runs_through_the_whole_command(tmp_path, monkeypatch, capsys):
-    from feddg_bench import registry
+    from feddg_bench import plugins as registry
 
     load, names = registry._load, registry.names
 

@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feddg_bench import archives, download, hub, obtain
-from feddg_bench.errors import RunInterruptedError
-from feddg_bench.mirrors import Download
+from feddg_bench.common.errors import RunInterruptedError
+from feddg_bench.data.fetch import archives, download, hub, obtain
+from feddg_bench.data.fetch.mirrors import Download
 from feddg_datasets.officehome import OfficeHome
 from feddg_datasets.pacs import PACS
 from feddg_datasets.rmnist import RotatedMNIST
@@ -205,7 +205,7 @@ class TestFiles:
         part = tmp_path / "x" / ".download" / f"{name}.part"
         code = (
             "import json, sys\nfrom feddg_bench import cli\n"
-            "from feddg_bench.mirrors import Download\n"
+            "from feddg_bench.data.fetch.mirrors import Download\n"
             "from feddg_datasets.rmnist import RotatedMNIST\n"
             "offers = json.loads(sys.argv.pop())\n"
             "RotatedMNIST.downloads = tuple(Download(n, (m,), checksum=c) for n, m, c in offers)\n"

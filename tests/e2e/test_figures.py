@@ -13,15 +13,15 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from feddg_bench.cli_figure_models import Experiment
-from feddg_bench.cli_options import Machine
-from feddg_bench.executors import SerialExecutor
-from feddg_bench.figures.studies import landscape_picture
-from feddg_bench.figures.training import train
-from feddg_bench.partition import heterogeneous_counts
-from feddg_bench.progress import ConsoleReport
-from feddg_bench.results import read_record
-from feddg_bench.settings import Resources
+from feddg_bench.analysis.figures.studies import landscape_picture
+from feddg_bench.analysis.figures.training import train
+from feddg_bench.cli.figure_models import Experiment
+from feddg_bench.cli.options import Machine
+from feddg_bench.cli.progress import ConsoleReport
+from feddg_bench.config.schema import Resources
+from feddg_bench.data.partition import heterogeneous_counts
+from feddg_bench.engine.executors import SerialExecutor
+from feddg_bench.records.record import read_record
 
 TINY = ("--clients", "4", "--per-round", "2", "--workers", "1")
 

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from feddg_bench import cli, files
-from feddg_bench.checkpoints import load_checkpoint, save_checkpoint
-from feddg_bench.errors import DataError
-from feddg_bench.results import read_record
+from feddg_bench import cli
+from feddg_bench.common import files
+from feddg_bench.common.errors import DataError
+from feddg_bench.records.record import read_record
+from feddg_bench.runs.checkpoints import load_checkpoint, save_checkpoint
 
 COMMAND = (sys.executable, "-m", "feddg_bench")
 SOURCES = [str(Path(__file__).parents[2] / root) for root in ("benchmark", "methods", "datasets")]

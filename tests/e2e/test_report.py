@@ -79,7 +79,7 @@ def test_a_record_cut_short_loses_no_older_report(feddg: Run, tmp_path: Path) ->
 def test_torch_is_not_imported(tmp_path: Path) -> None:
     fabricate.population(tmp_path, 4, rounds=2)
     script = (
-        "import sys; from pathlib import Path; from feddg_bench.cli_report import report_command; "
+        "import sys; from pathlib import Path; from feddg_bench.cli.report import report_command; "
         f"report_command(Path({str(tmp_path)!r})); "
         "assert not {'torch', 'lightning', 'pandas', 'sklearn'} & set(sys.modules)"
     )
@@ -104,5 +104,7 @@ def test_the_wheel_holds_the_page(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    found = {Path(name).name for name in names if re.match(r"feddg_bench/report/page/", name)}
+    found = {
+        Path(name).name for name in names if re.match(r"feddg_bench/analysis/report/page/", name)
+    }
     assert found == {"page.html", "page.css", "page.js"}

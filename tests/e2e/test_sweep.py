@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from feddg_bench.results import ResultsStore
+from feddg_bench.records.record import ResultsStore
 from feddg_bench.sweeps.definition import load_sweep
 from feddg_bench.sweeps.search import open_search
 
@@ -173,7 +173,7 @@ def test_two_processes_ctrl_c_and_going_on(tmp_path: Path, cache: Path) -> None:
 def test_a_worker_that_keeps_dying_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from feddg_bench.settings import Resources
+    from feddg_bench.config.schema import Resources
     from feddg_bench.sweeps import pool
     from feddg_bench.sweeps.search import ListedSearch
 

@@ -144,7 +144,7 @@ def test_a_record_cut_short(feddg: Run, results: Path, tmp_path: Path) -> None:
 
 def test_torch_is_not_imported(results: Path, tmp_path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from feddg_bench.cli_tables import tables_command; "
+        "import sys; from pathlib import Path; from feddg_bench.cli.tables import tables_command; "
         f"tables_command(['all'], Path({str(results)!r}), Path({str(tmp_path)!r})); "
         "assert not {'torch', 'lightning', 'pandas', 'sklearn'} & set(sys.modules)"
     )

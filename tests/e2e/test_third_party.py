@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from feddg_bench.errors import SettingsError
-from feddg_bench.template import write_plugin
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.runs.template import write_plugin
 
 EXAMPLE = Path(__file__).parents[1] / "example_plugin"
 ROOT = EXAMPLE.parents[1]

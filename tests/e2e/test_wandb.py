@@ -15,12 +15,12 @@ import pytest
 import torch
 import yaml
 
-from feddg_bench import tracking
-from feddg_bench.errors import RunInterruptedError
-from feddg_bench.progress import ConsoleReport
-from feddg_bench.results import ResultsStore
+from feddg_bench.cli.progress import ConsoleReport
+from feddg_bench.common.errors import RunInterruptedError
+from feddg_bench.records.record import ResultsStore
 from feddg_bench.sweeps.definition import Range, load_sweep
-from feddg_bench.wandb_values import metrics, summary
+from feddg_bench.tracking import tracker as tracking
+from feddg_bench.tracking.values import metrics, summary
 
 TINY = (
     "partition.clients=4", "per_round=2", "rounds=2", "evaluation.every=1", "data.image_size=8",

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from feddg_methods.parts.adain import (
+from feddg_methods.shared.adain import (
     adain,
     cluster_style,
     gram_and_moments,
@@ -26,7 +26,7 @@ from feddg_methods.parts.adain import (
     pooled_style,
     style_from_moments,
 )
-from feddg_methods.parts.finch import finch, finch_gram
+from feddg_methods.shared.finch import finch, finch_gram
 
 
 def random_maps(seed: int, *shape: int) -> Tensor:

@@ -15,15 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from feddg_bench.errors import SettingsError
-from feddg_bench.messages import LocalUpdate, Reply, decode, encode, nbytes
-from feddg_bench.server import Server
-from feddg_bench.settings import FederationSettings, validate
-from feddg_bench.streams import torch_generator
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.common.streams import torch_generator
+from feddg_bench.config.layers import validate
+from feddg_bench.config.schema import FederationSettings
+from feddg_bench.core.messages import LocalUpdate, Reply, decode, encode, nbytes
+from feddg_bench.core.server import Server
 from feddg_methods.agrrand import AgrRand, AgrRandSettings
 from feddg_methods.agrsum import AgrSum, AgrSumSettings
 from feddg_methods.fedavg import FedAvg
-from feddg_methods.parts.updates import (
+from feddg_methods.shared.updates import (
     agreement_random,
     fill_disagreed,
     noise_scale,

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-from feddg_bench.errors import SettingsError
-from feddg_bench.streams import torch_stream
-from feddg_methods.parts.augmix import augmix
-from feddg_methods.parts.draws import draw_beta, draw_rows, share_count
-from feddg_methods.parts.pixels import to_bytes
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.common.streams import torch_stream
+from feddg_methods.shared.augmix import augmix
+from feddg_methods.shared.draws import draw_beta, draw_rows, share_count
+from feddg_methods.shared.pixels import to_bytes
 
 
 def rng(seed=0):

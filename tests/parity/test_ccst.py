@@ -13,13 +13,14 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from feddg_bench.errors import SettingsError
-from feddg_bench.messages import nbytes
-from feddg_bench.settings import TrainSettings, validate
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.config.layers import validate
+from feddg_bench.config.schema import TrainSettings
+from feddg_bench.core.messages import nbytes
 from feddg_methods.ccst import CCST, PRESETS, CCSTSettings
-from feddg_methods.parts.adain import adain
-from feddg_methods.parts.style_bank import draw_for_images, draw_style, pooled, without
-from feddg_methods.parts.style_transfer import PixelBackend
+from feddg_methods.shared.adain import adain
+from feddg_methods.shared.style_bank import draw_for_images, draw_style, pooled, without
+from feddg_methods.shared.style_transfer import PixelBackend
 
 bitwise = partial(assert_close, rtol=0, atol=0)
 PLAIN = {

@@ -13,16 +13,17 @@ import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
 
-from feddg_bench.batch_norm import batch_norm_state, freeze_batch_norm
-from feddg_bench.messages import LocalUpdate, Reply, nbytes
-from feddg_bench.models import build_backbone
-from feddg_bench.server import Server
-from feddg_bench.settings import BackboneSettings, FederationSettings, TrainSettings, validate
-from feddg_bench.streams import torch_stream
+from feddg_bench.common.streams import torch_stream
+from feddg_bench.config.layers import validate
+from feddg_bench.config.schema import BackboneSettings, FederationSettings, TrainSettings
+from feddg_bench.core.batch_norm import batch_norm_state, freeze_batch_norm
+from feddg_bench.core.messages import LocalUpdate, Reply, nbytes
+from feddg_bench.core.server import Server
+from feddg_bench.models.backbones import build_backbone
 from feddg_methods.copa import Copa, CopaSettings
 from feddg_methods.fedavg import FedAvg
-from feddg_methods.parts.batch_instance_norm import BatchInstanceNorm, clip_rho, mix_batch_norm
-from feddg_methods.parts.ensemble import frozen_loss
+from feddg_methods.shared.batch_instance_norm import BatchInstanceNorm, clip_rho, mix_batch_norm
+from feddg_methods.shared.ensemble import frozen_loss
 
 bitwise = partial(assert_close, rtol=0, atol=0)
 close = partial(assert_close, rtol=1e-6, atol=1e-9)

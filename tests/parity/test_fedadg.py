@@ -15,14 +15,15 @@ from torch import nn
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
-from feddg_bench.errors import SettingsError
-from feddg_bench.federation import Federation
-from feddg_bench.messages import Task, nbytes
-from feddg_bench.models import BACKBONES, build_backbone
-from feddg_bench.settings import BackboneSettings, TrainSettings, validate
-from feddg_bench.streams import torch_generator
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.common.streams import torch_generator
+from feddg_bench.config.layers import validate
+from feddg_bench.config.schema import BackboneSettings, TrainSettings
+from feddg_bench.core.messages import Task, nbytes
+from feddg_bench.data.federated import Federation
+from feddg_bench.models.backbones import BACKBONES, build_backbone
 from feddg_methods.fedadg import VARIANTS, FedADG, FedADGSettings, non_negative, phases
-from feddg_methods.parts.adversarial import (
+from feddg_methods.shared.adversarial import (
     Discriminator,
     Generator,
     alignment_loss,

@@ -14,13 +14,13 @@ from torch import nn
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
-from feddg_bench.federation import Federation
-from feddg_bench.messages import LocalUpdate, Reply, Task
-from feddg_bench.method import Method
-from feddg_bench.registry import build_method
-from feddg_bench.server import Server
-from feddg_bench.settings import FederationSettings, MethodSettings
-from feddg_bench.streams import torch_generator
+from feddg_bench.common.streams import torch_generator
+from feddg_bench.config.schema import FederationSettings, MethodSettings
+from feddg_bench.core.messages import LocalUpdate, Reply, Task
+from feddg_bench.core.method import Method
+from feddg_bench.core.server import Server
+from feddg_bench.data.federated import Federation
+from feddg_bench.engine.build import build_method
 from feddg_methods.erm import balanced_parts
 from feddg_methods.fedavg import FedAvg
 from feddg_methods.fedprox import proximal_gradient

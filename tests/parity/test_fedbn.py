@@ -12,12 +12,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
 
-from feddg_bench.batch_norm import batch_norm_state, batch_norm_statistics
-from feddg_bench.errors import SettingsError
-from feddg_bench.executors import ProcessExecutor
-from feddg_bench.messages import LocalUpdate, Reply, decode, encode, nbytes
-from feddg_bench.server import Server
-from feddg_bench.settings import FederationSettings, TrainSettings, validate
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.config.layers import validate
+from feddg_bench.config.schema import FederationSettings, TrainSettings
+from feddg_bench.core.batch_norm import batch_norm_state, batch_norm_statistics
+from feddg_bench.core.messages import LocalUpdate, Reply, decode, encode, nbytes
+from feddg_bench.core.server import Server
+from feddg_bench.engine.executors import ProcessExecutor
 from feddg_methods.fedbn import FedBN, FedBNSettings, batch_statistics
 
 bitwise = partial(assert_close, rtol=0, atol=0)

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.testing import assert_close
 
-from feddg_bench.errors import SettingsError
-from feddg_bench.messages import LocalUpdate, Reply, Task
-from feddg_bench.server import Server
-from feddg_bench.settings import FederationSettings, TrainSettings, validate
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.config.layers import validate
+from feddg_bench.config.schema import FederationSettings, TrainSettings
+from feddg_bench.core.messages import LocalUpdate, Reply, Task
+from feddg_bench.core.server import Server
 from feddg_methods.fedccrl import VARIANTS, FedCCRL, FedCCRLSettings
-from feddg_methods.parts.draws import draw_beta, draw_rows
+from feddg_methods.shared.draws import draw_beta, draw_rows
 
 bitwise = partial(assert_close, rtol=0, atol=0)
 OFF = {"ccdt": False, "difp": False, "ra": False, "js": False}

@@ -13,14 +13,15 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from feddg_bench.aggregation import streaming_mean
-from feddg_bench.errors import SettingsError
-from feddg_bench.messages import LocalUpdate, Reply, Task
-from feddg_bench.server import Server
-from feddg_bench.settings import FederationSettings, validate
-from feddg_bench.streams import torch_generator
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.common.streams import torch_generator
+from feddg_bench.config.layers import validate
+from feddg_bench.config.schema import FederationSettings
+from feddg_bench.core.aggregation import streaming_mean
+from feddg_bench.core.messages import LocalUpdate, Reply, Task
+from feddg_bench.core.server import Server
 from feddg_methods.feddg_ga import PRESETS, FedDGGA, FedDGGASettings, badness
-from feddg_methods.parts.updates import signed_mean
+from feddg_methods.shared.updates import signed_mean
 
 bitwise = partial(assert_close, rtol=0, atol=0)
 PLAIN = {

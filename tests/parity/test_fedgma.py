@@ -14,15 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from feddg_bench.errors import SettingsError
-from feddg_bench.messages import LocalUpdate, Reply, nbytes
-from feddg_bench.registry import load_method
-from feddg_bench.server import NoReplyError, Server
-from feddg_bench.settings import FederationSettings, validate
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.config.layers import validate
+from feddg_bench.config.schema import FederationSettings
+from feddg_bench.core.messages import LocalUpdate, Reply, nbytes
+from feddg_bench.core.server import NoReplyError, Server
+from feddg_bench.plugins import load_method
 from feddg_methods.fedavg import FedAvg
 from feddg_methods.fedgma import FedGMA, FedGMASettings
-from feddg_methods.parts.sign_votes import SignVotes
-from feddg_methods.parts.updates import agreement_mask
+from feddg_methods.shared.sign_votes import SignVotes
+from feddg_methods.shared.updates import agreement_mask
 
 bitwise = partial(assert_close, rtol=0, atol=0)
 

@@ -14,12 +14,13 @@ from torch import nn
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
-from feddg_bench.errors import SettingsError
-from feddg_bench.messages import LocalUpdate, Reply, Task, nbytes
-from feddg_bench.models import build_backbone
-from feddg_bench.server import Ledger, NoReplyError
-from feddg_bench.settings import BackboneSettings, TrainSettings, validate
-from feddg_bench.streams import torch_generator
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.common.streams import torch_generator
+from feddg_bench.config.layers import validate
+from feddg_bench.config.schema import BackboneSettings, TrainSettings
+from feddg_bench.core.messages import LocalUpdate, Reply, Task, nbytes
+from feddg_bench.core.server import Ledger, NoReplyError
+from feddg_bench.models.backbones import build_backbone
 from feddg_methods.fediir import (
     FedIIR,
     FedIIRSettings,

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
 
-from feddg_bench.errors import SettingsError
-from feddg_bench.messages import Task
-from feddg_bench.settings import validate
-from feddg_bench.streams import torch_generator
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.common.streams import torch_generator
+from feddg_bench.config.layers import validate
+from feddg_bench.core.messages import Task
 from feddg_methods.fedsam import FedSAM, FedSAMSettings, perturbation
 
 bitwise = partial(assert_close, rtol=0, atol=0)

@@ -15,11 +15,12 @@ from torch import nn
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
-from feddg_bench.errors import SettingsError
-from feddg_bench.messages import Task, nbytes
-from feddg_bench.method import Method
-from feddg_bench.models import build_backbone
-from feddg_bench.settings import BackboneSettings, MethodSettings, TrainSettings, validate
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.config.layers import validate
+from feddg_bench.config.schema import BackboneSettings, MethodSettings, TrainSettings
+from feddg_bench.core.messages import Task, nbytes
+from feddg_bench.core.method import Method
+from feddg_bench.models.backbones import build_backbone
 from feddg_methods.fedsr import FedSR, FedSRSettings, l2_regulariser, mean_log_probabilities
 
 bitwise = partial(assert_close, rtol=0, atol=0)

@@ -14,7 +14,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from feddg_methods.parts.finch import finch, finch_gram
+from feddg_methods.shared.finch import finch, finch_gram
 
 
 def directions(*degrees: float) -> Tensor:

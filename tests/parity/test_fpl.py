@@ -12,11 +12,12 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from feddg_bench.errors import SettingsError
-from feddg_bench.messages import LocalUpdate, Reply, Task, nbytes
-from feddg_bench.server import NoReplyError, Server
-from feddg_bench.settings import FederationSettings, TrainSettings, validate
-from feddg_bench.worker import Worker, WorkerSpec
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.config.layers import validate
+from feddg_bench.config.schema import FederationSettings, TrainSettings
+from feddg_bench.core.messages import LocalUpdate, Reply, Task, nbytes
+from feddg_bench.core.server import NoReplyError, Server
+from feddg_bench.engine.worker import Worker, WorkerSpec
 from feddg_methods.fpl import FPL, ClassSums, FPLSettings, cluster_prototypes
 
 bitwise = partial(assert_close, rtol=0, atol=0)

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feddg_bench.errors import SettingsError
-from feddg_methods.parts.losses import (
+from feddg_bench.common.errors import SettingsError
+from feddg_methods.shared.losses import (
     conditional_mutual_information,
     feature_penalty,
     jensen_shannon,

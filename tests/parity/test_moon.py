@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.testing import assert_close
 
-from feddg_bench.errors import SettingsError
-from feddg_bench.messages import Task, decode, encode, nbytes
-from feddg_bench.settings import TrainSettings, validate
-from feddg_bench.streams import torch_generator
-from feddg_bench.worker import Worker, WorkerSpec
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.common.streams import torch_generator
+from feddg_bench.config.layers import validate
+from feddg_bench.config.schema import TrainSettings
+from feddg_bench.core.messages import Task, decode, encode, nbytes
+from feddg_bench.engine.worker import Worker, WorkerSpec
 from feddg_methods.moon import Moon, MoonSettings, model_contrast
 
 bitwise = partial(assert_close, rtol=0, atol=0)

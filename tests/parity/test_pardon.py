@@ -12,12 +12,13 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from feddg_bench.errors import SettingsError
-from feddg_bench.messages import Task
-from feddg_bench.settings import TrainSettings, validate
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.config.layers import validate
+from feddg_bench.config.schema import TrainSettings
+from feddg_bench.core.messages import Task
 from feddg_methods.pardon import PRESETS, Pardon, PardonSettings
-from feddg_methods.parts.adain import interpolation_style, mean_style
-from feddg_methods.parts.losses import random_negatives
+from feddg_methods.shared.adain import interpolation_style, mean_style
+from feddg_methods.shared.losses import random_negatives
 
 bitwise = partial(assert_close, rtol=0, atol=0)
 PIXEL = {"hyper": {"style": "pixel"}}

@@ -12,12 +12,13 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from feddg_bench.errors import SettingsError
-from feddg_bench.messages import LocalUpdate, Reply, nbytes
-from feddg_bench.registry import load_method
-from feddg_bench.server import NoReplyError, Server
-from feddg_bench.settings import FederationSettings, TrainSettings, validate
-from feddg_methods.parts.updates import conflict_averse_coefficients
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.config.layers import validate
+from feddg_bench.config.schema import FederationSettings, TrainSettings
+from feddg_bench.core.messages import LocalUpdate, Reply, nbytes
+from feddg_bench.core.server import NoReplyError, Server
+from feddg_bench.plugins import load_method
+from feddg_methods.shared.updates import conflict_averse_coefficients
 
 bitwise = partial(assert_close, rtol=0, atol=0)
 approx = partial(pytest.approx, rel=1e-6, abs=1e-6)

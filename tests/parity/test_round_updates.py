@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from feddg_bench.errors import FeddgError
-from feddg_bench.messages import LocalUpdate, Reply
-from feddg_bench.server import NoReplyError, Server
-from feddg_bench.settings import FederationSettings
-from feddg_methods.parts import round_updates
-from feddg_methods.parts.round_updates import (
+from feddg_bench.common.errors import FeddgError
+from feddg_bench.config.schema import FederationSettings
+from feddg_bench.core.messages import LocalUpdate, Reply
+from feddg_bench.core.server import NoReplyError, Server
+from feddg_methods.shared import round_updates
+from feddg_methods.shared.round_updates import (
     UpdateStore,
     average_updates,
     combine_updates,

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from feddg_bench.errors import SettingsError
-from feddg_bench.federation import Federation
-from feddg_bench.messages import LocalUpdate, Reply, Task, nbytes
-from feddg_bench.settings import MethodSettings, TrainSettings
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.config.schema import MethodSettings, TrainSettings
+from feddg_bench.core.messages import LocalUpdate, Reply, Task, nbytes
+from feddg_bench.data.federated import Federation
 from feddg_methods.scaffold import Scaffold, control_change
 
 bitwise = partial(assert_close, rtol=0, atol=0)

@@ -15,16 +15,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from feddg_bench.errors import DataError, SettingsError
-from feddg_methods.parts.adain import (
+from feddg_bench.common.errors import DataError, SettingsError
+from feddg_methods.shared.adain import (
     adain,
     gram_and_moments,
     image_moments,
     pooled_style,
     style_from_moments,
 )
-from feddg_methods.parts.finch import finch_gram
-from feddg_methods.parts.style_transfer import StyleBackend, build_style_backend
+from feddg_methods.shared.finch import finch_gram
+from feddg_methods.shared.style_transfer import StyleBackend, build_style_backend
 
 ENCODER = {0: (3, 3), 2: (3, 64), 5: (64, 64), 9: (64, 128), 12: (128, 128), 16: (128, 256)}
 ENCODER |= {19: (256, 256), 22: (256, 256), 25: (256, 256), 29: (256, 512)}

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feddg_bench.errors import SettingsError
-from feddg_methods.parts.updates import (
+from feddg_bench.common.errors import SettingsError
+from feddg_methods.shared.updates import (
     adjusted_weights,
     agreement_mask,
     agreement_random,

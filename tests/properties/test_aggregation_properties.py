@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from feddg_bench.aggregation import server_step, weighted_mean
+from feddg_bench.core.aggregation import server_step, weighted_mean
 
 many = settings(max_examples=150, deadline=None)
 NUMBERS = st.floats(-100, 100, width=32)

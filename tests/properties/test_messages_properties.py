@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from feddg_bench.errors import DataError
-from feddg_bench.messages import decode, encode, nbytes
+from feddg_bench.common.errors import DataError
+from feddg_bench.core.messages import decode, encode, nbytes
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool]
 many = settings(max_examples=150, deadline=None)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from feddg_bench.partition import (
+from feddg_bench.data.partition import (
     dirichlet_indices,
     heterogeneous_counts,
     heterogeneous_indices,

@@ -7,8 +7,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feddg_bench.errors import SettingsError
-from feddg_bench.settings import RunSettings, dotted_keys, merge, parse_override, validate
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.config.layers import dotted_keys, merge, parse_override, validate
+from feddg_bench.config.schema import RunSettings
 
 many = settings(max_examples=200, deadline=None)
 BASE = {"method": "fedavg", "scenario": "ac-p-s"}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from feddg_bench.aggregation import server_step, weighted_mean
+from feddg_bench.core.aggregation import server_step, weighted_mean
 
 OLD = {"w": torch.tensor([1.0, 2.0, -1.0])}
 STATES = [{"w": torch.tensor(w)} for w in ([2.0, 2.0, 0.0], [0.0, 3.0, -3.0], [1.0, 1.0, 1.0])]

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feddg_bench.archives import Limits, unpack
-from feddg_bench.errors import DataError
+from feddg_bench.common.errors import DataError
+from feddg_bench.data.fetch.archives import Limits, unpack
 
 Make = Callable[..., Path]
 Entries = list[tuple[str, bytes | None]]

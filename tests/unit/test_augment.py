@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.v2 import functional as reference
 
-from feddg_bench import augment
-from feddg_bench.augment import (
+from feddg_bench.config.schema import AugmentSettings
+from feddg_bench.data import augment
+from feddg_bench.data.augment import (
     Augment,
     adjust_brightness_,
     adjust_contrast_,
@@ -26,7 +27,6 @@ from feddg_bench.augment import (
     luminance,
     to_float,
 )
-from feddg_bench.settings import AugmentSettings
 
 NOTHING = {
     "crop_scale": None,

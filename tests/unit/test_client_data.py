@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from feddg_bench.client import Client
-from feddg_bench.federation import ClientImages, Federation, ImageBank
-from feddg_bench.settings import AugmentSettings, TrainSettings
+from feddg_bench.config.schema import AugmentSettings, TrainSettings
+from feddg_bench.core.client import Client
+from feddg_bench.data.federated import ClientImages, Federation, ImageBank
 
 COUNT, SIDE = 11, 8
 PLAIN = AugmentSettings(

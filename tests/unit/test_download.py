@@ -24,11 +24,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from feddg_bench import download
-from feddg_bench.download import fetch
-from feddg_bench.errors import DataError, SettingsError
-from feddg_bench.part_file import Wanted
-from feddg_bench.web import Redirects, RefusedError
+from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.data.fetch import download
+from feddg_bench.data.fetch.download import fetch
+from feddg_bench.data.fetch.partial import Wanted
+from feddg_bench.data.fetch.web import Redirects, RefusedError
 
 serving = runpy.run_path(str(Path(__file__).parents[1] / "loopback.py"))["serving"]
 BODY = np.random.default_rng(0).bytes(300_000)
@@ -453,8 +453,9 @@ class TestThisMachine:
 
         site.tricks[FILE] = [slow]
         code = (
-            "import signal, sys\nfrom pathlib import Path\nfrom feddg_bench.download import fetch\n"
-            "from feddg_bench.part_file import Wanted\n"
+            "import signal, sys\nfrom pathlib import Path\n"
+            "from feddg_bench.data.fetch.download import fetch\n"
+            "from feddg_bench.data.fetch.partial import Wanted\n"
             # A shell starts what it runs in the background deaf to Ctrl-C, and children inherit it.
             "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
             "say = lambda done, _: print(done, flush=True)\n"

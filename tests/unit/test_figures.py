@@ -19,23 +19,24 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import nn
 
-from feddg_bench.errors import DataError, SettingsError
-from feddg_bench.executors import SerialExecutor
-from feddg_bench.figures import landscape
-from feddg_bench.figures.curves import Axis, Curve, draw_curves
-from feddg_bench.figures.drawing import Picture, add_key, new_figure, spread, styled
-from feddg_bench.figures.embedding import embed
-from feddg_bench.figures.gradcam import explain, grad_cam
-from feddg_bench.figures.overhead import overhead
-from feddg_bench.figures.partition import Spread, heat_maps
-from feddg_bench.figures.records import Frame, Point, Wanted, frames, groups, select
-from feddg_bench.figures.scores import SWEEPS, convergence, leaderboard, swept
-from feddg_bench.figures.training import Recording, wanted_rounds
-from feddg_bench.results import ResultsStore, RunRecord, ScenarioRecord
-from feddg_bench.settings import RunSettings, run_key
-from feddg_bench.tables.records import Run, read_runs
+from feddg_bench.analysis.figures import landscape
+from feddg_bench.analysis.figures.curves import Axis, Curve, draw_curves
+from feddg_bench.analysis.figures.drawing import Picture, add_key, new_figure, spread, styled
+from feddg_bench.analysis.figures.embedding import embed
+from feddg_bench.analysis.figures.gradcam import explain, grad_cam
+from feddg_bench.analysis.figures.overhead import overhead
+from feddg_bench.analysis.figures.partition import Spread, heat_maps
+from feddg_bench.analysis.figures.scores import SWEEPS, convergence, leaderboard, swept
+from feddg_bench.analysis.figures.series import Frame, Point, Wanted, frames, groups, select
+from feddg_bench.analysis.figures.training import Recording, wanted_rounds
+from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.config.keys import canonical_settings, run_key
+from feddg_bench.config.schema import RunSettings
+from feddg_bench.engine.executors import SerialExecutor
+from feddg_bench.engine.worker import Worker
+from feddg_bench.records.record import ResultsStore, RunRecord, ScenarioRecord
+from feddg_bench.records.runs import Run, read_runs
 from feddg_bench.testing import start_toy_run
-from feddg_bench.worker import Worker
 
 Add = Callable[..., RunRecord]
 EVERYTHING = Wanted()
@@ -62,7 +63,7 @@ def add(tmp_path: Path) -> Add:
     ) -> RunRecord:
         train, held, target = SCENARIOS[scenario]
         layer = {"method": method, "scenario": scenario, "seed": seed, **sections}
-        canonical = RunSettings(**layer).canonical()
+        canonical = canonical_settings(RunSettings(**layer))
 
         def entry(number: int) -> dict[str, Any]:
             evaluation = None

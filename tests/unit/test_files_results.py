@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from feddg_bench.checkpoints import load_checkpoint, save_checkpoint
-from feddg_bench.errors import DataError
-from feddg_bench.files import write_whole
-from feddg_bench.messages import encode
-from feddg_bench.results import (
+from feddg_bench.common.errors import DataError
+from feddg_bench.common.files import write_whole
+from feddg_bench.core.messages import encode
+from feddg_bench.records.record import (
     ResultsStore,
     RunRecord,
     ScenarioRecord,
@@ -21,6 +20,7 @@ from feddg_bench.results import (
     read_record,
     split_metric,
 )
+from feddg_bench.runs.checkpoints import load_checkpoint, save_checkpoint
 
 
 def evaluation(accuracy):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from feddg_bench.errors import SettingsError
-from feddg_bench.locations import cache_dir, data_home, data_roots, remember_root
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.data.locations import cache_dir, data_home, data_roots, remember_root
 
 
 @pytest.fixture(autouse=True)

@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from feddg_bench.evaluate import evaluate
-from feddg_bench.loop import federate
-from feddg_bench.messages import LocalUpdate, Reply, decode, encode
-from feddg_bench.method import Method
-from feddg_bench.server import Server
-from feddg_bench.settings import FederationSettings
+from feddg_bench.config.schema import FederationSettings
+from feddg_bench.core.loop import federate
+from feddg_bench.core.messages import LocalUpdate, Reply, decode, encode
+from feddg_bench.core.method import Method
+from feddg_bench.core.server import Server
+from feddg_bench.engine.evaluation import evaluate
 
 CLIENTS = tuple(f"client_{i:02d}" for i in range(10))
 

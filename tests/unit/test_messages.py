@@ -13,10 +13,10 @@ from safetensors.torch import save
 from torch import nn
 from torch.testing import assert_close
 
-from feddg_bench.errors import DataError, PluginError
-from feddg_bench.messages import LocalUpdate, content, decode, encode, nbytes, nonfinite
-from feddg_bench.models import build_backbone
-from feddg_bench.settings import BackboneSettings
+from feddg_bench.common.errors import DataError, PluginError
+from feddg_bench.config.schema import BackboneSettings
+from feddg_bench.core.messages import LocalUpdate, content, decode, encode, nbytes, nonfinite
+from feddg_bench.models.backbones import build_backbone
 
 SMALL = {
     "name": "client_3 \N{LATIN SMALL LETTER E WITH ACUTE}",

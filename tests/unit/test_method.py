@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from feddg_bench.errors import PluginError
-from feddg_bench.messages import LocalUpdate, Task, decode, encode
-from feddg_bench.method import Method
-from feddg_bench.settings import MethodSettings, TrainSettings
-from feddg_bench.streams import torch_generator, torch_stream
+from feddg_bench.common.errors import PluginError
+from feddg_bench.common.streams import torch_generator, torch_stream
+from feddg_bench.config.schema import MethodSettings, TrainSettings
+from feddg_bench.core.messages import LocalUpdate, Task, decode, encode
+from feddg_bench.core.method import Method
 
 bitwise = partial(assert_close, rtol=0, atol=0)
 

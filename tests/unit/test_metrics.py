@@ -7,10 +7,10 @@ import warnings
 import numpy as np
 import pytest
 
-from feddg_bench.metrics import accuracy, macro_f1, measure, pearson, worst_group
-from feddg_bench.results import in_percent, shown, split_metric
-from feddg_bench.tables.rules import best_round, choose, pooled
-from feddg_bench.tasks import CLASSIFICATION, REGRESSION, TASKS
+from feddg_bench.core.metrics import accuracy, macro_f1, measure, pearson, worst_group
+from feddg_bench.core.tasks import CLASSIFICATION, REGRESSION, TASKS
+from feddg_bench.records.record import in_percent, shown, split_metric
+from feddg_bench.records.rules import best_round, choose, pooled
 
 TRUTH = np.array([0, 0, 1, 1, 2])
 PREDICTED = np.array([0, 1, 1, 1, 0])

@@ -17,16 +17,17 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torchvision import models as torchvision_models
 
-from feddg_bench.errors import DataError, SettingsError
-from feddg_bench.models import (
+from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.common.streams import torch_stream
+from feddg_bench.config.layers import validate
+from feddg_bench.config.schema import BACKBONE_NAMES, BackboneSettings
+from feddg_bench.models.backbones import (
     BACKBONES,
     Backbone,
     TensorFlowConv2d,
     build_backbone,
     check_image_size,
 )
-from feddg_bench.settings import BACKBONE_NAMES, BackboneSettings, validate
-from feddg_bench.streams import torch_stream
 
 DATA = Path(os.environ.get("FEDDG_TEST_DATA", "absent"))
 MOBILENET = DATA / "weights" / "mobilenet_v2_imagenet.safetensors"
@@ -58,8 +59,9 @@ def test_names_in_the_settings_are_those_that_can_be_built():
 def test_an_unknown_name_is_refused_without_importing_torch():
     code = (
         "import sys\n"
-        "from feddg_bench.errors import SettingsError\n"
-        "from feddg_bench.settings import BackboneSettings, validate\n"
+        "from feddg_bench.common.errors import SettingsError\n"
+        "from feddg_bench.config.layers import validate\n"
+        "from feddg_bench.config.schema import BackboneSettings\n"
         "try:\n"
         "    validate(BackboneSettings, {'name': 'resnet5'}, 'backbone.')\n"
         "except SettingsError as error:\n"

@@ -7,8 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from feddg_bench.errors import DataError, SettingsError
-from feddg_bench.partition import (
+from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.config.schema import PartitionSettings
+from feddg_bench.data.partition import (
     Partition,
     dirichlet_indices,
     heterogeneous_counts,
@@ -17,7 +18,6 @@ from feddg_bench.partition import (
     per_domain_indices,
     validation_parts,
 )
-from feddg_bench.settings import PartitionSettings
 
 ROUNDINGS = ("largest_remainder", "reference")
 MORE_CLIENTS = (10, 7, 4)  # over 5 clients: main domains 0, 0, 1, 1, 2

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from feddg_bench.profile import count_flop, peak_flops
+from feddg_bench.runs.profile import count_flop, peak_flops
 
 
 @pytest.mark.parametrize("groups", [1, 4, 8])

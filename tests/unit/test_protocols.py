@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from feddg_bench.errors import SettingsError
-from feddg_bench.protocols import PROTOCOLS, Scenario, scenarios, validate_protocol
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.data.protocols import PROTOCOLS, Scenario, scenarios, validate_protocol
 
 CYCLE = ("art_painting", "photo", "sketch", "cartoon")
 LETTERS = {"photo": "p", "art_painting": "a", "cartoon": "c", "sketch": "s"}

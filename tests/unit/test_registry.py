@@ -13,18 +13,15 @@ import torch
 import yaml
 from torch.testing import assert_close
 
-from feddg_bench import registry
-from feddg_bench.errors import PluginError, SettingsError
-from feddg_bench.registry import (
-    build_method,
-    check_name,
-    load_dataset,
-    load_method,
-    load_recipe,
-    names,
-    recipe_names,
-)
-from feddg_bench.settings import RunSettings, merge, validate
+from feddg_bench import plugins as registry
+from feddg_bench.common import files
+from feddg_bench.common.errors import PluginError, SettingsError
+from feddg_bench.common.files import shipped
+from feddg_bench.config.layers import merge, validate
+from feddg_bench.config.recipes import load_recipe, recipe_names
+from feddg_bench.config.schema import RunSettings
+from feddg_bench.engine.build import build_method
+from feddg_bench.plugins import check_name, load_dataset, load_method, names
 
 METHODS = names("method")
 DATASETS = names("data set")
@@ -51,8 +48,8 @@ def test_our_own_plugins_are_known():
 def test_names_need_no_import():
     code = (
         "import sys\n"
-        "from feddg_bench.registry import check_name, names\n"
-        "from feddg_bench.errors import SettingsError\n"
+        "from feddg_bench.plugins import check_name, names\n"
+        "from feddg_bench.common.errors import SettingsError\n"
         "assert 'fedavg' in names('method') and 'pacs' in names('data set')\n"
         "try:\n"
         "    check_name('method', 'fedagv')\n"
@@ -111,7 +108,7 @@ def packages(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-METHOD = "from feddg_bench.method import Method\n"
+METHOD = "from feddg_bench.core.method import Method\n"
 
 
 def test_a_module_defines_one_method(packages):
@@ -255,7 +252,7 @@ def test_a_recipe_file_that_is_not_there_is_refused(tmp_path):
 
 def shipped_cases():
     for name in recipe_names():
-        path = registry.shipped("recipes", "sweeps/recipes") / f"{name}.yaml"
+        path = shipped("recipes", "sweeps/recipes") / f"{name}.yaml"
         for dataset in yaml.safe_load(path.read_text())["datasets"]:
             yield name, dataset
 
@@ -275,7 +272,7 @@ def test_recipes_are_found_in_an_installed_package(tmp_path, monkeypatch):
     package = tmp_path / "feddg_bench"
     (package / "recipes").mkdir(parents=True)
     (package / "recipes" / "theirs.yaml").write_text("{}")
-    monkeypatch.setattr(registry, "__file__", str(package / "registry.py"))
+    monkeypatch.setattr(files, "__file__", str(package / "common" / "files.py"))
     assert recipe_names() == ("theirs",)
 
 

@@ -23,18 +23,18 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from feddg_bench.errors import DataError, SettingsError
-from feddg_bench.report.gather import gather, read_filter
-from feddg_bench.report.page import embedded, figures, render
-from feddg_bench.report.pool import Pool
-from feddg_bench.report.runs import POINTS
-from feddg_bench.results import ResultsStore
-from feddg_bench.tables.build import build
-from feddg_bench.tables.entries import DASH
-from feddg_bench.tables.generic import generic_tables
-from feddg_bench.tables.records import read_runs
-from feddg_bench.tables.rules import RULES
-from feddg_bench.tables.writers import csv_text
+from feddg_bench.analysis.report.gather import gather, read_filter
+from feddg_bench.analysis.report.page import embedded, figures, render
+from feddg_bench.analysis.report.pool import Pool
+from feddg_bench.analysis.report.runs import POINTS
+from feddg_bench.analysis.tables.build import build
+from feddg_bench.analysis.tables.entries import DASH
+from feddg_bench.analysis.tables.generic import generic_tables
+from feddg_bench.analysis.tables.writers import csv_text
+from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.records.record import ResultsStore
+from feddg_bench.records.rules import RULES
+from feddg_bench.records.runs import read_runs
 
 fabricate = SimpleNamespace(
     **runpy.run_path(str(Path(__file__).parents[1] / "fabricate_records.py"))
@@ -332,8 +332,8 @@ def test_the_command_repeats_the_run(
     tmp_path: Path, settings: dict[str, Any], method: str, recipe: str, hyper: dict[str, Any]
 ) -> None:
     from feddg_bench import cli
-    from feddg_bench.plans import draft_runs, make_plans, user_layer
-    from feddg_bench.registry import load_dataset, load_method
+    from feddg_bench.plugins import load_dataset, load_method
+    from feddg_bench.runs.plans import draft_runs, make_plans, user_layer
 
     resolved = load_method(method).Settings(**hyper).model_dump(mode="json")
     save(tmp_path, record(method, recipe=recipe, seed=3, settings={**settings, "hyper": resolved}))

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from feddg_bench.errors import SettingsError
-from feddg_bench.sampling import num_sampled, sample_clients
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.core.sampling import num_sampled, sample_clients
 
 CLIENTS = tuple(f"client_{i:03d}" for i in range(10))
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from feddg_bench.aggregation import weighted_mean
-from feddg_bench.errors import PluginError
-from feddg_bench.messages import LocalUpdate, Reply, decode, encode
-from feddg_bench.server import Broadcast, Ledger, NoReplyError, Server
-from feddg_bench.settings import FederationSettings
+from feddg_bench.common.errors import PluginError
+from feddg_bench.config.schema import FederationSettings
+from feddg_bench.core.aggregation import weighted_mean
+from feddg_bench.core.messages import LocalUpdate, Reply, decode, encode
+from feddg_bench.core.server import Broadcast, Ledger, NoReplyError, Server
 
 CLIENTS = ("client_0", "client_1", "client_2")
 SIZES = {"client_0": 10, "client_1": 30, "client_2": 60}

@@ -10,19 +10,10 @@ import pytest
 import yaml
 from pydantic import Field, ValidationError
 
-from feddg_bench.errors import SettingsError
-from feddg_bench.settings import (
-    MethodSettings,
-    Resources,
-    RunSettings,
-    dotted_keys,
-    load_layer,
-    merge,
-    parse_override,
-    run_key,
-    unknown,
-    validate,
-)
+from feddg_bench.common.errors import SettingsError, unknown
+from feddg_bench.config.keys import canonical_settings, run_key
+from feddg_bench.config.layers import dotted_keys, load_layer, merge, parse_override, validate
+from feddg_bench.config.schema import MethodSettings, Resources, RunSettings
 
 BASE = {"method": "fedavg", "scenario": "ac-p-s"}
 
@@ -271,7 +262,7 @@ def test_the_nearest_name_is_offered():
 
 
 def test_settings_errors_need_no_torch():
-    code = "import sys, feddg_bench.settings; assert 'torch' not in sys.modules"
+    code = "import sys, feddg_bench.config.layers; assert 'torch' not in sys.modules"
     path = os.pathsep.join(sys.path)
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": path})
 
@@ -342,7 +333,7 @@ def nested(key, value):
 
 
 def key_of(*layers, files=(), version=1):
-    return run_key(validate(RunSettings, merge(BASE, *layers)).canonical(files), version)
+    return run_key(canonical_settings(validate(RunSettings, merge(BASE, *layers)), files), version)
 
 
 @pytest.mark.parametrize("key", [key for key in dotted_keys() if key not in FILES])
@@ -366,7 +357,7 @@ def test_the_key_is_the_same_for_the_same_values():
 def test_the_default_decay_is_not_in_the_key():
     """Keys of records from before there was one stay."""
     layer = {"train": {"schedule": "cosine"}}
-    assert "decay" not in validate(RunSettings, merge(BASE, layer)).canonical()["train"]
+    assert "decay" not in canonical_settings(validate(RunSettings, merge(BASE, layer)))["train"]
     assert key_of({"train": {"decay": 0.96}}) == key_of()
 
 
@@ -407,7 +398,7 @@ def test_a_list_of_files_enters_the_key_by_content_and_order(three_files):
 
 def test_no_path_is_in_the_canonical_settings(three_files):
     values = {"backbone": {"weights": three_files[0]}, "hyper": {"parts": three_files}}
-    canonical = validate(RunSettings, merge(BASE, values)).canonical(Hyper.files)
+    canonical = canonical_settings(validate(RunSettings, merge(BASE, values)), Hyper.files)
     assert os.path.dirname(three_files[0]) not in yaml.safe_dump(canonical)  # noqa: PTH120
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feddg_bench.errors import DataError
-from feddg_bench.protocols import Scenario, scenarios
-from feddg_bench.splits import SPLITS, read_split_csv, split_by_domain
+from feddg_bench.common.errors import DataError
+from feddg_bench.data.protocols import Scenario, scenarios
+from feddg_bench.data.splits import SPLITS, read_split_csv, split_by_domain
 
 DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
 LETTERS = {"photo": "p", "art_painting": "a", "cartoon": "c", "sketch": "s"}

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feddg_bench.streams import derive_seed, generator, torch_generator, torch_stream
+from feddg_bench.common.streams import derive_seed, generator, torch_generator, torch_stream
 
 NAMES = [
     (),

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from feddg_bench.errors import SettingsError
-from feddg_bench.registry import load_method, names
-from feddg_bench.settings import validate
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.config.layers import validate
+from feddg_bench.plugins import load_method, names
 from feddg_bench.sweeps.definition import Choice, Range, load_sweep
 from feddg_bench.sweeps.jobs import Datasets, jobs, split_pairs
 from feddg_bench.sweeps.search import open_search

@@ -16,19 +16,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddg_bench.errors import DataError, SettingsError
-from feddg_bench.published import published_number, wrong_averages
-from feddg_bench.results import ResultsStore, RunRecord, ScenarioRecord
-from feddg_bench.settings import RunSettings, run_key
-from feddg_bench.tables.build import build
-from feddg_bench.tables.describe import Description, load_description, named_tables
-from feddg_bench.tables.generic import generic_tables
-from feddg_bench.tables.grid import Grid
-from feddg_bench.tables.html import html
-from feddg_bench.tables.records import Run, read_runs
-from feddg_bench.tables.rules import RULES, Rule
-from feddg_bench.tables.statistics import average_ranks, best_rows, compare, paired_p_value
-from feddg_bench.tables.writers import csv_text, latex, latex_document, markdown
+from feddg_bench.analysis.tables.build import build
+from feddg_bench.analysis.tables.describe import Description, load_description, named_tables
+from feddg_bench.analysis.tables.generic import generic_tables
+from feddg_bench.analysis.tables.grid import Grid
+from feddg_bench.analysis.tables.html import html
+from feddg_bench.analysis.tables.writers import csv_text, latex, latex_document, markdown
+from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.config.keys import canonical_settings, run_key
+from feddg_bench.config.schema import RunSettings
+from feddg_bench.records.published import published_number, wrong_averages
+from feddg_bench.records.record import ResultsStore, RunRecord, ScenarioRecord
+from feddg_bench.records.rules import RULES, Rule
+from feddg_bench.records.runs import Run, read_runs
+from feddg_bench.records.statistics import average_ranks, best_rows, compare, paired_p_value
 
 SCENARIOS = {
     "oc-i-p": (("outline", "chalk"), "ink", "poster"),
@@ -62,7 +63,7 @@ def add(tmp_path: Path) -> Add:
         for key, value in settings.items():
             section, _, name = key.partition("__")
             layer.setdefault(section, {})[name] = value
-        canonical = RunSettings(**layer, hyper=hyper).canonical()
+        canonical = canonical_settings(RunSettings(**layer, hyper=hyper))
         rounds = []
         for number, accuracy in enumerate(test):
 

@@ -20,23 +20,23 @@ from PIL import Image
 from torch import nn
 from torch.testing import assert_close
 
-from feddg_bench import registry
-from feddg_bench.augment import Augment, to_float
-from feddg_bench.contact_sheet import contact_sheet
-from feddg_bench.data import DomainDataset, Records
-from feddg_bench.doctor import examine
-from feddg_bench.errors import DataError, PluginError, SettingsError
-from feddg_bench.evaluate import evaluate
-from feddg_bench.fitness import check_fit, methods_for
-from feddg_bench.models import BACKBONES, Grey, build_backbone
-from feddg_bench.partition import Partition
-from feddg_bench.profile import synthetic_federation
-from feddg_bench.protocols import Scenario
-from feddg_bench.registry import load_method, names
-from feddg_bench.results import ResultsStore
-from feddg_bench.settings import AugmentSettings, BackboneSettings
-from feddg_bench.splits import read_split_csv, split_by_domain
-from feddg_bench.store import decoded_sizes, open_store
+from feddg_bench import plugins as registry
+from feddg_bench.common.errors import DataError, PluginError, SettingsError
+from feddg_bench.config.schema import AugmentSettings, BackboneSettings
+from feddg_bench.data.augment import Augment, to_float
+from feddg_bench.data.dataset import DomainDataset, Records
+from feddg_bench.data.inspect.contact_sheet import contact_sheet
+from feddg_bench.data.inspect.doctor import examine
+from feddg_bench.data.partition import Partition
+from feddg_bench.data.protocols import Scenario
+from feddg_bench.data.splits import read_split_csv, split_by_domain
+from feddg_bench.data.store import decoded_sizes, open_store
+from feddg_bench.engine.compatibility import check_fit, methods_for
+from feddg_bench.engine.evaluation import evaluate
+from feddg_bench.models.backbones import BACKBONES, Grey, build_backbone
+from feddg_bench.plugins import load_method, names
+from feddg_bench.records.record import ResultsStore
+from feddg_bench.runs.profile import synthetic_federation
 from feddg_bench.testing import toy_regression
 from feddg_bench.testing.contract import _pool
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from feddg_bench.messages import LocalUpdate
-from feddg_bench.method import Method
+from feddg_bench.core.messages import LocalUpdate
+from feddg_bench.core.method import Method
 from feddg_bench.testing import CONTRACT, Subject, contract_tests
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from feddg_bench import tracking
-from feddg_bench.errors import RunInterruptedError, SettingsError
-from feddg_bench.results import ResultsStore, RunRecord, ScenarioRecord
-from feddg_bench.settings import Resources
-from feddg_bench.tracking import Tracker
-from feddg_bench.wandb_values import metrics, summary
+from feddg_bench.common.errors import RunInterruptedError, SettingsError
+from feddg_bench.config.schema import Resources
+from feddg_bench.records.record import ResultsStore, RunRecord, ScenarioRecord
+from feddg_bench.tracking import tracker as tracking
+from feddg_bench.tracking.tracker import Tracker
+from feddg_bench.tracking.values import metrics, summary
 
 FAKE = """
 import json, os, time

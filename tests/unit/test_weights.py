@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from feddg_bench.errors import DataError
-from feddg_bench.weights import load_tensors, sha256
+from feddg_bench.common.errors import DataError
+from feddg_bench.models.weights import load_tensors, sha256
 
 TENSORS = {
     "conv.weight": torch.arange(6.0).view(2, 3),

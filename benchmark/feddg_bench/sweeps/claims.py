@@ -26,7 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from feddg_bench.errors import DataError
+from feddg_bench.common.errors import DataError
 
 HEARTBEAT = 15.0
 """Seconds between the touches of a holder."""

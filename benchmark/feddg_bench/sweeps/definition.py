@@ -11,9 +11,9 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
-from feddg_bench.errors import SettingsError
-from feddg_bench.settings import load_layer, unknown
-from feddg_bench.streams import generator
+from feddg_bench.common.errors import SettingsError, unknown
+from feddg_bench.common.streams import generator
+from feddg_bench.config.layers import load_layer
 from feddg_bench.sweeps.objective import Objective, read_objective
 
 Point = dict[str, Any]

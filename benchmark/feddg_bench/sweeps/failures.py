@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from feddg_bench.files import write_whole
-from feddg_bench.results import ResultsStore
+from feddg_bench.common.files import write_whole
+from feddg_bench.records.record import ResultsStore
 from feddg_bench.sweeps.claims import Claims
 from feddg_bench.sweeps.jobs import Job
 

@@ -8,13 +8,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from feddg_bench.plans import draft_runs, make_plans
-from feddg_bench.registry import load_dataset, load_recipe
-from feddg_bench.settings import Layer, merge, parse_override
+from feddg_bench.config.layers import Layer, merge, parse_override
+from feddg_bench.config.recipes import load_recipe
+from feddg_bench.plugins import load_dataset
+from feddg_bench.runs.plans import draft_runs, make_plans
 
 if TYPE_CHECKING:
-    from feddg_bench.data import DomainDataset
-    from feddg_bench.run import Plan
+    from feddg_bench.data.dataset import DomainDataset
+    from feddg_bench.runs.run import Plan
 
 RUN_KEYS = ("method", "protocol", "dataset", "scenario", "recipe", "seed", "seeds")
 """Keys that say which runs there are, as the flags of ``run`` do; all others are settings."""

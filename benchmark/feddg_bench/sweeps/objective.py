@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from feddg_bench.errors import SettingsError
-from feddg_bench.results import RunRecord, split_metric
-from feddg_bench.settings import unknown
+from feddg_bench.common.errors import SettingsError, unknown
+from feddg_bench.records.record import RunRecord, split_metric
 
 METRICS = tuple(
     f"{split}/{metric}"

@@ -12,9 +12,9 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import FrameType
 
-from feddg_bench.errors import FeddgError, RunInterruptedError
-from feddg_bench.parallel import interrupts_ignored
-from feddg_bench.settings import Resources
+from feddg_bench.common.errors import FeddgError, RunInterruptedError
+from feddg_bench.common.parallel import interrupts_ignored
+from feddg_bench.config.schema import Resources
 from feddg_bench.sweeps.failures import Failures
 from feddg_bench.sweeps.jobs import Job
 from feddg_bench.sweeps.search import Search

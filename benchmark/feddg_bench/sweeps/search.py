@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from feddg_bench.errors import DataError, SettingsError
-from feddg_bench.files import write_whole
-from feddg_bench.results import ResultsStore
-from feddg_bench.streams import derive_seed
+from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.common.files import write_whole
+from feddg_bench.common.streams import derive_seed
+from feddg_bench.records.record import ResultsStore
 from feddg_bench.sweeps.claims import Claims
 from feddg_bench.sweeps.definition import Choice, Point, Range, Sweep
 from feddg_bench.sweeps.failures import stems

@@ -7,18 +7,18 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from feddg_bench.errors import DataError, FeddgError
-from feddg_bench.results import ResultsStore, RunRecord
-from feddg_bench.settings import Resources
+from feddg_bench.common.errors import DataError, FeddgError
+from feddg_bench.config.schema import Resources
+from feddg_bench.records.record import ResultsStore, RunRecord
 from feddg_bench.sweeps.claims import Claim, Claims
 from feddg_bench.sweeps.failures import Failures, stems
 from feddg_bench.sweeps.jobs import Datasets, Job, plans
 from feddg_bench.sweeps.search import Search
-from feddg_bench.tracking import Reports, Tracker
+from feddg_bench.tracking.tracker import Reports, Tracker
 
 if TYPE_CHECKING:
-    from feddg_bench.loop import RoundResult
-    from feddg_bench.run import Plan
+    from feddg_bench.core.loop import RoundResult
+    from feddg_bench.runs.run import Plan
 
 POLL = 2.0
 """Seconds between two looks at runs that others are at."""
@@ -40,8 +40,8 @@ class Worker:
     """
 
     def __init__(self, resources: Resources, tell: Tell) -> None:
-        from feddg_bench.executors import SerialExecutor
-        from feddg_bench.run import RunData
+        from feddg_bench.engine.executors import SerialExecutor
+        from feddg_bench.runs.run import RunData
 
         self.resources = resources
         self.tell = tell
@@ -87,7 +87,7 @@ class Worker:
         return self.store.path(job.key).exists() or self.failures.path(job.key).exists()
 
     def _run(self, job: Job, claim: Claim) -> None:
-        from feddg_bench.run import RunData, run
+        from feddg_bench.runs.run import RunData, run
 
         self.key = job.key
         try:

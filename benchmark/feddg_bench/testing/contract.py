@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 import yaml
 
-from feddg_bench.errors import SettingsError
-from feddg_bench.messages import Reply, Task, content, decode, encode, nbytes
-from feddg_bench.settings import Layer, validate
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.config.layers import Layer, validate
+from feddg_bench.core.messages import Reply, Task, content, decode, encode, nbytes
 from feddg_bench.testing.toy import Recorder, ToyRun, start_toy_run, toy_regression
 
 if TYPE_CHECKING:
-    from feddg_bench.executors import ProcessExecutor
-    from feddg_bench.loop import RoundResult
-    from feddg_bench.messages import Weights
-    from feddg_bench.method import Method
-    from feddg_bench.worker import WorkerSpec
+    from feddg_bench.core.loop import RoundResult
+    from feddg_bench.core.messages import Weights
+    from feddg_bench.core.method import Method
+    from feddg_bench.engine.executors import ProcessExecutor
+    from feddg_bench.engine.worker import WorkerSpec
 
 ALL_CLIENTS: Layer = {"federation": {"per_round": None}}
 
@@ -240,7 +240,7 @@ def a_kept_optimizer_makes_a_difference(subject: Subject) -> None:
 
 def a_regression_is_learnt_or_refused(subject: Subject) -> None:
     """Methods whose ``tasks`` name it learn it, alike in processes; others refuse in a sentence."""
-    from feddg_bench.registry import load_method
+    from feddg_bench.plugins import load_method
 
     plugin = subject.plugin
     able = "regression" in (load_method(plugin) if isinstance(plugin, str) else plugin).tasks
@@ -305,7 +305,7 @@ def _numbers(results: list[RoundResult]) -> list[Any]:
 @cache
 def _pool() -> ProcessExecutor:
     """Return two processes for all checks: to start them takes long."""
-    from feddg_bench.executors import ProcessExecutor
+    from feddg_bench.engine.executors import ProcessExecutor
 
     executor = ProcessExecutor(2)
     atexit.register(executor.close)

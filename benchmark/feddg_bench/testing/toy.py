@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from feddg_bench.federation import Federation
-from feddg_bench.messages import Payload, Reply, Task, Weights, decode, encode
-from feddg_bench.settings import Layer, RunSettings, merge
+from feddg_bench.config.layers import Layer, merge
+from feddg_bench.config.schema import RunSettings
+from feddg_bench.core.messages import Payload, Reply, Task, Weights, decode, encode
+from feddg_bench.data.federated import Federation
 
 if TYPE_CHECKING:  # what imports lightning is imported where a run starts
-    from feddg_bench.executors import Executor
-    from feddg_bench.loop import RoundResult
-    from feddg_bench.method import Method
-    from feddg_bench.server import Server
-    from feddg_bench.worker import WorkerSpec
+    from feddg_bench.core.loop import RoundResult
+    from feddg_bench.core.method import Method
+    from feddg_bench.core.server import Server
+    from feddg_bench.engine.executors import Executor
+    from feddg_bench.engine.worker import WorkerSpec
 
 TOY: Layer = {
     "method": "fedavg",
@@ -110,8 +111,8 @@ class ToyRun:
 
     def rounds(self, upto: int) -> list[RoundResult]:
         """Go on until a round is done, and return what each round did, ``prepare`` first."""
-        from feddg_bench.evaluate import evaluate
-        from feddg_bench.loop import federate
+        from feddg_bench.core.loop import federate
+        from feddg_bench.engine.evaluation import evaluate
 
         return list(
             federate(
@@ -140,10 +141,11 @@ def start_toy_run(
         executor: Another one than this process.
         method: A module to use instead of a new one of ``plugin``.
     """
-    from feddg_bench.executors import SerialExecutor
-    from feddg_bench.registry import build_method, load_method
-    from feddg_bench.server import Server
-    from feddg_bench.worker import WorkerSpec
+    from feddg_bench.core.server import Server
+    from feddg_bench.engine.build import build_method
+    from feddg_bench.engine.executors import SerialExecutor
+    from feddg_bench.engine.worker import WorkerSpec
+    from feddg_bench.plugins import load_method
 
     found = load_method(plugin) if isinstance(plugin, str) else plugin
     name = plugin if isinstance(plugin, str) else plugin.__name__.lower()
@@ -171,7 +173,7 @@ class Recorder:
 
     def start(self, spec: WorkerSpec, method: Method) -> None:
         """Build the worker and forget earlier tasks."""
-        from feddg_bench.worker import Worker
+        from feddg_bench.engine.worker import Worker
 
         self.memories: dict[str, Payload] = {}
         self.tasks: list[Task] = []

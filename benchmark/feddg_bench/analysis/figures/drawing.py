@@ -1,0 +1,214 @@
+"""How every figure looks, and how it becomes files: the same numbers give the same bytes.
+
+Series differ by marker, line style and hatch first, so that they survive a printer without colour;
+the colours are those of Okabe and Ito (2008), which colour-blind readers tell apart.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from feddg_bench.common.files import write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
+LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (2, 1)))
+MARKERS = ("o", "s", "^", "D", "v", "P")
+HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "++")
+MOST = len(COLOURS)
+"""Series that one pair of axes can show apart."""
+PALE = "#b8b8b8"
+
+DPI = 150
+STYLE: dict[str, Any] = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so it is the same everywhere
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "figure.titlesize": 9,
+    "grid.color": "#e0e0e0",
+    "grid.linewidth": 0.5,
+    "hatch.linewidth": 0.5,
+    "legend.frameon": False,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 4,
+    "pdf.fonttype": 42,
+    "pdf.compression": 9,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+}
+METADATA: dict[str, dict[str, Any]] = {
+    "png": {"Software": None},
+    "pdf": {"Creator": None, "Producer": None, "CreationDate": None},
+}
+"""What is left out of files: it would change with the version or the day."""
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """The numbers of a figure, for those who want to draw it otherwise.
+
+    Attributes:
+        head: Names of the columns.
+        rows: Numbers and texts; ``None`` is an empty cell.
+    """
+
+    head: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+    def text(self) -> str:
+        """Return the numbers as CSV, six digits behind the point."""
+        file = io.StringIO()
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(self.head)
+        for row in self.rows:
+            writer.writerow([round(v, 6) if isinstance(v, float) else v for v in row])
+        return file.getvalue()
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure that is drawn.
+
+    Attributes:
+        name: Stem of its files.
+        figure: What was drawn; only valid inside `styled`.
+        sheet: Its numbers, if they are worth a file.
+        notes: Sentences about what is not in it.
+        photos: Whether it shows images, which need more than 256 colours.
+    """
+
+    name: str
+    figure: Figure
+    sheet: Sheet | None = None
+    notes: tuple[str, ...] = ()
+    photos: bool = False
+
+    def save(self, folder: Path) -> list[Path]:
+        """Write PNG and PDF, and CSV if there are numbers; return their paths.
+
+        Raises:
+            DataError: If a file cannot be written.
+        """
+        paths = []
+        for ending, metadata in METADATA.items():
+            file = io.BytesIO()
+            self.figure.savefig(file, format=ending, dpi=DPI, metadata=metadata)
+            data = file.getvalue()
+            if ending == "png" and not self.photos:
+                data = _in_few_colours(data)
+            paths.append(folder / f"{self.name}.{ending}")
+            write_whole(paths[-1], data)
+        if self.sheet is not None:
+            paths.append(folder / f"{self.name}.csv")
+            write_whole(paths[-1], self.sheet.text().encode())
+        return paths
+
+
+def _in_few_colours(png: bytes) -> bytes:
+    """Return a PNG of lines and text with a palette, a third of its size."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    with Image.open(io.BytesIO(png)) as image:
+        small = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+        small.save(file, format="PNG", optimize=True, dpi=(DPI, DPI))
+    return file.getvalue()
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw and save in our style, whatever the user's own matplotlib settings are."""
+    import matplotlib
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        parameters: Any = matplotlib.rcParams
+        parameters.update(STYLE)
+        yield
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure of so many inches that belongs to no window."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.06, h_pad=0.06)  # type: ignore[union-attr, call-arg]
+    return figure
+
+
+def entitle(figure: Figure, *lines: str) -> None:
+    """Write lines above a figure, broken where they are wider than it is."""
+    letters = int(12.5 * figure.get_size_inches()[0])
+    given = "\n".join(lines).splitlines()
+    whole = [part for line in given for part in textwrap.wrap(line, letters)]
+    figure.suptitle("\n".join(whole))
+
+
+def add_key(figure: Figure, handles: Sequence[Artist], names: Sequence[str]) -> None:
+    """Write what marks mean below a figure, in as many columns as fit."""
+    column = 38 + 5 * max(map(len, names))  # points of a mark and its gaps, and of a letter
+    ncols = min(len(names), max(1, int(72 * figure.get_size_inches()[0]) // column))
+    figure.legend(handles, names, loc="outside lower center", ncols=ncols)
+
+
+def bare(axes: Axes) -> None:
+    """Leave nothing but the content of a pair of axes."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for side in axes.spines.values():
+        side.set_visible(False)
+
+
+def spread(values: Sequence[float], gap: float) -> list[float]:
+    """Return the values moved apart so that neighbours are at least ``gap`` apart, in their order.
+
+    Values that touch form a block which is centred on their mean, so that none moves further than
+    it must.
+
+    >>> spread([1.0, 1.0, 5.0], 1.0)
+    [0.5, 1.5, 5.0]
+    """
+    order = sorted(range(len(values)), key=lambda n: (values[n], n))
+    blocks: list[list[int]] = []
+
+    def first(block: list[int]) -> float:
+        return sum(values[n] for n in block) / len(block) - gap * (len(block) - 1) / 2
+
+    for n in order:
+        blocks.append([n])
+        while len(blocks) > 1 and first(blocks[-1]) < first(blocks[-2]) + gap * len(blocks[-2]):
+            block = blocks.pop()
+            blocks[-1] += block
+    found = [0.0] * len(values)
+    for block in blocks:
+        for place, n in enumerate(block):
+            found[n] = first(block) + gap * place
+    return found
+
+
+def save(make: Callable[[], Iterable[Picture | str]], folder: Path) -> None:
+    """Draw pictures and write them as they come; a text stands for one that cannot be drawn."""
+    with styled():
+        for made in make():
+            if isinstance(made, str):
+                print(made)  # noqa: T201
+                continue
+            paths = made.save(folder)
+            for note in made.notes:
+                print(f"{made.name}: {note}")  # noqa: T201
+            print(f"wrote {', '.join(map(str, paths))}")  # noqa: T201

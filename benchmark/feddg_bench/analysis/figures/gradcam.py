@@ -1,0 +1,148 @@
+"""Grad-CAM (Selvaraju et al., ICCV 2017): where a model looks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from feddg_bench.analysis.figures.drawing import Picture, entitle
+from feddg_bench.analysis.figures.styles import image_grid
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.core.method import Method
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SMALLEST_MAP = 4
+"""Positions a side below which a map says nothing about where; earlier layers have larger ones."""
+
+
+def grad_cam(maps: Tensor, gradients: Tensor) -> Tensor:
+    """Return ReLU(sum over k of alpha_k A_k), alpha_k the mean gradient over positions.
+
+    Args:
+        maps: A, (B, K, H, W).
+        gradients: Of the score of a class with respect to A, (B, K, H, W).
+
+    Returns:
+        (B, H, W), not negative, not scaled.
+    """
+    alpha = gradients.mean(dim=(-2, -1), keepdim=True)
+    return (alpha * maps).sum(dim=1).relu()
+
+
+def explain(method: Method, images: Tensor, target: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return the maps of images, and the class that each map is for.
+
+    The maps explained are the last in the backbone that have at least `SMALLEST_MAP` positions a
+    side, or the largest that there are.
+
+    Args:
+        method: The model, in evaluation mode.
+        images: (B, 3, H, W) in [0, 1].
+        target: Classes (B,); those that are predicted if not given.
+
+    Returns:
+        Maps (B, H, W) of the images' size, each divided by its largest value, in [0, 1]; 0 where
+        nothing speaks for the class. Classes (B,).
+
+    Raises:
+        SettingsError: If the backbone has no maps.
+    """
+    with torch.enable_grad(), _maps_of(method.backbone) as found:
+        images = images.detach().requires_grad_(True)  # so that there is a graph to the maps
+        logits = method(images)
+        classes = logits.argmax(dim=1) if target is None else target
+        if not found:
+            raise SettingsError(
+                "Grad-CAM needs a backbone with convolutional maps, and this one has none"
+            )
+        side = [min(maps.shape[-2:]) for maps in found]
+        least = min(SMALLEST_MAP, max(side))
+        maps = [m for m, s in zip(found, side, strict=True) if s >= least][-1]
+        scores = logits.gather(1, classes[:, None]).sum()
+        (gradients,) = torch.autograd.grad(scores, maps)
+    heat = grad_cam(maps.detach(), gradients)
+    heat = heat / heat.amax(dim=(-2, -1), keepdim=True).clamp_min(torch.finfo(heat.dtype).tiny)
+    size = (images.shape[-2], images.shape[-1])
+    large = F.interpolate(heat[:, None], size=size, mode="bilinear", align_corners=False)[:, 0]
+    return large.clamp(0, 1), classes
+
+
+@contextmanager
+def _maps_of(backbone: nn.Module) -> Iterator[list[Tensor]]:
+    """Collect every output of a layer that is maps (B, K, H, W), in the order of execution."""
+    found: list[Tensor] = []
+    convolved = [False]
+
+    def keep(layer: nn.Module, _: Any, output: Any) -> None:
+        convolved[0] |= isinstance(layer, nn.Conv2d)
+        if convolved[0] and isinstance(output, Tensor) and output.dim() == 4:
+            found.append(output)
+
+    handles = [layer.register_forward_hook(keep) for layer in backbone.modules()]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One image and what each model sees in it.
+
+    Attributes:
+        image: (H, W, 3) in [0, 1].
+        truth: Name of its class.
+        maps: A map (H, W) in [0, 1] and the predicted class for each model.
+    """
+
+    image: NDArray[np.float32]
+    truth: str
+    maps: tuple[tuple[NDArray[np.float32], str], ...]
+
+
+def draw_maps(
+    name: str, title: str, models: Sequence[str], domains: Sequence[tuple[str, Sequence[Seen]]]
+) -> Picture:
+    """Draw images as they are and lit by their maps, domains down, models across."""
+    figure = image_grid(("image", *models), domains, _draw_seen, row_height=1.15)
+    entitle(figure, title, "bright: what speaks for the class below; line: half of the maximum")
+    return Picture(name, figure, photos=True)
+
+
+def _draw_seen(seen: Seen, line: Sequence[Axes]) -> None:
+    from matplotlib.patheffects import withStroke
+
+    pictures = (seen.image, *(_lit(seen.image, heat) for heat, _ in seen.maps))
+    for axes, shown, said in zip(
+        line, pictures, (seen.truth, *(guess for _, guess in seen.maps)), strict=True
+    ):
+        axes.imshow(shown, vmin=0, vmax=1, interpolation="nearest")
+        right = said == seen.truth
+        axes.set_xlabel(
+            said if right else f"{said} (wrong)",
+            labelpad=2,
+            fontsize=7,
+            fontweight="normal" if right else "bold",
+        )
+    for axes, (heat, _) in zip(line[1:], seen.maps, strict=True):
+        if heat.max() > 0:
+            edge = axes.contour(heat, levels=[0.5], colors=["white"], linewidths=0.8)
+            edge.set_path_effects([withStroke(linewidth=2, foreground="black")])
+
+
+def _lit(image: NDArray[np.float32], heat: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return an image in grey, dark where the map is 0: it says the same without colours."""
+    grey = image @ np.array([0.299, 0.587, 0.114], dtype=np.float32)
+    lit = (0.25 + 0.75 * grey) * (0.15 + 0.85 * heat)
+    return np.repeat(lit[..., None], 3, axis=2)

@@ -1,0 +1,171 @@
+"""Loss of two clients around the global model, on the plane that their updates span.
+
+The plane through three models, as Garipov et al. (NeurIPS 2018) draw it, holds the model that was
+sent and both that came back, so that one sees which way each client pulls and what that does to
+the other. Random directions (Li et al., NeurIPS 2018) would show neither client's model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from feddg_bench.analysis.figures.drawing import Picture, Sheet, entitle, new_figure
+from feddg_bench.core.messages import Weights
+
+LOW, HIGH = -0.5, 1.5
+"""Ends of both axes, in steps along a client's update."""
+
+
+def on_plane(
+    origin: Mapping[str, Tensor],
+    one: Mapping[str, Tensor],
+    other: Mapping[str, Tensor],
+    x: float,
+    y: float,
+    trainable: Collection[str],
+) -> Weights:
+    """Return the model origin + x (one - origin) + y (other - origin).
+
+    Buffers, such as the variances of batch normalisation, must not leave their range: they are the
+    convex mean of the three with the nearest weights. Integers are the origin's.
+
+    Args:
+        origin: The global model, at (0, 0).
+        one: A client's model, at (1, 0).
+        other: Another's, at (0, 1).
+        x: Steps along the update of ``one``.
+        y: Steps along the update of ``other``.
+        trainable: Names of the parameters.
+    """
+    inside = np.clip([1 - x - y, x, y], 0, None)
+    inside = inside / inside.sum()
+    made = {}
+    for name, start in origin.items():
+        if not start.is_floating_point():
+            made[name] = start.clone()
+            continue
+        a, b, c = (1 - x - y, x, y) if name in trainable else inside
+        made[name] = a * start + b * one[name] + c * other[name]
+    return made
+
+
+def grid_losses(
+    make: Callable[[float, float], Weights],
+    losses: Callable[[Weights], tuple[float, ...]],
+    steps: int,
+) -> NDArray[np.float64]:
+    """Return the losses on a square grid, [losses, y, x], from `LOW` to `HIGH` in both directions.
+
+    Args:
+        make: Returns the model at (x, y).
+        losses: Returns the losses of a model.
+        steps: Points a side.
+    """
+    ticks = np.linspace(LOW, HIGH, steps)
+    values = [[losses(make(float(x), float(y))) for x in ticks] for y in ticks]
+    return np.moveaxis(np.array(values), -1, 0)
+
+
+@torch.no_grad()
+def mean_loss(model: torch.nn.Module, images: Tensor, labels: Tensor, batch: int = 256) -> float:
+    """Return the mean cross-entropy of a model in evaluation mode, in double precision."""
+    total = 0.0
+    for part, truth in zip(images.split(batch), labels.split(batch), strict=True):
+        total += float(F.cross_entropy(model(part).double(), truth, reduction="sum"))
+    return total / len(labels)
+
+
+def cosine(
+    origin: Mapping[str, Tensor],
+    one: Mapping[str, Tensor],
+    other: Mapping[str, Tensor],
+    trainable: Collection[str],
+) -> float:
+    """Return the cosine of the angle between two updates; 0 if one of them is 0."""
+    a, b = (
+        torch.cat([(model[n].double() - origin[n].double()).flatten() for n in trainable])
+        for model in (one, other)
+    )
+    length = float(a.norm() * b.norm())
+    return float(a @ b) / length if length else 0.0
+
+
+@dataclass(frozen=True)
+class Landscape:
+    """What is drawn of one method.
+
+    Attributes:
+        method: Its name.
+        clients: Names of the two clients.
+        held: What each of them holds, in words.
+        grid: Losses of the first and the second client, [2, y, x].
+        corners: The same at the global model and the two clients' models, [2, 3].
+        cosine: Between the two updates.
+    """
+
+    method: str
+    clients: tuple[str, str]
+    held: tuple[str, str]
+    grid: NDArray[np.float64]
+    corners: NDArray[np.float64]
+    cosine: float
+
+
+def draw_landscapes(name: str, title: str, found: Sequence[Landscape]) -> Picture:
+    """Draw contours of both clients' losses, methods down; one scale for all."""
+    from matplotlib.colors import LogNorm
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    values = np.concatenate([one.grid.ravel() for one in found])
+    low = max(float(values.min()), 1e-6)
+    high = min(float(values.max()), 30 * low) * (1 + 1e-9)  # beyond, walls would hide the valley
+    levels = np.geomspace(low, high if high > low else 2 * low, 11)
+    figure = new_figure(6.6, 0.7 + 2.7 * len(found))
+    panels = figure.subplots(len(found), 2, sharex=True, sharey=True, squeeze=False)
+    steps = np.linspace(LOW, HIGH, found[0].grid.shape[-1])
+    for line, one in zip(panels, found, strict=True):
+        for number, axes in enumerate(line):
+            grid = np.clip(one.grid[number], levels[0], levels[-1])
+            filled = axes.contourf(
+                steps, steps, grid, levels=levels, norm=LogNorm(), cmap="Greys", extend="both"
+            )
+            axes.contour(steps, steps, grid, levels=levels, colors="white", linewidths=0.5)
+            for (x, y), marker, loss, said in zip(
+                ((0, 0), (1, 0), (0, 1)), "osD", one.corners[number], ("global", "A", "B"),
+                strict=True,
+            ):  # fmt: skip
+                axes.plot(x, y, marker, color="black", markerfacecolor="white", markersize=6)
+                axes.annotate(
+                    f"{said} {loss:.3g}", (x, y), xytext=(6, 6), textcoords="offset points",
+                    fontsize=7, bbox={"boxstyle": "round,pad=0.15", "fc": "white", "lw": 0},
+                )  # fmt: skip
+            axes.set_aspect("equal")
+            letter = "AB"[number]
+            said = f"{one.method}: loss of client {letter}, {one.clients[number]}"
+            axes.set_title(f"{said}\n{one.held[number]}")
+        line[0].set_ylabel(f"steps along B's update\n(cosine with A's: {one.cosine:.2f})")
+    for axes in panels[-1]:
+        axes.set_xlabel("steps along A's update")
+    bar = figure.colorbar(filled, ax=list(panels.flat), label="cross-entropy", shrink=0.8)
+    bar.ax.yaxis.set_major_locator(FixedLocator(list(levels[::2])))
+    bar.ax.yaxis.set_minor_locator(NullLocator())
+    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.2g}"))
+    entitle(figure, title)
+    sheet = Sheet(
+        ("method", "client", "x", "y", "loss"),
+        tuple(
+            (one.method, one.clients[n], float(x), float(y), float(one.grid[n, row, column]))
+            for one in found
+            for n in range(2)
+            for row, y in enumerate(steps)
+            for column, x in enumerate(steps)
+        ),
+    )
+    return Picture(name, figure, sheet)

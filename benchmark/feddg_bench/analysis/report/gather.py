@@ -1,0 +1,89 @@
+"""All that a report shows, as one JSON value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from feddg_bench import __version__
+from feddg_bench.analysis.report.pool import Pool
+from feddg_bench.analysis.report.runs import METRICS, SPLITS, Details
+from feddg_bench.analysis.report.views import leaderboard
+from feddg_bench.analysis.tables.captions import RULES as RULE_SENTENCES
+from feddg_bench.analysis.tables.describe import Where, check_names, fitting
+from feddg_bench.analysis.tables.generic import generic_tables
+from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.records.record import metric_name
+from feddg_bench.records.rules import RULES
+from feddg_bench.records.runs import Run
+
+
+def read_filter(pairs: Sequence[str]) -> Where:
+    """Return what ``KEY=VALUE`` pairs ask of a run; commas part values of which one must fit.
+
+    Raises:
+        SettingsError: If a pair cannot be read or its key is unknown.
+
+    >>> read_filter(["method=fedavg,pardon", "partition.heterogeneity=0.5"])
+    {'method': ['fedavg', 'pardon'], 'partition.heterogeneity': [0.5]}
+    """
+    wanted: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, raw = pair.partition("=")
+        if not equals or not key.strip():
+            raise SettingsError(
+                f"cannot read --filter {pair!r}: expected KEY=VALUE, such as dataset=pacs"
+            )
+        try:
+            values = [yaml.safe_load(part) for part in raw.split(",")]
+        except yaml.YAMLError as error:
+            raise SettingsError(f"cannot read the value of --filter {pair!r} as YAML") from error
+        wanted.setdefault(key.strip(), []).extend(values)
+    try:
+        check_names(wanted)
+    except ValueError as error:
+        raise SettingsError(f"--filter: {error}") from error
+    return wanted
+
+
+def gather(runs: Sequence[Run], where: Where | None = None) -> dict[str, Any]:
+    """Return the data of the report's page; the same runs give the same data.
+
+    Args:
+        runs: All runs, in the order of their keys.
+        where: What the runs shown must have.
+
+    Raises:
+        DataError: If no run is left, or a record is damaged.
+    """
+    shown = fitting(runs, where or {})
+    if not shown:
+        raise DataError(_nothing(runs, where or {}))
+    details, strings = Details(), Pool()
+    tables = [leaderboard(table, details, strings) for table in generic_tables(shown)]
+    measured = {view["metric"] for table in tables for view in table["views"] if view["splits"]}
+    return {
+        "version": __version__,
+        "splits": list(SPLITS),
+        "metrics": list(METRICS),
+        "measured": [metric for metric in (*METRICS, "cost") if metric in measured],
+        "names": {metric: metric_name(metric) for metric in METRICS}
+        | {"cost": "bytes and seconds"},
+        "rules": [[rule, RULE_SENTENCES[rule]] for rule in RULES],
+        "tables": tables,
+        "strings": strings.values,
+        **details.as_json(),
+    }
+
+
+def _nothing(runs: Sequence[Run], where: Mapping[str, Any]) -> str:
+    if not runs:
+        return "there is no record to report: run something first, or give --results DIR"
+    said = []
+    for key, values in where.items():
+        known = sorted({str(run.get(key)) for run in runs})
+        few = ", ".join(known[:10]) + (", ..." if len(known) > 10 else "")
+        said.append(f"{key} {' or '.join(map(str, values))} (there are {few})")
+    return f"none of the {len(runs)} runs has {' and '.join(said)}"

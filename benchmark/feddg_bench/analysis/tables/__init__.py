@@ -1,0 +1,5 @@
+"""Tables: one at the end of a command (`summary`), and those of papers made from records."""
+
+from feddg_bench.analysis.tables.summary import Cell, Table, summary
+
+__all__ = ["Cell", "Table", "summary"]

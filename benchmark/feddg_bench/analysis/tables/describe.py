@@ -1,0 +1,202 @@
+"""Descriptions of tables: YAML files that say which runs are its rows and its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from feddg_bench.common.errors import SettingsError, unknown
+from feddg_bench.common.files import shipped
+from feddg_bench.config.layers import dotted_keys, load_layer, validate
+from feddg_bench.config.schema import Section
+from feddg_bench.records.rules import Rule
+from feddg_bench.records.runs import FIELDS, Run
+
+Value = str | int | float | bool | None
+Where = Mapping[str, Value | list[Value]]
+"""A field of a run (method, dataset, protocol, scenario, train, val, test, seed, recipe, version)
+or a setting by dotted key -> the value a run must have, or a list of which it must have one."""
+
+Summary = Literal["mean", "worst", "rank", "wins", "difference", "p_value"]
+"""Over the columns of a group: the mean; the smallest; the mean rank among rows; wins, ties and
+losses, the mean difference with its interval, and the paired t-test's p-value, all three against
+the method of the table's ``against``."""
+
+COSTS = (
+    "local_training_time",
+    "aggregation_time",
+    "one_time_cost",
+    "megabytes_up",
+    "megabytes_down",
+)
+"""Metrics of a whole run: seconds of training a client and of aggregation a round, seconds before
+round 1, and megabytes a round."""
+
+
+class ColumnSpec(Section):
+    """One column."""
+
+    head: str
+    where: Where = Field(default_factory=dict)
+    split: str | None = None
+    metric: str | None = None
+    over: Literal["images", "domains", "worst"] = "images"
+    """Over all images of a split, or the mean or the smallest of its domains."""
+    published: Where = Field(default_factory=dict)
+    """Columns of the file of published numbers -> their values, where they cannot be guessed."""
+
+
+class GroupSpec(Section):
+    """Columns under one head."""
+
+    head: str = ""
+    where: Where = Field(default_factory=dict)
+    split: str | None = None
+    select: Rule | None = None
+    """Selection rule of these columns, where it is not the table's."""
+    metric: str | None = None
+    hidden: bool = False
+    """Show the summaries alone."""
+    columns: list[ColumnSpec] = Field(min_length=1)
+    summaries: dict[Summary, str] = Field(default_factory=dict)
+    """Summary -> head of its column."""
+    published: dict[Summary, Where] = Field(default_factory=dict)
+
+
+class RowSpec(Section):
+    """One row, or several where its runs differ in settings."""
+
+    label: str
+    where: Where | None = None
+    """``null``: a row of published numbers alone."""
+    published: Where | None = Field(default_factory=dict)
+    """As for columns; ``null``: nobody published this row."""
+
+
+class Description(Section):
+    """A table.
+
+    `rows` may be empty if `others` is true: then every method with runs is a row.
+    """
+
+    title: str
+    paper: str | None = None
+    """Name of a file of published numbers."""
+    table: str | None = None
+    """Number of the table in that paper."""
+    select: Rule = "last"
+    metric: str = "accuracy"
+    unit: str = "%"
+    lower_is_better: bool = False
+    decimals: int = Field(2, ge=0, le=6)
+    recipe: str | None = None
+    """Recipe for the commands that fill cells."""
+    where: Where = Field(default_factory=dict)
+    others: bool = False
+    """Add a row for every other method with runs."""
+    rows: list[RowSpec] = Field(default_factory=list)
+    groups: list[GroupSpec] = Field(min_length=1)
+    against: str | None = None
+    """Method that rows are compared with."""
+    notes: list[str] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _complete(self) -> Description:
+        if not self.rows and not self.others:
+            raise ValueError("a table needs rows, or others: true")
+        compared = {"wins", "difference", "p_value"}
+        if self.against is None and any(compared & set(g.summaries) for g in self.groups):
+            raise ValueError("wins, difference and p_value need against: METHOD")
+        if (self.paper is None) != (self.table is None):
+            raise ValueError("paper and table belong together")
+        labels = [row.label for row in self.rows]
+        twice = sorted({label for label in labels if labels.count(label) > 1})
+        if twice:
+            raise ValueError(f"two rows have the label {twice[0]!r}; give each its own")
+        for where in self._filters():
+            check_names(where)
+        return self
+
+    def _filters(self) -> Iterator[Where]:
+        yield self.where
+        yield from (row.where for row in self.rows if row.where is not None)
+        for group in self.groups:
+            yield group.where
+            yield from (column.where for column in group.columns)
+
+
+def check_names(where: Where) -> None:
+    """Raise `ValueError` with the nearest known name if a filter has an unknown one."""
+    known = [*FIELDS, *(key for key in dotted_keys() if key not in FIELDS)]
+    for name in where:
+        if name not in known and not name.startswith("hyper."):
+            raise ValueError(unknown("filter", name, known))
+
+
+def named_tables() -> tuple[str, ...]:
+    """Return the names of the tables that come with the package."""
+    return tuple(sorted(path.stem for path in _folder().glob("*.yaml")))
+
+
+def load_description(name: str) -> tuple[str, Description]:
+    """Return the name and the description of a shipped table, or of a YAML file.
+
+    Raises:
+        SettingsError: If it is unknown, not readable, or wrong; names file and key.
+    """
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml"):
+        if name not in named_tables():
+            raise SettingsError(
+                unknown("table", name, named_tables()) + "; or give the path of a .yaml file"
+            )
+        path = _folder() / f"{name}.yaml"
+    layer = load_layer(path, "table")
+    if "table" in layer:
+        layer = {**layer, "table": str(layer["table"])}
+    try:
+        return path.stem, validate(Description, layer)
+    except SettingsError as error:
+        raise SettingsError(f"table {path}: {error}") from error
+
+
+def _folder() -> Path:
+    return shipped("named_tables", "sweeps/tables")
+
+
+def fitting(runs: Sequence[Run], where: Where) -> list[Run]:
+    """Return the runs that have what a filter asks for, in their order."""
+    found = list(runs)
+    for name, wanted in where.items():  # a key at a time, since few values stand for all runs
+        known: dict[Value, bool] = {}
+        kept = []
+        for run in found:
+            value = getattr(run, name) if name in FIELDS else run.settings.get(name)
+            fits = known.get(value)
+            if fits is None:
+                fits = known[value] = _fits(value, wanted)
+            if fits:
+                kept.append(run)
+        found = kept
+    return found
+
+
+def _fits(value: Any, wanted: Value | list[Value]) -> bool:
+    if isinstance(wanted, list):
+        return any(_fits(value, one) for one in wanted)
+    if isinstance(value, str) and isinstance(wanted, int):
+        return value == str(wanted)  # a domain such as 15 is a number in YAML
+    return bool(value == wanted)
+
+
+def compared_with(description: Description, method: str) -> Description:
+    """Return a description whose groups compare their columns with a method."""
+    heads: dict[Summary, str] = {"wins": "w/t/l", "difference": "difference", "p_value": "p"}
+    groups = [
+        group.model_copy(update={"summaries": {**group.summaries, **heads, **group.summaries}})
+        for group in description.groups
+    ]
+    return description.model_copy(update={"groups": groups, "against": method})

@@ -1,0 +1,189 @@
+"""Tables without a description: one for each data set, protocol, recipe and frame that has runs.
+
+The frame is what methods must share to be compared: who holds which images, the backbone, the
+images' size, how many rounds. Other differences make rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from feddg_bench.analysis.tables.commands import recipe_settings
+from feddg_bench.analysis.tables.describe import ColumnSpec, Description, GroupSpec, Summary
+from feddg_bench.records.record import in_percent
+from feddg_bench.records.runs import Run
+from feddg_bench.records.variants import assignments, natural
+
+AGAINST = "fedavg"
+BY_CLIENTS = ("partition.clients", "partition.heterogeneity", "federation.per_round")
+"""Parts of the frame that mean nothing where one client holds all images."""
+
+HEADS: Mapping[Summary, str] = {
+    "mean": "mean",
+    "worst": "worst",
+    "rank": "rank",
+    "wins": "w/t/l",
+    "difference": "difference",
+    "p_value": "p",
+}
+
+
+@dataclass(frozen=True)
+class Generic:
+    """A table without a description.
+
+    Attributes:
+        name: Stem of its files.
+        description: Its columns; every method is a row.
+        runs: Its runs.
+    """
+
+    name: str
+    description: Description
+    runs: tuple[Run, ...]
+
+
+def generic_tables(runs: Sequence[Run], against: str | None = None) -> list[Generic]:
+    """Return the tables for whatever runs are there, in the order of their names.
+
+    Args:
+        runs: All runs.
+        against: Method that the others are compared with; `AGAINST` if not said.
+    """
+    groups: dict[tuple[str, str, str], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((run.dataset, run.protocol, run.recipe), []).append(run)
+    tables: list[Generic] = []
+    for (dataset, protocol, recipe), members in sorted(groups.items()):
+        frames = _frames(members)
+        for frame, mine in frames:
+            name = f"{dataset}-{protocol}-{recipe}"
+            title = f"{dataset}, {protocol}, recipe {recipe}"
+            different = _different(frame, recipe, dataset, [f for f, _ in frames])
+            if different:
+                name += "-" + _slug(different)
+                title += f": {', '.join(different)}"
+            description = _describe(title, mine, against or AGAINST)
+            tables.append(Generic(name, description, tuple(mine)))
+    return sorted(tables, key=lambda table: natural(table.name))
+
+
+def _describe(title: str, runs: Sequence[Run], against: str) -> Description:
+    """Return a description: scenarios across, with summaries of each split."""
+    found = {run.scenario: run for run in runs}
+    scenarios = [found[name] for name in sorted(found)]
+    first = scenarios[0]
+    groups = []
+    for part in ("val", "test"):
+        held = [(run, run.val if part == "val" else run.test) for run in scenarios]
+        domains = Counter(domain for _, domain in held)
+        columns = [
+            ColumnSpec(
+                head=domain if domains[domain] == 1 else f"{domain} ({run.scenario})",
+                where={"scenario": run.scenario},
+            )
+            for run, domain in sorted(held, key=lambda pair: (str(pair[1]), pair[0].scenario))
+            if domain is not None
+        ]
+        if not columns:
+            continue
+        several = len(columns) > 1
+        kinds: list[Summary] = ["mean"] if part == "val" and several else []
+        if part == "test":
+            kinds = [kind for kind in HEADS if several or kind not in ("mean", "worst")]
+        groups.append(
+            GroupSpec(
+                head=part,
+                split=part,
+                columns=columns,
+                summaries={kind: HEADS[kind] for kind in kinds},
+            )
+        )
+    return Description(
+        title=title,
+        **shown_as(first.metric, first.task),
+        where={"dataset": first.dataset, "protocol": first.protocol},
+        others=True,
+        groups=groups,
+        against=against,
+    )
+
+
+def shown_as(metric: str, task: str) -> dict[str, Any]:
+    """Return what a description says of a metric: its unit and how many decimals."""
+    percent = in_percent(metric, task)
+    return {"metric": metric, "unit": "%" if percent else "", "decimals": 2 if percent else 3}
+
+
+# ------------------------------------------------------------------------------- frames
+
+
+def _frames(runs: Sequence[Run]) -> list[tuple[dict[str, Any], list[Run]]]:
+    """Return frames with their runs, runs with all images in one client in every frame they fit."""
+    federated: dict[str, tuple[dict[str, Any], list[Run]]] = {}
+    pooled: list[Run] = []
+    by_settings: dict[tuple[int, str], dict[str, Any]] = {}
+    for run in runs:
+        if run.settings.get("partition.kind") == "pooled":
+            pooled.append(run)
+            continue
+        key = (id(run.settings), run.fingerprint)
+        if key not in by_settings:
+            by_settings[key] = _frame(run)
+        frame = by_settings[key]
+        federated.setdefault(repr(frame), (frame, []))[1].append(run)
+    found = [federated[key] for key in sorted(federated)]
+    alone: dict[str, tuple[dict[str, Any], list[Run]]] = {}
+    for run in pooled:
+        mine = _without_clients(_frame(run))
+        fitting = [members for frame, members in found if _without_clients(frame) == mine]
+        for members in fitting:
+            members.append(run)
+        if not fitting:
+            alone.setdefault(repr(mine), (mine, []))[1].append(run)
+    return found + [alone[key] for key in sorted(alone)]
+
+
+def _frame(run: Run) -> dict[str, Any]:
+    """Return what methods must share to be compared."""
+    aside = ("partition.kind", "data.split_csv")
+    frame = {
+        key: value
+        for key, value in run.settings.items()
+        if key.startswith(("partition.", "backbone.", "data.")) and key not in aside
+    }
+    for key in ("federation.rounds", "federation.per_round"):
+        frame[key] = run.settings.get(key)
+    frame["split file"] = run.settings.get("data.split_csv") is not None
+    frame["images"] = run.fingerprint[:8]
+    return frame
+
+
+def _without_clients(frame: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in frame.items() if k not in BY_CLIENTS}
+
+
+def _different(
+    frame: Mapping[str, Any], recipe: str, dataset: str, frames: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """Return what sets a frame apart from its recipe, among what differs between frames."""
+    usual = recipe_settings(recipe, dataset, "") or frames[0]
+    varying = [
+        key for key in frame if len({repr(other.get(key)) for other in frames if key in other}) > 1
+    ]
+    return assignments(
+        {key: frame[key] for key in varying if key not in usual or frame[key] != usual[key]}
+    )
+
+
+def _slug(different: Sequence[str]) -> str:
+    """Return differences as part of a file name; a hash stands for more than three."""
+    text = "-".join(different)
+    if len(different) > 3:
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+    return re.sub(r"[^A-Za-z0-9._]+", "-", text)

@@ -1,0 +1,158 @@
+"""Rows of a table and the values that runs put into them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from feddg_bench.analysis.tables.columns import Measured, varied_keys
+from feddg_bench.analysis.tables.describe import Description, RowSpec, Where, fitting
+from feddg_bench.common.errors import DataError
+from feddg_bench.records.record import in_percent
+from feddg_bench.records.rules import pooled
+from feddg_bench.records.runs import Run
+from feddg_bench.records.statistics import Unit
+from feddg_bench.records.variants import Variant, split, text
+
+
+@dataclass(eq=False)
+class Row:
+    """Runs that agree in all that no column varies, or none; not changed once it is read.
+
+    Attributes:
+        spec: Its description.
+        label: What its first cell says.
+        where: What its runs have, that of the table included; ``None`` for published rows.
+        variant: Its runs and what sets it apart; ``None`` without runs.
+        sample: Values by column and scenario, and seed.
+        runs: Column -> its runs.
+        silent: Columns whose runs have no such number.
+    """
+
+    spec: RowSpec
+    label: str
+    where: Where | None
+    variant: Variant | None = None
+    sample: dict[tuple[Unit, int], float] = field(default_factory=dict)
+    runs: dict[int, list[Run]] = field(default_factory=dict)
+    silent: set[int] = field(default_factory=set)
+
+    @property
+    def method(self) -> str:
+        """Name of its method; empty if it has none or several."""
+        method = (self.where or {}).get("method")
+        return method if isinstance(method, str) else ""
+
+    def part(self, columns: Collection[int]) -> dict[tuple[Unit, int], float]:
+        """Return the values of some columns."""
+        return {
+            pair: self.sample[pair]
+            for column in columns
+            for pair in self._of_column.get(column, ())
+        }
+
+    @cached_property
+    def _of_column(self) -> Mapping[int, list[tuple[Unit, int]]]:
+        found: dict[int, list[tuple[Unit, int]]] = defaultdict(list)
+        for pair in self.sample:
+            found[pair[0][0]].append(pair)
+        return found
+
+
+def make_rows(
+    table: str, description: Description, columns: Sequence[Measured], runs: Sequence[Run]
+) -> list[Row]:
+    """Return the rows, those of the description first; several where settings differ.
+
+    Raises:
+        DataError: If one cell would hold runs that differ, or one run twice.
+    """
+    by_method: dict[str, list[Run]] = {}
+    for run in fitting(runs, description.where):
+        by_method.setdefault(run.method, []).append(run)
+    specs = list(description.rows)
+    if description.others:
+        listed = {spec.where.get("method") for spec in specs if spec.where is not None}
+        specs += [
+            RowSpec(label=method, where={"method": method})
+            for method in sorted(set(by_method) - listed)
+        ]
+    free = varied_keys(description)
+    rows: list[Row] = []
+    for place, spec in enumerate(specs):
+        if spec.where is None:
+            rows.append(Row(spec, spec.label, None))
+            continue
+        where = {**description.where, **spec.where}
+        method = where.get("method")
+        pool = by_method.get(method, []) if isinstance(method, str) else _all(by_method)
+        mine = fitting(pool, spec.where)
+        known: dict[str, list[Run]] = {}  # columns of other splits have the same runs
+        of_column: dict[int, list[Run]] = {}
+        for column in columns:
+            own = repr(column.own)
+            if own not in known:
+                known[own] = fitting(mine, column.own)
+            of_column[column.number] = known[own]
+        used = {run.key for members in of_column.values() for run in members}
+        if used:
+            for variant in split([run for run in mine if run.key in used], free):
+                label = f"{spec.label} ({variant.label})" if variant.label else spec.label
+                row = Row(spec, label, where, variant)
+                members = {run.key for run in variant.runs}
+                for column in columns:
+                    here = [run for run in of_column[column.number] if run.key in members]
+                    _fill(table, row, column, here, free)
+                rows.append(row)
+        elif place < len(description.rows):
+            rows.append(Row(spec, spec.label, where))
+    return rows
+
+
+def _all(by_method: Mapping[str, list[Run]]) -> list[Run]:
+    return [run for method in sorted(by_method) for run in by_method[method]]
+
+
+def _fill(
+    table: str, row: Row, column: Measured, runs: Sequence[Run], free: Collection[str]
+) -> None:
+    """Put the numbers of a cell's runs into its row."""
+    cell = f"the cell {column.spec.head!r} of row {row.label!r} in table {table}"
+    for key in sorted(free):
+        values: dict[str, set[str]] = {}
+        for run in runs:
+            values.setdefault(run.dataset, set()).add(text(run.get(key)))
+        for found in values.values():
+            if len(found) > 1:
+                raise DataError(
+                    f"{cell} would average runs with {key} {' and '.join(sorted(found))}; say "
+                    f"which under the column's `where`"
+                )
+    taken: dict[tuple[Unit, int], Run] = {}
+    for run in sorted(runs, key=lambda run: (run.scenario, run.seed, run.key)):
+        value = _value(run, column)
+        if value is None:
+            row.silent.add(column.number)
+            continue
+        pair = ((column.number, f"{run.dataset} {run.protocol} {run.scenario}"), run.seed)
+        if pair in taken:
+            raise DataError(
+                f"runs {taken[pair].key} and {run.key} have one seed and would both fall into "
+                f"{cell}; move one of the records away, or tell them apart under `where`"
+            )
+        taken[pair] = run
+        row.sample[pair] = value
+    row.runs[column.number] = list(taken.values())
+
+
+def _value(run: Run, column: Measured) -> float | None:
+    """Return the number of a run in a column; shares in percent."""
+    if column.split is None:
+        return run.cost(column.metric)
+    evaluation = run.evaluation(column.rule)
+    if evaluation is None:
+        return None
+    value = pooled(evaluation, column.split, column.metric, column.spec.over)
+    return 100 * value if value is not None and in_percent(column.metric, run.task) else value

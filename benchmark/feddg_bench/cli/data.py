@@ -1,0 +1,306 @@
+"""``feddg-bench data``: what is on this disk, whether it is right, and what it looks like."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from feddg_bench.cli.options import CacheDir, DataRoot, Json, print_json
+from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.config.recipes import load_recipe
+from feddg_bench.plugins import check_name, load_dataset, names
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from feddg_bench.data.dataset import DomainDataset
+    from feddg_bench.data.inspect.doctor import Diagnosis
+
+data_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="List, check, decode, show and locate data sets.",
+)
+
+Name = Annotated[str, typer.Argument(metavar="DATASET", help="See `feddg-bench data list`.")]
+
+
+COUNTED = ("images", "domains", "classes")
+"""Columns of the list that are numbers of a data set."""
+
+
+@data_app.command("list")
+def list_command(
+    data_root: DataRoot = None, cache_dir: CacheDir = None, json_: Json = False
+) -> None:
+    """List the data sets: what they hold, where they come from, whether they are here."""
+    from feddg_bench.data.locations import cache_dir as find_cache
+
+    cache = find_cache(cache_dir)
+    rows = [_row(name, data_root, cache) for name in names("data set")]
+    if json_:
+        print_json(rows)
+        return
+    from rich.table import Table
+
+    from feddg_bench.common.terminal import terminal
+
+    table = Table(title="data sets")
+    for column in ("name", "images", "domains", "classes", "size", "licence", "here", "decoded"):
+        number = column in ("images", "domains", "classes", "size")
+        kept = number or column == "name"
+        table.add_column(
+            column, justify="right" if number else "left", overflow="fold", no_wrap=kept
+        )
+    for row in rows:
+        size = row["archive_bytes"]
+        counts = {key: f"{row[key]:,}" if row[key] else "?" for key in COUNTED}
+        if row["task"] != "classification":
+            counts["classes"] = row["task"]
+        table.add_row(
+            row["name"],
+            *counts.values(),
+            "" if size is None else f"{size / 1e6:,.0f} MB",
+            row["licence"],
+            row["folder"] or ("yes" if row["here"] else "no"),
+            ", ".join(f"{size} px" for size in row["decoded"]),
+        )
+    console = terminal()
+    console.print(table)
+    for row in rows:
+        if not row["here"]:
+            how = f"; or: feddg-bench data download {row['name']}" if row["download"] else ""
+            console.print(f"{row['name']}: {row['source']}{how}", highlight=False, soft_wrap=True)
+
+
+def _row(name: str, data_root: Path | None, cache: Path) -> dict[str, Any]:
+    from feddg_bench.data.store import decoded_sizes
+
+    found = load_dataset(name)
+    dataset: DomainDataset | type[DomainDataset] = found
+    folder, here = None, True
+    try:
+        dataset = found(data_root)
+        folder = dataset.find()
+    except DataError:
+        here = False
+    images = sum(map(sum, dataset.counts.values())) or sum(dataset.split_sizes.values()) or None
+    if images is None and here and not isinstance(dataset, type) and folder is None:
+        images = len(dataset.records().paths)  # embedded, so quickly listed
+    return {
+        "name": name,
+        "title": dataset.title,
+        "images": images,
+        "domains": len(dataset.domains),
+        "classes": len(dataset.classes),
+        "task": dataset.task,
+        "archive_bytes": dataset.archive_bytes,
+        "licence": dataset.licence,
+        "source": dataset.source,
+        "download": bool(dataset.downloads),
+        "here": here,
+        "folder": None if folder is None else str(folder),
+        "decoded": decoded_sizes(dataset, cache),
+    }
+
+
+@data_app.command("check")
+def check_command(
+    dataset: Name,
+    split_csv: Annotated[
+        Path | None, typer.Option(help="Split file to check against the images.")
+    ] = None,
+    data_root: DataRoot = None,
+    json_: Json = False,
+) -> None:
+    """Compare a data set with the published one, image by image.
+
+    Exit status: 0 if nothing differs, 1 if something does, 2 if it cannot be checked.
+    """
+    from feddg_bench.data.inspect.doctor import examine
+
+    opened = load_dataset(dataset)(data_root)
+    if split_csv is not None and not split_csv.is_file():
+        raise SettingsError(f"there is no split file {split_csv}: give another --split-csv")
+    with _progress(f"checking {dataset}") as bar:
+        found = examine(opened, split_csv, bar.show)
+    if json_:
+        print_json(found.as_json())
+    else:
+        print("\n".join(_report(found)))  # noqa: T201
+    if found.findings:
+        raise typer.Exit(1)
+
+
+def check_and_report(opened: DomainDataset) -> bool:
+    """Examine a data set, print what was found, and return whether nothing differs."""
+    from feddg_bench.data.inspect.doctor import examine
+
+    with _progress(f"checking {opened.name}") as bar:
+        found = examine(opened, None, bar.show)
+    print("\n".join(_report(found)))  # noqa: T201
+    return not found.findings
+
+
+def _report(found: Diagnosis) -> Iterator[str]:
+    """Yield the lines that a person reads."""
+    where = f" in {found.folder}" if found.folder else ""
+    yield f"{found.title}{where}: {found.images:,} images"
+    if found.layout:
+        yield f"layout: {found.layout}"
+    for domain, classes in found.counts.items():
+        wanted = found.published.get(domain)
+        total = sum(classes.values())
+        published = "" if wanted is None else f" of {sum(wanted.values()):,} published"
+        yield f"  {domain}: {total:,} images{published}"
+    if found.fingerprint:
+        yield f"contents: {found.fingerprint}"
+    for finding in found.findings:
+        yield f"differs: {finding.text}"
+    for note in found.notes:
+        yield f"note: {note}"
+    if not found.findings:
+        yield "clean: " + (
+            "nothing differs from the published data set; results compare"
+            if found.published
+            else "nothing is wrong with what is here"
+        )
+    elif found.comparable:
+        yield "results stay comparable"
+    else:
+        yield "results on this copy do not compare with those on the published data set"
+
+
+@data_app.command("prepare")
+def prepare_command(
+    dataset: Name,
+    size: Annotated[
+        str | None, typer.Option(help="Pixels a side, comma-separated; default the recipe's.")
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="Recipe whose size to take; default the data set's own.")
+    ] = None,
+    data_root: DataRoot = None,
+    cache_dir: CacheDir = None,
+    processes: Annotated[
+        int, typer.Option(min=0, help="Processes that decode; 0 is one a core, for many images.")
+    ] = 0,
+) -> None:
+    """Decode a data set now; stopped or killed, the same command goes on."""
+    check_name("data set", dataset)
+    if size is not None and recipe is not None:
+        raise SettingsError("give --size or --recipe, not both: a recipe says its own size")
+    sizes = _recipe_size(dataset, recipe) if size is None else _sizes(size)
+
+    from feddg_bench.data.locations import cache_dir as find_cache
+    from feddg_bench.data.store import open_store
+
+    opened, cache = load_dataset(dataset)(data_root), find_cache(cache_dir)
+    for pixels in sizes:
+        started = time.monotonic()
+        with _progress(f"decoding {dataset} at {pixels} px") as bar:
+            store = open_store(opened, pixels, cache, bar.show, processes=processes)
+        seconds = time.monotonic() - started
+        done = f"decoded in {seconds:.0f} s" if bar.told else "decoded already"
+        gib = store.images.nbytes / 2**30
+        print(  # noqa: T201
+            f"{dataset} at {pixels} px: {len(store.labels):,} images, {gib:.2f} GiB, {done}: "
+            f"{store.images.filename}"
+        )
+
+
+def _recipe_size(dataset: str, recipe: str | None) -> list[int]:
+    from feddg_bench.config.layers import merge, validate
+    from feddg_bench.config.schema import RunSettings
+
+    label = recipe or load_dataset(dataset).default_recipe
+    named = {"method": "fedavg", "dataset": dataset, "scenario": ""}
+    layer = merge(load_recipe(label, dataset, "fedavg"), named)
+    return [validate(RunSettings, layer).data.image_size]
+
+
+def _sizes(text: str) -> list[int]:
+    try:
+        sizes = [int(part) for part in text.split(",")]
+    except ValueError:
+        sizes = [0]
+    if any(not 8 <= size <= 1024 for size in sizes):
+        raise SettingsError(f"cannot read --size {text!r}: expected pixels from 8 to 1024")
+    return list(dict.fromkeys(sizes))
+
+
+@data_app.command("show")
+def show_command(
+    dataset: Name,
+    out: Annotated[Path | None, typer.Option(help="File to write; default DATASET.png.")] = None,
+    size: Annotated[int, typer.Option(min=8, max=1024, help="Pixels a side of an image.")] = 96,
+    data_root: DataRoot = None,
+) -> None:
+    """Draw a contact sheet: domains down, classes or targets across, at most twelve of each."""
+    from feddg_bench.common.files import replacing
+    from feddg_bench.data.inspect.contact_sheet import contact_sheet
+
+    path = out or Path(f"{dataset}.png")
+    picture = contact_sheet(load_dataset(dataset)(data_root), size)
+    try:
+        with replacing(path) as file:
+            file.write(picture)
+    except OSError as error:
+        raise SettingsError(f"cannot write {path}: {error.strerror}; give another --out") from error
+    print(path)  # noqa: T201
+
+
+@data_app.command("path")
+def path_command(
+    dataset: Annotated[str | None, typer.Argument(help="Only this one; default all.")] = None,
+    directory: Annotated[
+        Path | None, typer.Argument(metavar="[DIR]", help="Remember this folder.")
+    ] = None,
+) -> None:
+    """Show where data sets are looked for, or remember a folder: of one, or of all as `all DIR`."""
+    from feddg_bench.data.locations import data_roots, remember_root, settings_file
+
+    one = None if dataset in (None, "all") else dataset
+    if one is not None:
+        check_name("data set", one)
+    if directory is not None:
+        print(f"noted in {remember_root(directory, one)}")  # noqa: T201
+    for name in names("data set") if one is None else (one,):
+        try:
+            folder = load_dataset(name)().find()
+            where = "embedded" if folder is None else str(folder)
+        except DataError:
+            where = "not found"
+        print(f"{name}: {where}")  # noqa: T201
+    roots = ", ".join(map(str, data_roots(dataset=one))) or "no folder"
+    what = "all data sets are" if one is None else f"{one} is"
+    print(f"{what} looked for in: {roots} (settings file: {settings_file()})")  # noqa: T201
+
+
+class _Bar:
+    """Tells how far something is, on standard error where that is a terminal."""
+
+    told = False
+
+    def __init__(self, progress: Progress, title: str) -> None:
+        self.progress = progress
+        self.task = progress.add_task(title, total=None)
+
+    def show(self, done: int, total: int) -> None:
+        self.told = True
+        self.progress.update(self.task, completed=done, total=total)
+
+
+@contextmanager
+def _progress(title: str) -> Iterator[_Bar]:
+    from rich.progress import MofNCompleteColumn, TimeRemainingColumn
+
+    from feddg_bench.common.terminal import Display
+
+    with Display(MofNCompleteColumn(), TimeRemainingColumn()) as display:
+        yield _Bar(display.progress, title)

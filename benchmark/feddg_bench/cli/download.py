@@ -1,0 +1,92 @@
+"""``feddg-bench data download``: a data set brought here, checked, and noted in the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from feddg_bench.cli.data import Name, check_and_report
+from feddg_bench.common.errors import DataError, RunInterruptedError
+from feddg_bench.plugins import load_dataset
+
+
+def download_command(
+    dataset: Name,
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Folder of this data set; default DATASET in the data folder."
+        ),
+    ] = None,
+    mirror: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="Fetch from this folder of a server; may be repeated."),
+    ] = None,
+    accept_licence: Annotated[
+        bool, typer.Option("--accept-licence", help="I keep to a licence for research only.")
+    ] = False,
+) -> None:
+    """Download a data set where its licence lets us; stopped, the same command goes on.
+
+    The data folder is $FEDDG_DATA, that of the settings file, or ~/.local/share/feddg-bench. Files
+    are checked before they are used; then the data set is examined as by `data check`.
+    """
+    import sys
+
+    from feddg_bench.data.fetch.obtain import check_offer, obtain
+    from feddg_bench.data.locations import data_home, remember_root
+
+    kind = load_dataset(dataset)
+    check_offer(kind, accept_licence)
+    folder = (to or data_home() / kind.name).expanduser().absolute()
+    size = "" if kind.archive_bytes is None else f", about {kind.archive_bytes / 1e6:,.0f} MB"
+    print(f"{kind.title}{size}; licence: {kind.licence}")  # noqa: T201
+    print(f"source: {kind.source}")  # noqa: T201
+    print(f"to: {folder}", flush=True)  # noqa: T201
+    try:
+        with _bars() as show:
+            notes = obtain(kind, folder, mirror or (), show)
+    except DataError as error:
+        raise DataError(f"{error}; by hand: {kind.source}") from error
+    except RunInterruptedError as stop:
+        print(  # noqa: T201
+            "feddg-bench: stopped; the same command goes on where this one was", file=sys.stderr
+        )
+        raise typer.Exit(128 + stop.signal_number) from stop
+    print("\n".join(notes))  # noqa: T201
+    clean = check_and_report(kind(folder))
+    print(f"noted in {remember_root(folder, kind.name)}")  # noqa: T201
+    if not clean:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _bars() -> Iterator[Callable[[str, str], Callable[[int, int], None]]]:
+    """Show amount, speed and time left of one thing after the other, where that is a terminal."""
+    from rich.progress import TimeRemainingColumn
+
+    from feddg_bench.common.terminal import Display, text
+
+    with Display(text("{task.fields[amount]}"), TimeRemainingColumn()) as display:
+        progress = display.progress
+
+        def show(name: str, unit: str) -> Callable[[int, int], None]:
+            for done in progress.task_ids:
+                progress.update(done, visible=False)
+            task = progress.add_task(name, total=None, amount="")
+
+            def update(done: int, total: int) -> None:
+                if unit == "bytes":
+                    speed = progress.tasks[task].speed or 0.0
+                    amount = f"{done / 1e6:,.1f} of {total / 1e6:,.1f} MB, {speed / 1e6:,.1f} MB/s"
+                else:
+                    amount = f"{done:,} of {total:,} {unit}"
+                progress.update(task, completed=done, total=total, amount=amount)
+
+            return update
+
+        yield show

@@ -1,0 +1,126 @@
+"""Options that several commands share, one by one and in groups."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from feddg_bench.config.layers import validate
+from feddg_bench.config.schema import Resources
+
+Where = Annotated[Path, typer.Option(help="Folder of records and checkpoints.")]
+Methods = Annotated[
+    str,
+    typer.Option(
+        "--method",
+        "--methods",
+        help="Comma-separated, or `all`; see `feddg-bench methods`.",
+    ),
+]
+DataName = Annotated[str, typer.Option(help="See `feddg-bench datasets`.")]
+Recipe = Annotated[
+    str | None,
+    typer.Option(help="A recipe's name or a YAML file; default is the data set's own."),
+]
+DataRoot = Annotated[
+    Path | None, typer.Option(help="Folder of the data; else $FEDDG_DATA or the settings file.")
+]
+CacheDir = Annotated[
+    Path | None, typer.Option(help="Folder of decoded images; else $FEDDG_CACHE or ~/.cache.")
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Workers = Annotated[
+    int, typer.Option(help="Processes that train clients; 0 is one a core, or one on a GPU.")
+]
+Threads = Annotated[
+    int, typer.Option(help="CPU threads of each worker; the numbers' last bits depend on it.")
+]
+Rounds = Annotated[int | None, typer.Option(help="Rounds of a run.")]
+Clients = Annotated[int | None, typer.Option(help="N, all clients.")]
+PerRound = Annotated[int | None, typer.Option(help="K, the clients sampled each round.")]
+Lambda = Annotated[
+    float | None,
+    typer.Option(
+        "--heterogeneity", "--lambda", help="lambda in [0, 1]; 1 is the same mixture for all."
+    ),
+]
+Wandb = Annotated[
+    str, typer.Option(help="W&B tracking: online, offline (no account needed) or off.")
+]
+WandbProject = Annotated[str, typer.Option(help="W&B project; the entity is $WANDB_ENTITY.")]
+Config = Annotated[list[Path] | None, typer.Option("--config", help="YAML file of settings.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, such as train.lr=0.001.")]
+Pairs = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where the data are and what computes."""
+
+    data_root: DataRoot = None
+    cache_dir: CacheDir = None
+    device: Device = "auto"
+    workers: Workers = 0
+    threads: Threads = 1
+
+    def resources(self) -> Resources:
+        """Return the options as checked resources; those without an option have their default.
+
+        Raises:
+            SettingsError: If a value is out of range.
+        """
+        return validate(Resources, vars(self))
+
+
+@dataclass(frozen=True)
+class Recording(Machine):
+    """Where runs are computed and recorded."""
+
+    results: Where = Path("results")
+    checkpoint_every: Annotated[int, typer.Option(help="Rounds between checkpoints.")] = 1
+    wandb: Wandb = "off"
+    wandb_project: WandbProject = "feddg-bench"
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the fields of its dataclass parameters as options of its own, for Typer."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    options = []
+    for parameter in signature(command).parameters.values():
+        if parameter.name in groups:
+            group = groups[parameter.name]
+            kinds = get_type_hints(group, include_extras=True)
+            options += [(f.name, f.default, kinds[f.name]) for f in fields(group)]
+        else:
+            options.append((parameter.name, parameter.default, hints[parameter.name]))
+
+    @wraps(command)
+    def flat(**values: Any) -> None:
+        made = {
+            name: group(**{f.name: values.pop(f.name) for f in fields(group)})
+            for name, group in groups.items()
+        }
+        command(**values, **made)
+
+    flat.__signature__ = Signature(  # type: ignore[attr-defined]
+        [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+            for name, default, kind in options
+        ]
+    )
+    flat.__annotations__ = {name: kind for name, _, kind in options}
+    return flat
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document."""
+    print(json.dumps(value, indent=1, ensure_ascii=False))  # noqa: T201

@@ -1,0 +1,50 @@
+"""The command ``feddg-bench report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Out = Annotated[Path | None, typer.Option(help="File to write; default RESULTS/report.html.")]
+Filter = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--filter",
+        metavar="KEY=VALUE",
+        help="Only runs that have it, such as dataset=pacs or method=fedavg,pardon; repeatable.",
+    ),
+]
+Figures = Annotated[
+    bool, typer.Option("--figures/--no-figures", help="Include the pictures of RESULTS/figures.")
+]
+
+
+def report_command(
+    results: Annotated[Path, typer.Option(help="Folder of records.")] = Path("results"),
+    out: Out = None,
+    filters: Filter = None,
+    with_figures: Figures = True,
+) -> None:
+    """Make one HTML file of all records: leaderboard, runs, curves, published numbers, figures.
+
+    It opens in any browser, from disk or from anywhere, and asks for nothing outside itself.
+    """
+    from feddg_bench.analysis.report.gather import gather, read_filter
+    from feddg_bench.analysis.report.page import figures, render
+    from feddg_bench.common.files import write_whole
+    from feddg_bench.records.runs import read_runs
+
+    where = read_filter(filters or ())
+    data = gather(read_runs(results), where)
+    shown, left = figures(results / "figures") if with_figures else ([], [])
+    page = render(data, shown).encode()
+    path = out or results / "report.html"
+    write_whole(path, page)
+    if left:
+        print(f"left out, the page would grow too large: {', '.join(left)}")  # noqa: T201
+    print(  # noqa: T201
+        f"{len(data['runs'])} runs, {len(data['tables'])} tables, {len(shown)} figures; "
+        f"written to {path} ({len(page) / 1e6:.1f} MB)"
+    )

@@ -1,0 +1,207 @@
+"""``feddg-bench sweep``: run a W&B sweep file without an account."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from feddg_bench.cli.options import Recording, grouped
+from feddg_bench.common.errors import RunInterruptedError
+from feddg_bench.config.schema import Resources
+
+if TYPE_CHECKING:
+    from feddg_bench.data.store import Progress
+    from feddg_bench.sweeps.definition import Sweep
+    from feddg_bench.sweeps.jobs import Datasets, Job
+    from feddg_bench.sweeps.search import Search
+
+
+@dataclass(frozen=True)
+class SweepRecording(Recording):
+    """Where a sweep's runs are computed and recorded."""
+
+    workers: Annotated[
+        int, typer.Option(help="Runs at a time, one a process; 0 is one a core, or one on a GPU.")
+    ] = 0
+
+
+@grouped
+def sweep_command(
+    file: Annotated[Path, typer.Argument(help="Sweep file, as for `wandb sweep`.")],
+    pairs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Hold for all runs; replace the file's."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option(help="List the runs and compute nothing.")] = False,
+    retry_failed: Annotated[bool, typer.Option(help="Try runs again that failed.")] = False,
+    recording: SweepRecording = SweepRecording(),
+) -> None:
+    """Run all runs of a W&B sweep file, without an account or a network.
+
+    Runs that are recorded are not repeated, interrupted ones go on, failed ones are kept with their
+    error. Start it on several machines that share the results folder: they share the runs.
+    """
+    from feddg_bench.sweeps.definition import load_sweep
+
+    resources = recording.resources()
+    sweep = load_sweep(file, pairs or ())
+
+    from feddg_bench.sweeps.jobs import Datasets
+    from feddg_bench.sweeps.search import open_search
+
+    datasets = Datasets(resources.data_root)
+    search = open_search(sweep, resources.results, datasets)
+    if dry_run:
+        _print(_listing(sweep, search, resources.results))
+        return
+    try:
+        failed = _run(search, datasets, resources, retry_failed=retry_failed)
+    except RunInterruptedError as stop:
+        done, total = _finished(search, resources.results)
+        again = shlex.join(word for word in sys.argv[1:] if word != "--retry-failed")
+        print(  # noqa: T201
+            f"feddg-bench: stopped; {done} of {total} runs are finished; "
+            f"go on with: feddg-bench {again}",
+            file=sys.stderr,
+        )
+        raise typer.Exit(128 + stop.signal_number) from stop
+    _print(_summary(sweep, search, resources.results))
+    if failed:
+        raise typer.Exit(1)
+
+
+def _run(search: Search, datasets: Datasets, resources: Resources, *, retry_failed: bool) -> bool:
+    """Finish the sweep and return whether a run failed."""
+    from feddg_bench.common.parallel import cores
+    from feddg_bench.records.record import ResultsStore
+    from feddg_bench.runs.run import find_device
+    from feddg_bench.sweeps.claims import Claims
+    from feddg_bench.sweeps.failures import Failures, stems, tidy
+    from feddg_bench.sweeps.pool import run_in_processes
+    from feddg_bench.sweeps.progress import Board
+    from feddg_bench.sweeps.work import Worker
+
+    store, failures = ResultsStore(resources.results), Failures(resources.results)
+    store.check_writable()
+    device = find_device(resources.device)
+    if retry_failed:
+        failures.forget(job.key for job in search.jobs())
+    one = resources.model_copy(update={"workers": 1})
+    with Board(
+        lambda key: next((job for job in search.jobs() if job.key == key), None),
+        lambda: _finished(search, resources.results),
+    ) as board:
+        _prepare(search, datasets, resources, board.decoding)
+        done, total = _finished(search, resources.results)
+        wanted = resources.workers or (1 if device != "cpu" else cores())
+        count = max(1, min(wanted, total - done))
+        if count == 1:
+            Worker(one, board.tell).work(search)
+        else:
+            run_in_processes(count, search, one, board.tell, board.job)
+    keys = [job.key for job in search.jobs()]
+    tidy(store, Claims(resources.results / "claims"), keys)
+    recorded = stems(store.runs)
+    return not recorded.issuperset(keys)
+
+
+def _prepare(search: Search, datasets: Datasets, resources: Resources, progress: Progress) -> None:
+    """Check the records that are there, and decode images once for all workers.
+
+    Raises:
+        DataError: If data cannot be found, or a record was made from other data.
+    """
+    from feddg_bench.records.record import ResultsStore
+    from feddg_bench.runs.run import RunData
+
+    store = ResultsStore(resources.results)
+    data: dict[str, RunData] = {}
+    for job in search.jobs():
+        if job.dataset not in data:
+            data[job.dataset] = RunData(datasets.open(job.dataset), resources.cache_dir)
+        record = store.load(job.key)
+        if record is not None:
+            data[job.dataset].check_same(record, store.path(job.key))
+        else:
+            data[job.dataset].store(job.image_size, progress)
+
+
+def _finished(search: Search, results: Path) -> tuple[int, int]:
+    """Return how many jobs are recorded or have failed, and how many there will be."""
+    from feddg_bench.sweeps.failures import stems
+
+    keys = {job.key for job in search.jobs()}
+    over = keys & (stems(results / "runs") | stems(results / "failed"))
+    return len(over), len(keys) + search.left()
+
+
+def _listing(sweep: Sweep, search: Search, results: Path) -> str:
+    """Return the runs of a sweep with what became of each."""
+    from feddg_bench.sweeps.failures import stems
+
+    done, failed = stems(results / "runs"), stems(results / "failed")
+    begun = {path.stem for path in (results / "checkpoints").glob("*.safetensors")}
+    lines = []
+    counts = {"done": 0, "failed": 0, "half done": 0, "to do": 0}
+    for job in search.jobs():
+        state = "done" if job.key in done else "failed" if job.key in failed else "to do"
+        if state == "to do" and job.key in begun:
+            state = "half done"
+        counts[state] += 1
+        lines.append(f"{job.key}  {state:9}  {job.title}  {job.group}")
+    if search.left():
+        lines.append(f"and {search.left()} points more, which depend on what comes out")
+    facts = ", ".join(f"{n} {state}" for state, n in counts.items() if n)
+    return "\n".join([*lines, f"{sweep.name}, {sweep.method}: {len(search.jobs())} runs: {facts}"])
+
+
+def _summary(sweep: Sweep, search: Search, results: Path) -> str:
+    """Return what a finished sweep came to: counts, failures, and the best settings."""
+    from feddg_bench.records.record import ResultsStore
+    from feddg_bench.sweeps.failures import Failures, stems
+    from feddg_bench.sweeps.progress import failures_text
+    from feddg_bench.sweeps.search import mean_objective
+
+    store, failures = ResultsStore(results), Failures(results)
+    found = list(search.jobs())
+    recorded = stems(store.runs)
+    titles = {job.key: job.title for job in found}
+    errors = {key: failures.error(key) for key in titles if key not in recorded}
+    lines = [f"{sweep.name}: {len(found) - len(errors)} of {len(found)} runs in {store.runs}"]
+    if errors:
+        lines.append(failures_text(errors, lambda key: titles[key]))
+        lines.append("try them again with --retry-failed")
+    goal = sweep.objective
+    if goal is not None:
+        groups: dict[str, list[Job]] = {}
+        for job in found:
+            groups.setdefault(job.group, []).append(job)
+        ranked = sorted(
+            (
+                (mean_objective(sweep, store, made), group, len(made))
+                for group, made in groups.items()
+                if recorded.issuperset(job.key for job in made)
+            ),
+            key=lambda entry: (  # a loss that overflowed is the worst
+                math.isnan(entry[0]),
+                -entry[0] if goal.maximize else entry[0],
+                entry[1],
+            ),
+        )
+        lines.append(f"best by {goal.name}, mean over scenarios and seeds:")
+        lines += [f"  {value:.4f}  {group}  ({_runs(n)})" for value, group, n in ranked[:5]]
+    return "\n".join(lines)
+
+
+def _runs(n: int) -> str:
+    return f"{n} run{'s' if n > 1 else ''}"
+
+
+def _print(text: str) -> None:
+    print(text)  # noqa: T201

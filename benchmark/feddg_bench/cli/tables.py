@@ -1,0 +1,111 @@
+"""The command ``feddg-bench tables``."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from feddg_bench.common.errors import SettingsError, unknown
+
+if TYPE_CHECKING:
+    from feddg_bench.analysis.tables.describe import Description
+    from feddg_bench.analysis.tables.grid import Grid
+    from feddg_bench.records.rules import Rule
+    from feddg_bench.records.runs import Run
+
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[NAME]...",
+        help="`all` (default), `generic` (one for each data set, protocol and recipe with runs), "
+        "a paper's table such as pardon-1, or a YAML file that describes one.",
+    ),
+]
+Out = Annotated[Path | None, typer.Option(help="Folder to write to; default RESULTS/tables.")]
+Formats = Annotated[str, typer.Option("--format", help="Comma-separated: md, tex, csv, html.")]
+Select = Annotated[
+    str | None,
+    typer.Option(help="last, best_by_val, best_by_id_val or oracle; default is each paper's own."),
+]
+Against = Annotated[
+    str | None, typer.Option(help="Method to compare the others with, in every table.")
+]
+
+
+def tables_command(
+    tables: Names = None,
+    results: Annotated[Path, typer.Option(help="Folder of records.")] = Path("results"),
+    out: Out = None,
+    formats: Formats = "md,tex,csv,html",
+    select: Select = None,
+    against: Against = None,
+) -> None:
+    """Make tables from records: papers' tables with published numbers beside ours, and your own.
+
+    Every table says which runs its numbers come from, and which command would fill what is missing.
+    """
+    from feddg_bench.analysis.tables.describe import load_description, named_tables
+    from feddg_bench.analysis.tables.writers import WRITERS, latex_document
+    from feddg_bench.common.files import write_whole
+    from feddg_bench.plugins import check_name
+    from feddg_bench.records.rules import RULES
+    from feddg_bench.records.runs import read_runs
+
+    endings = [ending.strip() for ending in formats.split(",")]
+    for ending in endings:
+        if ending not in WRITERS:
+            raise SettingsError(unknown("format", ending, WRITERS))
+    if select is not None and select not in RULES:
+        raise SettingsError(unknown("selection rule", select, RULES))
+    if against is not None:
+        check_name("method", against)
+    asked = tables or ["all"]
+    generic = bool({"all", "generic"} & set(asked))
+    wanted = [name for name in asked if name not in ("all", "generic")]
+    if "all" in asked:
+        wanted = [*named_tables(), *wanted]
+    described = dict(load_description(name) for name in dict.fromkeys(wanted))
+    gc.disable()  # all that is made stays to the end: looking for cycles in it costs a tenth
+    try:
+        runs = read_runs(results)
+        grids = _grids(described, runs, generic=generic, rule=select, against=against)
+    finally:
+        gc.enable()
+    folder = out or results / "tables"
+    for grid in grids:
+        for ending in endings:
+            text = WRITERS[ending](grid)
+            write_whole(folder / f"{grid.name}.{ending}", text.encode(), sync=False)
+        filled, cells = grid.filled()
+        print(f"{grid.name}: {grid.title} ({filled} of {cells} cells filled)")  # noqa: T201
+    if "tex" in endings and grids:
+        document = latex_document([grid.name for grid in grids])
+        write_whole(folder / "tables.tex", document.encode(), sync=False)
+    print(f"{len(runs)} runs of {results}; written to {folder}: {', '.join(endings)}")  # noqa: T201
+
+
+def _grids(
+    described: dict[str, Description],
+    runs: Sequence[Run],
+    *,
+    generic: bool,
+    rule: Rule | None,
+    against: str | None,
+) -> list[Grid]:
+    from feddg_bench.analysis.tables.build import build
+    from feddg_bench.analysis.tables.describe import compared_with
+    from feddg_bench.analysis.tables.generic import generic_tables
+
+    grids = [
+        build(table.name, table.description, table.runs, select=rule, any_paper=True)
+        for table in (generic_tables(runs, against) if generic else ())
+    ]
+    for name, description in described.items():
+        if against is not None:
+            description = compared_with(description, against)
+        grids.append(build(name, description, runs, select=rule))
+    return grids

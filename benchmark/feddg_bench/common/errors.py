@@ -1,0 +1,49 @@
+"""Errors that a user can cause; the command line prints them as one sentence and exits with 2."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class FeddgError(Exception):
+    """Something the user can mend. The message says what was found, what was expected and how."""
+
+    exit_code = 2
+
+
+class SettingsError(FeddgError):
+    """A name, flag or value that cannot be used."""
+
+
+class PluginError(FeddgError):
+    """A method or data set that breaks its contract."""
+
+
+class DataError(FeddgError):
+    """A file or folder that is missing, unreadable or not what it claims to be."""
+
+
+class RunInterruptedError(BaseException):
+    """A signal asked the run to stop; its last checkpoint is on disk.
+
+    Attributes:
+        signal_number: SIGINT or SIGTERM.
+    """
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(signal_number)
+        self.signal_number = signal_number
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """Return the sentence that names the nearest known name.
+
+    >>> unknown("method", "fedgam", ["fedavg", "fedgma"])
+    "unknown method 'fedgam'; did you mean 'fedgma'? Known: fedavg, fedgma"
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if not near:  # a dotted key typed without its section, or with the wrong one
+        lasts = {n.rsplit(".", 1)[-1]: n for n in names}
+        near = [lasts[m] for m in difflib.get_close_matches(name.rsplit(".", 1)[-1], lasts, n=1)]
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    return f"unknown {kind} {name!r}{hint} Known: {', '.join(names) or 'none'}"

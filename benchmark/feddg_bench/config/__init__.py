@@ -1,0 +1,1 @@
+"""Settings: their schema, layers, recipes and the run key."""

@@ -1,0 +1,142 @@
+"""Layers of settings, later ones win.
+
+Defaults, the recipe, what the method needs, ``--config`` files, flags and ``KEY=VALUE``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from feddg_bench.common.errors import SettingsError, unknown
+from feddg_bench.config.schema import RunSettings
+
+S = TypeVar("S", bound=BaseModel)
+Layer = dict[str, Any]
+"""Nested settings as a YAML file holds them."""
+
+
+def merge(*layers: Mapping[str, Any]) -> Layer:
+    """Return the layers as one, later ones winning key by key.
+
+    >>> merge({"a": {"x": 1, "y": 2}}, {"a": {"y": 3}})
+    {'a': {'x': 1, 'y': 3}}
+    """
+    merged: Layer = {}
+    for layer in layers:
+        for key, value in layer.items():
+            both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+            merged[key] = merge(merged[key], value) if both else value
+    return merged
+
+
+def dotted_keys(model: type[BaseModel] = RunSettings, prefix: str = "") -> Iterator[str]:
+    """Yield every settable key of ``model``, such as ``train.lr``."""
+    for name, field in model.model_fields.items():
+        annotation = field.annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            yield from dotted_keys(annotation, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def parse_override(text: str, known: Iterable[str] = ()) -> Layer:
+    """Return ``KEY=VALUE`` as a nested layer; the value is read as YAML.
+
+    A key may be given by its last part alone where only one known key ends so.
+
+    Raises:
+        SettingsError: If there is no ``=``, or the key is unknown or ambiguous.
+
+    >>> parse_override("train.lr=0.01")
+    {'train': {'lr': 0.01}}
+    >>> parse_override("lr=0.01")
+    {'train': {'lr': 0.01}}
+    """
+    key, equals, raw = text.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise SettingsError(f"cannot read {text!r}: expected KEY=VALUE, such as train.lr=0.001")
+    keys = [*dotted_keys(), *known]
+    if key not in keys and not key.startswith("hyper."):
+        ends = [k for k in keys if k.endswith(f".{key}")]
+        if len(ends) > 1:
+            raise SettingsError(f"setting {key!r} is ambiguous: give one of {', '.join(ends)}")
+        if not ends:
+            raise SettingsError(unknown("setting", key, keys))
+        key = ends[0]
+    try:
+        value = yaml.safe_load(raw)
+    except yaml.YAMLError as error:
+        raise SettingsError(f"cannot read the value of {text!r} as YAML") from error
+    if isinstance(value, str):
+        value = _number(value)
+    layer: Layer = {}
+    inner = layer
+    *path, last = key.split(".")
+    for part in path:
+        inner = inner.setdefault(part, {})
+    inner[last] = value
+    return layer
+
+
+def _number(text: str) -> str | float:
+    """Read what YAML 1.1 takes for text although every reader means a number, such as 1e-3."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""PyYAML's loader in C, ten times as quick, where PyYAML was built with it."""
+
+
+def load_layer(path: Path, what: str = "settings file") -> Layer:
+    """Read one YAML file of settings.
+
+    Raises:
+        SettingsError: If it is missing, not YAML or not a mapping.
+    """
+    try:
+        layer = yaml.load(path.read_text(encoding="utf-8"), _LOADER)  # noqa: S506 - both are safe
+    except OSError as error:
+        raise SettingsError(f"cannot read {what} {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{what} {path} is not YAML: {error}".splitlines()[0]) from error
+    if layer is None:
+        return {}
+    if not isinstance(layer, dict):
+        raise SettingsError(
+            f"{what} {path} must hold KEY: VALUE lines, not a {type(layer).__name__}"
+        )
+    return layer
+
+
+def validate(model: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
+    """Build ``model``, or raise one sentence about the first thing that is wrong.
+
+    Raises:
+        SettingsError: Naming the key, what was given and what was expected.
+    """
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = prefix + ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            keys = [prefix + k for k in dotted_keys(model)]
+            raise SettingsError(unknown("setting", key, keys)) from error
+        if first["type"] == "value_error":
+            where = f"{key}: " if key and key.rstrip(".") != prefix.rstrip(".") else ""
+            raise SettingsError(where + str(first["ctx"]["error"])) from error
+        given = "" if first["type"] == "missing" else f" {first['input']!r} is not valid:"
+        raise SettingsError(f"setting {key}:{given} {_lower(first['msg'])}") from error
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,230 @@
+"""The schema of settings: frozen, typed, unknown ones refused.
+
+They say *what* is computed, `Resources` where. This package imports neither torch nor a plugin, so
+that a settings error answers at once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from feddg_bench.common.errors import unknown
+
+
+class Section(BaseModel):
+    """A frozen group of settings; unknown keys are errors."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class DataSettings(Section):
+    """Images and in-domain splits."""
+
+    image_size: int = Field(224, ge=8, le=1024)
+    """Side in pixels of the square images that the store holds and the backbone sees."""
+    id_val_fraction: float = Field(0.05, ge=0, lt=1)
+    """Share of each training domain and class held out as ``id_val``, after ``id_test``."""
+    id_test_fraction: float = Field(0.05, ge=0, lt=1)
+    """Share of each training domain and class held out as ``id_test``."""
+    split_csv: str | None = None
+    """Split file with the columns split, domain, category, path; replaces our own splits."""
+
+
+class AugmentSettings(Section):
+    """Training augmentation, drawn for every image by itself (Frame A's values)."""
+
+    crop_scale: tuple[float, float] | None = (0.7, 1.0)
+    """Share of the image area a random crop keeps; null for no crop."""
+    crop_ratio: tuple[float, float] = (0.75, 4 / 3)
+    """Width over height of the crop before it is resized back to a square."""
+    flip: float = Field(0.5, ge=0, le=1)
+    """Probability of a horizontal flip."""
+    brightness: float = Field(0.3, ge=0)
+    """Factor drawn from [1 - x, 1 + x]; so for contrast and saturation."""
+    contrast: float = Field(0.3, ge=0)
+    saturation: float = Field(0.3, ge=0)
+    hue: float = Field(0.3, ge=0, le=0.5)
+    """Shift drawn from [-x, x], in turns of the colour circle."""
+    grayscale: float = Field(0.1, ge=0, le=1)
+    """Probability of a grey image."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> AugmentSettings:
+        for name, pair, upper in (
+            ("crop_scale", self.crop_scale, 1.0),
+            ("crop_ratio", self.crop_ratio, float("inf")),
+        ):
+            if pair is not None and not 0 < pair[0] <= pair[1] <= upper:
+                limit = "1" if upper == 1.0 else "infinity"
+                raise ValueError(f"{name} must be two numbers with 0 < low <= high <= {limit}")
+        return self
+
+
+class PartitionSettings(Section):
+    """How the training images are spread over clients (see `feddg_bench.data.partition`)."""
+
+    kind: Literal["heterogeneous", "pooled", "domain", "per_domain", "dirichlet"] = "heterogeneous"
+    """By lambda; one client with all; one a domain; ``clients_per_domain`` each; Dirichlet."""
+    clients: int = Field(100, ge=1)
+    """N, for ``heterogeneous`` and ``dirichlet``."""
+    heterogeneity: float = Field(0.1, ge=0, le=1)
+    """lambda: 1 gives every client the same mixture of domains, 0 as few domains as possible."""
+    rounding: Literal["largest_remainder", "reference"] = "largest_remainder"
+    """``reference`` is bit-compatible with FedDG_Benchmark, whose remainders leak."""
+    clients_per_domain: int = Field(2, ge=1)
+    """For ``per_domain`` (FedCCRL)."""
+    alpha: float = Field(0.5, gt=0)
+    """Concentration of the Dirichlet partition: small is heterogeneous."""
+    min_client_size: int = Field(1, ge=0)
+    """Smallest number of images a client may hold; 0 allows empty clients, which never train."""
+
+
+BACKBONE_NAMES = (
+    "small_cnn",
+    "lenet",
+    "domainbed_mnist",
+    "femnist_cnn",
+    "squeezenet1_1",
+    "mobilenet_v2",
+    "mobilenet_v3_large",
+    "resnet18",
+    "resnet50",
+    "densenet121",
+)
+"""What `feddg_bench.models.backbones` can build: here, a wrong name is refused without torch."""
+
+
+class BackboneSettings(Section):
+    """The feature extractor."""
+
+    name: str = "resnet50"
+    """One of `BACKBONE_NAMES`."""
+    pretrained: bool = True
+    """Start from ImageNet weights: ``weights`` if given, else torchvision's download."""
+    weights: str | None = None
+    """A local weights file (.safetensors, or .pth read with ``weights_only``)."""
+    padding: Literal["torch", "tf"] = "torch"
+    """``tf``: stride-2 convolutions pad right and bottom only, for weights from TensorFlow."""
+    normalisation: Literal["auto", "imagenet", "half", "none"] = "auto"
+    """Input normalisation; ``auto`` is what the backbone's weights were trained with."""
+    projection: int = Field(0, ge=0)
+    """Width of an extra linear layer after pooling (Frame A: 2048); 0 for none."""
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in BACKBONE_NAMES:
+            raise ValueError(unknown("backbone", name, BACKBONE_NAMES))
+        return name
+
+
+class TrainSettings(Section):
+    """Local training."""
+
+    optimizer: Literal["adam", "sgd"] = "adam"
+    lr: float = Field(3e-5, gt=0)
+    """Learning rate."""
+    momentum: float = Field(0.0, ge=0, lt=1)
+    """For ``sgd``."""
+    weight_decay: float = Field(0.0, ge=0)
+    eps: float = Field(1e-8, gt=0)
+    """For ``adam``."""
+    schedule: Literal["constant", "cosine", "exponential"] = "constant"
+    """Stepped once a local epoch: ``cosine`` falls to 0 over rounds x local epochs, ``exponential``
+    is ``decay`` to the power of the epochs done in all rounds before."""
+    decay: float = Field(0.96, gt=0, le=1)
+    """For ``exponential``; 0.96 is that of WILDS for FMoW and PovertyMap."""
+    optimizer_state: Literal["reset", "persist"] = "reset"
+    """What becomes of Adam's moments or SGD's momentum between a client's rounds."""
+    local_epochs: int = Field(1, ge=1)
+    batch_size: int = Field(32, ge=1)
+    drop_last_if_single: bool = False
+    """Skip a last batch of one image: batch normalisation cannot train on it."""
+    precision: Literal["32-true", "bf16-mixed"] = "32-true"
+    channels_last: bool = True
+    """Memory layout of images and convolutions; changes speed and the last bits."""
+
+
+class FederationSettings(Section):
+    """Rounds and participation."""
+
+    rounds: int = Field(50, ge=1)
+    per_round: int | None = Field(20, ge=1)
+    """K, the clients sampled each round; null for all."""
+    bn: Literal["average", "frozen", "local"] = "average"
+    """Batch normalisation: averaged; eval mode with the initial statistics; private (FedBN)."""
+    weighting: Literal["samples", "uniform"] = "samples"
+    """Shares of clients in a mean."""
+    server_lr: float = Field(1.0, gt=0)
+    """Step from the old global model towards the aggregate; trainable parameters only."""
+
+
+class EvaluationSettings(Section):
+    """When and how the global model is measured."""
+
+    every: int = Field(1, ge=1)
+    """Evaluate after every n-th round; the last round always."""
+    batch_size: int = Field(256, ge=1)
+
+
+class MethodSettings(Section):
+    """Base of every method's own settings (``hyper.*``)."""
+
+    files: ClassVar[tuple[str, ...]] = ()
+    """Names of settings that are paths; their content enters the run key."""
+    labels: ClassVar[tuple[str, ...]] = ()
+    """Names of settings that a table's caption must say, such as a variant."""
+
+
+class RunSettings(Section):
+    """Everything that decides a run's numbers."""
+
+    method: str
+    dataset: str = "digits4"
+    protocol: str = "ltdo"
+    scenario: str
+    """Canonical name, such as ``ac-p-s``."""
+    seed: int = Field(0, ge=0)
+    data: DataSettings = DataSettings()
+    augment: AugmentSettings = AugmentSettings()
+    partition: PartitionSettings = PartitionSettings()
+    backbone: BackboneSettings = BackboneSettings()
+    train: TrainSettings = TrainSettings()
+    federation: FederationSettings = FederationSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
+    hyper: dict[str, Any] = {}
+    """The method's own settings, checked by its ``Settings``."""
+
+    @model_validator(mode="after")
+    def _sampled_clients_exist(self) -> RunSettings:
+        k, n = self.federation.per_round, self.partition.clients
+        if self.partition.kind in ("heterogeneous", "dirichlet") and k is not None and k > n:
+            raise ValueError(
+                f"federation.per_round is {k} but partition.clients is {n}: "
+                f"K clients are drawn out of N, so lower --per-round or raise --clients"
+            )
+        return self
+
+
+class Resources(Section):
+    """Where and how fast a run is computed; never part of its key."""
+
+    device: str = "auto"
+    """``auto``, ``cpu``, ``cuda`` or ``cuda:N``."""
+    workers: int = Field(0, ge=0)
+    """Processes that train clients: 1 trains in this one, 0 is one a core (CPU) or 1 (GPU)."""
+    threads: int = Field(1, ge=1)
+    """CPU threads of each worker; the numbers' last bits depend on it, on nothing else here."""
+    data_root: Path | None = None
+    cache_dir: Path | None = None
+    """Where decoded stores lie; default ``$FEDDG_CACHE`` or ``~/.cache/feddg-bench``."""
+    results: Path = Path("results")
+    checkpoint_every: int = Field(1, ge=1)
+    wandb: Literal["off", "offline", "online"] = "off"
+    """Whether runs are tracked by W&B (see `feddg_bench.tracking.tracker`)."""
+    wandb_project: str = Field("feddg-bench", min_length=1)

@@ -1,0 +1,1 @@
+"""The federated loop and the interface of its plugins."""

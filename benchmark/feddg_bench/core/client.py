@@ -1,0 +1,163 @@
+"""What a method sees of one client for the length of one task."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from feddg_bench.common.errors import PluginError
+from feddg_bench.common.streams import torch_generator
+from feddg_bench.core.messages import Payload
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+    from feddg_bench.config.schema import TrainSettings
+
+Batch = tuple[Tensor, Tensor]
+"""Images, float (B, 3, H, W) in [0, 1], and labels, int64 (B,).
+
+Other data sets have other numbers of channels, values that are normalised already, or targets of a
+regression, float32 (B,), for labels.
+Images are (V, B, 3, H, W) where V > 1 views of each were asked for.
+"""
+
+
+class ClientData(Protocol):
+    """A client's images."""
+
+    def __len__(self) -> int: ...
+
+    def batches(
+        self,
+        *,
+        shuffle: bool,
+        augment: bool,
+        views: int,
+        companions: Tensor | None,
+        generator: torch.Generator,
+        parts: Iterable[Tensor] | None = None,
+    ) -> Iterator[Batch]:
+        """Yield every image once, or the parts given, in batches."""
+
+
+@dataclass(slots=True)
+class Client:
+    """One client during one task; ``weights`` and ``broadcast`` are read only.
+
+    Attributes:
+        name: Name of the client.
+        round: Round number from 1; 0 during ``prepare``.
+        rounds: Rounds of the whole run.
+        data: The client's images; use `batches`.
+        weights: The global model as received.
+        broadcast: What the server tells every client.
+        memory: What this client keeps between its tasks.
+        fabric: Precision and device of this worker.
+        train: Settings of local training.
+        seed: Root of this run's random streams.
+        domain_ids: Domain of each of its training images, int64 (n,) on the CPU: equal numbers are
+            one domain, an index into ``sources``.
+        sources: Names of the source domains.
+        validation: Its validation images, where the method wants them; use `validation_batches`.
+    """
+
+    name: str
+    round: int
+    rounds: int
+    data: ClientData
+    weights: Mapping[str, Tensor]
+    broadcast: Mapping[str, Any]
+    memory: Payload
+    fabric: Fabric
+    train: TrainSettings
+    seed: int
+    domain_ids: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    sources: tuple[str, ...] = ()
+    validation: ClientData | None = None
+    _sums: dict[str, tuple[float | Tensor, int]] = field(default_factory=dict)
+
+    @property
+    def domains(self) -> dict[str, int]:
+        """Training images of each source domain that the client holds; no zeros."""
+        counts = ((name, int((self.domain_ids == i).sum())) for i, name in enumerate(self.sources))
+        return {name: count for name, count in counts if count}
+
+    def generator(self, *names: str | int) -> torch.Generator:
+        """Return a CPU generator for a stream of this client and round, by name."""
+        return torch_generator(self.seed, *names, self.round, self.name)
+
+    def batches(
+        self,
+        *,
+        train: bool,
+        augment: bool | None = None,
+        epoch: int = 0,
+        views: int = 1,
+        companions: Tensor | None = None,
+        parts: Iterable[Tensor] | None = None,
+    ) -> Iterator[Batch]:
+        """Yield one epoch of batches on the worker's device.
+
+        The same arguments yield the same batches, however often they are asked for in a task.
+
+        Args:
+            train: Shuffle and augment; else in order and as stored.
+            augment: Overrides whether images are augmented.
+            epoch: Local epoch from 0; each has its own random stream.
+            views: Independently augmented copies of each image (see `Batch`).
+            companions: One more image for each of the client's, uint8 (n, H, W, 3) in its order;
+                it comes as a further view, augmented with the same draws as the first.
+            parts: Which images make each batch, instead of each image once: positions among the
+                client's images, int64 (b,) each, on the CPU.
+        """
+        return self.data.batches(
+            shuffle=train,
+            augment=train if augment is None else augment,
+            views=views,
+            companions=companions,
+            parts=parts,
+            generator=self.generator("loader", epoch),
+        )
+
+    def validation_batches(self) -> Iterator[Batch]:
+        """Yield the client's validation images in order and as stored, in batches on the device.
+
+        Raises:
+            PluginError: If the method does not say that its clients keep validation images.
+        """
+        if self.validation is None:
+            raise PluginError(
+                "clients keep no validation images: set client_validation = True in the method"
+            )
+        return self.validation.batches(
+            shuffle=False,
+            augment=False,
+            views=1,
+            companions=None,
+            generator=self.generator("validation"),
+        )
+
+    def lr_factor(self, epoch: int) -> float:
+        """Return what the learning rate is multiplied with in this local epoch (from 0)."""
+        if self.train.schedule == "constant":
+            return 1.0
+        epochs = self.train.local_epochs
+        done = (self.round - 1) * epochs + epoch
+        if self.train.schedule == "exponential":
+            return self.train.decay**done
+        return 0.5 * (1 + math.cos(math.pi * done / (self.rounds * epochs)))
+
+    def log(self, name: str, value: float | Tensor, weight: int = 1) -> None:
+        """Add to the weighted mean that the reply reports under ``name``."""
+        total, count = self._sums.get(name, (0.0, 0))
+        self._sums[name] = (total + value * weight, count + weight)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the weighted means of everything logged so far."""
+        return {name: float(total) / count for name, (total, count) in self._sums.items()}

@@ -1,0 +1,96 @@
+"""The federated loop. It knows no method by name, and nothing of files or tables."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from feddg_bench.common.errors import DataError
+from feddg_bench.core.messages import Weights
+from feddg_bench.core.method import Method
+from feddg_bench.core.sampling import sample_clients
+from feddg_bench.core.server import Ledger, NoReplyError, Server
+
+Evaluation = dict[str, Any]
+"""Split -> domain -> metric -> value."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResult:
+    """What one round did: round 0 is ``prepare``.
+
+    Attributes:
+        round: Round number.
+        cohort: Clients that were asked.
+        ledger: Bytes, seconds, dropped clients, training metrics.
+        skipped: Whether every client was dropped, so that the model stayed as it was.
+        evaluation: Metrics of the new global model; ``None`` where this round is not evaluated.
+    """
+
+    round: int
+    cohort: tuple[str, ...]
+    ledger: Ledger
+    skipped: bool
+    evaluation: Evaluation | None
+
+
+def federate(
+    method: Method,
+    server: Server,
+    evaluate: Callable[[Weights], Evaluation],
+    *,
+    rounds: int,
+    per_round: int | None = None,
+    every: int = 1,
+) -> Iterator[RoundResult]:
+    """Train for ``rounds`` rounds and yield what each did.
+
+    Args:
+        method: The plugin; its server half runs here.
+        server: Global model and clients; one restored from a checkpoint goes on from there.
+        evaluate: Measures global weights.
+        rounds: Rounds of the whole run.
+        per_round: K, the clients sampled each round; ``None`` for all.
+        every: Evaluate after every n-th round and after the last.
+    """
+    if not server.prepared:
+        with _phases(server):
+            try:
+                method.prepare(server)
+            except NoReplyError as error:
+                raise DataError(
+                    f"before round 1 every client's answer to {error} held NaN or infinity; "
+                    f"check the images and the method's settings"
+                ) from error
+        server.prepared = True
+        yield RoundResult(0, server.clients, server.ledger, False, None)
+    while server.round < rounds:
+        server.round += 1
+        server.cohort = sample_clients(
+            server.clients, per_round, seed=server.seed, round=server.round
+        )
+        skipped = False
+        with _phases(server):
+            try:
+                method.run_round(server)
+            except NoReplyError:
+                skipped = True
+        evaluation = None
+        if server.round % every == 0 or server.round == rounds:
+            start = time.perf_counter()
+            evaluation = evaluate(method.global_model(server))
+            server.ledger.spend("evaluation", time.perf_counter() - start)
+        yield RoundResult(server.round, server.cohort, server.ledger, skipped, evaluation)
+
+
+@contextmanager
+def _phases(server: Server) -> Iterator[None]:
+    """Open a new ledger; at the end, what was neither training nor communication is aggregation."""
+    server.ledger = Ledger()
+    start = time.perf_counter()
+    yield
+    rest = time.perf_counter() - start - sum(server.ledger.seconds.values())
+    server.ledger.spend("aggregation", max(rest, 0.0))

@@ -1,0 +1,54 @@
+"""Which clients take part in a round: the same for every method of equal seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.common.streams import generator
+
+
+def num_sampled(fraction: float, num_clients: int) -> int:
+    """Return K = max(1, fraction N), halves rounded up.
+
+    The product is taken to nine decimals first, so that 0.29 of 100 clients are 29 although the
+    binary 0.29 is a little less.
+
+    Args:
+        fraction: Share of the clients, in [0, 1].
+        num_clients: N >= 1.
+
+    Raises:
+        SettingsError: If the fraction is out of range.
+    """
+    if not 0 <= fraction <= 1:
+        raise SettingsError(
+            f"the fraction of clients sampled each round is {fraction} but must lie in [0, 1]"
+        )
+    return max(1, math.floor(round(fraction * num_clients, 9) + 0.5))
+
+
+def sample_clients(
+    clients: Sequence[str], size: int | None, *, seed: int, round: int
+) -> tuple[str, ...]:
+    """Return the cohort of one round, drawn uniformly without replacement, in client order.
+
+    Args:
+        clients: All clients that hold images.
+        size: K, from 1 to the number of clients; ``None`` for all.
+        seed: Seed of the run.
+        round: Round number; every round has its own stream, whatever was drawn before.
+
+    Raises:
+        SettingsError: If ``size`` is out of range.
+    """
+    if size is None:
+        return tuple(clients)
+    if not 1 <= size <= len(clients):
+        raise SettingsError(
+            f"cannot sample {size} of {len(clients)} clients a round; "
+            f"set --per-round to a number from 1 to {len(clients)}"
+        )
+    chosen = generator(seed, "sampling", round).choice(len(clients), size, replace=False)
+    return tuple(clients[i] for i in sorted(chosen))

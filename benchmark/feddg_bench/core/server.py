@@ -1,0 +1,278 @@
+"""The server half's world: the global model, what it tells everybody, one way to ask clients."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from typing import Any, Protocol, TypeVar
+
+from feddg_bench.common.errors import PluginError
+from feddg_bench.config.schema import FederationSettings
+from feddg_bench.core.messages import Payload, Reply, Task, Weights, content, nbytes, nonfinite
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Clients(Protocol):
+    """What the server needs of an executor: a way to run tasks, and what clients keep."""
+
+    memories: dict[str, Payload]
+
+    def map(self, tasks: Iterable[Task]) -> Iterator[Reply[Any]]:
+        """Run the tasks as replies are taken, and yield the replies in the tasks' order."""
+
+
+class NoReplyError(Exception):
+    """Every asked client was dropped; the round is skipped and counted."""
+
+
+class Broadcast(MutableMapping[str, Any]):
+    """What the server tells every client besides the model; counted when a client first gets it.
+
+    Assign a new value to change an entry: a value changed in place is not sent again.
+    """
+
+    def __init__(self, content: Mapping[str, Any] | None = None) -> None:
+        self.versions: dict[str, int] = {}
+        self.received: dict[str, dict[str, int]] = {}
+        self._content: Payload = {}
+        self.update(content or {})
+
+    def __getitem__(self, key: str) -> Any:
+        return self._content[key]
+
+    def __delitem__(self, key: str) -> None:
+        del self._content[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._content)
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._content[key] = value
+        self.versions[key] = self.versions.get(key, 0) + 1
+
+    def deliver(self, client: str) -> int:
+        """Return the bytes that ``client`` must be sent to be up to date, and mark it so."""
+        known = self.received.setdefault(client, {})
+        stale = [key for key in self if known.get(key) != self.versions[key]]
+        known.update((key, self.versions[key]) for key in stale)
+        return sum(nbytes(self[key]) for key in stale)
+
+
+class Ledger:
+    """What one round cost and what went wrong in it."""
+
+    def __init__(self) -> None:
+        self.bytes = {"up": 0, "down": 0}
+        self.seconds: dict[str, float] = {}
+        self.dropped: list[dict[str, str]] = []
+        self.clients: dict[str, float] = {}
+        self._sums: dict[str, tuple[float, int]] = {}
+
+    def spend(self, phase: str, seconds: float) -> None:
+        """Add wall time to a phase."""
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
+
+    def log(self, metrics: Mapping[str, float], weight: int) -> None:
+        """Add a client's metrics to the round's means, weighted by its images; NaN is missing."""
+        for name, value in metrics.items():
+            if not math.isfinite(value):
+                continue
+            total, count = self._sums.get(name, (0.0, 0))
+            self._sums[name] = (total + value * weight, count + weight)
+
+    def means(self) -> dict[str, float]:
+        """Return the round's means over the clients that answered."""
+        return {name: total / count for name, (total, count) in self._sums.items()}
+
+
+class Server:
+    """The global model and the way to its clients.
+
+    Attributes:
+        weights: The global model; the server half assigns it, which makes a new version of it.
+        version: Number of the version.
+        received: Version that each client has got; a client is not sent it again.
+        broadcast: What the server tells every client besides the model.
+        memory: What the server half keeps between rounds; never sent.
+        round: Current round from 1; 0 before the first.
+        prepared: Whether the method's ``prepare`` has run.
+        clients: Names of all clients that hold images, ascending.
+        cohort: Names of the clients sampled for this round, ascending.
+        ledger: Bytes, seconds and dropped clients of the current round.
+        federation: Settings of rounds, shares and the server step.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        clients: tuple[str, ...],
+        executor: Clients,
+        *,
+        seed: int,
+        federation: FederationSettings,
+        uplink: Mapping[str, tuple[str, ...]],
+        downlink: tuple[str, ...] = (),
+    ) -> None:
+        self.version = 0
+        self.weights = weights
+        self.received: dict[str, int] = {}
+        self.broadcast = Broadcast()
+        self.memory: Payload = {}
+        self.round = 0
+        self.prepared = False
+        self.clients = clients
+        self.cohort: tuple[str, ...] = clients
+        self.ledger = Ledger()
+        self.seed = seed
+        self.federation = federation
+        self._executor = executor
+        self._uplink = uplink
+        self._downlink = downlink
+
+    @property
+    def weights(self) -> Weights:
+        """The global model."""
+        return self._weights
+
+    @weights.setter
+    def weights(self, weights: Weights) -> None:
+        self._weights = weights
+        self.version += 1
+
+    def ask(
+        self,
+        call: Callable[..., T],
+        *,
+        everyone: bool = False,
+        weights: bool = True,
+        tell: Mapping[str, Payload] | None = None,
+    ) -> Iterator[Reply[T]]:
+        """Run a client-half function on the cohort and yield replies in client order.
+
+        Tasks are fixed at the call, work happens as replies are taken, so a streaming mean keeps
+        one reply alive. A reply that holds NaN or infinity is dropped and logged.
+
+        Args:
+            call: Bound method of the plugin, such as ``self.fit``. Only its name travels.
+            everyone: Ask all clients, not only this round's cohort.
+            weights: Send the global model along; ``False`` for calls that do not read it. Bytes
+                are counted where a client has not got this version of the model before.
+            tell: What to tell single clients, by name; each finds it in ``client.broadcast``, and
+                its keys must be declared in ``downlink``. Sent, and counted, at every call.
+
+        Raises:
+            NoReplyError: If every reply was dropped.
+            PluginError: If the broadcast or a reply holds something the method does not declare.
+        """
+        name = call.__name__
+        tell = tell or {}
+        told = set(self.broadcast).union(*tell.values())
+        undeclared = sorted(told - set(self._downlink))
+        if undeclared:
+            raise PluginError(
+                f"the server tells clients {', '.join(undeclared)}, which the method does not "
+                f"declare: add it to downlink"
+            )
+        asked = self.clients if everyone else self.cohort
+        model = self.weights if weights else {}
+        broadcast = dict(self.broadcast)
+        tasks = [
+            Task(client, name, self.round, model, broadcast, told=tell.get(client, {}))
+            for client in asked
+        ]
+        if weights:
+            stale = [client for client in asked if self.received.get(client) != self.version]
+            self.ledger.bytes["down"] += nbytes(model) * len(stale)
+            self.received.update(dict.fromkeys(stale, self.version))
+        self.ledger.bytes["down"] += sum(nbytes(task.told) for task in tasks)
+        self.ledger.bytes["down"] += sum(self.broadcast.deliver(client) for client in asked)
+        return self._replies(name, tasks)
+
+    def _replies(self, call: str, tasks: list[Task]) -> Iterator[Reply[Any]]:
+        kept = 0
+        memories = dict(self._executor.memories)
+        replies = self._executor.map(tasks)
+        while True:
+            start = time.perf_counter()
+            reply = next(replies, None)
+            waited = time.perf_counter() - start
+            if reply is None:
+                break
+            copying = min(reply.seconds.get("copy", 0.0), waited)
+            self.ledger.spend("communication", copying)
+            self.ledger.spend("training", waited - copying)
+            start = time.perf_counter()
+            sound = self._accept(call, reply)
+            self.ledger.spend("communication", time.perf_counter() - start)
+            if sound:
+                kept += 1
+                yield reply
+                del reply  # or it would stay while the next client trains
+            else:  # a client that diverged forgets this task, or it would diverge again
+                self._executor.memories[reply.client] = memories.get(reply.client, {})
+        if tasks and not kept:
+            raise NoReplyError(call)
+
+    def _accept(self, call: str, reply: Reply[Any]) -> bool:
+        """Count a reply, and say whether its content is declared and finite."""
+        sent = content(reply.value)
+        undeclared = sorted(set(sent) - set(self._uplink.get(call, ())))
+        if undeclared:
+            raise PluginError(
+                f"client function {call!r} sent {', '.join(undeclared)}, which the method does not "
+                f"declare: add it to uplink[{call!r}]"
+            )
+        self.ledger.bytes["up"] += nbytes(sent)
+        self.ledger.clients[reply.client] = reply.seconds.get("work", 0.0)
+        bad = nonfinite(sent)
+        if bad is not None:
+            logger.warning(
+                "round %d: dropped %s, its %s holds NaN or infinity", self.round, reply.client, bad
+            )
+            self.ledger.dropped.append({"client": reply.client, "tensor": bad})
+            return False
+        self.ledger.log(reply.metrics, reply.num_examples)
+        return True
+
+    def share(self, reply: Reply[Any]) -> float:
+        """Return a reply's share in a mean, not normalised: its image count, or 1 if uniform."""
+        return 1.0 if self.federation.weighting == "uniform" else float(reply.num_examples)
+
+    # ------------------------------------------------------------------- checkpoints
+
+    def state(self) -> Payload:
+        """Return everything a later process needs to go on from here."""
+        return {
+            "round": self.round,
+            "prepared": self.prepared,
+            "weights": self.weights,
+            "version": self.version,
+            "weights received": self.received,
+            "broadcast": dict(self.broadcast),
+            "versions": self.broadcast.versions,
+            "received": self.broadcast.received,
+            "memory": self.memory,
+            "clients": self._executor.memories,
+        }
+
+    def restore(self, state: Payload) -> None:
+        """Go on from what `state` returned; weights are copied in place."""
+        self.round = state["round"]
+        self.prepared = state["prepared"]
+        for name, tensor in state["weights"].items():
+            self.weights[name].copy_(tensor)
+        self.version = state["version"]
+        self.received = state["weights received"]
+        self.broadcast = Broadcast(state["broadcast"])
+        self.broadcast.versions = state["versions"]
+        self.broadcast.received = state["received"]
+        self.memory = state["memory"]
+        self._executor.memories.update(state["clients"])

@@ -1,0 +1,1 @@
+"""Data sets, stores of decoded images, splits, partitions and protocols."""

@@ -1,0 +1,304 @@
+"""What a data set is: images of classes in domains, listed once and checked against promises.
+
+A plugin subclasses `DomainDataset`, `FileDataset` where every image is a file, or
+`feddg_bench.data.image_folders.ImageFolderDataset` where these lie in folders named by domain and
+class.
+This module imports neither torch nor an image library until an image is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddg_bench.common.errors import DataError
+from feddg_bench.common.parallel import in_threads
+from feddg_bench.data.fetch.mirrors import Download, HubDownload
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+@dataclass(frozen=True)
+class Records:
+    """The images of a data set, n of them, in the order of their indices.
+
+    Attributes:
+        paths: Unique relative names such as ``photo/dog/pic_001.jpg``: domain, class, file.
+        labels: int64 [n], positions in the data set's ``classes``; or float32 [n], the targets of
+            a regression.
+        domains: int64 [n], positions in the data set's ``domains``.
+        groups: int64 [n], positions in the data set's ``groups``, -1 for images in none; or
+            nothing where the data set has no groups.
+    """
+
+    paths: tuple[str, ...]
+    labels: NDArray[np.int64] | NDArray[np.float32]
+    domains: NDArray[np.int64]
+    groups: NDArray[np.int64] | None = None
+
+
+class DomainDataset(ABC):
+    """Images with a class and a domain each; the class attributes are its promises.
+
+    Args:
+        data_root: Folder given by the user; embedded data sets need none.
+    """
+
+    name: ClassVar[str]
+    """As on the command line; also the name of the plugin's module."""
+    title: ClassVar[str]
+    """As in a table."""
+    domains: ClassVar[tuple[str, ...]]
+    """In the cycle order of leave-two-domains-out: one validates, the next one tests."""
+    letters: ClassVar[Mapping[str, str]]
+    """Code of each domain; the order here is that of letters in a scenario's canonical name."""
+    classes: ClassVar[tuple[str, ...]]
+    """Names of the classes; labels are positions in this tuple. Empty for a regression."""
+    licence: ClassVar[str]
+    source: ClassVar[str]
+    """Where the images come from and how a user gets them."""
+    version: ClassVar[int] = 1
+    """Raised whenever the same files would give other images, labels or domains."""
+    counts: ClassVar[Mapping[str, tuple[int, ...]]] = {}
+    """Images of each class in each domain, where they are known and so can be checked; of a
+    regression one number a domain."""
+    split_sizes: ClassVar[Mapping[str, int]] = {}
+    """Images of each published split, where they are known; the doctor alone compares them."""
+    task: ClassVar[str] = "classification"
+    """Or ``regression``."""
+    metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
+    """What is reported, out of accuracy, macro_f1, worst_group and pearson; the first one is the
+    key metric, by which rounds are chosen."""
+    groups: tuple[str, ...] = ()
+    """Names of groups of images, over which the worst is measured."""
+    group_title: ClassVar[str] = ""
+    """What a group is, such as ``slide`` or ``region``."""
+    channels: ClassVar[int] = 3
+    """Of an image."""
+    pixels: ClassVar[str] = "uint8"
+    """Or ``float16``, for values that are normalised already."""
+    bands: ClassVar[tuple[int, ...]] = (0, 1, 2)
+    """Channels that a contact sheet shows as red, green and blue, where there are more."""
+    official: Mapping[str, tuple[str, ...]] | Mapping[str, Mapping[str, tuple[str, ...]]] = {}
+    """Domains by role (train, val, test) in the published splits, where these are over domains; if
+    there are several, a name for each and this."""
+    identity: Mapping[str, Sequence[str]] = {}
+    """What tells a data set whose names are those on disk from others, in a run's key."""
+    measured_by_domain: ClassVar[bool] = True
+    """Whether every domain of a split is measured by itself, or the split as a whole."""
+    archive_bytes: ClassVar[int | None] = None
+    """Size of the published download, where it is known."""
+    duplicates: ClassVar[int | None] = None
+    """Images of the published set that equal an earlier one, where somebody has counted them."""
+    downloads: ClassVar[tuple[Download | HubDownload, ...]] = ()
+    """What ``data download`` fetches: only what the licence lets it, and what can be checked."""
+    no_download: ClassVar[str] = "no server is known from which its licence lets us fetch it"
+    """Why nothing is fetched, where `downloads` is empty: the rest of a sentence."""
+    research_only: ClassVar[bool] = False
+    """Whether the licence is for research alone, so that a download wants ``--accept-licence``."""
+    default_recipe: ClassVar[str] = "pardon"
+    """Recipe of a run that names none."""
+
+    def __init__(self, data_root: Path | None = None) -> None:
+        self.data_root = data_root
+
+    @abstractmethod
+    def scan(self) -> Records:
+        """List the images, in an order that depends on nothing but their names."""
+
+    def find(self) -> Path | None:
+        """Return the folder that holds the images, or nothing for embedded ones; as fast as can be.
+
+        Raises:
+            DataError: If the data set is not on this machine.
+        """
+        self.records()
+        return None
+
+    def not_found(self, what: str, looked_in: Iterable[Path], folder: str) -> DataError:
+        """Return the error that something was in none of the folders, and how to mend it.
+
+        Args:
+            what: What was looked for, in the singular.
+            looked_in: The roots of `feddg_bench.data.locations.data_roots`.
+            folder: The folder that the user is to name.
+        """
+        looked = ", ".join(map(str, looked_in)) or "no folder, as none was given"
+        if self.downloads:
+            get = f"get it with `feddg-bench data download {self.name}`, or name"
+        else:
+            get = f"get it from {self.source} and name"
+        return DataError(
+            f"{what} was not found (looked in {looked}): {get} {folder} with --data-root, the "
+            f"environment variable FEDDG_DATA, or `feddg-bench data path {self.name} DIR`, which "
+            f"notes it in the settings file"
+        )
+
+    def published_splits(self) -> NDArray[np.int64] | None:
+        """Return the place in `feddg_bench.data.splits.SPLITS` of every image, if published."""
+        return None
+
+    def scenario_splits(self, scenario: str) -> NDArray[np.int64] | None:  # noqa: ARG002
+        """Return what `published_splits` does, for one of several published ones by its name."""
+        return self.published_splits()
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Return a hexadecimal hash of all contents; may read every file."""
+
+    @abstractmethod
+    def stamp(self) -> str:
+        """Return a hexadecimal hash that changes when files do, without reading them."""
+
+    @abstractmethod
+    def read(self, index: int, size: int) -> NDArray[np.uint8] | NDArray[np.float16]:
+        """Return image ``index``: [size, size, ``channels``] of ``pixels``; uint8 RGB by default.
+
+        Raises:
+            DataError: If the file cannot be decoded.
+        """
+
+    def records(self) -> Records:
+        """Return the images after checking the promises.
+
+        Raises:
+            DataError: If a domain or a class has no image, a count is not as promised, or a
+                target of a regression is not finite.
+        """
+        return self._records
+
+    def records_as_found(self) -> Records:
+        """Return the images, and from now on let `records` do so, whatever promises they break.
+
+        Raises:
+            DataError: If the data set is not on this machine.
+        """
+        self.__dict__["_records"] = self.scan()  # the value of the cached property
+        return self._records
+
+    @cached_property
+    def _records(self) -> Records:
+        records = self.scan()
+        found = self.count(records)
+        if not np.isfinite(records.labels).all():
+            first = int(np.flatnonzero(~np.isfinite(records.labels))[0])
+            raise DataError(
+                f"{self.title}{self._where()} has the target {records.labels[first]} for "
+                f"{records.paths[first]}, expected a number: get it again ({self.source})"
+            )
+        for axis, kind, names in ((1, "domain", self.domains), (0, "class", self.classes)):
+            totals = found.sum(axis=axis) if names else ()
+            empty = [n for n, total in zip(names, totals, strict=True) if not total]
+            if empty:
+                raise DataError(
+                    f"{self.title}{self._where()} has no image of the {kind} {', '.join(empty)}: "
+                    f"get it again ({self.source})"
+                )
+        differences = [
+            f"{place} holds {have:,} instead of {want:,} images ({have - want:+,})"
+            for domain, wanted in self.counts.items()
+            for place, have, want in zip(
+                [f"{domain}/{name}" for name in self.classes] or [domain],
+                found[self.domains.index(domain)].tolist(),
+                wanted,
+                strict=True,
+            )
+            if have != want
+        ]
+        if differences:
+            more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
+            raise DataError(
+                f"{self.title}{self._where()} differs from the published data set: "
+                f"{', '.join(differences[:3])}{more}; get it again ({self.source})"
+            )
+        return records
+
+    def count(self, records: Records) -> NDArray[np.int64]:
+        """Return the images of each class in each domain, [D, C]; [D, 1] for a regression."""
+        found = np.zeros((len(self.domains), len(self.classes) or 1), dtype=np.int64)
+        labels = records.labels if self.classes else np.zeros(len(records.labels))
+        np.add.at(found, (records.domains, labels.astype(np.int64)), 1)
+        return found
+
+    def _where(self) -> str:
+        """Return `` in FOLDER`` for messages, or nothing for embedded data."""
+        return ""
+
+
+class FileDataset(DomainDataset):
+    """Images that are one file each; their names and bytes are what is hashed."""
+
+    @abstractmethod
+    def file(self, index: int) -> Path:
+        """Return the file of image ``index``."""
+
+    def read(self, index: int, size: int) -> NDArray[np.uint8] | NDArray[np.float16]:
+        """Decode one file; see `read_image`."""
+        return read_image(self.file(index), size)
+
+    def content(self, index: int) -> str:
+        """Return a hash of one file's bytes, 128 hexadecimal digits.
+
+        Raises:
+            DataError: If the file cannot be read.
+        """
+        file = self.file(index)
+        try:
+            return hashlib.blake2b(file.read_bytes()).hexdigest()
+        except OSError as error:
+            raise DataError(f"cannot read the image {file}: {error.strerror}") from error
+
+    def combine(self, contents: Iterable[str]) -> str:
+        """Return the fingerprint that the images' `content`, in the order of records, makes."""
+        digest = hashlib.blake2b(digest_size=16)
+        for path, content in zip(self.records().paths, contents, strict=True):
+            digest.update(f"{path}\0{content}\n".encode())
+        return digest.hexdigest()
+
+    def fingerprint(self) -> str:
+        """Return a hash over every file's name and bytes."""
+        return self.combine(in_threads(self.content, range(len(self.records().paths))))
+
+    def stamp(self) -> str:
+        """Return a hash over every file's name, size and time of change."""
+        digest = hashlib.blake2b(digest_size=16)
+        for index, path in enumerate(self.records().paths):
+            status = self.file(index).stat()
+            digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+        return digest.hexdigest()
+
+
+def read_image(path: Path, size: int) -> NDArray[np.uint8]:
+    """Decode an image file to RGB and make it a `square`.
+
+    Raises:
+        DataError: If the file cannot be decoded.
+    """
+    from PIL.Image import open as open_image
+
+    try:
+        with open_image(path) as image:
+            return square(image.convert("RGB"), size)
+    except Exception as error:  # a damaged file makes decoders raise anything
+        raise DataError(
+            f"cannot decode the image {path} ({error}): replace it by a fresh copy"
+        ) from error
+
+
+def square(image: Image, size: int) -> NDArray[np.uint8]:
+    """Squash an image to uint8 [size, size, C], bilinearly and with antialiasing.
+
+    The same pixels as torchvision's ``Resize((size, size))`` gives on Pillow images.
+    """
+    from PIL.Image import Resampling
+
+    return np.asarray(image.resize((size, size), Resampling.BILINEAR))

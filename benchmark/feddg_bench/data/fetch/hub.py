@@ -1,0 +1,231 @@
+"""Images from parquet tables on Hugging Face, written as the folders that our data sets read.
+
+Needs the extra ``hub``: huggingface_hub lists the files of a commit and knows their addresses,
+pyarrow reads the tables. The bytes come through `feddg_bench.data.fetch.download.fetch` like all
+others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.data.dataset import DomainDataset
+from feddg_bench.data.fetch.download import Progress
+from feddg_bench.data.fetch.mirrors import HubDownload
+from feddg_bench.data.image_folders import IMAGE_SUFFIXES, ImageFolderDataset, plain
+
+ENDPOINT = "https://huggingface.co"
+BATCH = 64
+"""Rows in memory at a time."""
+MAGIC = {b"\xff\xd8\xff": ".jpg", b"\x89PNG\r\n\x1a\n": ".png"}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A parquet file of a repository: name, its address on every endpoint, bytes, SHA-256."""
+
+    name: str
+    urls: tuple[str, ...]
+    size: int
+    sha256: str
+
+
+def check_extra() -> None:
+    """Ask for the optional packages.
+
+    Raises:
+        SettingsError: If one is not installed.
+    """
+    missing = [name for name in ("huggingface_hub", "pyarrow") if find_spec(name) is None]
+    if missing:
+        raise SettingsError(
+            f"downloads from Hugging Face need {' and '.join(missing)}: "
+            f"pip install 'feddg-bench[hub]'"
+        )
+
+
+def tables(offer: HubDownload, endpoints: Sequence[str] = ()) -> tuple[str, list[Table]]:
+    """Return the commit that is meant and list its tables, from the first endpoint that answers.
+
+    Args:
+        offer: Which repository and commit.
+        endpoints: Default ``$HF_ENDPOINT`` or huggingface.co.
+
+    Raises:
+        DataError: If no endpoint lists any.
+    """
+    from huggingface_hub import HfApi, hf_hub_url
+
+    chosen = endpoints or [os.environ.get("HF_ENDPOINT") or ENDPOINT]
+    chosen = [endpoint.rstrip("/") for endpoint in chosen]
+    reasons = []
+    for endpoint in chosen:
+        try:
+            hub = HfApi(endpoint=endpoint)
+            # all files of one commit, even if the branch moves on meanwhile
+            commit = str(hub.dataset_info(offer.repository, revision=offer.revision).sha)
+            listed = list(
+                hub.list_repo_tree(
+                    offer.repository, offer.folder, revision=commit, repo_type="dataset"
+                )
+            )
+        except Exception as error:  # the library's own errors, and those of its HTTP client
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            reasons.append(f"{endpoint}: {lines[0]}")
+            continue
+        found = []
+        for file in sorted(listed, key=lambda file: file.path):
+            lfs = getattr(file, "lfs", None)
+            if file.path.endswith(".parquet") and lfs is not None:
+                urls = tuple(
+                    hf_hub_url(
+                        offer.repository,
+                        file.path,
+                        repo_type="dataset",
+                        revision=commit,
+                        endpoint=other,
+                    )
+                    for other in chosen
+                )
+                found.append(Table(PurePosixPath(file.path).name, urls, lfs.size, lfs.sha256))
+        if found:
+            return commit, found
+        reasons.append(f"{endpoint}: {offer.folder} holds no parquet files")
+    raise DataError(f"cannot list {offer.repository} on Hugging Face ({'; '.join(reasons)})")
+
+
+def write_images(
+    dataset: type[DomainDataset], files: Sequence[Path], folder: Path, progress: Progress
+) -> int:
+    """Write the images of tables as ``<folder>/<domain>/<class>/<image>``.
+
+    Labels are translated by the names in each table's own metadata. A file keeps the name that the
+    table gives it, with the ending that its bytes ask for; without one, or if it is taken, it is
+    named by its row.
+
+    Args:
+        dataset: Whose domains, classes and published counts are wanted.
+        files: Parquet files, in order.
+        folder: Must not exist.
+        progress: Told of rows.
+
+    Returns:
+        Number of images.
+
+    Raises:
+        DataError: If the tables hold something else.
+    """
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
+    domains = _domain_names(dataset)
+    found = np.zeros((len(dataset.domains), len(dataset.classes)), dtype=np.int64)
+    taken: set[tuple[int, int, str]] = set()
+    row = 0
+    try:
+        opened = [ParquetFile(path) for path in files]
+        total = sum(table.metadata.num_rows for table in opened)
+        for table, path in zip(opened, files, strict=True):
+            labels = _labels(dataset, table.schema_arrow, path)
+            for image, domain_text, label in _rows(table):
+                domain = domains.get(plain(str(domain_text)))
+                if domain is None:
+                    raise DataError(f"{path}: unknown domain {domain_text!r} in row {row}")
+                if not isinstance(label, int) or not 0 <= label < len(labels):
+                    raise DataError(f"{path}: unknown label {label!r} in row {row}")
+                data, name = _image(image, row, path)
+                kind = domain, labels[label]
+                if (*kind, name.casefold()) in taken:
+                    name = f"row{row:06d}{Path(name).suffix}"
+                taken.add((*kind, name.casefold()))
+                target = folder / dataset.domains[kind[0]] / dataset.classes[kind[1]] / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(data)
+                found[kind] += 1
+                row += 1
+                if row % BATCH == 0 or row == total:
+                    progress(row, total)
+    except (pyarrow.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the disk's, not pyarrow's
+        reason = str(error).splitlines()[0]
+        raise DataError(f"cannot read the tables ({reason}): get them again") from error
+    _check_counts(dataset, found)
+    return row
+
+
+def _rows(table: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """Yield image, domain and label of every row."""
+    for batch in table.iter_batches(batch_size=BATCH, columns=["image", "domain", "label"]):
+        columns = (batch.column(name).to_pylist() for name in ("image", "domain", "label"))
+        yield from zip(*columns, strict=True)
+
+
+def _domain_names(dataset: type[DomainDataset]) -> dict[str, int]:
+    """Return the place of each domain by all of its spellings."""
+    others: Mapping[str, Sequence[str]] = (
+        dataset.spellings if issubclass(dataset, ImageFolderDataset) else {}
+    )
+    return {
+        plain(spelling): place
+        for place, domain in enumerate(dataset.domains)
+        for spelling in (domain, *others.get(domain, ()))
+    }
+
+
+def _labels(dataset: type[DomainDataset], schema: Any, path: Path) -> list[int]:
+    """Return our label of each of the table's, by the names of classes in its metadata."""
+    missing = [name for name in ("image", "domain", "label") if name not in schema.names]
+    if missing:
+        raise DataError(f"{path} has no column {missing[0]}")
+    try:
+        about = json.loads((schema.metadata or {})[b"huggingface"])
+        names = [str(name) for name in about["info"]["features"]["label"]["names"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path} does not say which classes its labels stand for") from error
+    places = {plain(name): place for place, name in enumerate(dataset.classes)}
+    if sorted(map(plain, names)) != sorted(places):
+        raise DataError(
+            f"{path} has other classes than {dataset.title}: {', '.join(names[:5])}... instead of "
+            f"{', '.join(dataset.classes[:5])}..."
+        )
+    return [places[plain(name)] for name in names]
+
+
+def _image(value: Any, row: int, path: Path) -> tuple[bytes, str]:
+    """Return an image's bytes, and a file name that leads nowhere else."""
+    data = value.get("bytes") if isinstance(value, dict) else None
+    suffix = None
+    if isinstance(data, bytes):
+        suffix = next((end for magic, end in MAGIC.items() if data.startswith(magic)), None)
+    if not isinstance(data, bytes) or suffix is None:
+        raise DataError(f"{path}: the image in row {row} is neither JPEG nor PNG")
+    given = PurePosixPath(str(value.get("path") or ""))
+    usable = given.name.isascii() and given.name.isprintable() and not given.name.startswith(".")
+    if not usable or "\\" in given.name or given.suffix.lower() not in IMAGE_SUFFIXES:
+        return data, f"row{row:06d}{suffix}"
+    same = {given.suffix.lower(), suffix} <= {".jpg", ".jpeg"} or given.suffix.lower() == suffix
+    return data, given.name if same else given.stem + suffix
+
+
+def _check_counts(dataset: type[DomainDataset], found: Any) -> None:
+    for domain, wanted in dataset.counts.items():
+        have = found[dataset.domains.index(domain)].tolist()
+        for name, mine, published in zip(dataset.classes, have, wanted, strict=True):
+            if mine != published:
+                raise DataError(
+                    f"the tables of {dataset.title} hold {mine:,} images of {domain}/{name} "
+                    f"instead of the published {published:,}: nothing was put in place"
+                )
+    empty = [d for d, n in zip(dataset.domains, found.sum(axis=1), strict=True) if not n]
+    if empty:
+        raise DataError(f"the tables of {dataset.title} hold no image of {', '.join(empty)}")

@@ -1,0 +1,131 @@
+"""Data sets whose images lie in folders named by domain and class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from feddg_bench.common.errors import DataError
+from feddg_bench.data.dataset import FileDataset, Records
+from feddg_bench.data.locations import data_roots
+
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
+
+
+class ImageFolderDataset(FileDataset):
+    """Images in folders ``<domain>/<class>/<image>``, below one of several folders of a root.
+
+    Names of folders are compared without regard to case, blanks, hyphens and underscores. Hidden
+    files, files that are not images by their suffix, and other folders are ignored.
+    """
+
+    layouts: ClassVar[tuple[str, ...]] = ("",)
+    """Folders below a data root that may hold the domains, first wins."""
+    spellings: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Other names of domains' folders."""
+
+    @cached_property
+    def folder(self) -> Path:
+        """The folder that holds the domains.
+
+        Raises:
+            DataError: If there is none, or one without all of the domains.
+        """
+        best = self._likely_folder()
+        missing = [domain for domain in self.domains if domain not in self._domain_folders(best)]
+        if missing:
+            raise DataError(
+                f"{self.title} in {best} lacks the folder {', '.join(missing)}: "
+                f"get it again from {self.source}"
+            )
+        return best
+
+    def find(self) -> Path:
+        """Return the folder that holds the domains."""
+        return self.folder
+
+    def records_as_found(self) -> Records:
+        """Return the images of the domains that are there; see `DomainDataset`."""
+        self.__dict__["folder"] = self._likely_folder()  # the value of the cached property
+        return super().records_as_found()
+
+    def _likely_folder(self) -> Path:
+        """Return the folder that holds most of the domains, the first one of equals."""
+        roots = data_roots(self.data_root, self.name)
+        candidates = [root / layout for root in roots for layout in self.layouts]
+        found = {folder: self._domain_folders(folder) for folder in candidates}
+        if not any(found.values()):
+            above = f"the folder above {', '.join(self.domains)}"
+            raise self.not_found(self.title, roots, above)
+        return max(candidates, key=lambda folder: len(found[folder]))
+
+    def scan(self) -> Records:
+        """List the images by domain, class and file name."""
+        paths = tuple(sorted(self._files))
+        parts = [path.split("/") for path in paths]
+        return Records(
+            paths=paths,
+            labels=np.array([self.classes.index(part[1]) for part in parts], dtype=np.int64),
+            domains=np.array([self.domains.index(part[0]) for part in parts], dtype=np.int64),
+        )
+
+    def file(self, index: int) -> Path:
+        """Return the file of image ``index``."""
+        return self._files[self.records().paths[index]]
+
+    @cached_property
+    def _files(self) -> dict[str, Path]:
+        """The file of each record's path."""
+        return {
+            f"{domain}/{name}/{image.name}": image
+            for domain, domain_folder in self._domain_folders(self.folder).items()
+            for name, class_folder in match_folders(
+                domain_folder, {name: (name,) for name in self.classes}
+            ).items()
+            for image in class_folder.iterdir()
+            if is_image(image)
+        }
+
+    def _domain_folders(self, folder: Path) -> dict[str, Path]:
+        names = {domain: (domain, *self.spellings.get(domain, ())) for domain in self.domains}
+        return match_folders(folder, names)
+
+    def _where(self) -> str:
+        return f" in {self.folder}"
+
+
+def is_image(path: Path) -> bool:
+    """Tell by its name whether a file is an image."""
+    return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
+
+
+def match_folders(folder: Path, names: Mapping[str, Sequence[str]]) -> dict[str, Path]:
+    """Return the sub-folder of ``folder`` for each key of ``names`` that has one.
+
+    Args:
+        folder: May be missing: then there are none.
+        names: Spellings of each key, the first that is there wins.
+
+    Raises:
+        DataError: If the folder may not be read.
+    """
+    try:
+        children = {plain(path.name): path for path in sorted(folder.iterdir()) if path.is_dir()}
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise DataError(f"cannot read the folder {folder}: {error.strerror}") from error
+    return {
+        key: next(children[plain(s)] for s in spellings if plain(s) in children)
+        for key, spellings in names.items()
+        if any(plain(s) in children for s in spellings)
+    }
+
+
+def plain(name: str) -> str:
+    """Return a name as folders' are compared: no case, blanks, hyphens or underscores."""
+    return name.casefold().translate(str.maketrans("", "", " _-"))

@@ -1,0 +1,1 @@
+"""Looking at data sets: the doctor, contact sheets, split files."""

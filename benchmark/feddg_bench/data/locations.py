@@ -1,0 +1,123 @@
+"""Where data and caches lie on this machine; never part of what a run computes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.common.files import write_whole
+from feddg_bench.config.layers import Layer, load_layer
+
+
+def settings_file() -> Path:
+    """Return the user's settings file: ``$FEDDG_CONFIG`` or that in ``~/.config``; it may lack."""
+    named = os.environ.get("FEDDG_CONFIG")
+    return Path(named or "~/.config/feddg-bench/settings.yaml").expanduser()
+
+
+def data_roots(explicit: Path | None = None, dataset: str | None = None) -> list[Path]:
+    """Return the folders to look for data sets in, the first one first.
+
+    They are the one given, ``$FEDDG_DATA``, and in the user's `settings_file` that of the data set
+    under ``data_roots:`` and ``data_root:`` for all. A relative one there starts from the folder of
+    that file.
+
+    Raises:
+        SettingsError: If the settings file is not YAML, a root in it is not text, or
+            ``$FEDDG_CONFIG`` names no file.
+    """
+    roots = [] if explicit is None else [explicit.expanduser()]
+    if from_environment := os.environ.get("FEDDG_DATA"):
+        roots.append(Path(from_environment).expanduser())
+    path = settings_file()
+    if os.environ.get("FEDDG_CONFIG") or path.exists():
+        layer = load_layer(path)
+        own = _own_roots(layer, path).get(dataset)
+        named = {f"data_roots.{dataset}": own, "data_root": layer.get("data_root")}
+        for key, folder in named.items():
+            if isinstance(folder, str):
+                roots.append(path.parent / Path(folder).expanduser())
+            elif folder is not None:
+                raise SettingsError(f"{key} in {path} must be a folder's name, not {folder!r}")
+    return list(dict.fromkeys(roots))
+
+
+def _own_roots(layer: Layer, path: Path) -> dict[Any, Any]:
+    """Return the folders that a settings file names for single data sets."""
+    own = layer.get("data_roots") or {}
+    if not isinstance(own, dict):
+        raise SettingsError(f"data_roots in {path} must hold DATA SET: FOLDER lines, not {own!r}")
+    return own
+
+
+def remember_root(folder: Path, dataset: str | None = None) -> Path:
+    """Note in the settings file where a data set lies, or all do, and return that file.
+
+    Whatever else the file holds stays as it is, comments too.
+
+    Raises:
+        SettingsError: If the folder is none, or the file cannot be read as settings or changed.
+        DataError: If the file cannot be written.
+    """
+    folder = folder.expanduser().absolute()
+    if not folder.is_dir():
+        raise SettingsError(f"{folder} is no folder: name the one that holds the data set")
+    path = settings_file()
+    layer = load_layer(path) if path.exists() else {}
+    key: str = "data_root"
+    value: Any = str(folder)
+    if dataset is not None:
+        key, value = "data_roots", {**_own_roots(layer, path), dataset: str(folder)}
+    entry = yaml.safe_dump({key: value}, allow_unicode=True, width=10_000)
+    text = _with_entry(path.read_text(encoding="utf-8") if layer else "", key, entry)
+    if not _holds(text, {**layer, key: value}):
+        raise SettingsError(
+            f"cannot change {path} without spoiling it: write {entry.strip()!r} there yourself"
+        )
+    write_whole(path, text.encode())
+    return path
+
+
+def _holds(text: str, layer: Layer) -> bool:
+    try:
+        return bool(yaml.safe_load(text) == layer)
+    except yaml.YAMLError:
+        return False
+
+
+def _with_entry(text: str, key: str, entry: str) -> str:
+    """Return YAML text in which the entry of a key at the top is replaced or added."""
+    document = yaml.compose(text)
+    for name, value in document.value if isinstance(document, yaml.MappingNode) else ():
+        if name.value == key:
+            last = value
+            while isinstance(last, yaml.MappingNode) and not last.flow_style and last.value:
+                last = last.value[-1][1]  # a block ends where what follows it begins
+            if last.end_mark.index > name.start_mark.index:
+                rest = text[last.end_mark.index :]
+                return text[: name.start_mark.index] + entry.rstrip("\n") + rest
+    gap = "" if not text or text.endswith("\n") else "\n"
+    return text + gap + entry
+
+
+def data_home() -> Path:
+    """Return the folder that new data sets go to, each in one of its own.
+
+    The first one where all are looked for (`data_roots`), else ``feddg-bench`` in
+    ``$XDG_DATA_HOME`` or ``~/.local/share``.
+    """
+    shared = Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser()
+    return next(iter(data_roots()), shared / "feddg-bench")
+
+
+def cache_dir(explicit: Path | None = None) -> Path:
+    """Return the folder for decoded images and downloads.
+
+    The one given, else ``$FEDDG_CACHE``, else ``~/.cache/feddg-bench``.
+    """
+    chosen = explicit or Path(os.environ.get("FEDDG_CACHE") or "~/.cache/feddg-bench")
+    return chosen.expanduser()

@@ -1,0 +1,264 @@
+"""Which client holds which training image.
+
+The main rule is `feddg_bench.data.heterogeneity`. The others are one pooled client, equal parts of
+every domain and a Dirichlet draw per domain (both FedCCRL, Wang et al., 2024).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.data.heterogeneity import (
+    IntArray,
+    by_domain,
+    deal,
+    heterogeneous_counts,
+    heterogeneous_indices,
+)
+
+if TYPE_CHECKING:
+    from feddg_bench.config.schema import PartitionSettings
+
+__all__ = [
+    "RULES",
+    "Partition",
+    "dirichlet_indices",
+    "heterogeneous_counts",
+    "heterogeneous_indices",
+    "make_partition",
+    "per_domain_indices",
+    "validation_parts",
+]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Partition:
+    """The clients and the images each holds.
+
+    Attributes:
+        clients: Names, whose order as text is their order as numbers.
+        indices: For each client the data-set indices of its images, int64.
+        rule: What made the partition: its kind, the settings that the kind reads, its seed.
+    """
+
+    clients: tuple[str, ...]
+    indices: tuple[IntArray, ...]
+    rule: Mapping[str, Any]
+
+    @property
+    def sizes(self) -> IntArray:
+        """Images of each client, int64 [N]."""
+        return np.array([len(index) for index in self.indices], dtype=np.int64)
+
+    def counts(self, values: NDArray[np.integer], num_values: int) -> IntArray:
+        """Return how often each client holds each value, int64 [N, ``num_values``].
+
+        Args:
+            values: One integer in [0, ``num_values``) for every image of the data set, such as
+                its label or its domain.
+            num_values: Number of columns.
+        """
+        return np.stack([np.bincount(values[i], minlength=num_values) for i in self.indices])
+
+    def digest(self) -> str:
+        """Return the SHA-256 of names and index lists, whatever rule made them."""
+        content = [[name, index.tolist()] for name, index in self._items()]
+        return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
+
+    def as_json(
+        self,
+        domains: NDArray[np.integer],
+        labels: NDArray[np.integer] | NDArray[np.floating],
+        domain_names: Sequence[str],
+    ) -> dict[str, Any]:
+        """Return the partition as JSON values: rule, hash, and for each client what it holds.
+
+        A client's ``domains`` are image counts by name and its ``labels`` image counts by label
+        as text; what it has no image of is left out. Targets of a regression are not counted.
+
+        Args:
+            domains: Domain id of every image of the data set.
+            labels: Label of every image of the data set.
+            domain_names: Names of the domain ids.
+        """
+        targets = np.issubdtype(labels.dtype, np.floating)
+        clients = [
+            {
+                "id": name,
+                "domains": {domain_names[d]: n for d, n in _counted(domains[index])},
+                **({} if targets else {"labels": {str(y): n for y, n in _counted(labels[index])}}),
+                "indices": index.tolist(),
+            }
+            for name, index in self._items()
+        ]
+        return {"rule": dict(self.rule), "hash": self.digest(), "clients": clients}
+
+    def _items(self) -> list[tuple[str, IntArray]]:
+        return list(zip(self.clients, self.indices, strict=True))
+
+
+def _counted(values: NDArray[Any]) -> list[tuple[int, int]]:
+    """Return the integers that occur, in ascending order, with how often."""
+    found, counts = np.unique(values, return_counts=True)
+    return list(zip(found.tolist(), counts.tolist(), strict=True))
+
+
+def per_domain_indices(
+    domains: NDArray[np.integer], clients_per_domain: int, *, seed: int
+) -> list[IntArray]:
+    """Return the images of ``clients_per_domain`` pure clients for each non-empty domain.
+
+    A domain of n images is permuted and cut into k contiguous parts; part i is [i n // k,
+    (i + 1) n // k). Clients come domain by domain.
+    """
+    rng = np.random.default_rng(seed)
+    parts = []
+    for members in filter(len, by_domain(domains)):
+        bounds = np.arange(1, clients_per_domain) * len(members) // clients_per_domain
+        parts += np.split(rng.permutation(members), bounds)
+    return parts
+
+
+def dirichlet_indices(
+    domains: NDArray[np.integer], num_clients: int, alpha: float, *, seed: int
+) -> list[IntArray]:
+    """Return each client's images where every domain's shares are a Dirichlet(alpha) draw.
+
+    A domain is permuted and cut at the floors of its cumulative shares. Small ``alpha`` (> 0) gives
+    most of a domain to few clients, and may leave clients empty.
+    """
+    rng = np.random.default_rng(seed)
+
+    def cut(members: IntArray) -> list[IntArray]:
+        shuffled = rng.permutation(members)
+        shares = rng.dirichlet(np.full(num_clients, alpha))
+        return np.split(shuffled, (np.cumsum(shares)[:-1] * len(members)).astype(np.int64))
+
+    return deal(cut(members) for members in filter(len, by_domain(domains)))
+
+
+Rule = Callable[["PartitionSettings", IntArray, int], list[IntArray]]
+"""Settings, domain of each training image, seed -> positions of each client's images."""
+
+RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
+    "heterogeneous": (
+        lambda s, domains, seed: heterogeneous_indices(
+            domains, s.clients, s.heterogeneity, seed=seed, rounding=s.rounding
+        ),
+        ("clients", "heterogeneity", "rounding"),
+    ),
+    "pooled": (lambda _, domains, __: [np.arange(len(domains))], ()),
+    "domain": (lambda _, domains, seed: per_domain_indices(domains, 1, seed=seed), ()),
+    "per_domain": (
+        lambda s, domains, seed: per_domain_indices(domains, s.clients_per_domain, seed=seed),
+        ("clients_per_domain",),
+    ),
+    "dirichlet": (
+        lambda s, domains, seed: dirichlet_indices(domains, s.clients, s.alpha, seed=seed),
+        ("clients", "alpha"),
+    ),
+}
+"""Kind -> its rule and the settings that it reads."""
+
+
+def make_partition(
+    settings: PartitionSettings,
+    indices: NDArray[np.integer],
+    domains: NDArray[np.integer],
+    *,
+    seed: int,
+) -> Partition:
+    """Spread the training images over clients.
+
+    Args:
+        settings: The rule and its numbers.
+        indices: Data-set indices of the training images, [n].
+        domains: Domain id of each of them, [n].
+        seed: Seed of the partition's own stream.
+
+    Raises:
+        DataError: If there are no training images.
+        SettingsError: If a client would hold fewer images than ``settings.min_client_size``.
+    """
+    if not len(indices):
+        raise DataError("there are no training images to spread over clients; check the splits")
+    make, used = RULES[settings.kind]
+    smallest = settings.min_client_size
+    for name in {"clients", "clients_per_domain"}.intersection(used):
+        # before the rule runs: a mistyped number of clients may not fill the memory
+        if (wanted := getattr(settings, name)) * smallest > len(indices):
+            raise SettingsError(
+                f"partition.{name} is {wanted} but there are only {len(indices)} training images, "
+                f"too few for {smallest} each; use fewer clients, or partition.min_client_size=0 "
+                f"to allow empty ones, which never train"
+            )
+    parts = make(settings, np.asarray(domains, dtype=np.int64), seed)
+    too_small = [len(part) for part in parts if len(part) < smallest]
+    if too_small:
+        raise SettingsError(
+            f"{len(too_small)} of {len(parts)} clients would hold fewer than {smallest} of the "
+            f"{len(indices)} training images, the smallest {min(too_small)}; use fewer clients, or "
+            f"partition.min_client_size=0 to allow empty ones, which never train"
+        )
+    width = max(3, len(str(len(parts) - 1)))
+    return Partition(
+        clients=tuple(f"client_{i:0{width}d}" for i in range(len(parts))),
+        indices=tuple(np.asarray(indices, dtype=np.int64)[part] for part in parts),
+        rule={
+            "kind": settings.kind,
+            **{name: getattr(settings, name) for name in used},
+            "seed": seed,
+        },
+    )
+
+
+def validation_parts(
+    settings: PartitionSettings,
+    partition: Partition,
+    id_val: NDArray[np.integer],
+    domains: NDArray[np.integer],
+    *,
+    seed: int,
+) -> tuple[dict[str, IntArray], dict[str, IntArray]]:
+    """Give every client that holds images validation images too.
+
+    The in-domain validation split is spread with the partition's own rule and seed. A client that
+    gets nothing of it gives up a tenth of its training images, rounded down and at least one; its
+    only image would serve for both.
+
+    Args:
+        settings: The partition's rule and its numbers.
+        partition: The training images of the clients.
+        id_val: Data-set indices of the in-domain validation images, [n].
+        domains: Domain id of each of them, [n].
+        seed: Seed of the partition's own stream.
+
+    Returns:
+        Training and validation images by client name: data-set indices.
+    """
+    make, _ = RULES[settings.kind]
+    parts = make(settings, np.asarray(domains, dtype=np.int64), seed) if len(id_val) else []
+    if len(parts) != len(partition.clients):  # a domain without validation images has no parts
+        parts = [np.arange(0)] * len(partition.clients)
+    training: dict[str, IntArray] = {}
+    validation: dict[str, IntArray] = {}
+    for number, (name, held) in enumerate(zip(partition.clients, partition.indices, strict=True)):
+        if not len(held):
+            continue
+        training[name] = held
+        validation[name] = np.asarray(id_val, dtype=np.int64)[parts[number]]
+        if not len(validation[name]):
+            order = np.random.default_rng([seed, number]).permutation(len(held))
+            count = max(1, len(held) // 10)
+            validation[name] = held[np.sort(order[:count])]
+            if len(held) > 1:
+                training[name] = held[np.sort(order[count:])]
+    return training, validation

@@ -1,0 +1,180 @@
+"""Protocols: which domains train, validate and test.
+
+Leave one domain out (LODO) tests on one domain and trains on the others. Leave two domains out
+(LTDO; Nguyen et al., ICDCS 2025) keeps one more for choosing the model. A scenario is named by the
+codes of its domains, such as ``ac-p-s``: trained on art and cartoon, validated on photo, tested on
+sketch. Codes longer than a letter are joined by ``+``, as in ``15+30+45+60+75-0``. The protocol
+``wilds`` takes the splits that a data set's authors published (Koh et al., ICML 2021).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+from feddg_bench.common.errors import SettingsError, unknown
+
+PROTOCOLS: dict[str, tuple[str, ...]] = {"lodo": ("test",), "ltdo": ("val", "test"), "wilds": ()}
+"""Name -> roles of the held-out domains, in the order in which a scenario's name gives them."""
+OFFICIAL = "official"
+"""Name of the one scenario of ``wilds``, where the authors published one set of splits."""
+MOST_DOMAINS = 64
+"""Of a data set with more, such as one a writer, no domain is left out alone."""
+
+
+Official = Mapping[str, Sequence[str]] | Mapping[str, Mapping[str, Sequence[str]]]
+"""Domains by role in the published splits, or that by the name of each of several."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Domains by role.
+
+    Attributes:
+        name: Canonical name.
+        protocol: A key of `PROTOCOLS`.
+        train: Domains that clients hold.
+        val: Domain that only chooses models, if the protocol has one. Under ``wilds`` val and test
+            may be several domains: their names joined by ``+``, or how many.
+        test: Domain that no decision may see.
+    """
+
+    name: str
+    protocol: str
+    train: tuple[str, ...]
+    val: str | None
+    test: str
+
+
+def validate_protocol(name: str) -> None:
+    """Check a protocol's name; needs no data set.
+
+    Raises:
+        SettingsError: If it is unknown, naming the nearest.
+    """
+    if name not in PROTOCOLS:
+        raise SettingsError(unknown("protocol", name, PROTOCOLS))
+
+
+def scenarios(
+    protocol: str,
+    domains: Sequence[str],
+    letters: Mapping[str, str],
+    select: str | None = None,
+    official: Official | None = None,
+) -> list[Scenario]:
+    """Return the scenarios of a protocol on a data set.
+
+    Args:
+        protocol: A key of `PROTOCOLS`.
+        domains: The data set's domains in cycle order: by default each domain is held out once,
+            LTDO validating on a domain and testing on the next, the first after the last.
+        letters: Short code of each domain; its order is the order of codes in a name.
+        select: ``None`` for the default set, ``all`` for every choice of held-out domains, or names
+            separated by commas. A name gives codes or domains: ``ac-p-s`` with the training codes
+            in any order, ``art_painting+cartoon-photo-sketch``, or without the training part,
+            ``photo-sketch``.
+        official: Domains by role, ``train``, ``val`` and ``test``, in the published splits, or such
+            roles under the name of each, if there are several; empty if there are none.
+
+    Raises:
+        SettingsError: If the protocol or a scenario is unknown, or there are too few or too many
+            domains, or no published splits.
+    """
+    validate_protocol(protocol)
+    if protocol == "wilds":
+        return _official(official or {}, select)
+    if len(domains) > MOST_DOMAINS:
+        raise SettingsError(
+            f"protocol {protocol} leaves out single domains but the data set has {len(domains)}: "
+            f"use --protocol wilds"
+        )
+    held_out = len(PROTOCOLS[protocol])
+    if len(domains) <= held_out:
+        raise SettingsError(
+            f"protocol {protocol} needs at least {held_out + 1} domains but the data set has "
+            f"{len(domains)}: {', '.join(domains)}"
+        )
+    cycle = [*domains, *domains]
+    default = [tuple(cycle[i : i + held_out]) for i in range(len(domains))]
+    if select is None:
+        return [_scenario(protocol, held, letters) for held in default]
+    known = [_scenario(protocol, held, letters) for held in permutations(domains, held_out)]
+    if select == "all":
+        return known
+    return list(dict.fromkeys(_find(name.strip(), known, letters) for name in select.split(",")))
+
+
+def _scenario(protocol: str, held: tuple[str, ...], letters: Mapping[str, str]) -> Scenario:
+    train = tuple(domain for domain in letters if domain not in held)
+    roles = dict(zip(PROTOCOLS[protocol], held, strict=True))
+    between = "+" if any(len(code) > 1 for code in letters.values()) else ""
+    name = "-".join([between.join(letters[d] for d in train), *(letters[d] for d in held)])
+    return Scenario(name, protocol, train, roles.get("val"), roles["test"])
+
+
+def _official(official: Official, select: str | None) -> list[Scenario]:
+    known: dict[str, Scenario] = {}
+    for name, roles in _by_scenario(official).items():
+        if roles.get("train") and roles.get("test"):
+            val, test = (_summary(roles.get(role, ())) for role in ("val", "test"))
+            known[name] = Scenario(name, "wilds", tuple(roles["train"]), val or None, test)
+    if not known:
+        raise SettingsError(
+            "protocol wilds needs a data set with published splits over domains, which this one "
+            "has not: use --protocol lodo or ltdo"
+        )
+    if select in (None, "all"):
+        return list(known.values())
+    chosen = list(dict.fromkeys(name.strip() for name in select.split(",")))
+    for name in chosen:
+        if name not in known:
+            raise SettingsError(unknown("scenario", name, known))
+    return [known[name] for name in chosen]
+
+
+def _by_scenario(official: Official) -> dict[str, Mapping[str, Sequence[str]]]:
+    """Return the roles in each set of published splits, by the name of its scenario."""
+    several = {name: roles for name, roles in official.items() if isinstance(roles, Mapping)}
+    if several:
+        return several
+    return {OFFICIAL: {k: v for k, v in official.items() if not isinstance(v, Mapping)}}
+
+
+def _summary(domains: Sequence[str]) -> str:
+    return "+".join(domains) if len(domains) <= 3 else f"{len(domains)} domains"
+
+
+def _find(name: str, known: Sequence[Scenario], letters: Mapping[str, str]) -> Scenario:
+    for scenario in known:
+        if _names(name.split("-"), scenario, letters):
+            return scenario
+    raise SettingsError(unknown("scenario", name, (scenario.name for scenario in known)))
+
+
+def _names(parts: Sequence[str], scenario: Scenario, letters: Mapping[str, str]) -> bool:
+    """Return whether ``parts`` are [training domains,] held-out domains, by code or by name."""
+    held = [domain for domain in (scenario.val, scenario.test) if domain is not None]
+    if len(parts) not in (len(held), len(held) + 1):
+        return False
+    train, last = parts[: -len(held)], parts[-len(held) :]
+    return all(
+        part in (domain, letters[domain]) for part, domain in zip(last, held, strict=True)
+    ) and all(
+        sorted(part.split("+"))
+        in (sorted(scenario.train), sorted(letters[domain] for domain in scenario.train))
+        or _spells(part, [letters[domain] for domain in scenario.train])
+        for part in train
+    )
+
+
+def _spells(text: str, codes: Sequence[str]) -> bool:
+    """Return whether ``text`` is all ``codes`` run together, in any order."""
+    if not codes:
+        return not text
+    return any(
+        text.startswith(code)
+        and _spells(text.removeprefix(code), [other for other in codes if other != code])
+        for code in codes
+    )

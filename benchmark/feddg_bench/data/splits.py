@@ -1,0 +1,270 @@
+"""Splits: which images train, validate and test, drawn by us or read from a published file."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddg_bench.common.errors import DataError, unknown
+from feddg_bench.common.streams import generator
+from feddg_bench.data.protocols import Scenario
+
+SPLITS = ("train", "id_val", "id_test", "val", "test")
+"""The first three share the training domains."""
+ROLES = dict(zip(SPLITS, ("train", "train", "train", "val", "test"), strict=True))
+"""Split -> role of the domains whose images it may hold."""
+REQUIRED_COLUMNS = ("split", "domain", "path")
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
+
+Splits = dict[str, NDArray[np.int64]]
+"""Split -> ascending data-set indices of its images; a split without images is left out."""
+
+
+def split_by_domain(
+    scenario: Scenario,
+    domains: NDArray[np.integer],
+    labels: NDArray[np.integer] | NDArray[np.floating],
+    domain_names: Sequence[str],
+    *,
+    id_val_fraction: float,
+    id_test_fraction: float,
+    seed: int,
+    published: NDArray[np.integer] | None = None,
+) -> Splits:
+    """Hold out images of the training domains; held-out domains are splits as a whole.
+
+    Of the n images of a training domain and class, ``id_test`` gets round(f n) and ``id_val``
+    round(f (n - id_test)), halves rounded to the even number. Every scenario has its own draw. Of a
+    regression, whose labels are no whole numbers, a training domain is drawn from as a whole.
+
+    Args:
+        scenario: Domains by role.
+        domains: Domain id of every image of the data set.
+        labels: Label of every image.
+        domain_names: Names of the domain ids.
+        id_val_fraction: In [0, 1), of what ``id_test`` leaves.
+        id_test_fraction: In [0, 1).
+        seed: Seed of the run.
+        published: Place in `SPLITS` of every image as the authors have it: what is ``id_test``
+            there is so here instead of a draw, unless ``id_test_fraction`` is 0.
+
+    Raises:
+        DataError: If no image is left to train on.
+    """
+    kept = None if published is None else published == SPLITS.index("id_test")
+    rng = generator(seed, "split", scenario.name)
+    if np.issubdtype(labels.dtype, np.floating):
+        labels = np.zeros(len(domains), dtype=np.int64)
+    roles = _roles(scenario)
+    split_of = np.full(len(domains), -1)
+    for domain, name in enumerate(domain_names):
+        inside = domains == domain
+        split_of[inside] = SPLITS.index(roles[name])
+        if roles[name] != "train":
+            continue
+        for label in np.unique(labels[inside]):
+            members = rng.permutation(np.flatnonzero(inside & (labels == label)))
+            num_test = round(id_test_fraction * len(members))
+            if kept is not None and id_test_fraction:
+                num_test = int(kept[members].sum())
+                members = members[np.argsort(~kept[members], kind="stable")]
+            num_val = round(id_val_fraction * (len(members) - num_test))
+            split_of[members[:num_test]] = SPLITS.index("id_test")
+            split_of[members[num_test : num_test + num_val]] = SPLITS.index("id_val")
+    return _collect(split_of, "lower data.id_val_fraction and data.id_test_fraction")
+
+
+def published_splits(places: NDArray[np.integer]) -> Splits:
+    """Return the authors' splits, given the place in `SPLITS` of every image.
+
+    Raises:
+        DataError: If no image trains.
+    """
+    return _collect(np.asarray(places, dtype=np.int64), "get the data set's split again")
+
+
+def read_split_csv(
+    path: Path,
+    scenario: Scenario,
+    paths: Sequence[str],
+    domains: NDArray[np.integer],
+    labels: NDArray[np.integer] | NDArray[np.floating],
+    domain_names: Sequence[str],
+    class_names: Sequence[str],
+) -> Splits:
+    """Read a split file in the form of FedDG_Benchmark (Bai et al., ICLR 2024).
+
+    Columns are found by name: split, domain and path are required, y and category are checked where
+    present, others are ignored. Rows are matched to images by path, whose suffix may differ, since
+    copies of a data set are stored as JPEG or PNG. Of a regression neither y nor category is
+    checked.
+
+    Args:
+        path: The CSV file, UTF-8.
+        scenario: Domains by role, which the file must fit.
+        paths: Path of every image below the data set's folder, ``domain/category/file``.
+        domains: Domain id of every image.
+        labels: Label of every image.
+        domain_names: Names of the domain ids.
+        class_names: Names of the labels; empty for a regression.
+
+    Raises:
+        DataError: If the file is unreadable or does not describe this data set and scenario; the
+            message gives the line.
+    """
+    rows = list(_read_rows(path, paths))
+    images = np.array([row.image for row in rows], dtype=np.int64)
+    for row in rows:
+        truth = domain_names[domains[row.image]]
+        if row.domain != truth:
+            raise _error(path, row, f"domain is {row.domain!r} but the image lies in {truth!r}")
+        if not class_names:
+            continue
+        category = class_names[int(labels[row.image])]
+        if row.category not in (None, category):
+            raise _error(path, row, f"category is {row.category!r} but the image's is {category!r}")
+    if class_names:
+        _check_labels(path, rows, labels[images].astype(np.int64))
+    absent = np.setdiff1d(np.arange(len(paths)), images)
+    if len(absent):
+        raise DataError(
+            f"{path} lacks {len(absent)} of the data set's {len(paths)} images, such as "
+            f"{paths[absent[0]]}; a split file lists every image once"
+        )
+    _check_scenario(path, rows, scenario)
+    split_of = np.empty(len(paths), dtype=np.int64)
+    split_of[images] = [SPLITS.index(row.split) for row in rows]
+    return _collect(split_of, f"mend the column split of {path}")
+
+
+def _roles(scenario: Scenario) -> dict[str, str]:
+    """Return the role of each domain."""
+    roles = dict.fromkeys(scenario.train, "train")
+    if scenario.val is not None:
+        roles[scenario.val] = "val"
+    return roles | {scenario.test: "test"}
+
+
+def _collect(split_of: NDArray[np.int64], advice: str) -> Splits:
+    splits = {split: np.flatnonzero(split_of == i) for i, split in enumerate(SPLITS)}
+    if not len(splits["train"]):
+        raise DataError(f"the training split has no images; {advice}")
+    return {split: index for split, index in splits.items() if len(index)}
+
+
+# ------------------------------------------------------------------------------- split files
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One row, matched to its image; ``None`` for a column that the file has not."""
+
+    line: int
+    image: int
+    split: str
+    domain: str
+    category: str | None
+    y: str | None
+
+
+def _error(path: Path, row: _Row, what: str) -> DataError:
+    return DataError(f"{path}, line {row.line}: {what}; use the split file of this data set")
+
+
+def _read_rows(path: Path, paths: Sequence[str]) -> Iterator[_Row]:
+    exact = {name: i for i, name in enumerate(paths)}
+    stems = {_stem(name): i for name, i in exact.items()}
+    lines: dict[int, int] = {}
+    for line, cells in _read_cells(path):
+        where = f"{path}, line {line}: "
+        if cells["split"] not in SPLITS:
+            raise DataError(where + unknown("split", cells["split"], SPLITS))
+        name = str(PurePosixPath(cells["path"].replace("\\", "/")))
+        image = exact.get(name, stems.get(_stem(name)))
+        if image is None:
+            raise DataError(
+                f"{where}the data set has no image {cells['path']!r}; paths are relative to its "
+                f"folder, such as {paths[0]}"
+            )
+        if image in lines:
+            raise DataError(
+                f"{where}image {name} is already in line {lines[image]}; list every image once"
+            )
+        lines[image] = line
+        yield _Row(
+            line, image, cells["split"], cells["domain"], cells.get("category"), cells.get("y")
+        )
+
+
+def _read_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield line number and cells by column; a cell that a short row lacks is empty."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, restval="")
+            missing = [c for c in REQUIRED_COLUMNS if c not in (reader.fieldnames or ())]
+            if missing:
+                raise DataError(
+                    f"{path}, line 1: there is no column {missing[0]!r}; a split file needs the "
+                    f"columns {', '.join(REQUIRED_COLUMNS)}"
+                )
+            for cells in reader:
+                yield reader.line_num, cells
+    except OSError as error:
+        raise DataError(f"cannot read the split file {path}: {error.strerror}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} is not a CSV file in UTF-8: {error}") from error
+
+
+def _stem(name: str) -> str:
+    path = PurePosixPath(name)
+    return str(path.with_suffix("")) if path.suffix.lower() in IMAGE_SUFFIXES else name
+
+
+def _check_labels(path: Path, rows: Sequence[_Row], labels: NDArray[np.integer]) -> None:
+    """Compare column y, where present, with the labels of the rows' images."""
+    offsets = []
+    for row, label in zip(rows, labels.tolist(), strict=True):
+        if row.y is None:
+            return
+        try:
+            offsets.append(int(row.y) - label)
+        except ValueError:
+            raise _error(path, row, f"y is {row.y!r}, not a whole number") from None
+    wrong = [i for i, offset in enumerate(offsets) if offset]
+    if not wrong:
+        return
+    if len(set(offsets)) == 1:
+        raise DataError(
+            f"{path}: labels differ by a constant {offsets[0]} from the data set's in all "
+            f"{len(rows)} rows; subtract {offsets[0]} from column y, or leave the column out"
+        )
+    row, label = rows[wrong[0]], labels[wrong[0]]
+    raise _error(path, row, f"y is {row.y} but the image's label is {label}")
+
+
+def _check_scenario(path: Path, rows: Iterable[_Row], scenario: Scenario) -> None:
+    """Compare the domains in each split with the scenario's."""
+    roles = _roles(scenario)
+    found: dict[str, dict[str, None]] = {"train": {}, "val": {}, "test": {}}  # ordered sets
+    first = None
+    for row in rows:
+        found[ROLES[row.split]][row.domain] = None
+        if first is None and roles[row.domain] != ROLES[row.split]:
+            first = row
+    if first is None:
+        return
+    train, val, test = (list(domains) for domains in found.values())
+    pure = len({*train, *val, *test}) == len(train) + len(val) + len(test)
+    fits = "fits no scenario, since a split or a domain is mixed"
+    if pure and train and len(val) <= 1 and len(test) == 1:
+        name = "-".join(["+".join(train), *val, *test])
+        fits = f"fits --protocol {'ltdo' if val else 'lodo'} --scenario {name}"
+    raise DataError(
+        f"{path}, line {first.line}: {first.domain} is in split {first.split} but scenario "
+        f"{scenario.name} has it as {roles[first.domain]} domain; the file {fits}"
+    )

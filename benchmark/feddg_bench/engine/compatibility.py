@@ -1,0 +1,87 @@
+"""Whether a method and its settings suit the images and the task of a data set.
+
+What does not is refused before anything is decoded or trained.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
+
+from feddg_bench.common.errors import SettingsError
+
+if TYPE_CHECKING:
+    from feddg_bench.config.schema import RunSettings
+    from feddg_bench.core.method import Method
+
+COLOURS = ("brightness", "contrast", "saturation", "hue", "grayscale")
+"""Settings of augmentation that need RGB in [0, 1]."""
+
+
+class Pictures(Protocol):
+    """What a data set and a federation both say of their images."""
+
+    @property
+    def task(self) -> str:
+        """``classification`` or ``regression``."""
+
+    @property
+    def channels(self) -> int:
+        """Of an image."""
+
+    @property
+    def pixels(self) -> str:
+        """``uint8`` or ``float16``."""
+
+
+def is_rgb(pictures: Pictures) -> bool:
+    """Tell whether images are red, green and blue in [0, 1]."""
+    return pictures.channels == 3 and pictures.pixels == "uint8"
+
+
+def check_fit(settings: RunSettings, method: type[Method], pictures: Pictures) -> None:
+    """Check that a method can be run on a data set with these settings.
+
+    Raises:
+        SettingsError: If the method cannot learn the task, or the method, the augmentation or the
+            normalisation is for RGB images and these are none.
+    """
+    if pictures.task not in method.tasks:
+        raise SettingsError(
+            f"{settings.method} cannot learn a {pictures.task} such as {settings.dataset}: choose "
+            f"one of {', '.join(methods_for(pictures.task)) or 'no known method'}"
+        )
+    if is_rgb(pictures):
+        return
+    images = (
+        f"images of {settings.dataset} have {pictures.channels} channels of {pictures.pixels}, "
+        f"not 3 of uint8"
+    )
+    if method.rgb_only:
+        raise SettingsError(
+            f"{settings.method} changes the style of RGB images, but {images}: choose a method "
+            f"that leaves images as they are, such as fedavg"
+        )
+    wrong = [f"augment.{name}=0" for name in COLOURS if getattr(settings.augment, name)]
+    if wrong:
+        raise SettingsError(
+            f"augmentation of colours is for RGB images, but {images}: set {' '.join(wrong)}"
+        )
+    normalisation = settings.backbone.normalisation
+    if normalisation not in ("auto", "none"):
+        raise SettingsError(
+            f"backbone.normalisation={normalisation} is for RGB images, but {images}: "
+            f"set backbone.normalisation=none"
+        )
+
+
+def methods_for(task: str) -> list[str]:
+    """Return the names of the known methods that can learn a task."""
+    from feddg_bench.plugins import load_method, names
+
+    found = []
+    for name in names("method"):
+        with suppress(Exception):  # a plugin that cannot be imported can learn nothing
+            if task in load_method(name).tasks:
+                found.append(name)
+    return found

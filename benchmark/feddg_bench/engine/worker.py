@@ -1,0 +1,165 @@
+"""The only code that runs client work: a function of a message."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import resource
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+
+from feddg_bench.common.streams import torch_stream
+from feddg_bench.config.schema import RunSettings
+from feddg_bench.core.client import Client
+from feddg_bench.core.messages import Reply, Task, Weights
+from feddg_bench.core.method import Method
+from feddg_bench.core.tasks import TASKS
+from feddg_bench.data.augment import to_float
+from feddg_bench.data.federated import ClientImages, Federation, ImageBank
+from feddg_bench.engine.build import build_method
+
+logging.getLogger("lightning.fabric").setLevel(logging.WARNING)  # it announces every precision
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """All a process needs to build its worker.
+
+    Attributes:
+        settings: What to compute.
+        federation: Images, clients and splits.
+        device: Where, such as ``cpu`` or ``cuda:0``.
+        threads: CPU threads of this worker.
+        plugin: The method's class, where it is not the one registered under its name.
+    """
+
+    settings: RunSettings
+    federation: Federation
+    device: str = "cpu"
+    threads: int = 1
+    plugin: type[Method] | None = None
+
+
+class Worker:
+    """Runs client tasks on one device. A process has one, with its only model.
+
+    ``run`` is a function of the task alone: which tasks ran before, in which order and in which
+    process, leaves no trace in its answer.
+    """
+
+    def __init__(self, spec: WorkerSpec, method: Method | None = None) -> None:
+        torch.set_num_threads(spec.threads)
+        keep_freed_memory()
+        # Lightning sets this on import, for forks, which we never make; PyTorch's optimizers then
+        # load the GPU driver's library anew at every step.
+        os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
+        self.spec = spec
+        self.settings = spec.settings
+        self.device = torch.device(spec.device)
+        self.fabric = Fabric(
+            accelerator=self.device.type,
+            devices=[self.device.index or 0] if self.device.type == "cuda" else 1,
+            precision=self.settings.train.precision,
+        )
+        self.method = method or build_method(self.settings, spec.federation, spec.plugin)
+        self.method.to(self.device)
+        if self.settings.train.channels_last:
+            self.method.to(memory_format=torch.channels_last)
+        self.method.bind()
+        self.bank = ImageBank(spec.federation, self.device)
+        self.data = {
+            name: ClientImages(self.bank, index, self.settings.augment, self.settings.train)
+            for name, index in spec.federation.clients.items()
+        }
+        self.validation = {
+            name: ClientImages(self.bank, index, self.settings.augment, self.settings.train)
+            for name, index in spec.federation.validation.items()
+        }
+        self.domain_ids = {
+            name: torch.from_numpy(spec.federation.domains_of(name)) for name in self.data
+        }
+        self._initial_private = self.method.private_weights()
+
+    def run(self, task: Task) -> Reply[Any]:
+        """Load the global weights, do what the task asks, and forget."""
+        start = time.perf_counter()
+        settings, data, memory = self.settings, self.data[task.client], dict(task.memory)
+        client = Client(
+            name=task.client,
+            round=task.round,
+            rounds=settings.federation.rounds,
+            data=data,
+            weights=task.weights,
+            broadcast={**task.broadcast, **task.told},
+            memory=memory,
+            fabric=self.fabric,
+            train=settings.train,
+            seed=settings.seed,
+            domain_ids=self.domain_ids[task.client],
+            sources=self.spec.federation.sources,
+            validation=self.validation.get(task.client),
+        )
+        self.method.train()
+        self.method.load_weights(memory.pop("private state", self._initial_private))
+        self.method.load_weights(task.weights)
+        copied = time.perf_counter()
+        stream = (task.call, task.round, task.client)
+        with (
+            torch_stream(settings.seed, *stream, device=self.device),
+            self.method.serving(client),
+        ):
+            value = getattr(self.method, task.call)(client)
+        if self._initial_private:
+            memory["private state"] = self.method.private_weights()
+        metrics = client.metrics()
+        seconds = {"copy": copied - start, "work": time.perf_counter() - copied}
+        return Reply(task.client, len(data), value, metrics, memory, seconds)
+
+    @torch.no_grad()
+    def evaluate(self, weights: Weights, index: np.ndarray) -> tuple[np.ndarray, float]:
+        """Measure global weights on some images.
+
+        Returns:
+            Predictions (n,), class ids or numbers, and the summed loss.
+        """
+        task = TASKS[self.spec.federation.task]
+        self.method.load_weights(self._initial_private)
+        self.method.load_weights(weights)
+        self.method.eval()
+        predictions = []
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        for part in torch.from_numpy(index).split(self.settings.evaluation.batch_size):
+            images, labels = self.bank.take(part)
+            with self.fabric.autocast():
+                outputs = self.method(to_float(images)).float()
+            predictions.append(task.predict(outputs))
+            loss += task.loss(outputs, labels, "sum")
+        return torch.cat(predictions).cpu().numpy(), float(loss)
+
+
+def keep_freed_memory() -> None:
+    """Ask glibc to reuse freed memory instead of giving it back to the system.
+
+    Every layer allocates and frees large maps; returned memory must be cleared page by page when
+    it is asked for again, which costs 5 to 10 % of a training step on a CPU. Elsewhere than on
+    Linux with glibc this does nothing.
+    """
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        return
+    mallopt(-3, 2**30)  # M_MMAP_THRESHOLD
+    mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
+
+
+def peak_memory_mib() -> float:
+    """Return this process's peak resident memory in MiB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak / (1024 if sys.platform != "darwin" else 1024**2), 1)

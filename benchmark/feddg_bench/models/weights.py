@@ -1,0 +1,78 @@
+"""Weights files, read without ever running code from them."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from feddg_bench.common.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def load_tensors(path: str | Path) -> dict[str, torch.Tensor]:
+    """Return the named tensors of a weights file, on the CPU.
+
+    Args:
+        path: A ``.safetensors`` file, or a state dict that ``torch.save`` wrote (any other
+            suffix), which is opened with ``weights_only``.
+
+    Raises:
+        DataError: The file is missing, unreadable, holds Python objects that could run code, or
+            holds something else than a mapping from names to tensors.
+    """
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = existing_file(path)
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise DataError(
+            f"{path} is damaged or holds Python objects, which are never loaded because they can "
+            f"run code: save its state dict alone, best as .safetensors"
+        ) from error
+    except (OSError, EOFError, RuntimeError, ValueError, LookupError, SafetensorError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(
+            f"{path} cannot be read as weights ({reason}): "
+            f"expected a .safetensors file or a state dict written by torch.save"
+        ) from error
+    if not isinstance(tensors, Mapping) or not all(
+        isinstance(name, str) and isinstance(tensor, torch.Tensor)
+        for name, tensor in tensors.items()
+    ):
+        raise DataError(
+            f"{path} is not a mapping from names to tensors: "
+            f"save the state dict itself, not the model or a checkpoint around it"
+        )
+    return dict(tensors)
+
+
+def sha256(path: str | Path) -> str:
+    """Return the SHA-256 of a file's content, 64 hexadecimal digits.
+
+    Raises:
+        DataError: There is no such file.
+    """
+    with existing_file(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def existing_file(path: str | Path) -> Path:
+    """Return ``path`` as a `Path`.
+
+    Raises:
+        DataError: There is no file at ``path``.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise DataError(f"there is no weights file {path}: give the path of an existing file")
+    return path

@@ -1,0 +1,75 @@
+"""Selection rules: which round a table reports; and what is read of a round or a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+from feddg_bench.records.record import WHOLE, split_metric
+
+Rule = Literal["last", "best_by_val", "best_by_id_val", "oracle"]
+RULES: tuple[Rule, ...] = get_args(Rule)
+"""Which evaluated round a table reports: the last; the one with the best key metric of the data set
+(accuracy, unless it says otherwise) on the held-out validation domain, on held-out images of the
+training domains, or (never by default) on the test domain. Ties go to the earliest round."""
+
+CHOOSING: Mapping[Rule, str] = {"best_by_val": "val", "best_by_id_val": "id_val", "oracle": "test"}
+"""The split that a rule looks at."""
+
+Evaluation = dict[str, dict[str, dict[str, float]]]
+"""Split -> domain -> metric -> value."""
+
+
+def choose(evaluations: Sequence[Evaluation], rule: Rule, metric: str) -> Evaluation | None:
+    """Return the evaluation that a rule chooses out of those of all rounds, in their order.
+
+    Args:
+        evaluations: Of the rounds that were evaluated.
+        rule: How to choose.
+        metric: By which, where the rule looks at one; more is better.
+
+    Returns:
+        ``None`` if no round was evaluated, or none has the split that the rule looks at.
+    """
+    best = (
+        len(evaluations) - 1 if rule == "last" else best_round(evaluations, CHOOSING[rule], metric)
+    )
+    return None if best is None or best < 0 else evaluations[best]
+
+
+def best_round(evaluations: Sequence[Evaluation], split: str, metric: str) -> int | None:
+    """Return the position of the earliest evaluation with the highest metric on a split."""
+    values = [split_metric(evaluation, split, metric) for evaluation in evaluations]
+    known = [value for value in values if value is not None]
+    return values.index(max(known)) if known else None
+
+
+def pooled(evaluation: Evaluation, split: str, metric: str, over: str = "images") -> float | None:
+    """Return a metric of a split: over all its images, or its mean or smallest over domains."""
+    if over == "images":
+        return split_metric(evaluation, split, metric)
+    parts = evaluation.get(split, {})
+    domains = [
+        domain
+        for name, domain in parts.items()
+        if metric in domain and (name != WHOLE or len(parts) == 1)
+    ]
+    if not any(domain["images"] for domain in domains):
+        return None
+    values = [domain[metric] for domain in domains]
+    return min(values) if over == "worst" else sum(values) / len(values)
+
+
+def costs(record: Mapping[str, Any]) -> dict[str, float]:
+    """Return what a run cost, by metric (see `Run.cost`); raises if the record lacks something."""
+    rounds = record["rounds"]
+    found = {"one_time_cost": float(sum(record.get("once", {}).get("seconds", {}).values()))}
+    if rounds:
+        n = len(rounds)
+        asked = sum(len(r["cohort"]) for r in rounds)
+        found["local_training_time"] = sum(r["seconds"].get("training", 0) for r in rounds)
+        found["local_training_time"] /= asked
+        found["aggregation_time"] = sum(r["seconds"].get("aggregation", 0) for r in rounds) / n
+        for way in ("up", "down"):
+            found[f"megabytes_{way}"] = sum(r["bytes"][way] for r in rounds) / n / 1e6
+    return found

@@ -1,0 +1,210 @@
+"""Runs of a row that differ in settings become rows of their own, named by what differs."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from feddg_bench.records.runs import Run
+
+SHORT = {
+    "partition.heterogeneity": "lambda",
+    "partition.clients": "N",
+    "federation.per_round": "K",
+}
+"""Names of settings in labels; others go by the last part of their key."""
+
+IN_LABEL = 3
+"""A label says so many differences; a note says the others."""
+
+SPLIT = "data.split_csv"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Runs that agree in all settings but seed, scenario and what columns vary.
+
+    Attributes:
+        label: What sets it apart from the other variants of the row; may be empty.
+        differences: The same by key: values of settings, ``recipe``, ``version`` or ``images``.
+        runs: Its runs.
+    """
+
+    label: str
+    differences: Mapping[str, Any]
+    runs: tuple[Run, ...]
+
+
+def text(value: Any) -> str:
+    """Return a setting's value as a person writes it.
+
+    >>> text(True), text(None), text(0.5), text(1.0), text("sgd")
+    ('true', 'none', '0.5', '1', 'sgd')
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value is None:
+        return "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def split(runs: Sequence[Run], free: Collection[str] = ()) -> list[Variant]:
+    """Return the variants among the runs of a row.
+
+    Runs under several recipes are first told apart by recipe, unless the settings agree. Settings
+    are compared within a data set, since recipes give each its own.
+
+    Args:
+        runs: Of one row, of any data sets and scenarios.
+        free: Keys that the table's columns vary.
+    """
+    entries = _entries(runs, free)
+    recipes = sorted({entry.recipe for entry in entries})
+    found: list[Variant] = []
+    for recipe in recipes:
+        mine = [entry for entry in entries if entry.recipe == recipe]
+        keys = _differing(mine)
+        together: dict[tuple[str, ...], list[Run]] = {}
+        named: dict[tuple[str, ...], dict[str, Any]] = {}
+        for entry in mine:
+            differences: dict[str, Any] = {"recipe": recipe} if len(recipes) > 1 else {}
+            differences |= {key: entry.signature.get(key) for key in keys}
+            mark = tuple(map(repr, differences.values()))
+            together.setdefault(mark, []).extend(entry.runs)
+            named[mark] = differences
+        said = _telling(list(named.values()), mine)
+        found += [
+            Variant(label({k: v for k, v in named[mark].items() if k in said}), named[mark], runs_)
+            for mark, runs_ in ((mark, tuple(members)) for mark, members in together.items())
+        ]
+    found.sort(key=lambda variant: [natural(text(v)) for v in variant.differences.values()])
+    return _distinct(found)
+
+
+def _telling(named: Sequence[Mapping[str, Any]], entries: Sequence[_Entry]) -> set[str]:
+    """Return the differences that a label says.
+
+    Of a method's own settings they are those that it declares for labels, if these tell all
+    variants apart: a preset's name stands for what it sets.
+    """
+    keys = set(named[0])
+    declared = {f"hyper.{name}" for entry in entries for run in entry.runs for name in run.labels}
+    few = {key for key in keys if not key.startswith("hyper.") or key in declared}
+    marks = {tuple(repr(differences[key]) for key in sorted(few)) for differences in named}
+    return few if len(marks) == len(named) else keys
+
+
+def label(differences: Mapping[str, Any]) -> str:
+    """Return differences as a label: ``lambda=0.5, lr=0.01``, the first `IN_LABEL` of them.
+
+    >>> label({"partition.heterogeneity": 0.5, "hyper.mu": 0.1})
+    'lambda=0.5, mu=0.1'
+    """
+    said = assignments(differences)
+    rest = len(said) - IN_LABEL
+    return ", ".join(said[:IN_LABEL]) + (f", +{rest} more" if rest > 0 else "")
+
+
+def assignments(differences: Mapping[str, Any]) -> list[str]:
+    """Return ``name=value`` of each difference, with the shortest name that is not ambiguous."""
+    lasts = Counter(key.rsplit(".", 1)[-1] for key in differences)
+    said = []
+    for key, value in differences.items():
+        last = key.rsplit(".", 1)[-1]
+        name = SHORT.get(key) or (last if lasts[last] == 1 else key)
+        said.append(f"{name}={text(value)}")
+    return said
+
+
+def natural(value: str) -> list[tuple[int, float, str]]:
+    """Return a key that sorts numbers in a text by their size."""
+    parts = re.split(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)", value)
+    return [(0, float(p), "") if n % 2 else (1, 0.0, p) for n, p in enumerate(parts)]
+
+
+def signature(run: Run, free: Collection[str] = ()) -> dict[str, Any]:
+    """Return all that may differ between runs of one row and must not be averaged."""
+    found = {key: value for key, value in run.settings.items() if key not in free}
+    more = {"method": run.method, "protocol": run.protocol}
+    found |= {key: value for key, value in more.items() if key not in free}
+    return {**found, "version": run.version, "images": run.fingerprint[:8]}
+
+
+@dataclass(frozen=True)
+class _Entry:
+    dataset: str
+    signature: dict[str, Any]
+    recipe: str
+    runs: list[Run]
+
+
+def _entries(runs: Iterable[Run], free: Collection[str]) -> list[_Entry]:
+    """Return runs by data set and signature; equal settings are one entry whatever the recipe."""
+    runs = list(runs)
+    groups: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:  # runs share their settings object, so this is quick
+        mark = (run.dataset, id(run.settings), run.version, run.fingerprint)
+        groups.setdefault((*mark, run.method, run.protocol), []).append(run)
+    alike = _one_file_a_scenario(groups.values())
+    entries: dict[tuple[str, str], _Entry] = {}
+    for members in groups.values():
+        found = signature(members[0], free)
+        if alike and found.get(SPLIT) is not None:
+            found[SPLIT] = "file"
+        whole = (members[0].dataset, repr(sorted(found.items())))
+        entry = entries.get(whole)
+        recipe = min(run.recipe for run in members)
+        if entry is None:
+            entries[whole] = _Entry(members[0].dataset, found, recipe, members)
+        else:
+            joined = [*entry.runs, *members]
+            entries[whole] = _Entry(entry.dataset, found, min(recipe, entry.recipe), joined)
+    return list(entries.values())
+
+
+def _one_file_a_scenario(groups: Iterable[list[Run]]) -> bool:
+    """Return whether no scenario was run with two split files.
+
+    Each scenario has a file of its own, so their hashes differ without a difference in meaning.
+    """
+    found: dict[tuple[str, str], set[Any]] = {}
+    for members in groups:
+        for run in members:
+            found.setdefault((run.dataset, run.scenario), set()).add(run.settings.get(SPLIT))
+    return all(len(files - {None}) <= 1 for files in found.values())
+
+
+def _differing(entries: Sequence[_Entry]) -> list[str]:
+    """Return the keys whose values differ within a data set, in the order of settings."""
+    values: dict[str, dict[str, set[str]]] = {}
+    for entry in entries:
+        for key, value in entry.signature.items():
+            values.setdefault(key, {}).setdefault(entry.dataset, set()).add(repr(value))
+    by_dataset = Counter(entry.dataset for entry in entries)
+    keys = []
+    for key, found in values.items():
+        for dataset, different in found.items():
+            lacking = (
+                any(e.dataset == dataset and key not in e.signature for e in entries)
+                and by_dataset[dataset] > 1
+            )
+            if len(different) > 1 or lacking:
+                keys.append(key)
+                break
+    return keys
+
+
+def _distinct(variants: list[Variant]) -> list[Variant]:
+    """Return the variants with labels that differ: a number where shortened ones agree."""
+    seen: Counter[str] = Counter()
+    total = Counter(variant.label for variant in variants)
+    out = []
+    for variant in variants:
+        seen[variant.label] += 1
+        twice = total[variant.label] > 1
+        name = f"{variant.label} ({seen[variant.label]})" if twice else variant.label
+        out.append(Variant(name, variant.differences, variant.runs))
+    return out

@@ -1,0 +1,254 @@
+"""A method's card: what it does, and what leaves a client, seen in a tiny run of real messages."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from feddg_bench.config.schema import MethodSettings, Resources
+from feddg_bench.core.loop import federate
+from feddg_bench.core.messages import Reply, Task, content, nbytes
+from feddg_bench.engine.executors import SerialExecutor
+from feddg_bench.plugins import load_dataset, load_method
+from feddg_bench.runs.profile import synthetic_federation
+from feddg_bench.runs.run import Plan, open_server
+
+CLIENTS, PER_ROUND, PER_CLIENT, ROUNDS = 4, 2, 8, 3
+"""The tiny run: a second message can depend on the first, and a third on both."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One declared thing that is sent or kept.
+
+    Attributes:
+        name: Its declared name, such as ``weights`` or ``style``.
+        tensors: Tensor name to its type and shape; for what is no tensor, to its Python type.
+        bytes: Size; the model without its class-dependent part is the same for every data set.
+    """
+
+    name: str
+    tensors: dict[str, str]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Message:
+    """What one client sends or receives with one call.
+
+    Attributes:
+        direction: ``down`` to the client or ``up`` to the server.
+        call: Name of the client function.
+        when: How often, and who.
+        items: Content; sizes are those of the last message seen.
+    """
+
+    direction: str
+    call: str
+    when: str
+    items: tuple[Item, ...]
+
+
+@dataclass(frozen=True)
+class Card:
+    """All that a user wants to know of a method before running it.
+
+    Attributes:
+        name: Registered name.
+        summary: The class's docstring.
+        citation: Authors, title, venue.
+        group: Kind of method.
+        version: Part of the run key.
+        backbone: With which the messages were seen, and on how many classes.
+        settings: Name, default and meaning of each of the method's settings.
+        messages: What crosses, in the order of a round.
+        server: What the server keeps between rounds, besides the model.
+        client: What a client keeps between its tasks.
+        deviations: Where published code differs from its paper, and what this class does.
+    """
+
+    name: str
+    summary: str
+    citation: str
+    group: str
+    version: int
+    backbone: str
+    settings: tuple[tuple[str, str, str], ...]
+    messages: tuple[Message, ...]
+    server: tuple[Item, ...]
+    client: tuple[Item, ...]
+    deviations: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the card as JSON values."""
+        return asdict(self)
+
+
+def make_card(plan: Plan, num_classes: int) -> Card:
+    """Run the method on a few random images and write down what crossed.
+
+    Args:
+        plan: The method with its settings; data, clients and rounds are replaced by tiny ones.
+        num_classes: C.
+    """
+    settings = plan.settings
+    pooled = settings.partition.kind == "pooled"
+    clients = 1 if pooled else CLIENTS
+    per_round = None if settings.federation.per_round is None else min(PER_ROUND, clients)
+    tiny = {"rounds": ROUNDS, "per_round": per_round}
+    settings = settings.model_copy(
+        update={"federation": settings.federation.model_copy(update=tiny)}
+    )
+    plan = replace(plan, settings=settings)
+    federation = synthetic_federation(
+        clients,
+        PER_CLIENT,
+        settings.data.image_size,
+        num_classes,
+        like=load_dataset(settings.dataset),
+    )
+    executor = _Observer()
+    method, server = open_server(plan, federation, executor, Resources(device="cpu", workers=1))
+    for _ in federate(
+        method, server, lambda _: {}, rounds=ROUNDS, per_round=per_round, every=ROUNDS
+    ):
+        pass
+    executor.note_broadcast(server.broadcast.versions)
+    found = load_method(settings.method)
+    return Card(
+        name=settings.method,
+        summary=inspect.cleandoc(found.__doc__ or ""),
+        citation=found.citation,
+        group=found.group,
+        version=found.version,
+        backbone=f"{settings.backbone.name}, {num_classes or 'no'} classes",
+        settings=tuple(_settings(found.Settings, settings.hyper)),
+        messages=tuple(executor.messages(clients)),
+        server=tuple(_items(server.memory)),
+        client=tuple(_items(executor.kept)),
+        deviations=found.deviations,
+    )
+
+
+class _Observer(SerialExecutor):
+    """Runs tasks and notes the form of everything that crosses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[tuple[str, str], dict[str, Item]] = {}
+        self.asked: dict[str, dict[int, int]] = {}
+        self.calls: list[str] = []
+        self.kept: dict[str, Any] = {}
+        self.versions: Mapping[str, int] = {}
+
+    def map(self, tasks: Iterable[Task]) -> Iterator[Reply[Any]]:
+        tasks = list(tasks)
+        for task, reply in zip(tasks, super().map(tasks), strict=True):
+            rounds = self.asked.setdefault(task.call, {})
+            rounds[task.round] = rounds.get(task.round, 0) + 1
+            if task.call not in self.calls:
+                self.calls.append(task.call)
+            down = {"weights": task.weights} if task.weights else {}
+            self._note("down", task.call, {**down, **task.told})
+            self._note("down", "", task.broadcast)
+            self._note("up", task.call, content(reply.value))
+            if reply.memory:
+                self.kept = reply.memory
+            yield reply
+
+    def _note(self, direction: str, call: str, payload: Mapping[str, Any]) -> None:
+        seen = self.seen.setdefault((direction, call), {})
+        seen.update((item.name, item) for item in _items(payload))
+
+    def note_broadcast(self, versions: Mapping[str, int]) -> None:
+        """Remember how often each entry of the broadcast was assigned."""
+        self.versions = versions
+
+    def messages(self, clients: int) -> Iterator[Message]:
+        """Yield what was seen, call by call."""
+        for name, item in self.seen.get(("down", ""), {}).items():
+            often = "each round it has changed" if self.versions.get(name, 0) > 1 else "once"
+            yield Message("down", "broadcast", f"{often}, to every client asked", (item,))
+        for call in self.calls:
+            rounds = self.asked[call]
+            when = " and ".join(
+                phrase
+                for phrase, asked in (
+                    ("once, before round 1", [n for r, n in rounds.items() if r == 0]),
+                    ("each round", [n for r, n in rounds.items() if r > 0]),
+                )
+                if asked
+            )
+            everyone = max(rounds.values()) == clients
+            who = "every client" if everyone and clients > 1 else "each sampled client"
+            for direction in ("down", "up"):
+                items = tuple(self.seen.get((direction, call), {}).values())
+                if items:
+                    yield Message(direction, call, f"{when}, {who}", items)
+
+
+def _items(payload: Mapping[str, Any]) -> Iterator[Item]:
+    for name, value in payload.items():
+        yield Item(name, dict(_tensors(value, name)), nbytes(value))
+
+
+def _tensors(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the form of every leaf of a payload by its path."""
+    if isinstance(value, Tensor):
+        kind = str(value.dtype).removeprefix("torch.")
+        yield path, f"{kind} [{', '.join(map(str, value.shape))}]"
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _tensors(inner, f"{path}.{key}")
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from _tensors(inner, f"{path}[{number}]")
+    else:
+        yield path, type(value).__name__
+
+
+def _settings(
+    model: type[MethodSettings], values: Mapping[str, Any]
+) -> Iterator[tuple[str, str, str]]:
+    for name, field in model.model_fields.items():
+        meaning = " ".join((field.description or "").replace("``", "").split())
+        yield name, str(values.get(name)), meaning
+
+
+def markdown(card: Card) -> str:
+    """Return the card as Markdown."""
+    lines = [f"# {card.name}", "", card.summary, ""]
+    lines += [f"Citation: {card.citation or 'none given'}", ""]
+    lines += [f"Group: {card.group}. Version {card.version}.", "", "## Settings", ""]
+    lines += [
+        f"- `hyper.{name}` = `{value}`" + (f": {meaning}" if meaning else "")
+        for name, value, meaning in card.settings
+    ] or ["None of its own."]
+    lines += ["", f"## What crosses, for one client (backbone {card.backbone})", ""]
+    for message in card.messages:
+        arrow = "server → client" if message.direction == "down" else "client → server"
+        lines.append(f"- {arrow}, `{message.call}`, {message.when}:")
+        lines += [f"  - {_line(item)}" for item in message.items]
+    lines += ["", "A model or a broadcast that a client has got already is not sent again."]
+    for title, items in (
+        ("The server keeps, besides the model", card.server),
+        ("A client keeps between its tasks", card.client),
+    ):
+        lines += ["", f"## {title}", "", *([f"- {_line(item)}" for item in items] or ["Nothing."])]
+    lines += ["", "## Paper and published code", ""]
+    lines += [f"- {sentence}" for sentence in card.deviations] or ["No deviation is known."]
+    return "\n".join(lines) + "\n"
+
+
+def _line(item: Item) -> str:
+    size = f"{item.bytes:,} bytes"
+    if len(item.tensors) == 1:
+        (form,) = item.tensors.values()
+        return f"`{item.name}`: {form}, {size}"
+    shown = list(item.tensors.items())
+    text = "; ".join(f"`{path.removeprefix(item.name + '.')}` {form}" for path, form in shown[-3:])
+    return f"`{item.name}`: {len(shown)} tensors, {size}" + (f"; the last: {text}" if text else "")

@@ -1,0 +1,291 @@
+"""Where the time of a run goes, and how far that is from what the machine can do."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from feddg_bench.config.schema import Resources
+from feddg_bench.core.loop import RoundResult, federate
+from feddg_bench.core.messages import Reply, Task
+from feddg_bench.core.tasks import TASKS
+from feddg_bench.data.federated import Federation
+from feddg_bench.engine.compatibility import Pictures
+from feddg_bench.engine.evaluation import evaluate
+from feddg_bench.engine.executors import SerialExecutor
+from feddg_bench.engine.worker import Worker, peak_memory_mib
+from feddg_bench.runs.run import Plan, find_device, open_server
+
+PHASES = ("training", "communication", "aggregation", "evaluation")
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Seconds, bytes and FLOP/s of a few rounds, in one process.
+
+    Attributes:
+        method: Name of the method.
+        device: What computed.
+        precision: ``32-true`` or ``bf16-mixed``.
+        rounds: Rounds measured, after one of warm-up.
+        clients: Clients of a round.
+        images: Images trained on in a round.
+        once: Seconds before round 1 (statistics, first loading), by phase.
+        round: Seconds of a round by phase: the median over the rounds.
+        client: Median seconds of one client's task.
+        images_per_second: In local training.
+        bytes_up: Sent to the server in a round.
+        bytes_down: Sent to the clients in a round.
+        flop_per_image: Floating point operations of one training step, for each image.
+        flops: Achieved in local training, operations a second.
+        peak_flops: Of a large matrix product in the same process and precision.
+        share_of_peak: ``flops / peak_flops``.
+        bare_seconds: Forward, backward and step alone, on resident tensors, for a round's batches.
+        bare_ratio: Seconds of local training over ``bare_seconds``.
+        peak_memory_mib: Peak resident memory of the process.
+        peak_device_mib: Peak memory on the GPU, ``None`` on a CPU.
+    """
+
+    method: str
+    device: str
+    precision: str
+    rounds: int
+    clients: int
+    images: int
+    once: dict[str, float]
+    round: dict[str, float]
+    client: float
+    images_per_second: float
+    bytes_up: int
+    bytes_down: int
+    flop_per_image: float
+    flops: float
+    peak_flops: float
+    share_of_peak: float
+    bare_seconds: float
+    bare_ratio: float
+    peak_memory_mib: float
+    peak_device_mib: float | None
+
+    def as_json(self) -> dict[str, object]:
+        """Return the profile as JSON values."""
+        return asdict(self)
+
+
+def profile(plan: Plan, federation: Federation, resources: Resources, *, rounds: int) -> Profile:
+    """Run a few rounds in this process and measure them.
+
+    Args:
+        plan: What to run; its number of rounds is ignored.
+        federation: Images, clients and splits.
+        resources: Device and threads.
+        rounds: Rounds to measure; one more is run first.
+    """
+    settings = plan.settings
+    executor = _Remembering()
+    method, server = open_server(plan, federation, executor, resources)
+    worker = executor.worker
+    once: dict[str, float] = {}
+    results: list[RoundResult] = []
+    for result in federate(
+        method,
+        server,
+        lambda weights: evaluate(
+            executor, federation, weights, chunk=settings.evaluation.batch_size
+        ),
+        rounds=rounds + 1,
+        per_round=settings.federation.per_round,
+    ):
+        if result.round == 0:
+            once = dict(result.ledger.seconds)
+        elif result.round > 1:
+            results.append(result)
+    cohort = results[-1].cohort
+    epochs = settings.train.local_epochs
+    images = sum(len(federation.clients[name]) for name in cohort) * epochs
+    phases = {
+        phase: statistics.median(r.ledger.seconds.get(phase, 0.0) for r in results)
+        for phase in PHASES
+    }
+    flop = flop_per_image(worker, executor.task)
+    flops = flop * images / phases["training"]
+    peak = peak_flops(worker.device, settings.train.precision)
+    bare = bare_seconds(worker, [len(federation.clients[name]) for name in cohort]) * epochs
+    cuda = worker.device.type == "cuda"
+    device = find_device(resources.device)
+    return Profile(
+        method=settings.method,
+        device=torch.cuda.get_device_name(device)
+        if cuda
+        else f"cpu, {resources.threads} thread(s)",
+        precision=settings.train.precision,
+        rounds=rounds,
+        clients=len(cohort),
+        images=images,
+        once=once,
+        round=phases,
+        client=statistics.median(s for r in results for s in r.ledger.clients.values()),
+        images_per_second=images / phases["training"],
+        bytes_up=results[-1].ledger.bytes["up"],
+        bytes_down=results[-1].ledger.bytes["down"],
+        flop_per_image=flop,
+        flops=flops,
+        peak_flops=peak,
+        share_of_peak=flops / peak,
+        bare_seconds=bare,
+        bare_ratio=phases["training"] / bare,
+        peak_memory_mib=peak_memory_mib(),
+        peak_device_mib=torch.cuda.max_memory_allocated(device) / 2**20 if cuda else None,
+    )
+
+
+def synthetic_federation(
+    clients: int,
+    per_client: int,
+    size: int,
+    num_classes: int,
+    *,
+    seed: int = 0,
+    like: Pictures | None = None,
+) -> Federation:
+    """Return random images in clients of equal size, for speed alone; nothing is held out.
+
+    Args:
+        clients: N.
+        per_client: Images of each.
+        size: Side in pixels.
+        num_classes: C.
+        seed: Of images and labels.
+        like: What says task, channels and type of the images; classes of RGB images by default.
+    """
+    task, channels, pixels = "classification", 3, "uint8"
+    if like is not None:
+        task, channels, pixels = like.task, like.channels, like.pixels
+    rng = np.random.default_rng(seed)
+    count = clients * per_client
+    shape = (count, size, size, channels)
+    images = (
+        rng.integers(0, 256, shape, dtype=np.uint8)
+        if pixels == "uint8"
+        else rng.standard_normal(shape, dtype=np.float32).astype(pixels)
+    )
+    labels = (
+        rng.integers(0, num_classes, count)
+        if task == "classification"
+        else rng.standard_normal(count, dtype=np.float32)
+    )
+    width = len(str(clients - 1))
+    parts = np.arange(count).reshape(clients, per_client)
+    names = {f"client_{i:0{width}}": part for i, part in enumerate(parts)}
+    return Federation(
+        images,
+        size,
+        labels,
+        names,
+        (),
+        TASKS[task].outputs(num_classes),
+        sources=("synthetic",),
+        domain_ids=np.zeros(count, dtype=np.int64),
+        validation={name: part[: max(1, per_client // 10)] for name, part in names.items()},
+        task=task,
+        channels=channels,
+        pixels=pixels,
+    )
+
+
+def peak_flops(device: torch.device, precision: str) -> float:
+    """Return the operations a second of a large matrix product: the best of several."""
+    size = 8192 if device.type == "cuda" else 2048
+    dtype = torch.bfloat16 if precision == "bf16-mixed" else torch.float32
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    return 2 * size**3 / min(_seconds(lambda: a @ b, device) for _ in range(5))
+
+
+class _Remembering(SerialExecutor):
+    """Remembers the last training task, with all that its client was told."""
+
+    task: Task
+
+    def map(self, tasks: Iterable[Task]) -> Iterator[Reply[Any]]:
+        tasks = list(tasks)
+        memories = {t.client: self.memories.get(t.client, {}) for t in tasks}
+        for task in tasks:
+            if task.call == "fit":
+                self.task = replace(task, memory=memories[task.client])
+        return super().map(tasks)
+
+
+def flop_per_image(worker: Worker, task: Task) -> float:
+    """Return the operations of a client's task by PyTorch's counter, for each image trained on."""
+    images = len(worker.data[task.client]) * worker.settings.train.local_epochs
+    return count_flop(lambda: worker.run(task)) / images
+
+
+def count_flop(work: Callable[[], object]) -> int:
+    """Return the floating point operations of ``work`` in convolutions and matrix products."""
+    mapping = {torch.ops.aten.convolution_backward: _convolution_backward_flop}
+    with FlopCounterMode(display=False, custom_mapping=mapping) as counter:
+        work()
+    flop: int = counter.get_total_flops()
+    return flop
+
+
+def _convolution_backward_flop(
+    grad_shape: Sequence[int], _input: object, weight_shape: Sequence[int], *rest: Any, **_: object
+) -> int:
+    """Return the operations of a convolution's backward pass.
+
+    As many as forward for each of the gradients of input and weight that is asked for. PyTorch's
+    own formula takes grouped convolutions for full ones: six times too much for MobileNetV2.
+    """
+    wanted: Sequence[bool] = rest[7]
+    return 2 * math.prod(grad_shape) * math.prod(weight_shape[1:]) * sum(wanted[:2])
+
+
+def bare_seconds(worker: Worker, sizes: list[int]) -> float:
+    """Return the time of forward, backward and step alone for one epoch of clients of these sizes.
+
+    Images are floats on the device already; one optimizer; the task's plain loss. What a method
+    adds (another pass, a transfer) is therefore in the ratio to this.
+    """
+    settings, method = worker.settings, worker.method
+    size, batch = settings.data.image_size, settings.train.batch_size
+    channels = worker.spec.federation.channels
+    images = torch.rand(batch, channels, size, size, device=worker.device)
+    if settings.train.channels_last:
+        images = images.contiguous(memory_format=torch.channels_last)
+    labels = torch.randint(0, method.num_classes, (batch,), device=worker.device)
+    if worker.spec.federation.task == "regression":
+        labels = labels.float()
+    parts = [part for n in sizes for part in (*[batch] * (n // batch), n % batch) if part]
+    optimizer = method.configure_optimizers()
+    method.train()
+
+    def loop() -> None:
+        for part in parts:
+            with worker.fabric.autocast():
+                loss = method.task.loss(method(images[:part]), labels[:part], "mean")
+            optimizer.zero_grad()
+            worker.fabric.backward(loss)
+            optimizer.step()
+
+    loop()
+    return min(_seconds(loop, worker.device) for _ in range(2))
+
+
+def _seconds(work: Callable[[], object], device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start

@@ -1,0 +1,114 @@
+"""What a person sees of a sweep: runs done, runs under way, failures, time left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from rich.progress import TaskID
+
+from feddg_bench.common.terminal import Display, text
+from feddg_bench.sweeps.jobs import Job
+
+
+class Board(Display):
+    """Draws all runs and those under way; where there is no terminal, a line for each that ended.
+
+    Args:
+        job: Finds a job by its key.
+        finished: Returns how many jobs are finished, by whom ever, and how many there will be.
+    """
+
+    def __init__(
+        self,
+        job: Callable[[str], Job | None],
+        finished: Callable[[], tuple[int, int]],
+    ) -> None:
+        super().__init__(
+            text("{task.completed:.0f}/{task.total:.0f}"), text("{task.fields[facts]}")
+        )
+        self.job = job
+        self.finished = finished
+        self.started: float | None = None
+        self.first, total = finished()
+        self.whole = self.progress.add_task("runs", total=total, completed=self.first, facts="")
+        self.bars: dict[str, TaskID] = {}
+        self.begun: dict[str, float] = {}
+        self.said: set[str] = set()
+
+    def decoding(self, done: int, total: int) -> None:
+        """Show how far the decoding of images is."""
+        if done == total:
+            self.say(f"decoded {total} images")
+
+    def tell(self, event: str, key: str, *facts: object) -> None:
+        """Show what a worker told: ``begin``, ``round``, ``say``, ``end`` or ``failed``."""
+        job = self.job(key)
+        title = job.title if job else key
+        if event == "begin":
+            done, rounds = facts
+            self.begun[key] = time.monotonic()
+            self.drop(key)  # of a worker that died
+            self.started = self.started or self.begun[key]
+            self.bars[key] = self.progress.add_task(
+                title, total=_number(rounds), completed=_number(done), facts=""
+            )
+            if done is not None:
+                self.say(f"{title}: goes on after round {done}")
+        elif event == "round":
+            self.progress.update(self.bars[key], completed=_number(facts[0]))
+        elif event == "say":
+            line = str(facts[0])
+            if line not in self.said:  # every worker finds that W&B is away
+                self.said.add(line)
+                self.say(line)
+        else:
+            self.drop(key)
+            done, total, left = self._count()
+            spent = time.monotonic() - self.begun.pop(key, time.monotonic())
+            what = f"{spent:.1f} s" if event == "end" else f"FAILED: {facts[0]}"
+            if event == "failed" or not self.console.is_terminal:
+                self.say(f"[{done}/{total}] {title}: {what}{left}")
+
+    def drop(self, key: str) -> None:
+        """Take the bar of a run away that is no longer under way."""
+        if key in self.bars:
+            self.progress.remove_task(self.bars.pop(key))
+
+    def _count(self) -> tuple[int, int, str]:
+        """Look at what is finished and return it with the time left, as text."""
+        done, total = self.finished()
+        here = done - self.first
+        left = ""
+        if self.started is not None and here > 0 and total > done:
+            seconds = (time.monotonic() - self.started) / here * (total - done)
+            left = f", {duration(seconds)} left"
+        self.progress.update(self.whole, total=total, completed=done, facts=left.lstrip(", "))
+        return done, total, left
+
+
+def duration(seconds: float) -> str:
+    """Return a time for people.
+
+    >>> [duration(s) for s in (4.2, 90, 8000)]
+    ['4 s', '2 min', '2 h 13 min']
+    """
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def failures_text(errors: Mapping[str, str], title: Callable[[str], str]) -> str:
+    """Return the failures of a sweep, equal ones together."""
+    by_error: dict[str, list[str]] = {}
+    for key, error in errors.items():
+        by_error.setdefault(error, []).append(f"{title(key)} ({key})")
+    return "\n".join(
+        f"{len(who)} failed: {error}\n  {', '.join(who[:5])}{', ...' if len(who) > 5 else ''}"
+        for error, who in by_error.items()
+    )

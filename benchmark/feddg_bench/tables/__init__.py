@@ -1,5 +1,0 @@
-"""Tables: one at the end of a command (`summary`), and those of papers made from records."""
-
-from feddg_bench.tables.summary import Cell, Table, summary
-
-__all__ = ["Cell", "Table", "summary"]

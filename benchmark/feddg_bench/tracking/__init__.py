@@ -1,0 +1,1 @@
+"""Tracking of runs by W&B."""

@@ -1,0 +1,140 @@
+"""W&B in a process of its own: whatever it does here, training neither waits for it nor fails.
+
+`feddg_bench.tracking.tracker` starts this file and writes one JSON document a line to its standard
+input: first what the run is, then each round's metrics with their ``step``, then an ``exit_code``.
+On standard output it answers, likewise, what became of it. It imports nothing of this project.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from wandb import Run, Settings
+
+Tell = Callable[..., None]
+
+
+def track(lines: Iterable[str], tell: Tell) -> None:
+    """Do what the lines say; if they end before an ``exit_code``, the run has crashed.
+
+    Args:
+        lines: JSON documents.
+        tell: Called with ``ready`` before the network is used, ``offline`` with the reason if
+            W&B cannot be reached, ``started`` with the run's folder and address, and ``done``.
+    """
+    import wandb
+
+    messages = map(json.loads, lines)
+    run = begin(next(messages), tell)
+    for message in messages:
+        if "step" in message:
+            run.log(message["values"], step=message["step"], commit=True)
+            continue
+        try:
+            run.summary.update(message["summary"])
+            if message["record"] is not None:
+                path = Path(message["record"])
+                artifact = wandb.Artifact(f"record-{path.stem}", type="record")
+                # A record never changes: W&B may read it where it lies, and need not copy it.
+                artifact.add_file(str(path), policy="immutable", skip_cache=True)
+                run.log_artifact(artifact)
+        finally:
+            run.finish(exit_code=message["exit_code"])
+        tell(done=True)
+        return
+    run.finish(exit_code=1)
+
+
+def begin(start: dict[str, Any], tell: Tell) -> Run:
+    """Start the run: online if asked for and possible, else offline."""
+    import wandb
+
+    def init(mode: Literal["online", "offline"]) -> Run:
+        return wandb.init(**start["run"], mode=mode, reinit="create_new", settings=settings(start))
+
+    run = None
+    if start["mode"] == "online":
+        try:
+            wandb.setup(wandb.Settings(silent=True))
+            if wandb.login(prompt=False, verify=False):
+                tell(ready=True)
+                run = init("online")
+                tell(started=str(Path(run.dir).parent), url=run.url)
+            else:
+                tell(offline="no API key is configured (`wandb login`, or WANDB_API_KEY)")
+        except Exception as error:
+            tell(offline=sentence(error))
+        if run is None:
+            wandb.teardown()  # of the attempt: the same name is used again
+    if run is None:
+        run = init("offline")
+        tell(started=str(Path(run.dir).parent), url=None)
+    return run
+
+
+def settings(start: dict[str, Any]) -> Settings:
+    """Return settings by which W&B prints nothing, waits not for ever, and watches training."""
+    import wandb
+
+    parent = os.getppid()
+
+    def stop() -> None:
+        """Do what Ctrl-C does when somebody presses stop on W&B's page: the checkpoint stays."""
+        if os.getppid() == parent:  # else it is gone, and its number another's
+            os.kill(parent, signal.SIGINT)
+
+    wanted = {
+        "silent": True,
+        "console": "off",
+        "program": "feddg-bench",
+        "init_timeout": start["init_timeout"],
+        "finish_timeout": start["finish_timeout"],
+        "finish_timeout_raises": True,
+        "x_stats_pid": parent,
+        "x_stats_track_process_tree": True,
+        "stop_fn": stop,
+    }
+    known = wandb.Settings.model_fields
+    return wandb.Settings(**{key: value for key, value in wanted.items() if key in known})
+
+
+def sentence(error: BaseException) -> str:
+    """Return an error's first line with its type."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def main() -> None:
+    """Run as a process of `feddg_bench.tracking.tracker`, which alone decides when it ends."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 1)  # W&B and its own process print into nothing
+    os.dup2(quiet, 2)
+
+    def tell(**answer: object) -> None:
+        answers.write(json.dumps(answer) + "\n")
+
+    code = 0
+    try:
+        track(sys.stdin, tell)
+    except (Exception, SystemExit) as error:  # told to the one who waits, who goes on without W&B
+        tell(error=sentence(error))
+        code = 1
+    with suppress(Exception, SystemExit):
+        if "wandb" in sys.modules:
+            sys.modules["wandb"].teardown()
+    os._exit(code)  # all is told; W&B's telemetry may still wait for a server that never answers
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,270 @@
+"""W&B tracking: one W&B run a training run, in a process that may fail without harm."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from feddg_bench.common.errors import RunInterruptedError, SettingsError
+from feddg_bench.config.schema import Resources
+from feddg_bench.records.record import ResultsStore, RunRecord
+from feddg_bench.tracking.values import config, identity, metrics, summary
+
+if TYPE_CHECKING:
+    from feddg_bench.core.loop import RoundResult
+    from feddg_bench.runs.run import Plan, Report
+
+READY = 20.0
+"""Seconds in which W&B must say whether it has an API key; training does not begin before."""
+INIT = 60.0
+"""Seconds in which W&B's server must answer; training goes on meanwhile."""
+FINISH = 60.0
+"""Seconds for what is not uploaded yet at the end of a run."""
+MARGIN = 20.0
+"""Seconds more for what W&B does besides, after which its process is killed."""
+GRACE = 10.0
+"""Seconds to let W&B know that a run failed or was stopped."""
+
+
+class Reports:
+    """Several reports of a run as one."""
+
+    def __init__(self, *reports: Report) -> None:
+        self.reports = reports
+
+    def decoding(self, done: int, total: int) -> None:
+        """Pass on how far the decoding of images is."""
+        for report in self.reports:
+            report.decoding(done, total)
+
+    def begin(self, plan: Plan, done: int | None, record: RunRecord) -> None:
+        """Pass on that a run starts or goes on."""
+        for report in self.reports:
+            report.begin(plan, done, record)
+
+    def round(self, plan: Plan, result: RoundResult, images: int) -> None:
+        """Pass on that a round ended."""
+        for report in self.reports:
+            report.round(plan, result, images)
+
+    def end(self, plan: Plan, record: RunRecord) -> None:
+        """Pass on that a run is recorded."""
+        for report in self.reports:
+            report.end(plan, record)
+
+
+class Tracker:
+    """A report that tells W&B; a context manager that ends what is left when runs fail or stop.
+
+    A run's W&B id is its key, so that one that goes on is the same W&B run; what W&B knows already
+    it ignores, and since numbers repeat, it misses nothing. Under ``wandb agent`` the id is the
+    agent's. Where W&B cannot be reached the runs are kept offline; where it fails, the run goes on
+    without it.
+
+    Args:
+        resources: Mode (``off`` makes all this do nothing), project and results folder.
+        say: Where a sentence for the user goes; each goes there once.
+
+    Raises:
+        SettingsError: If tracking is asked for and W&B is not installed.
+    """
+
+    def __init__(self, resources: Resources, say: Callable[[str], None]) -> None:
+        self.mode: str = resources.wandb
+        self.project = resources.wandb_project
+        self.store = ResultsStore(resources.results)
+        self.in_sweep = self.mode != "off" and bool(os.environ.get("WANDB_SWEEP_ID"))
+        self._say_all = say
+        self._said: set[str] = set()
+        self._complained = False
+        self._joined = False
+        self._process: _Process | None = None
+        self._record: RunRecord | None = None
+        if self.mode != "off":
+            found = importlib.util.find_spec("wandb")
+            if found is None or found.origin is None:  # no origin: a folder that W&B wrote here
+                raise SettingsError(
+                    f"--wandb {self.mode} needs the package wandb, which is not installed: "
+                    f"pip install wandb, or leave --wandb out"
+                )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        if self._process is not None:
+            stopped = isinstance(error, RunInterruptedError)
+            code = 128 + error.signal_number if isinstance(error, RunInterruptedError) else 1
+            self._process.send({"summary": {}, "record": None, "exit_code": code})
+            self._close(GRACE if stopped else FINISH + MARGIN)
+
+    def decoding(self, done: int, total: int) -> None:
+        """Nothing that W&B should know."""
+
+    def already(self, plan: Plan, record: RunRecord) -> None:
+        """Tell of a recorded run if W&B's agent asked for it: its sweep waits for the numbers."""
+        if self.in_sweep:
+            self.begin(plan, None, record)
+            self.end(plan, record)
+
+    def begin(self, plan: Plan, done: int | None, record: RunRecord) -> None:
+        """Start the W&B run and tell it the rounds that are over."""
+        del done
+        self._record = record
+        if self.mode == "off":
+            return
+        if self.in_sweep and self._joined:
+            self._say("W&B's agent counts one run a call: only the first is tracked")
+            return
+        self._joined = True
+        name = f"{record.method} {record.dataset} {record.scenario.name} seed {record.seed}"
+        try:
+            self._process = _Process(name, self._heard)
+        except OSError as error:  # no memory, no process left
+            self._failed(name, str(error))
+            return
+        self._process.send(
+            {
+                "mode": self.mode,
+                "run": identity(record, name, None if self.in_sweep else self.project)
+                | {"dir": str(self.store.root.absolute()), "config": config(plan)},
+                "init_timeout": INIT,
+                "finish_timeout": FINISH,
+            }
+        )
+        for entry in record.rounds:
+            self._process.send({"step": entry["round"], "values": metrics(entry)})
+        if self.mode == "online":
+            self._process.ready.wait(READY)
+
+    def round(self, plan: Plan, result: RoundResult, images: int) -> None:
+        """Log the round that the record got last."""
+        del plan, result, images
+        if self._process is not None and self._record is not None:
+            entry = self._record.rounds[-1]
+            self._process.send({"step": entry["round"], "values": metrics(entry)})
+
+    def end(self, plan: Plan, record: RunRecord) -> None:
+        """Hand over the summary and the record, and wait for W&B, though not for ever."""
+        del plan
+        if self._process is not None:
+            path = str(self.store.path(record.key).absolute())
+            self._process.send({"summary": summary(record), "record": path, "exit_code": 0})
+            self._close((0 if self._process.folder else INIT) + FINISH + MARGIN)
+
+    def _close(self, seconds: float) -> None:
+        process, self._process = self._process, None
+        if process is None or process.end(seconds):
+            return
+        self.mode = "offline" if self.mode == "online" else "off"
+        where = f"; what it has is in {process.folder}" if process.folder else ""
+        self._failed(process.name, f"no answer within {seconds:.0f} s{where}")
+
+    def _heard(self, process: _Process, answer: Mapping[str, Any]) -> None:
+        """Take what W&B's process answered; called in a thread of its own."""
+        if "offline" in answer:
+            self.mode = "offline"
+            self._say(f"W&B online is not possible, so runs are kept offline: {answer['offline']}")
+        elif "error" in answer:
+            self._failed(process.name, answer["error"])
+        elif "started" in answer:
+            if answer["url"]:
+                self._say(f"{process.name}: {answer['url']}")
+            else:
+                folder = Path(answer["started"]).parent
+                self._say(f"W&B offline: send it later with: wandb sync {folder}/offline-run-*")
+
+    def _failed(self, name: str, why: str) -> None:
+        if not self._complained:
+            self._complained = True
+            self._say(f"W&B failed, and {name} goes on without it: {why}")
+
+    def _say(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._say_all(text)
+
+
+class _Process:
+    """W&B's process for one run; writing to it never waits.
+
+    Attributes:
+        folder: Where the W&B run lies, once it has started.
+        ready: Set when it is known whether there is an API key, or that nothing will be known.
+    """
+
+    def __init__(self, name: str, heard: Callable[[_Process, Mapping[str, Any]], None]) -> None:
+        self.name = name
+        self.folder = ""
+        self.ready = threading.Event()
+        self._heard = heard
+        self._lines: SimpleQueue[str | None] = SimpleQueue()
+        program = str(Path(__file__).with_name("process.py"))
+        self._popen = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-P", program],  # -P: a folder `wandb` here is not the package
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for us
+        )
+        self._threads = [
+            threading.Thread(target=target, daemon=True) for target in (self._write, self._read)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Write one message some time soon."""
+        self._lines.put(json.dumps(message) + "\n")
+
+    def end(self, seconds: float) -> bool:
+        """Wait until the process ends, else kill it; return whether it ended by itself."""
+        self._lines.put(None)
+        try:
+            self._popen.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        else:
+            return True
+        finally:
+            self._popen.kill()  # also if a signal cut the waiting short
+            self._popen.wait()
+            for thread in self._threads:
+                thread.join()
+
+    def _write(self) -> None:
+        assert self._popen.stdin is not None  # noqa: S101 - a pipe
+        with suppress(OSError), self._popen.stdin as pipe:
+            while (line := self._lines.get()) is not None:
+                pipe.write(line)
+                pipe.flush()
+
+    def _read(self) -> None:
+        assert self._popen.stdout is not None  # noqa: S101 - a pipe
+        told = False
+        with self._popen.stdout as pipe:
+            for line in pipe:
+                answer = json.loads(line)
+                self.folder = answer.get("started", self.folder)
+                told = told or "error" in answer or "done" in answer
+                self._heard(self, answer)
+                self.ready.set()
+        self.ready.set()
+        if not told and self._popen.wait() >= 0:  # below 0 it was killed, and that is told
+            self._heard(self, {"error": "its process ended"})

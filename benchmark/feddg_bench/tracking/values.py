@@ -1,0 +1,88 @@
+"""What W&B is told of a run: names, settings, metrics of a round, summary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import feddg_bench
+from feddg_bench.records.record import RunRecord
+from feddg_bench.records.rules import CHOOSING, RULES, Evaluation, best_round, pooled
+
+if TYPE_CHECKING:
+    from feddg_bench.runs.run import Plan
+
+
+def metrics(entry: Mapping[str, Any]) -> dict[str, float]:
+    """Return a round's metrics by name, from its entry in the record.
+
+    ``train/loss``, ``seconds/training``, ``bytes/up``, ``dropped``; where the round was evaluated
+    also every metric as ``test/<domain>/accuracy`` and, over all images of the split where it has
+    such a value, ``test/accuracy``; shares in [0, 1].
+    """
+    values = {f"train/{name}": value for name, value in entry["train"].items()}
+    values |= {f"seconds/{phase}": value for phase, value in entry["seconds"].items()}
+    values |= {f"bytes/{way}": value for way, value in entry["bytes"].items()}
+    values |= {"dropped": len(entry["dropped"]), "skipped": int(entry["skipped"])}
+    return values | _measured(entry["evaluation"] or {})
+
+
+def summary(record: RunRecord) -> dict[str, float]:
+    """Return what each selection rule reports: the round it chooses and that round's metrics.
+
+    Only rules that do not look at test images; a rule whose split the run lacks is left out.
+    """
+    evaluated = [entry for entry in record.rounds if entry["evaluation"] is not None]
+    evaluations = [entry["evaluation"] for entry in evaluated]
+    values: dict[str, float] = {}
+    for rule in RULES:
+        if rule == "oracle":
+            continue
+        best = best_round(evaluations, CHOOSING[rule], record.metric) if rule in CHOOSING else -1
+        if best is None:
+            continue
+        values[f"{rule}/round"] = evaluated[best]["round"]
+        values |= {f"{rule}/{n}": v for n, v in _measured(evaluations[best]).items()}
+    values |= {f"once/seconds/{p}": s for p, s in record.once.get("seconds", {}).items()}
+    values |= {f"once/bytes/{way}": n for way, n in record.once.get("bytes", {}).items()}
+    return values
+
+
+def _measured(evaluation: Evaluation) -> dict[str, float]:
+    values: dict[str, float] = {}
+    for split, domains in evaluation.items():
+        for metric in dict.fromkeys(name for measured in domains.values() for name in measured):
+            if metric in ("images", "worst_group_name"):
+                continue
+            found = {name: part[metric] for name, part in domains.items() if metric in part}
+            # In a record on disk a loss that overflowed is null.
+            known = {domain: value for domain, value in found.items() if value is not None}
+            values |= {f"{split}/{domain}/{metric}": value for domain, value in known.items()}
+            if known == found and (whole := pooled(evaluation, split, metric)) is not None:
+                values[f"{split}/{metric}"] = whole
+    return values
+
+
+def identity(record: RunRecord, name: str, project: str | None) -> dict[str, Any]:
+    """Return what W&B calls the run; without a project, its agent's environment says which it is.
+
+    The entity is always W&B's own business (``WANDB_ENTITY``).
+    """
+    tags = (record.method, record.dataset, record.protocol, record.scenario.name, record.recipe)
+    own = {} if project is None else {"project": project, "id": record.key, "resume": "allow"}
+    return own | {
+        "name": name[:128],
+        "group": f"{record.dataset} {record.protocol} {record.recipe}"[:128],
+        "tags": list(dict.fromkeys(tag[:64] for tag in tags)),  # W&B's longest
+    }
+
+
+def config(plan: Plan) -> dict[str, Any]:
+    """Return the settings that decide the numbers, and what else tells runs apart."""
+    more = {
+        "recipe": plan.recipe,
+        "key": plan.key,
+        "method_version": plan.version,
+        "feddg_bench": feddg_bench.__version__,
+    }
+    return plan.canonical | more

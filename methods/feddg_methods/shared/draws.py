@@ -1,0 +1,59 @@
+"""Random draws that several methods share; all on the CPU, so that devices agree on them."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from feddg_methods.shared.choices import choose
+
+
+def draw_rows(count: int, size: int, generator: torch.Generator) -> Tensor:
+    """Draw ``size`` row numbers below ``count``, without replacement if there are enough.
+
+    Args:
+        count: Rows to choose from, at least 1.
+        size: How many to draw.
+        generator: On the CPU.
+
+    Returns:
+        int64 (size,).
+    """
+    if count >= size:
+        return torch.randperm(count, generator=generator)[:size]
+    return torch.randint(count, (size,), generator=generator)
+
+
+def draw_beta(alpha: float, size: int, generator: torch.Generator) -> Tensor:
+    """Draw ``size`` numbers from Beta(alpha, alpha), float32 (size,) in [0, 1].
+
+    Args:
+        alpha: Above 0; small values put most of the mass next to 0 and 1.
+        size: How many to draw.
+        generator: On the CPU.
+    """
+    # G1 / (G1 + G2) for Gamma draws G; in logarithms, as small alphas let both underflow. And
+    # Gamma(alpha) is Gamma(alpha + 1) U^(1 / alpha).
+    shape = torch.full((2, size), alpha + 1, dtype=torch.float64)
+    uniform = 1 - torch.rand(2, size, dtype=torch.float64, generator=generator)
+    first, second = torch._standard_gamma(shape, generator=generator).log() + uniform.log() / alpha
+    return torch.sigmoid(first - second).float()
+
+
+def share_count(count: int, ratio: float, rounding: Literal["ceil", "floor"] = "ceil") -> int:
+    """Return how many of ``count`` images a share of them is.
+
+    Args:
+        count: At least 1.
+        ratio: In (0, 1].
+        rounding: ``ceil``, which gives at least 1, or ``floor``, which may give 0.
+
+    >>> share_count(25, 0.1), share_count(25, 0.1, "floor")
+    (3, 2)
+    """
+    exact = round(ratio * count, 9)  # 0.07 x 100 is a little more than 7
+    rounded = choose("rounding", rounding, {"ceil": math.ceil, "floor": math.floor})(exact)
+    return max(1, rounded) if rounding == "ceil" else rounded

@@ -1,0 +1,267 @@
+"""A round's updates for server rules that only form linear combinations of them.
+
+Such a rule (PPDG, PCGrad, FedOMG) says by what to multiply each of the K updates, and for that
+it needs the inner products of all pairs. The updates are therefore kept, outside memory where
+they are large, and read twice: once for the K x K inner products, once for the combination.
+"""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from feddg_bench.common.errors import FeddgError
+from feddg_bench.core.aggregation import server_step, streaming_mean
+from feddg_bench.core.messages import LocalUpdate, Reply, Weights
+from feddg_bench.core.server import Server
+
+Share = Callable[[Reply[Any]], float]
+"""A client's share in a mean, not normalised."""
+
+Rule = Callable[[Tensor, Tensor], Tensor]
+"""Coefficients (K,) of the updates from their inner products (K, K) and their shares (K,).
+
+All are float64 on the CPU, in client order; shares have the sum 1.
+"""
+
+IN_MEMORY = 64 * 2**20
+"""Bytes of updates that stay in memory; a round with more goes to a file."""
+
+BLOCK = 2**20
+"""Entries, of all updates together, that are read at once."""
+
+
+def one_each(_reply: Reply[Any]) -> float:
+    """Return the share of uniform weights."""
+    return 1.0
+
+
+def image_count(reply: Reply[Any]) -> float:
+    """Return the share of weights by image counts."""
+    return float(reply.num_examples)
+
+
+# ---------------------------------------------------------------------------- the server's step
+
+
+def combine_updates(
+    server: Server,
+    updates: Iterable[Reply[LocalUpdate]],
+    names: Sequence[str],
+    rule: Rule,
+    *,
+    share: Share,
+    by_tensor: bool = False,
+) -> Weights:
+    """Return the new global model after a step along a combination of the updates.
+
+    Trainable parameters become w + eta sum_k a_k Delta_k, with a from the rule and eta the
+    server's learning rate; everything else takes the mean of `average_updates`. One reply is
+    alive at a time.
+
+    Args:
+        server: Global model, its shares and learning rate.
+        updates: Replies in client order, read once.
+        names: Trainable parameters.
+        rule: Gives the coefficients.
+        share: Shares that the rule is told.
+        by_tensor: Apply the rule to every tensor by itself, not to the whole vector.
+
+    Raises:
+        FeddgError: If the disk has no room for the updates; see `UpdateStore`.
+    """
+    others = RunningMean(server, names)
+    shares = []
+    with UpdateStore(server.weights, names) as store:
+        for reply in updates:
+            store.add(reply.value.weights)
+            others.add(reply)
+            shares.append(share(reply))
+            del reply  # or it would stay while the next client trains
+        p = torch.tensor(shares, dtype=torch.float64)
+        p /= p.sum()
+        new = store.step(
+            {
+                part: server.federation.server_lr * rule(gram, p)
+                for part, gram in store.inner_products(by_tensor=by_tensor).items()
+            }
+        )
+    return {name: new[name] if name in new else others.mean[name] for name in server.weights}
+
+
+def average_updates(
+    server: Server, updates: Iterable[Reply[LocalUpdate]], names: Sequence[str], *, share: Share
+) -> Weights:
+    """Return the new global model of federated averaging with own shares for what is trained.
+
+    Where ``share`` is the server's, this is FedAvg bit for bit.
+
+    Args:
+        server: Global model, its shares and learning rate.
+        updates: Replies in client order, read once.
+        names: Trainable parameters; all else takes the mean by the server's shares.
+        share: Shares of the trainable parameters.
+    """
+    others = RunningMean(server, names)
+
+    def trained() -> Iterator[tuple[Weights, float]]:
+        for reply in updates:
+            others.add(reply)
+            yield {name: reply.value.weights[name] for name in names}, share(reply)
+            del reply
+
+    mean = streaming_mean(trained()) | others.mean
+    new = {name: mean[name] for name in server.weights}
+    return server_step(server.weights, new, server.federation.server_lr, names)
+
+
+class RunningMean:
+    """The convex mean, so far, of what clients send besides trainable parameters.
+
+    Attributes:
+        mean: `streaming_mean` of the replies added, by the server's shares.
+
+    Args:
+        server: Says the shares.
+        without: Names to leave out.
+    """
+
+    def __init__(self, server: Server, without: Container[str]) -> None:
+        self._server = server
+        self._names = [name for name in server.weights if name not in without]
+        self._total = 0.0
+        self.mean: Weights = {}
+
+    def add(self, reply: Reply[LocalUpdate]) -> None:
+        """Move the mean towards a client's state."""
+        if self._names:
+            share = self._server.share(reply)
+            state = {name: reply.value.weights[name] for name in self._names}
+            self.mean = streaming_mean([(self.mean, self._total), (state, share)])
+            self._total += share
+
+
+# ------------------------------------------------------------------------------- the updates
+
+
+class UpdateStore:
+    """Updates of K clients, P float32 entries each, to be read by blocks of coordinates.
+
+    Up to `IN_MEMORY` bytes stay in memory. More lie in a temporary file without a name in the
+    folder that the environment variable TMPDIR names (``/tmp`` unless set): 4 K P bytes, 2.2 GB
+    for 20 clients with a ResNet-50. The system frees it when the store is left or the process
+    ends, however it ends. Where that folder is itself memory (tmpfs), let TMPDIR name another.
+
+    Numbers do not depend on the device, on the number of threads or on where the updates lie.
+
+    Args:
+        base: The global model w that the clients started from.
+        names: Trainable parameters.
+    """
+
+    def __init__(self, base: Mapping[str, Tensor], names: Sequence[str]) -> None:
+        self._base = {name: base[name] for name in names}
+        self._width = sum(w.numel() for w in self._base.values())
+        self._clients = 0
+        self._file: io.BufferedIOBase = io.BytesIO()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):  # what a full disk did not take is written again at the end
+            self._file.close()
+
+    def add(self, weights: Mapping[str, Tensor]) -> None:
+        """Keep ``weights`` minus the global model.
+
+        Raises:
+            FeddgError: If the disk has no room for it.
+        """
+        try:
+            self._make_room()
+            for name, w in self._base.items():
+                delta = weights[name].detach().to(w.device, torch.float32) - w.float()
+                self._file.write(delta.reshape(-1).cpu().numpy().data)
+            self._file.flush()
+        except OSError as error:
+            raise FeddgError(
+                f"the updates of a round found no room in the temporary folder "
+                f"{_temporary_folder()} ({error.strerror}): they take "
+                f"{self._width / 2**18:.0f} MiB for each sampled client, so free as much there "
+                f"or let the environment variable TMPDIR name a folder that has it"
+            ) from error
+        self._clients += 1
+
+    def _make_room(self) -> None:
+        """Move from memory to a file before there is too much."""
+        entries = (self._clients + 1) * self._width
+        if isinstance(self._file, io.BytesIO) and 4 * entries > IN_MEMORY:
+            memory, self._file = self._file, tempfile.TemporaryFile()  # noqa: SIM115
+            with memory, memory.getbuffer() as kept:
+                self._file.write(kept)
+
+    def _blocks(self) -> Iterator[tuple[str, slice, Tensor]]:
+        """Yield a tensor's name, a slice of its entries, and their updates, float64 (K, B)."""
+        columns = max(1, BLOCK // self._clients)
+        offset = 0
+        for name, w in self._base.items():
+            for start in range(0, w.numel(), columns):
+                stop = min(start + columns, w.numel())
+                block = torch.empty(self._clients, stop - start)
+                for k, row in enumerate(block):
+                    self._file.seek(4 * (k * self._width + offset + start))
+                    self._file.readinto(row.numpy().data)
+                yield name, slice(start, stop), block.double()
+            offset += w.numel()
+
+    def inner_products(self, *, by_tensor: bool = False) -> dict[str, Tensor]:
+        """Return the updates' inner products, float64 (K, K), under the key ``""``.
+
+        With ``by_tensor``, those of each tensor under its name.
+        """
+        grams: dict[str, Tensor] = {}
+        with _one_thread():
+            for name, _, block in self._blocks():
+                part = name if by_tensor else ""
+                gram = block @ block.T
+                grams[part] = grams[part] + gram if part in grams else gram
+        return grams
+
+    def step(self, coefficients: Mapping[str, Tensor]) -> Weights:
+        """Return w + sum_k a_k Delta_k, in the global model's shapes, types and device.
+
+        Args:
+            coefficients: a, float64 (K,), under the keys of `inner_products`.
+        """
+        moves = {name: torch.empty(w.numel()) for name, w in self._base.items()}
+        with _one_thread():
+            for name, part, block in self._blocks():
+                moves[name][part] = coefficients[name if name in coefficients else ""] @ block
+        return {
+            name: (w + moves.pop(name).view(w.shape).to(w.device)).to(w.dtype)
+            for name, w in self._base.items()
+        }
+
+
+def _temporary_folder() -> str:
+    with suppress(OSError):
+        return tempfile.gettempdir()
+    return "(none can be written to)"
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Sum in one order: a product of matrices rounds differently on several threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

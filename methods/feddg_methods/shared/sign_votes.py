@@ -1,0 +1,106 @@
+"""Votes of clients on the sign of every parameter's change, added up as their replies come in.
+
+Rules on signs (FedGMA, AgrSum, AgrRand) need the mean of the models and the sum of the signs of
+the updates, both running sums: one pass over the replies makes them, and no reply is kept.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from feddg_bench.core.messages import LocalUpdate, Reply
+from feddg_bench.core.server import Server
+from feddg_methods.shared.round_updates import Share, one_each
+
+logger = logging.getLogger(__name__)
+
+WIDTHS = (torch.int8, torch.int16, torch.int32, torch.int64)
+
+FEW = 8
+"""Most clients among whom agreement by chance is still common: 1 coordinate in 128."""
+
+
+class SignVotes:
+    """Sums of the clients' votes, which are the signs of their changes to the global model.
+
+    Sums are integers of the least width that holds them, hence exact: for up to 127 votes they
+    take a quarter of the room of the parameters.
+
+    Args:
+        start: The global model that clients started from.
+        names: Parameters to count; without any, nothing is done.
+        changed: Also keep which coordinates any client changed.
+
+    Attributes:
+        sums: Of each parameter, the votes for up minus those for down, in its shape.
+        changed: Of each parameter, whether any client changed the coordinate, bool in its shape;
+            empty unless asked for.
+        total: Votes cast on each coordinate, those for neither included.
+    """
+
+    def __init__(
+        self, start: Mapping[str, Tensor], names: Sequence[str], *, changed: bool = False
+    ) -> None:
+        self._start = {name: start[name] for name in names}
+        self.total = 0
+        self.sums = {n: torch.zeros_like(w, dtype=WIDTHS[0]) for n, w in self._start.items()}
+        self.changed = (
+            {n: torch.zeros_like(w, dtype=torch.bool) for n, w in self._start.items()}
+            if changed
+            else {}
+        )
+
+    def count(
+        self,
+        replies: Iterable[Reply[LocalUpdate]],
+        share: Share = one_each,
+    ) -> Iterator[Reply[LocalUpdate]]:
+        """Yield the replies again, each after it has been counted.
+
+        Args:
+            replies: Replies to ``fit``, read once.
+            share: How many votes a client has, a whole number.
+        """
+        for reply in replies:
+            self.add(reply.value.weights, int(share(reply)))
+            yield reply
+            del reply  # or it would stay while the next client trains
+
+    def add(self, weights: Mapping[str, Tensor], votes: int = 1) -> None:
+        """Count one client's model."""
+        self.total += votes
+        dtype = next(width for width in WIDTHS if torch.iinfo(width).max >= self.total)
+        for name, w in self._start.items():
+            theta = weights[name]
+            sums = self.sums[name].to(dtype)
+            self.sums[name] = sums.add_(theta > w, alpha=votes).add_(theta < w, alpha=-votes)
+            if self.changed:
+                self.changed[name] |= theta != w
+
+    def unanimous(self, name: str) -> Tensor:
+        """Return where all clients moved a parameter the same way, bool in its shape."""
+        return self.sums[name].abs() == self.total
+
+
+def warn_of_rare_agreement(server: Server, consequence: str) -> None:
+    """Log a warning if more than `FEW` clients take part in a round; to be called once a run.
+
+    Args:
+        server: Knows the clients and how many are sampled.
+        consequence: What becomes of a model on which clients hardly agree.
+    """
+    everyone = len(server.clients)
+    clients = min(server.federation.per_round or everyone, everyone)
+    if clients > FEW:
+        logger.warning(
+            "%d clients take part in a round, and by chance only %.1g of all coordinates move the "
+            "same way at all of them, so that %s: set federation.per_round to %d or less",
+            clients,
+            2.0 ** (1 - clients),
+            consequence,
+            FEW,
+        )

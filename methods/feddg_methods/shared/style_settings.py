@@ -1,0 +1,57 @@
+"""Settings that all methods share which restyle images by AdaIN."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import field_validator, model_validator
+
+from feddg_bench.config.schema import MethodSettings
+from feddg_methods.shared.style_transfer import StyleBackend, build_style_backend
+
+
+class StyleSettings(MethodSettings):
+    """Which style back end, what it sees and where it measures styles.
+
+    A subclass names its presets in ``presets`` and types ``preset`` by their names.
+    """
+
+    files: ClassVar[tuple[str, ...]] = ("style_weights",)
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """What each preset changes of the defaults."""
+
+    preset: str = ""
+    """Sets the defaults of the settings below; each can still be given by itself."""
+    style: Literal["vgg19", "vgg19_16x", "pixel"] = "vgg19"
+    """Style back end: AdaIN's VGG-19, its distilled small one, or the image's own colours."""
+    style_weights: tuple[str, ...] = ()
+    """Local file(s) of the VGG back ends: one .safetensors, or encoder and decoder."""
+    adain_input: Literal["imagenet_norm", "unit"] = "imagenet_norm"
+    """What ``vgg19`` sees: normalised images as in the code, or [0, 1] as it was trained with."""
+    style_layer: Literal["conv4_1", "relu4_1"] = "conv4_1"
+    """Where styles are measured: before or after the last ReLU."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return {**cls.presets.get(str(values.get("preset")), {}), **values}
+
+    @field_validator("style_weights", mode="before")
+    @classmethod
+    def _one_or_more(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value or ()
+
+    def build_backend(self) -> StyleBackend:
+        """Return the style back end that these settings describe.
+
+        Raises:
+            SettingsError: If it needs weights and none are given.
+            DataError: If its weights are missing, unreadable or another network's.
+        """
+        return build_style_backend(
+            self.style,
+            weights=self.style_weights or None,
+            adain_input=self.adain_input,
+            style_layer=self.style_layer,
+        )
