@@ -159,7 +159,7 @@ class Training(Experiment):
 
         from feddg_bench.analysis.figures.training import train, wanted_rounds
         from feddg_bench.cli.progress import ConsoleReport
-        from feddg_bench.runs.run import open_executor
+        from feddg_bench.engine.devices import open_executor
 
         wanted = [wanted_rounds(at, plan.settings.federation.rounds) for plan in plans]
         executor = open_executor(resources)

@@ -146,8 +146,9 @@ def _run_all(plans: list[Plan], data: RunData, resources: Resources, *, as_json:
     from feddg_bench.analysis.tables import summary
     from feddg_bench.cli.progress import ConsoleReport, draw
     from feddg_bench.common.terminal import terminal
+    from feddg_bench.engine.devices import open_executor
     from feddg_bench.records.record import ResultsStore
-    from feddg_bench.runs.run import open_executor, run
+    from feddg_bench.runs.run import run
     from feddg_bench.tracking.tracker import Reports, Tracker
 
     store = ResultsStore(resources.results)

@@ -79,8 +79,8 @@ def sweep_command(
 def _run(search: Search, datasets: Datasets, resources: Resources, *, retry_failed: bool) -> bool:
     """Finish the sweep and return whether a run failed."""
     from feddg_bench.common.parallel import cores
+    from feddg_bench.engine.devices import find_device
     from feddg_bench.records.record import ResultsStore
-    from feddg_bench.runs.run import find_device
     from feddg_bench.sweeps.claims import Claims
     from feddg_bench.sweeps.failures import Failures, stems, tidy
     from feddg_bench.sweeps.pool import run_in_processes

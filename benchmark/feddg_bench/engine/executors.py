@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import signal
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,12 +32,25 @@ Measured = tuple[np.ndarray, float]
 """Predictions (n,) and summed loss of some images."""
 
 
-class Executor(Protocol):
-    """Runs tasks and yields replies in the order of the tasks; keeps clients' memories."""
+OnReply = Callable[[Task, Reply[Any]], None]
+"""Is shown each task, with what its client remembered before it, and the reply."""
 
-    memories: dict[str, Payload]
-    workers: int
 
+class Executor(ABC):
+    """Runs tasks and yields replies in the order of the tasks; keeps what clients remember.
+
+    Attributes:
+        workers: Processes that run tasks.
+        memories: What each client keeps between its tasks.
+        on_reply: Looks at every task and its reply before the server does; may not change them.
+    """
+
+    def __init__(self, workers: int = 1) -> None:
+        self.workers = workers
+        self.memories: dict[str, Payload] = {}
+        self.on_reply: OnReply | None = None
+
+    @abstractmethod
     def start(self, spec: WorkerSpec, method: Method) -> None:
         """Build the workers of a run and forget what clients kept in an earlier one.
 
@@ -44,52 +60,56 @@ class Executor(Protocol):
         """
 
     def map(self, tasks: Iterable[Task]) -> Iterator[Reply[Any]]:
-        """Run the tasks as replies are taken."""
+        """Run the tasks as replies are taken; they share one model and one broadcast."""
+        given: deque[Task] = deque()
 
+        def remembering() -> Iterator[Task]:
+            for task in tasks:
+                given.append(replace(task, memory=self.memories.get(task.client, {})))
+                yield given[-1]
+
+        for reply in self.run(remembering()):
+            task = given.popleft()
+            self.memories[reply.client] = reply.memory
+            if self.on_reply is not None:
+                self.on_reply(task, reply)
+            yield reply
+            del task, reply  # or they would stay while the next client trains
+
+    @abstractmethod
+    def run(self, tasks: Iterator[Task]) -> Iterator[Reply[Any]]:
+        """Do the work of `map`, with tasks that bring what their clients remember."""
+
+    @abstractmethod
     def evaluate(self, weights: Weights, indices: Sequence[np.ndarray]) -> Iterator[Measured]:
         """Measure the weights on each index array."""
 
     def peak_memory_mib(self) -> float:
         """Return the peak resident memory so far, of this process and its workers."""
+        return peak_memory_mib()
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most have nothing to let go of
         """Let go of processes and memory."""
 
 
-class SerialExecutor:
+class SerialExecutor(Executor):
     """Runs everything in this process, with its only model."""
-
-    workers = 1
-
-    def __init__(self) -> None:
-        self.memories: dict[str, Payload] = {}
 
     def start(self, spec: WorkerSpec, method: Method) -> None:
         """Build the worker."""
         self.memories = {}
         self.worker = Worker(spec, method)
 
-    def map(self, tasks: Iterable[Task]) -> Iterator[Reply[Any]]:
+    def run(self, tasks: Iterator[Task]) -> Iterator[Reply[Any]]:
         """Run the tasks one by one."""
-        for task in tasks:
-            reply = self.worker.run(replace(task, memory=self.memories.get(task.client, {})))
-            self.memories[task.client] = reply.memory
-            yield reply
-            del reply  # or it would stay while the next client trains
+        return map(self.worker.run, tasks)
 
     def evaluate(self, weights: Weights, indices: Sequence[np.ndarray]) -> Iterator[Measured]:
         """Measure the weights on each index array."""
         return (self.worker.evaluate(weights, index) for index in indices)
 
-    def peak_memory_mib(self) -> float:
-        """Return the peak resident memory of this process."""
-        return peak_memory_mib()
 
-    def close(self) -> None:
-        """Nothing to let go of."""
-
-
-class ProcessExecutor:
+class ProcessExecutor(Executor):
     """Runs tasks in ``n`` processes, each with its own model; bytes cross, never pickled content.
 
     The model and the broadcast are sent to a process once for all tasks that share them. Replies
@@ -97,8 +117,7 @@ class ProcessExecutor:
     """
 
     def __init__(self, n: int) -> None:
-        self.memories: dict[str, Payload] = {}
-        self.workers = n
+        super().__init__(n)
         context = get_context("spawn")
         self._pipes: list[Connection] = []
         self._running: dict[Connection, int] = {}
@@ -123,27 +142,23 @@ class ProcessExecutor:
         for pipe in self._pipes:
             self._receive(pipe)
 
-    def map(self, tasks: Iterable[Task]) -> Iterator[Reply[Any]]:
-        """Run the tasks, all of which share one model and one broadcast."""
-        tasks = list(tasks)
-        if not tasks:
-            return
-        shared = {"weights": dict(tasks[0].weights), "broadcast": dict(tasks[0].broadcast)}
+    def run(self, tasks: Iterator[Task]) -> Iterator[Reply[Any]]:
+        """Spread the tasks over the processes."""
+        first = next(tasks, None)
+        if first is None:
+            return iter(())
+        shared = {"weights": dict(first.weights), "broadcast": dict(first.broadcast)}
         jobs = (
             {
                 "client": task.client,
                 "call": task.call,
                 "round": task.round,
-                "memory": self.memories.get(task.client, {}),
+                "memory": task.memory,
                 "told": dict(task.told),
             }
-            for task in tasks
+            for task in chain([first], tasks)
         )
-        for answer in self._share(shared, jobs):
-            reply = _reply(answer)
-            self.memories[reply.client] = reply.memory
-            yield reply
-            del answer, reply
+        return map(_reply, self._share(shared, jobs))
 
     def evaluate(self, weights: Weights, indices: Sequence[np.ndarray]) -> Iterator[Measured]:
         """Measure the weights on each index array."""

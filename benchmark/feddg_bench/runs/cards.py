@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -144,21 +144,20 @@ class _Observer(SerialExecutor):
         self.calls: list[str] = []
         self.kept: dict[str, Any] = {}
         self.versions: Mapping[str, int] = {}
+        self.on_reply = self.note
 
-    def map(self, tasks: Iterable[Task]) -> Iterator[Reply[Any]]:
-        tasks = list(tasks)
-        for task, reply in zip(tasks, super().map(tasks), strict=True):
-            rounds = self.asked.setdefault(task.call, {})
-            rounds[task.round] = rounds.get(task.round, 0) + 1
-            if task.call not in self.calls:
-                self.calls.append(task.call)
-            down = {"weights": task.weights} if task.weights else {}
-            self._note("down", task.call, {**down, **task.told})
-            self._note("down", "", task.broadcast)
-            self._note("up", task.call, content(reply.value))
-            if reply.memory:
-                self.kept = reply.memory
-            yield reply
+    def note(self, task: Task, reply: Reply[Any]) -> None:
+        """Note the form of what crossed for one task."""
+        rounds = self.asked.setdefault(task.call, {})
+        rounds[task.round] = rounds.get(task.round, 0) + 1
+        if task.call not in self.calls:
+            self.calls.append(task.call)
+        down = {"weights": task.weights} if task.weights else {}
+        self._note("down", task.call, {**down, **task.told})
+        self._note("down", "", task.broadcast)
+        self._note("up", task.call, content(reply.value))
+        if reply.memory:
+            self.kept = reply.memory
 
     def _note(self, direction: str, call: str, payload: Mapping[str, Any]) -> None:
         seen = self.seen.setdefault((direction, call), {})

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,11 @@ from feddg_bench.core.messages import Reply, Task
 from feddg_bench.core.tasks import TASKS
 from feddg_bench.data.federated import Federation
 from feddg_bench.engine.compatibility import Pictures
+from feddg_bench.engine.devices import find_device
 from feddg_bench.engine.evaluation import evaluate
 from feddg_bench.engine.executors import SerialExecutor
 from feddg_bench.engine.worker import Worker, peak_memory_mib
-from feddg_bench.runs.run import Plan, find_device, open_server
+from feddg_bench.runs.run import Plan, open_server
 
 PHASES = ("training", "communication", "aggregation", "evaluation")
 
@@ -90,7 +91,14 @@ def profile(plan: Plan, federation: Federation, resources: Resources, *, rounds:
         rounds: Rounds to measure; one more is run first.
     """
     settings = plan.settings
-    executor = _Remembering()
+    executor = SerialExecutor()
+    trained: list[Task] = []
+
+    def remember(task: Task, _: Reply[Any]) -> None:
+        if task.call == "fit":
+            trained[:] = [task]
+
+    executor.on_reply = remember
     method, server = open_server(plan, federation, executor, resources)
     worker = executor.worker
     once: dict[str, float] = {}
@@ -115,7 +123,7 @@ def profile(plan: Plan, federation: Federation, resources: Resources, *, rounds:
         phase: statistics.median(r.ledger.seconds.get(phase, 0.0) for r in results)
         for phase in PHASES
     }
-    flop = flop_per_image(worker, executor.task)
+    flop = flop_per_image(worker, trained[0])
     flops = flop * images / phases["training"]
     peak = peak_flops(worker.device, settings.train.precision)
     bare = bare_seconds(worker, [len(federation.clients[name]) for name in cohort]) * epochs
@@ -207,20 +215,6 @@ def peak_flops(device: torch.device, precision: str) -> float:
     dtype = torch.bfloat16 if precision == "bf16-mixed" else torch.float32
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     return 2 * size**3 / min(_seconds(lambda: a @ b, device) for _ in range(5))
-
-
-class _Remembering(SerialExecutor):
-    """Remembers the last training task, with all that its client was told."""
-
-    task: Task
-
-    def map(self, tasks: Iterable[Task]) -> Iterator[Reply[Any]]:
-        tasks = list(tasks)
-        memories = {t.client: self.memories.get(t.client, {}) for t in tasks}
-        for task in tasks:
-            if task.call == "fit":
-                self.task = replace(task, memory=memories[task.client])
-        return super().map(tasks)
 
 
 def flop_per_image(worker: Worker, task: Task) -> float:

@@ -18,7 +18,6 @@ import torch
 import feddg_bench
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.common.files import write_whole
-from feddg_bench.common.parallel import cores
 from feddg_bench.common.streams import derive_seed
 from feddg_bench.config.keys import canonical_settings, run_key
 from feddg_bench.config.layers import Layer, merge, validate
@@ -36,15 +35,14 @@ from feddg_bench.data.splits import Splits, published_splits, read_split_csv, sp
 from feddg_bench.data.store import Progress, Store, known_fingerprint, open_store
 from feddg_bench.engine.build import build_method
 from feddg_bench.engine.compatibility import check_fit
+from feddg_bench.engine.devices import find_device
 from feddg_bench.engine.evaluation import evaluate
-from feddg_bench.engine.executors import Executor, ProcessExecutor, SerialExecutor
+from feddg_bench.engine.executors import Executor
 from feddg_bench.engine.worker import WorkerSpec
 from feddg_bench.models.backbones import check_image_size
 from feddg_bench.plugins import load_method
 from feddg_bench.records.record import WHOLE, ResultsStore, RunRecord, ScenarioRecord
 from feddg_bench.runs.checkpoints import load_checkpoint, save_checkpoint
-
-MAX_AUTO_WORKERS = 8
 
 
 class Report(Protocol):
@@ -119,39 +117,6 @@ def make_plan(
         canonical["data"]["names"] = {kind: list(names) for kind, names in identity.items()}
     key = run_key(canonical, method.version)
     return Plan(settings, canonical, scenario, recipe, method.version, key)
-
-
-def open_executor(resources: Resources) -> Executor:
-    """Return the executor that the resources ask for."""
-    device = find_device(resources.device)
-    workers = resources.workers
-    if workers == 0:
-        workers = 1 if device != "cpu" else min(cores(), MAX_AUTO_WORKERS)
-    return SerialExecutor() if workers == 1 else ProcessExecutor(workers)
-
-
-def find_device(name: str) -> str:
-    """Return the device to compute on.
-
-    Raises:
-        SettingsError: If there is no such device here.
-    """
-    if name == "auto":
-        return "cuda:0" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
-        raise SettingsError(f"unknown device {name!r}: expected auto, cpu, cuda or cuda:N")
-    if device.type == "cuda":
-        found = torch.cuda.device_count()
-        if (device.index or 0) >= found:
-            raise SettingsError(
-                f"device {name!r} is not here: PyTorch sees {found} CUDA devices; use --device cpu"
-            )
-        return f"cuda:{device.index or 0}"
-    return "cpu"
 
 
 class RunData:

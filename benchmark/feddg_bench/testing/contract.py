@@ -316,6 +316,7 @@ class _Spoiling(Recorder):
     """Puts NaN into what one client sends after training in round 1."""
 
     def __init__(self, client: str) -> None:
+        super().__init__()
         self.client = client
 
     def map(self, tasks: Iterable[Task]) -> Iterator[Reply[Any]]:

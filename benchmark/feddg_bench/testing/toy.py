@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,14 +10,14 @@ import numpy as np
 
 from feddg_bench.config.layers import Layer, merge
 from feddg_bench.config.schema import RunSettings
-from feddg_bench.core.messages import Payload, Reply, Task, Weights, decode, encode
+from feddg_bench.core.messages import Reply, Task, decode, encode
 from feddg_bench.data.federated import Federation
+from feddg_bench.engine.executors import Executor, SerialExecutor
 
 if TYPE_CHECKING:  # what imports lightning is imported where a run starts
     from feddg_bench.core.loop import RoundResult
     from feddg_bench.core.method import Method
     from feddg_bench.core.server import Server
-    from feddg_bench.engine.executors import Executor
     from feddg_bench.engine.worker import WorkerSpec
 
 TOY: Layer = {
@@ -143,7 +143,6 @@ def start_toy_run(
     """
     from feddg_bench.core.server import Server
     from feddg_bench.engine.build import build_method
-    from feddg_bench.engine.executors import SerialExecutor
     from feddg_bench.engine.worker import WorkerSpec
     from feddg_bench.plugins import load_method
 
@@ -166,41 +165,20 @@ def start_toy_run(
     return ToyRun(settings, federation, executor, method, server)
 
 
-class Recorder:
+class Recorder(SerialExecutor):
     """Runs tasks in this process and keeps a copy of every task, memory included, and reply."""
-
-    workers = 1
 
     def start(self, spec: WorkerSpec, method: Method) -> None:
         """Build the worker and forget earlier tasks."""
-        from feddg_bench.engine.worker import Worker
-
-        self.memories: dict[str, Payload] = {}
+        super().start(spec, method)
         self.tasks: list[Task] = []
         self.replies: list[Reply[Any]] = []
-        self.worker = Worker(spec, method)
 
-    def map(self, tasks: Iterable[Task]) -> Iterator[Reply[Any]]:
+    def run(self, tasks: Iterator[Task]) -> Iterator[Reply[Any]]:
         """Run the tasks one by one."""
         for task in tasks:
-            whole = replace(task, memory=self.memories.get(task.client, {}))
             payloads = ("weights", "broadcast", "memory", "told")
-            copies = {name: decode(encode(dict(getattr(whole, name)))) for name in payloads}
-            self.tasks.append(replace(whole, **copies))
-            reply = self.worker.run(whole)
-            self.memories[task.client] = reply.memory
-            self.replies.append(reply)
-            yield reply
-
-    def evaluate(
-        self, weights: Weights, indices: Sequence[np.ndarray]
-    ) -> Iterator[tuple[np.ndarray, float]]:
-        """Measure the weights on each index array."""
-        return (self.worker.evaluate(weights, index) for index in indices)
-
-    def peak_memory_mib(self) -> float:
-        """Return 0: nothing is measured here."""
-        return 0.0
-
-    def close(self) -> None:
-        """Nothing to let go of."""
+            copies = {name: decode(encode(dict(getattr(task, name)))) for name in payloads}
+            self.tasks.append(replace(task, **copies))
+            self.replies.append(self.worker.run(task))
+            yield self.replies[-1]

@@ -6,7 +6,7 @@ A run's checkpoint is deleted with its end, so what a figure shows of a model is
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from feddg_bench.records.record import ResultsStore
 from feddg_bench.runs.run import Plan, Report, RunData, open_federation, open_server
 
 
-class Recording:
+class Recording(Executor):
     """An executor that keeps the tasks and replies of local training in the current round.
 
     Args:
@@ -41,39 +41,32 @@ class Recording:
 
     def __init__(self, inner: Executor) -> None:
         self.inner = inner
-        self.workers = inner.workers
+        super().__init__(inner.workers)
         self.tasks: dict[str, Task] = {}
         self.updates: dict[str, Weights] = {}
         self.before: Weights = {}
         self._round = -1
 
-    @property
-    def memories(self) -> dict[str, Payload]:
-        """What the clients keep."""
-        return self.inner.memories
-
-    @memories.setter
-    def memories(self, memories: dict[str, Payload]) -> None:
-        self.inner.memories = memories
-
     def start(self, spec: WorkerSpec, method: Method) -> None:
         """Build the workers of a run."""
         self.spec = spec
+        self.memories = {}
         self.inner.start(spec, method)
+        self.on_reply = self._keep
 
-    def map(self, tasks: Iterable[Task]) -> Iterator[Reply[Any]]:
-        """Run the tasks, and keep those that train with the weights they end with."""
-        tasks = list(tasks)
-        if tasks and tasks[0].round != self._round:
-            self._round = tasks[0].round
+    def run(self, tasks: Iterator[Task]) -> Iterator[Reply[Any]]:
+        """Run the tasks."""
+        return self.inner.run(tasks)
+
+    def _keep(self, task: Task, reply: Reply[Any]) -> None:
+        """Keep a task that trains, and the weights it ends with."""
+        if task.round != self._round:
+            self._round = task.round
             self.tasks, self.updates, self.before = {}, {}, {}
-        asked = {task.client: task for task in tasks}
-        for reply in self.inner.map(tasks):
-            if isinstance(reply.value, LocalUpdate):
-                task = self.tasks[reply.client] = asked[reply.client]
-                self.before = self.before or _copy(task.weights)
-                self.updates[reply.client] = _copy(reply.value.weights)
-            yield reply
+        if isinstance(reply.value, LocalUpdate):
+            self.tasks[reply.client] = task
+            self.before = self.before or _copy(task.weights)
+            self.updates[reply.client] = _copy(reply.value.weights)
 
     def evaluate(self, weights: Weights, indices: Sequence[np.ndarray]) -> Iterator[Measured]:
         """Measure the weights on each index array."""
