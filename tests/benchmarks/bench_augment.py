@@ -22,7 +22,8 @@ from torchvision import transforms
 
 from feddg_bench.config.schema import AugmentSettings
 from feddg_bench.data.augment import Augment, Images, to_float
-from feddg_bench.data.federated import Federation, ImageBank
+from feddg_bench.data.client_images import ImageBank
+from feddg_bench.data.federated import Federation
 from feddg_bench.engine.worker import keep_freed_memory
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

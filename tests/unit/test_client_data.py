@@ -13,7 +13,8 @@ from torch.testing import assert_close
 
 from feddg_bench.config.schema import AugmentSettings, TrainSettings
 from feddg_bench.core.client import Client
-from feddg_bench.data.federated import ClientImages, Federation, ImageBank
+from feddg_bench.data.client_images import ClientImages, ImageBank
+from feddg_bench.data.federated import Federation
 
 COUNT, SIDE = 11, 8
 PLAIN = AugmentSettings(

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
-from feddg_bench.common.errors import DataError
+from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.data.protocols import Scenario, scenarios
-from feddg_bench.data.splits import SPLITS, read_split_csv, split_by_domain
+from feddg_bench.data.splits import (
+    SPLITS,
+    read_split_csv,
+    scenarios_with_files,
+    split_by_domain,
+)
 
 DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
 LETTERS = {"photo": "p", "art_painting": "a", "cartoon": "c", "sketch": "s"}
@@ -363,3 +369,68 @@ def test_a_file_of_the_size_of_pacs(tmp_path, name, train, id_val, id_test, val,
     assert np.bincount(domains[splits["train"]], minlength=4).tolist() == [
         train.get(domain, 0) for domain in DOMAINS
     ]
+
+
+# -------------------------------------------------------------------- which scenario a file is for
+
+
+class Pictures:
+    title = "PACS"
+    domains = ("art_painting", "photo", "sketch", "cartoon")
+    letters: ClassVar = LETTERS
+    official: ClassVar = {}
+
+
+ROLES_OF = {
+    "cs-a-p": {"cartoon": "train", "sketch": "train", "art_painting": "val", "photo": "test"},
+    "ac-s-p": {"cartoon": "train", "art_painting": "train", "sketch": "val", "photo": "test"},
+    "acs-p": {"cartoon": "train", "art_painting": "train", "sketch": "train", "photo": "test"},
+}
+
+
+def write_roles(folder, name, roles, more=()):
+    cells = [{"split": split, "domain": d, "path": f"{d}/x"} for d, split in roles.items()]
+    cells += [{"split": "id_val", "domain": "cartoon", "path": "cartoon/y"}, *more]
+    return write(folder, cells, ("split", "domain", "path")).rename(folder / name)
+
+
+@pytest.mark.parametrize("name", ROLES_OF)
+def test_a_split_file_tells_its_scenario(tmp_path, name):
+    path = write_roles(tmp_path, "any.csv", ROLES_OF[name])
+    protocol, other = ("ltdo", "lodo") if name.count("-") == 2 else ("lodo", "ltdo")
+    assert scenarios_with_files(path, protocol, Pictures) == [(scenario(name), path)]
+    assert scenarios_with_files(path, protocol, Pictures, name) == [(scenario(name), path)]
+    with pytest.raises(SettingsError, match=f"--protocol {protocol} --scenario {name}"):
+        scenarios_with_files(path, other, Pictures)
+
+
+def test_a_folder_holds_a_file_for_each_scenario(tmp_path):
+    files = {name: write_roles(tmp_path, f"{name}.csv", r) for name, r in ROLES_OF.items()}
+    write_roles(tmp_path, "metadata.csv", ROLES_OF["cs-a-p"])  # a copy
+
+    def found(*arguments):
+        return {s.name: file for s, file in scenarios_with_files(tmp_path, *arguments)}
+
+    assert found("ltdo", Pictures) == {"cs-a-p": files["cs-a-p"]}  # ac-s-p is none of its own
+    assert found("lodo", Pictures) == {"acs-p": files["acs-p"]}
+    both = found("ltdo", Pictures, "ac-s-p,cs-a-p")
+    assert list(both.items()) == [(name, files[name]) for name in ("ac-s-p", "cs-a-p")]
+    files["cs-a-p"].unlink()
+    (tmp_path / "metadata.csv").unlink()
+    assert found("ltdo", Pictures) == {"ac-s-p": files["ac-s-p"]}
+    with pytest.raises(SettingsError, match="cs-a-p"):
+        found("ltdo", Pictures, "cs-a-p")
+
+
+def test_files_that_fit_no_scenario_or_twice_the_same_are_refused(tmp_path):
+    write_roles(tmp_path, "a.csv", ROLES_OF["cs-a-p"])
+    write_roles(tmp_path, "b.csv", dict(reversed(ROLES_OF["cs-a-p"].items())))
+    with pytest.raises(DataError, match=r"b\.csv and .*a\.csv"):
+        scenarios_with_files(tmp_path, "ltdo", Pictures)
+    mixed = [{"split": "test", "domain": "cartoon", "path": "cartoon/z"}]
+    path = write_roles(tmp_path, "c.csv", ROLES_OF["cs-a-p"], mixed)
+    with pytest.raises(DataError, match="no scenario"):
+        scenarios_with_files(path, "ltdo", Pictures)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SettingsError, match="nothing"):
+        scenarios_with_files(tmp_path / "empty", "ltdo", Pictures)

@@ -1,21 +1,41 @@
-"""Data as the workers see it: one array of images, clients and splits as index arrays into it."""
+"""Who holds which image: settings, labels and domains become clients and splits, without a pixel.
+
+This module needs no PyTorch, so that what does not fit is refused before anything is decoded.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from feddg_bench.config.schema import AugmentSettings, TrainSettings
-from feddg_bench.core.client import Batch
-from feddg_bench.data.augment import Augment, Images, to_float
+from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.common.streams import derive_seed
+from feddg_bench.config.schema import RunSettings
+from feddg_bench.data.dataset import DomainDataset
+from feddg_bench.data.partition import Partition, make_partition, validation_parts
+from feddg_bench.data.protocols import Scenario
+from feddg_bench.data.splits import Splits, published_splits, read_split_csv, split_by_domain
+from feddg_bench.records.record import WHOLE
 
-RESIDENT_SHARE = 0.4
-"""Largest share of a GPU's free memory that the decoded images may take."""
+
+class Spread(NamedTuple):
+    """The images of a data set, spread over splits and clients: data-set indices throughout.
+
+    Attributes:
+        splits: Split -> its images.
+        partition: The training images of all clients, empty ones included.
+        clients: Name -> training images of every client that holds any.
+        validation: Name -> validation images, where the method wants them, else empty.
+    """
+
+    splits: Splits
+    partition: Partition
+    clients: dict[str, np.ndarray]
+    validation: dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -23,19 +43,19 @@ class Federation:
     """Where the images are and who holds which; small enough to send to every process.
 
     Attributes:
-        images: A store's file to map, or the array itself: (N, size, size, channels) of ``pixels``.
+        images: A store's file to map, or the array itself: [N, size, size, channels] of ``pixels``.
         size: Side of the images in pixels.
-        labels: Class ids, int64 (N,), or targets of a regression, float32 (N,).
+        labels: Class ids, int64 [N], or targets of a regression, float32 [N].
         clients: Client name to the indices of its training images.
         evaluation: Split, domain and indices of every set that is measured.
         num_classes: C, or 1 for a regression: the number of a model's outputs.
         sources: Names of the training domains.
-        domain_ids: Domain of each image as an index into ``sources``, -1 for others; int64 (N,).
+        domain_ids: Domain of each image as an index into ``sources``, -1 for others; int64 [N].
         validation: Client name to the indices of its validation images, where the method wants
             them (`feddg_bench.core.method.Method.client_validation`).
         task: ``classification`` or ``regression``.
         metrics: The data set's own, the first is the key metric.
-        groups: Group of each image as a position in ``group_names``, -1 for none, int64 (N,);
+        groups: Group of each image as a position in ``group_names``, -1 for none, int64 [N];
             empty where there are no groups.
         group_names: Names of the groups.
         channels: Of an image.
@@ -64,82 +84,141 @@ class Federation:
         return self.domain_ids[index] if len(self.domain_ids) else np.full(len(index), -1)
 
 
-class ImageBank:
-    """All images of a run, mapped from disk or resident on a GPU."""
+def spread(
+    settings: RunSettings, dataset: DomainDataset, scenario: Scenario, *, validation: bool = False
+) -> Spread:
+    """Spread a data set over splits and clients.
 
-    def __init__(self, federation: Federation, device: torch.device) -> None:
-        images = federation.images
-        if isinstance(images, Path):
-            side = federation.size
-            shape = (len(federation.labels), side, side, federation.channels)
-            # Copy on write: nobody writes, but PyTorch takes no view of a read-only array.
-            images = np.memmap(images, dtype=federation.pixels, mode="c", shape=shape)
-        self.images = torch.from_numpy(images)
-        self.device = device
-        self.labels = torch.from_numpy(federation.labels).to(device)
-        if device.type == "cuda":
-            free, _ = torch.cuda.mem_get_info(device)
-            if self.images.nbytes < RESIDENT_SHARE * free:
-                self.images = self.images.to(device)
+    Args:
+        settings: Of the run.
+        dataset: Only listed, not read.
+        scenario: Domains by role.
+        validation: Whether clients keep validation images
+            (`feddg_bench.core.method.Method.client_validation`).
 
-    def take(self, index: Tensor) -> Batch:
-        """Return copies of images, (B, H, W, C) as stored, and their labels (B,), on the device.
+    Raises:
+        SettingsError: If the settings ask for more clients than there are images for.
+        DataError: If the split file does not fit, or a class has no training image.
+    """
+    records = dataset.records()
+    splits = _splits(settings, dataset, scenario)
+    train = splits["train"]
+    missing = set(range(len(dataset.classes))) - set(records.labels[train].tolist())
+    # A regression has no classes, and published splits are as they are.
+    if missing and settings.protocol != "wilds":
+        absent = ", ".join(dataset.classes[label] for label in sorted(missing))
+        raise DataError(
+            f"scenario {scenario.name} of {dataset.name} has no training image of class "
+            f"{absent}; check the data folder and the split file"
+        )
+    seed = derive_seed(settings.seed, "partition")
+    partition = make_partition(settings.partition, train, records.domains[train], seed=seed)
+    pairs = zip(partition.clients, partition.indices, strict=True)
+    clients = {name: index for name, index in pairs if len(index)}
+    held_out: dict[str, np.ndarray] = {}
+    if validation:
+        id_val = splits.get("id_val", np.empty(0, dtype=np.int64))
+        clients, held_out = validation_parts(
+            settings.partition, partition, id_val, records.domains[id_val], seed=seed
+        )
+    per_round = settings.federation.per_round
+    if per_round is not None and per_round > len(clients):
+        raise SettingsError(
+            f"federation.per_round is {per_round} but only {len(clients)} clients hold images; "
+            f"lower --per-round"
+        )
+    return Spread(splits, partition, clients, held_out)
 
-        Args:
-            index: Rows of the array, int64 (B,) on the CPU.
-        """
-        images = self.images.index_select(0, index.to(self.images.device))
-        labels = self.labels.index_select(0, index.to(self.device))
-        return images.to(self.device, non_blocking=True), labels
 
-    def look(self, index: Tensor) -> tuple[Images, Tensor]:
-        """Do as `take`, but on a CPU give views of the images where they lie."""
-        if self.device.type != "cpu":
-            return self.take(index)
-        return [self.images[row : row + 1] for row in index.tolist()], self.labels[index]
+def _splits(settings: RunSettings, dataset: DomainDataset, scenario: Scenario) -> Splits:
+    records = dataset.records()
+    wilds = settings.protocol == "wilds"
+    published = dataset.scenario_splits(scenario.name) if wilds else dataset.published_splits()
+    split_csv = settings.data.split_csv
+    if wilds and published is not None:
+        if split_csv is not None:
+            raise SettingsError(
+                "protocol wilds takes the published splits and data.split_csv replaces them: "
+                "leave --split-csv out, or give --protocol lodo or ltdo"
+            )
+        return published_splits(published)
+    if split_csv is not None:
+        return read_split_csv(
+            Path(split_csv),
+            scenario,
+            records.paths,
+            records.domains,
+            records.labels,
+            dataset.domains,
+            dataset.classes,
+        )
+    return split_by_domain(
+        scenario,
+        records.domains,
+        records.labels,
+        dataset.domains,
+        id_val_fraction=settings.data.id_val_fraction,
+        id_test_fraction=settings.data.id_test_fraction,
+        seed=settings.seed,
+        published=published,
+    )
 
 
-class ClientImages:
-    """The images of one client (see `feddg_bench.core.client.ClientData`)."""
+def measured_parts(splits: Splits, dataset: DomainDataset) -> Iterator[tuple[str, str, np.ndarray]]:
+    """Yield split, domain and images of every part that is measured by itself, training included.
 
-    def __init__(
-        self, bank: ImageBank, index: np.ndarray, augment: AugmentSettings, train: TrainSettings
-    ) -> None:
-        self.bank = bank
-        self.index = torch.from_numpy(np.asarray(index, dtype=np.int64))
-        self.augment = Augment(augment)
-        self.train = train
+    That is every non-empty part of a split that lies in one domain; or whole splits, whose domain
+    is then `WHOLE`, where domains are as small as a writer.
+    """
+    domains = dataset.records().domains
+    for split, index in splits.items():
+        if not dataset.measured_by_domain:
+            yield split, WHOLE, index
+            continue
+        for number, name in enumerate(dataset.domains):
+            part = index[domains[index] == number]
+            if len(part):
+                yield split, name, part
 
-    def __len__(self) -> int:
-        return len(self.index)
 
-    def batches(
-        self,
-        *,
-        shuffle: bool,
-        augment: bool,
-        views: int,
-        companions: Tensor | None,
-        generator: torch.Generator,
-        parts: Iterable[Tensor] | None = None,
-    ) -> Iterator[Batch]:
-        """Yield every image once, or the parts given, in batches on the device."""
-        count = len(self.index)
-        if parts is None:
-            order = torch.randperm(count, generator=generator) if shuffle else torch.arange(count)
-            parts = order.split(self.train.batch_size)
-        for part in parts:
-            if shuffle and self.train.drop_last_if_single and len(part) == 1 < count:
-                continue
-            index = self.index[part]
-            twin = generator.clone_state()
-            if augment:
-                images, labels = self.bank.look(index)
-                copies = [self.augment(images, generator) for _ in range(views)]
-            else:
-                pixels, labels = self.bank.take(index)
-                copies = [to_float(pixels)] * views
-            if companions is not None:
-                beside = companions[part.to(companions.device)].to(labels.device)
-                copies.append(self.augment(beside, twin) if augment else to_float(beside))
-            yield (copies[0] if len(copies) == 1 else torch.stack(copies)), labels
+def count_images(splits: Splits, dataset: DomainDataset) -> dict[str, dict[str, int]]:
+    """Return the number of images in every measured part, by split and domain."""
+    counts: dict[str, dict[str, int]] = {}
+    for split, domain, part in measured_parts(splits, dataset):
+        counts.setdefault(split, {})[domain] = len(part)
+    return counts
+
+
+def make_federation(
+    images: Path | np.ndarray, size: int, dataset: DomainDataset, scenario: Scenario, parts: Spread
+) -> Federation:
+    """Return what the workers see of a spread data set.
+
+    Args:
+        images: File of the store, or its array.
+        size: Side of the images in pixels.
+        dataset: The data set.
+        scenario: Domains by role.
+        parts: Who holds which image.
+    """
+    records = dataset.records()
+    places = {name: place for place, name in enumerate(scenario.train)}
+    source_ids = np.array([places.get(name, -1) for name in dataset.domains], dtype=np.int64)
+    measured = measured_parts(parts.splits, dataset)
+    return Federation(
+        images=images,
+        size=size,
+        labels=records.labels,
+        clients=parts.clients,
+        evaluation=tuple(part for part in measured if part[0] != "train"),
+        num_classes=1 if dataset.task == "regression" else len(dataset.classes),
+        sources=scenario.train,
+        domain_ids=source_ids[records.domains],
+        validation=parts.validation,
+        task=dataset.task,
+        metrics=dataset.metrics,
+        groups=np.empty(0, dtype=np.int64) if records.groups is None else records.groups,
+        group_names=dataset.groups,
+        channels=dataset.channels,
+        pixels=dataset.pixels,
+    )

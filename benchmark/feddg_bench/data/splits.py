@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feddg_bench.common.errors import DataError, unknown
+from feddg_bench.common.errors import DataError, SettingsError, unknown
 from feddg_bench.common.streams import generator
-from feddg_bench.data.protocols import Scenario
+from feddg_bench.data.protocols import Scenario, scenarios
+
+if TYPE_CHECKING:
+    from feddg_bench.data.dataset import DomainDataset
 
 SPLITS = ("train", "id_val", "id_test", "val", "test")
 """The first three share the training domains."""
@@ -140,6 +145,60 @@ def read_split_csv(
     split_of = np.empty(len(paths), dtype=np.int64)
     split_of[images] = [SPLITS.index(row.split) for row in rows]
     return _collect(split_of, f"mend the column split of {path}")
+
+
+def scenarios_with_files(
+    path: Path, protocol: str, dataset: DomainDataset, select: str | None = None
+) -> list[tuple[Scenario, Path]]:
+    """Return the scenarios that split files are for, each with its file.
+
+    Args:
+        path: A split file, or a folder of split files, ``*.csv``, one for each scenario; copies
+            and those for another protocol are passed over.
+        protocol: A key of `feddg_bench.data.protocols.PROTOCOLS`.
+        dataset: Whose domains the files name.
+        select: Scenarios as in `feddg_bench.data.protocols.scenarios`. ``None`` for the protocol's
+            own that have a file; if none has, for all that have.
+
+    Raises:
+        SettingsError: If a scenario is unknown or has no file.
+        DataError: If a file cannot be read or fits no scenario, or two fit the same.
+    """
+    chosen = scenarios(protocol, dataset.domains, dataset.letters, select, dataset.official)
+    if protocol == "wilds":
+        return [(scenario, path) for scenario in chosen]
+    known: dict[frozenset[tuple[str, str]], Scenario] = {}
+    for kind in ("lodo", "ltdo"):
+        with suppress(SettingsError):  # too few domains for it
+            every = scenarios(kind, dataset.domains, dataset.letters, "all")
+            known.update({frozenset(_roles(one).items()): one for one in every})
+    found: dict[str, tuple[Scenario, Path]] = {}
+    others = []
+    for file in sorted(path.glob("*.csv")) if path.is_dir() else [path]:
+        cells = (cells for _, cells in _read_cells(file))
+        roles = frozenset((row["domain"], ROLES.get(row["split"], "")) for row in cells)
+        scenario = known.get(roles)
+        if scenario is None:
+            raise DataError(
+                f"{file} fits no scenario of {dataset.title}: expected every domain in the splits "
+                f"of one role, training (train, id_val, id_test), val or test, and one test domain"
+            )
+        if scenario.protocol != protocol:
+            others.append(f"--protocol {scenario.protocol} --scenario {scenario.name}")
+        elif scenario.name not in found:
+            found[scenario.name] = scenario, file
+        elif found[scenario.name][1].read_bytes() != file.read_bytes():
+            raise DataError(
+                f"{file} and {found[scenario.name][1]} are both for scenario {scenario.name}: "
+                f"keep one of them in the folder"
+            )
+    lacking = [one.name for one in chosen if one.name not in found] if select else []
+    if lacking or not found:
+        fits = ", ".join([*(f"--scenario {name}" for name in found), *others]) or "nothing"
+        wanted = f"scenario {lacking[0]}" if lacking else f"protocol {protocol}"
+        raise SettingsError(f"{path} holds no split of {wanted}; it fits {fits}")
+    own = [found[one.name] for one in chosen if one.name in found]
+    return own or list(found.values())
 
 
 def _roles(scenario: Scenario) -> dict[str, str]:

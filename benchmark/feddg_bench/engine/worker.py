@@ -22,7 +22,8 @@ from feddg_bench.core.messages import Reply, Task, Weights
 from feddg_bench.core.method import Method
 from feddg_bench.core.tasks import TASKS
 from feddg_bench.data.augment import to_float
-from feddg_bench.data.federated import ClientImages, Federation, ImageBank
+from feddg_bench.data.client_images import ClientImages, ImageBank
+from feddg_bench.data.federated import Federation
 from feddg_bench.engine.build import build_method
 
 logging.getLogger("lightning.fabric").setLevel(logging.WARNING)  # it announces every precision

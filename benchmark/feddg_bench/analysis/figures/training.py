@@ -22,7 +22,8 @@ from feddg_bench.core.loop import federate
 from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Task, Weights
 from feddg_bench.core.method import Method
 from feddg_bench.data.augment import to_float
-from feddg_bench.data.federated import Federation, ImageBank
+from feddg_bench.data.client_images import ImageBank
+from feddg_bench.data.federated import Federation
 from feddg_bench.engine.evaluation import evaluate
 from feddg_bench.engine.executors import Executor, Measured
 from feddg_bench.engine.worker import WorkerSpec

@@ -1,0 +1,99 @@
+"""Images as the clients train on them: one array, of which everybody takes rows in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from feddg_bench.config.schema import AugmentSettings, TrainSettings
+from feddg_bench.core.client import Batch
+from feddg_bench.data.augment import Augment, Images, to_float
+from feddg_bench.data.federated import Federation
+
+RESIDENT_SHARE = 0.4
+"""Largest share of a GPU's free memory that the decoded images may take."""
+
+
+class ImageBank:
+    """All images of a run, mapped from disk or resident on a GPU."""
+
+    def __init__(self, federation: Federation, device: torch.device) -> None:
+        images = federation.images
+        if isinstance(images, Path):
+            side = federation.size
+            shape = (len(federation.labels), side, side, federation.channels)
+            # Copy on write: nobody writes, but PyTorch takes no view of a read-only array.
+            images = np.memmap(images, dtype=federation.pixels, mode="c", shape=shape)
+        self.images = torch.from_numpy(images)
+        self.device = device
+        self.labels = torch.from_numpy(federation.labels).to(device)
+        if device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(device)
+            if self.images.nbytes < RESIDENT_SHARE * free:
+                self.images = self.images.to(device)
+
+    def take(self, index: Tensor) -> Batch:
+        """Return copies of images, [B, H, W, C] as stored, and their labels [B], on the device.
+
+        Args:
+            index: Rows of the array, int64 [B] on the CPU.
+        """
+        images = self.images.index_select(0, index.to(self.images.device))
+        labels = self.labels.index_select(0, index.to(self.device))
+        return images.to(self.device, non_blocking=True), labels
+
+    def look(self, index: Tensor) -> tuple[Images, Tensor]:
+        """Do as `take`, but on a CPU give views of the images where they lie."""
+        if self.device.type != "cpu":
+            return self.take(index)
+        return [self.images[row : row + 1] for row in index.tolist()], self.labels[index]
+
+
+class ClientImages:
+    """The images of one client (see `feddg_bench.core.client.ClientData`)."""
+
+    def __init__(
+        self, bank: ImageBank, index: np.ndarray, augment: AugmentSettings, train: TrainSettings
+    ) -> None:
+        self.bank = bank
+        self.index = torch.from_numpy(np.asarray(index, dtype=np.int64))
+        self.augment = Augment(augment)
+        self.train = train
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def batches(
+        self,
+        *,
+        shuffle: bool,
+        augment: bool,
+        views: int,
+        companions: Tensor | None,
+        generator: torch.Generator,
+        parts: Iterable[Tensor] | None = None,
+    ) -> Iterator[Batch]:
+        """Yield every image once, or the parts given, in batches on the device."""
+        count = len(self.index)
+        if parts is None:
+            order = torch.randperm(count, generator=generator) if shuffle else torch.arange(count)
+            parts = order.split(self.train.batch_size)
+        for part in parts:
+            if shuffle and self.train.drop_last_if_single and len(part) == 1 < count:
+                continue
+            index = self.index[part]
+            twin = generator.clone_state()
+            if augment:
+                images, labels = self.bank.look(index)
+                copies = [self.augment(images, generator) for _ in range(views)]
+            else:
+                pixels, labels = self.bank.take(index)
+                copies = [to_float(pixels)] * views
+            if companions is not None:
+                beside = companions[part.to(companions.device)].to(labels.device)
+                copies.append(self.augment(beside, twin) if augment else to_float(beside))
+            yield (copies[0] if len(copies) == 1 else torch.stack(copies)), labels
