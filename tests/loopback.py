@@ -1,4 +1,4 @@
-"""A web server on this machine that misbehaves as told; tests load it with `runpy`."""
+"""A web server on this machine that misbehaves as told."""
 
 from __future__ import annotations
 

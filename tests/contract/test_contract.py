@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import copy
-from functools import partial
 from itertools import pairwise
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.testing import assert_close
 
 from feddg_bench.core.aggregation import weighted_mean
 from feddg_bench.core.messages import Task, encode
 from feddg_bench.engine.executors import ProcessExecutor
-from feddg_bench.plugins import load_method, names
+from feddg_bench.plugins import names
 from feddg_bench.testing import CONTRACT, Subject
 from feddg_methods.fedavg import FedAvg
-
-bitwise = partial(assert_close, rtol=0, atol=0)
-
-
-def hyper(name):
-    """Return settings with which the method needs no file."""
-    return {"style": "pixel"} if "style" in load_method(name).Settings.model_fields else {}
-
+from tests.helpers import bitwise, no_file
 
 CASES = [
-    *((name, {"hyper": hyper(name)}) for name in names("method")),
+    *((name, no_file(name)) for name in names("method")),
     ("fedprox", {"hyper": {"mu": 0.5, "norm": "l2"}}),
     ("pardon", {"hyper": {"style": "pixel", "transfer": "cached"}}),
     ("ccst", {"hyper": {"style": "pixel", "preset": "official"}}),

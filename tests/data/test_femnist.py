@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import runpy
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +12,7 @@ from feddg_bench.common.errors import DataError
 from feddg_bench.data.protocols import scenarios
 from feddg_bench.data.splits import SPLITS
 from feddg_datasets.femnist import FEMNIST
-
-fabricate = runpy.run_path(str(Path(__file__).parents[1] / "fabricate.py"))["fabricate"]
+from tests.fabricate import fabricate
 
 
 @pytest.fixture(autouse=True)

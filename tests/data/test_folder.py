@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +11,7 @@ from PIL import Image
 from feddg_bench.common.errors import DataError
 from feddg_bench.data.protocols import scenarios
 from feddg_datasets.folder import Folder
-
-fabricate = runpy.run_path(str(Path(__file__).parents[1] / "fabricate.py"))["fabricate"]
+from tests.fabricate import fabricate
 
 
 @pytest.fixture(autouse=True)

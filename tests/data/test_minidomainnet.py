@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import runpy
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +10,7 @@ import pytest
 from feddg_bench.common.errors import DataError
 from feddg_bench.data.splits import SPLITS
 from feddg_datasets.minidomainnet import MiniDomainNet
-
-fabricate = runpy.run_path(str(Path(__file__).parents[1] / "fabricate.py"))["fabricate"]
+from tests.fabricate import fabricate
 
 
 class TinyMiniDomainNet(MiniDomainNet):

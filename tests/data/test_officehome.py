@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import runpy
 from collections.abc import Mapping
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -12,8 +10,7 @@ import pytest
 from feddg_bench.common.errors import DataError
 from feddg_bench.data.protocols import scenarios
 from feddg_datasets.officehome import OfficeHome
-
-fabricate = runpy.run_path(str(Path(__file__).parents[1] / "fabricate.py"))["fabricate"]
+from tests.fabricate import fabricate
 
 
 class TinyOfficeHome(OfficeHome):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import runpy
 from collections.abc import Mapping
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -15,8 +13,8 @@ from PIL import Image
 from feddg_bench.common.errors import DataError
 from feddg_bench.data.protocols import scenarios
 from feddg_datasets.rmnist import RotatedMNIST, deal, read_idx
+from tests.fabricate import fabricate
 
-fabricate = runpy.run_path(str(Path(__file__).parents[1] / "fabricate.py"))["fabricate"]
 TRAIN = "train-images-idx3-ubyte"
 
 

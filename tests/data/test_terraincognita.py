@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import runpy
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from feddg_bench.common.errors import DataError
 from feddg_datasets.terraincognita import TerraIncognita
-
-fabricate = runpy.run_path(str(Path(__file__).parents[1] / "fabricate.py"))["fabricate"]
+from tests.fabricate import fabricate
 
 
 @pytest.fixture(autouse=True)

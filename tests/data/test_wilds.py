@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import runpy
 import shutil
 import socket
 import subprocess
@@ -22,11 +21,11 @@ from feddg_bench.data.splits import SPLITS
 from feddg_bench.data.store import open_store
 from feddg_bench.plugins import load_dataset, names
 from feddg_datasets.shared.wilds import quiet
+from tests.fabricate import fabricate
 
 with quiet():  # on import wilds asks the network for its newest version
     pytest.importorskip("wilds.datasets.wilds_dataset", reason="needs the package wilds")
 
-fabricate = runpy.run_path(str(Path(__file__).parents[1] / "fabricate.py"))["fabricate"]
 FOLDERS = {
     "iwildcam": "iwildcam_v2.0",
     "camelyon17": "camelyon17_v1.0",
@@ -364,6 +363,7 @@ load_dataset('camelyon17')(root).records()
 assert threading.active_count() == 1, threading.enumerate()
 assert not {{'outdated', 'ogb', 'requests'}} & set(sys.modules)
 import os
+from tests.fabricate import fabricate
 assert 'OUTDATED_IGNORE' not in os.environ
 """
     environment = {k: v for k, v in os.environ.items() if k != "OUTDATED_IGNORE"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,8 +15,8 @@ from feddg_bench.records.record import ResultsStore, RunRecord
 from feddg_datasets.minidomainnet import MiniDomainNet
 from feddg_datasets.officehome import OfficeHome
 from feddg_datasets.rmnist import RotatedMNIST
+from tests.fabricate import fabricate
 
-fabricate = runpy.run_path(str(Path(__file__).parents[1] / "fabricate.py"))["fabricate"]
 SMALL = ("backbone.name=small_cnn", "backbone.pretrained=false", "backbone.projection=0")
 TINY = ("--rounds", "1", "--workers", "1", "data.image_size=16", "train.local_epochs=1", *SMALL)
 THIRDS = ("data.id_val_fraction=0.34", "data.id_test_fraction=0.34")

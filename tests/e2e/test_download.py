@@ -7,7 +7,6 @@ import hashlib
 import io
 import json
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -27,12 +26,12 @@ from feddg_datasets.officehome import OfficeHome
 from feddg_datasets.pacs import PACS
 from feddg_datasets.rmnist import RotatedMNIST
 from feddg_datasets.terraincognita import TerraIncognita
+from tests.fabricate import fabricate
+from tests.loopback import serving
 
 HERE = Path(__file__).parents[1]
 COMMIT = "9" * 40
 """Of the repositories that are imitated."""
-serving = runpy.run_path(str(HERE / "loopback.py"))["serving"]
-fabricate = runpy.run_path(str(HERE / "fabricate.py"))["fabricate"]
 Outcome = tuple[int, str, str]
 Run = Callable[..., Outcome]
 

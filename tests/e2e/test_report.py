@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import re
-import runpy
 import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-fabricate = SimpleNamespace(
-    **runpy.run_path(str(Path(__file__).parents[1] / "fabricate_records.py"))
-)
+from tests import fabricate_records as fabricate
 
 Run = Callable[..., Any]
 

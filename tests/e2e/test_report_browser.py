@@ -5,14 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import os
-import runpy
 import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,9 +19,8 @@ webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
 
-fabricate = SimpleNamespace(
-    **runpy.run_path(str(Path(__file__).parents[1] / "fabricate_records.py"))
-)
+from tests import fabricate_records as fabricate  # noqa: E402
+
 HOSTILE = "</script><script>window.hit=1</script><img src=http://e.invalid/ onerror='window.hit=2'>"
 PHONE = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import weakref
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -30,8 +29,8 @@ from feddg_methods.shared.updates import (
     noise_scale,
     normal_where,
 )
+from tests.helpers import bitwise
 
-bitwise = partial(assert_close, rtol=0, atol=0)
 both = pytest.mark.parametrize("method", [AgrSum, AgrRand])
 
 DELTAS = [[1, -2, 0.5, 0], [2, 1, 0.25, 1], [0.5, -1, 0.25, 1]]

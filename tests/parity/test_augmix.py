@@ -14,10 +14,7 @@ from feddg_bench.common.streams import torch_stream
 from feddg_methods.shared.augmix import augmix
 from feddg_methods.shared.draws import draw_beta, draw_rows, share_count
 from feddg_methods.shared.pixels import to_bytes
-
-
-def rng(seed=0):
-    return torch.Generator().manual_seed(seed)
+from tests.helpers import rng
 
 
 def pictures(count=4, side=16, seed=0):

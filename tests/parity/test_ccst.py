@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,27 +20,7 @@ from feddg_methods.ccst import CCST, PRESETS, CCSTSettings
 from feddg_methods.shared.adain import adain
 from feddg_methods.shared.style_bank import draw_for_images, draw_style, pooled, without
 from feddg_methods.shared.style_transfer import PixelBackend
-
-bitwise = partial(assert_close, rtol=0, atol=0)
-PLAIN = {
-    "augment": {
-        "crop_scale": None,
-        "flip": 0.0,
-        "brightness": 0.0,
-        "contrast": 0.0,
-        "saturation": 0.0,
-        "hue": 0.0,
-        "grayscale": 0.0,
-    }
-}
-
-
-def hyper(**values):
-    return {"hyper": {"style": "pixel", **values}}
-
-
-def rng(seed=0):
-    return torch.Generator().manual_seed(seed)
+from tests.helpers import PLAIN, bitwise, pixel, rng
 
 
 def asked(recorder, call, round=None):
@@ -104,7 +83,7 @@ def test_published_styles():
 def test_styles_of_stored_images_equal_their_definition(start_run, recorder, bank, ratio, counts):
     """Biased and pooled over images, unbiased in an image, 1e-5 under both roots; in NumPy."""
     values = {"bank": bank, "upload_ratio": ratio, "style_augment": False}
-    run = start_run("ccst", hyper(**values), executor=recorder)
+    run = start_run("ccst", pixel(**values), executor=recorder)
     run.rounds(0)
     for (task, reply), count in zip(asked(recorder, "local_styles"), counts, strict=True):
         pixels = run.federation.images[run.federation.clients[task.client]] / 255.0
@@ -126,8 +105,8 @@ def test_styles_of_stored_images_equal_their_definition(start_run, recorder, ban
 
 
 def test_styles_may_be_those_of_augmented_images(start_run, recorder):
-    start_run("ccst", hyper(), executor=recorder).rounds(0)
-    start_run("ccst", hyper(style_augment=False), executor=(other := type(recorder)())).rounds(0)
+    start_run("ccst", pixel(), executor=recorder).rounds(0)
+    start_run("ccst", pixel(style_augment=False), executor=(other := type(recorder)())).rounds(0)
     for first, second in zip(recorder.replies, other.replies, strict=True):
         assert not torch.equal(first.value["overall"], second.value["overall"])
 
@@ -331,7 +310,7 @@ def model_bytes(run):
 @pytest.mark.parametrize(("styles", "told"), [(1, 1), (2, 2), (3, 3), (10, 3)])
 def test_styles_of_4096_bytes_once_up_and_k_down(start_run, recorder, styles, told):
     """Also clients that are never sampled send theirs; K is clipped to the three others."""
-    run = start_run("ccst", hyper(styles=styles), executor=recorder)
+    run = start_run("ccst", pixel(styles=styles), executor=recorder)
     run.method.style = Wide()
     once, *results = run.rounds(3)
     assert once.ledger.bytes == {"up": 4 * 4096, "down": 0}
@@ -349,7 +328,7 @@ def test_styles_of_4096_bytes_once_up_and_k_down(start_run, recorder, styles, to
 
 
 def test_a_client_is_told_styles_of_others_the_same_in_all_rounds(start_run, recorder):
-    run = start_run("ccst", hyper(styles=2), {"federation": {"per_round": None}}, executor=recorder)
+    run = start_run("ccst", pixel(styles=2), {"federation": {"per_round": None}}, executor=recorder)
     run.rounds(2)
     sent = {t.client: r.value["overall"][0] for t, r in asked(recorder, "local_styles")}
     for task, _ in asked(recorder, "fit", 1):
@@ -368,7 +347,7 @@ def test_a_client_is_told_styles_of_others_the_same_in_all_rounds(start_run, rec
 
 
 def test_every_other_client_is_equally_likely(start_run):
-    run, drawn = start_run("ccst", hyper()), {}
+    run, drawn = start_run("ccst", pixel()), {}
     bank = {f"client_{i}": {"overall": torch.full((1, 2, 3), float(i))} for i in range(4)}
     replies = [SimpleNamespace(client=name, value=value) for name, value in bank.items()]
     run.server.ask = lambda *_args, **_options: replies
@@ -384,7 +363,7 @@ def test_every_other_client_is_equally_likely(start_run):
 
 
 def test_official_tells_everybody_the_whole_bank_once(start_run, recorder):
-    run = start_run("ccst", hyper(preset="official"), executor=recorder)
+    run = start_run("ccst", pixel(preset="official"), executor=recorder)
     run.method.style = Wide()
     once, *results = run.rounds(3)
     assert once.ledger.bytes == {"up": 4 * 4096, "down": 0}
@@ -398,7 +377,7 @@ def test_official_tells_everybody_the_whole_bank_once(start_run, recorder):
 
 def test_fedccrl_rebuilds_its_bank_in_each_round(start_run, recorder):
     """One style of all, and one of each of half the images: 1 + 5, and three times 1 + 6."""
-    run = start_run("ccst", hyper(preset="fedccrl"), executor=recorder)
+    run = start_run("ccst", pixel(preset="fedccrl"), executor=recorder)
     run.method.style = Wide()
     once, *results = run.rounds(2)
     assert once.ledger.bytes == {"up": 0, "down": 0}
@@ -440,7 +419,7 @@ def same(first, second):
 
 @pytest.fixture
 def full(start_run, coloured):
-    return trained(start_run, coloured, hyper())
+    return trained(start_run, coloured, pixel())
 
 
 @pytest.mark.parametrize(
@@ -462,20 +441,20 @@ def full(start_run, coloured):
     ids=str,
 )
 def test_every_setting_changes_what_is_learnt(start_run, coloured, full, values):
-    assert not same(trained(start_run, coloured, hyper(**values)), full)
+    assert not same(trained(start_run, coloured, pixel(**values)), full)
 
 
 @pytest.mark.parametrize("bank", ["overall", "single", "both"])
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_runs_with_every_bank(start_run, coloured, preset, bank):
-    trained(start_run, coloured, hyper(preset=preset, bank=bank))
+    trained(start_run, coloured, pixel(preset=preset, bank=bank))
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_without_styles_it_is_fedavg(start_run, coloured, preset):
     """Bit for bit, and nothing but models travels."""
     plain = start_run("fedavg", federation=coloured)
-    run = start_run("ccst", hyper(preset=preset, styles=0), federation=coloured)
+    run = start_run("ccst", pixel(preset=preset, styles=0), federation=coloured)
     expected, found = plain.rounds(2), run.rounds(2)
     bitwise(run.server.weights, plain.server.weights)
     assert [r.ledger.bytes for r in found] == [r.ledger.bytes for r in expected]
@@ -487,12 +466,12 @@ def test_one_client_alone_learns_as_with_fedavg(start_run, toy_federation, prese
     alone = replace(toy_federation, clients={name: index})
     layer = {"federation": {"per_round": 1}}
     plain = trained(start_run, alone, layer, name="fedavg")
-    bitwise(trained(start_run, alone, layer, hyper(preset=preset)), plain)
+    bitwise(trained(start_run, alone, layer, pixel(preset=preset)), plain)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_half_precision(start_run, coloured, preset):
-    trained(start_run, coloured, {"train": {"precision": "bf16-mixed"}}, hyper(preset=preset))
+    trained(start_run, coloured, {"train": {"precision": "bf16-mixed"}}, pixel(preset=preset))
 
 
 def seen(start_run, recorder, federation, *layers, rounds=1):
@@ -524,7 +503,7 @@ def test_official_keeps_every_image_once_and_in_each_style_of_the_others(
 ):
     """K = 4, the number of clients: compared with AdaIN in NumPy, up to rounding to 8 bits."""
     layer = {"federation": {"per_round": None}}
-    run, _ = seen(start_run, recorder, coloured, hyper(preset="official", styles=4), layer)
+    run, _ = seen(start_run, recorder, coloured, pixel(preset="official", styles=4), layer)
     sent = {
         t.client: r.value["overall"][0].double().numpy() for t, r in asked(recorder, "local_styles")
     }
@@ -545,7 +524,7 @@ def test_official_keeps_every_image_once_and_in_each_style_of_the_others(
 
 def test_official_trains_on_the_list_of_all_copies(start_run, recorder, coloured):
     """An epoch is K times the client's images, each copy once, in batches of single images."""
-    run, steps = seen(start_run, recorder, coloured, hyper(preset="official"), PLAIN)
+    run, steps = seen(start_run, recorder, coloured, pixel(preset="official"), PLAIN)
     for name in {step[0] for step in steps}:
         images = torch.cat([i for n, _, i, _ in steps if n == name])
         labels = torch.cat([y for n, _, _, y in steps if n == name])
@@ -561,7 +540,7 @@ def test_official_trains_on_the_list_of_all_copies(start_run, recorder, coloured
 @pytest.mark.parametrize("styles", [1, 2])
 def test_transferred_beforehand_or_in_the_batch(start_run, recorder, coloured, styles):
     """Without augmentation they are the same but for rounding to 8 bits."""
-    values = hyper(transfer="cached", styles=styles)
+    values = pixel(transfer="cached", styles=styles)
     run, steps = seen(start_run, recorder, coloured, values, PLAIN)
     for name, _, images, _ in steps:
         assert images.shape[0] == 1 + styles
@@ -573,7 +552,7 @@ def test_transferred_beforehand_or_in_the_batch(start_run, recorder, coloured, s
 
 @pytest.mark.parametrize("preset", ["pardon", "official"])
 def test_transferred_images_are_kept(start_run, recorder, coloured, preset):
-    layers = (hyper(preset=preset, transfer="cached"), {"federation": {"per_round": None}})
+    layers = (pixel(preset=preset, transfer="cached"), {"federation": {"per_round": None}})
     run, _ = seen(start_run, recorder, coloured, *layers)
     first = {name: memory["transferred"] for name, memory in recorder.memories.items()}
 
@@ -586,7 +565,7 @@ def test_transferred_images_are_kept(start_run, recorder, coloured, preset):
 
 
 def test_online_keeps_nothing(start_run, recorder, coloured):
-    _, steps = seen(start_run, recorder, coloured, hyper())
+    _, steps = seen(start_run, recorder, coloured, pixel())
     assert all(images.dim() == 4 for _, _, images, _ in steps)
     assert all(memory == {} for memory in recorder.memories.values())
 
@@ -628,7 +607,7 @@ RESNET = {"backbone": {"name": "resnet18", "pretrained": False}, "train": {"batc
 def test_copies_share_a_pass_only_where_batch_statistics_are_frozen(
     start_run, large_federation, bn, sizes
 ):
-    layers = (RESNET, {"federation": {"bn": bn}}, hyper(styles=2))
+    layers = (RESNET, {"federation": {"bn": bn}}, pixel(styles=2))
     method = start_run("ccst", *layers, federation=large_federation).method.train()
     method.generator = rng()
     counted = []
@@ -641,6 +620,6 @@ def test_copies_share_a_pass_only_where_batch_statistics_are_frozen(
 
 
 def test_the_style_network_neither_travels_nor_trains(start_run):
-    run = start_run("ccst", hyper())
+    run = start_run("ccst", pixel())
     assert not any(name.startswith("style.") for name in run.server.weights)
     assert run.method.frozen == ("style.",)

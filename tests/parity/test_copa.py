@@ -24,8 +24,8 @@ from feddg_methods.copa import Copa, CopaSettings
 from feddg_methods.fedavg import FedAvg
 from feddg_methods.shared.batch_instance_norm import BatchInstanceNorm, clip_rho, mix_batch_norm
 from feddg_methods.shared.ensemble import frozen_loss
+from tests.helpers import UNIFORM, bitwise, hyper
 
-bitwise = partial(assert_close, rtol=0, atol=0)
 close = partial(assert_close, rtol=1e-6, atol=1e-9)
 RESNET = {
     "backbone": {"name": "resnet18", "pretrained": False},
@@ -34,11 +34,6 @@ RESNET = {
 }
 SMALLER = {"backbone": {"name": "mobilenet_v2"}}
 EVERYBODY = {"federation": {"per_round": None}}
-UNIFORM = {"federation": {"weighting": "uniform"}}
-
-
-def hyper(**values):
-    return {"hyper": values}
 
 
 # -------------------------------------------------------------- batch-instance normalisation

@@ -31,24 +31,10 @@ from feddg_methods.shared.adversarial import (
     generator_loss,
     smoothed_cross_entropy,
 )
+from tests.helpers import PLAIN, bitwise, hyper
 
-bitwise = partial(assert_close, rtol=0, atol=0)
 SMALL = {"hidden": 16, "projection": 8}
-PLAIN = {
-    "augment": {
-        "crop_scale": None,
-        "flip": 0.0,
-        "brightness": 0.0,
-        "contrast": 0.0,
-        "saturation": 0.0,
-        "hue": 0.0,
-        "grayscale": 0.0,
-    }
-}
-
-
-def hyper(**values):
-    return {"hyper": {**SMALL, **values}}
+small = partial(hyper, **SMALL)
 
 
 # --------------------------------------------------------------------------- losses by hand
@@ -432,7 +418,7 @@ def test_epochs_of_the_phases(given, local_epochs, expected):
 
 def test_a_first_phase_that_leaves_nothing_is_refused(start_run):
     with pytest.raises(SettingsError, match="leaves none of"):
-        start_run("fedadg", hyper(first_epochs=1))
+        start_run("fedadg", small(first_epochs=1))
 
 
 def test_a_round_costs_as_many_epochs_as_the_frame_says(start_run, monkeypatch):
@@ -442,7 +428,7 @@ def test_a_round_costs_as_many_epochs_as_the_frame_says(start_run, monkeypatch):
         FedADG, "batches", lambda self, c, e: epochs.append(e) or batches(self, c, e)
     )
     run = start_run(
-        "fedadg", hyper(), {"train": {"local_epochs": 4}, "federation": {"per_round": 1}}
+        "fedadg", small(), {"train": {"local_epochs": 4}, "federation": {"per_round": 1}}
     )
     run.rounds(1)
     assert epochs == [0, 1, 2, 3]
@@ -461,7 +447,7 @@ def trained(start_run, name, *layers, rounds=2):
 def test_without_alignment_and_smoothing_it_is_fedavg_bit_for_bit(start_run, order):
     layer = {"train": {"local_epochs": 3}}
     expected, metrics = trained(start_run, "fedavg", layer)
-    degenerate = hyper(ce_weight=1.0, smoothing=0.0, order=order)
+    degenerate = small(ce_weight=1.0, smoothing=0.0, order=order)
     found, own = trained(start_run, "fedadg", layer, degenerate)
     bitwise({name: found[name] for name in expected}, expected)
     assert own == metrics
@@ -480,7 +466,7 @@ def test_without_smoothing_the_first_phase_is_fedavg_bit_for_bit(start_run, smoo
     """One epoch of E0 is FedAvg with one epoch: after it alignment sets in."""
     layer = {"train": {"local_epochs": 1}}
     expected = start_run("fedavg", layer).server.weights
-    run = start_run("fedadg", layer, hyper(**smoothing, second_epochs=1, first_epochs=1))
+    run = start_run("fedadg", layer, small(**smoothing, second_epochs=1, first_epochs=1))
     phase_two = []
     run.method.align = lambda *_: (
         phase_two.append({n: run.method.state_dict()[n].clone() for n in expected})
@@ -498,7 +484,7 @@ def test_without_smoothing_the_first_phase_is_fedavg_bit_for_bit(start_run, smoo
 @pytest.mark.parametrize("variant", sorted(VARIANTS))
 def test_who_moves_and_what_travels(start_run, recorder, variant):
     """D = 128, C = 3: the sizes of both networks by the formula, with q = D / 2, 0 and D."""
-    run = start_run("fedadg", hyper(variant=variant), executor=recorder)
+    run = start_run("fedadg", small(variant=variant), executor=recorder)
     q = {"default": 64, "released_bai": 0, "released_fedccrl": 128}[variant]
     generator = 4 * (16 * (q + 3 + 1) + 128 * (16 + 1))
     discriminator = 4 * (8 * (128 + 3) + 8 * 8 + 8 + 8 + 1)
@@ -519,7 +505,7 @@ def test_who_moves_and_what_travels(start_run, recorder, variant):
 
 
 def test_every_client_has_its_own_discriminator(start_run, recorder):
-    run = start_run("fedadg", hyper(), executor=recorder)
+    run = start_run("fedadg", small(), executor=recorder)
     initial = {n: t.clone() for n, t in run.method.private_weights().items()}
     run.rounds(1)
     states = {c: memory["private state"] for c, memory in recorder.memories.items()}
@@ -540,7 +526,7 @@ def test_every_client_has_its_own_discriminator(start_run, recorder):
 @pytest.mark.parametrize("state", ["reset", "persist"])
 def test_momentum_of_the_adversaries_follows_the_frame(start_run, recorder, state):
     layer = {"train": {"optimizer_state": state}, "federation": {"per_round": 1}}
-    run = start_run("fedadg", hyper(), layer, executor=recorder)
+    run = start_run("fedadg", small(), layer, executor=recorder)
     run.rounds(1)
     memory = recorder.replies[0].memory
     adversaries = {n for n, _ in run.method.named_parameters() if n.startswith(("disc", "gen"))}
@@ -560,7 +546,7 @@ def test_momentum_of_the_adversaries_follows_the_frame(start_run, recorder, stat
 
 
 def test_the_means_of_the_discriminator_are_logged(start_run):
-    run = start_run("fedadg", hyper(adversary_lr=0.5), {"train": {"local_epochs": 4}})
+    run = start_run("fedadg", small(adversary_lr=0.5), {"train": {"local_epochs": 4}})
     results = run.rounds(3)[1:]
     for result in results:
         means = result.ledger.means()
@@ -571,7 +557,7 @@ def test_the_means_of_the_discriminator_are_logged(start_run):
 
 
 def test_a_saturated_discriminator_keeps_everything_finite(start_run):
-    run = start_run("fedadg", hyper())
+    run = start_run("fedadg", small())
     with torch.no_grad():
         run.executor.worker._initial_private["discriminator.net.2.bias"].fill_(1e4)
     results = run.rounds(1)
@@ -584,7 +570,7 @@ def test_the_derived_programs_leave_the_model_in_evaluation_mode(start_run):
     layer = {"train": {"local_epochs": 1, "batch_size": 3}, "federation": {"per_round": 1}}
     modes = {}
     for order in ("discriminator_first", "model_first"):
-        run = start_run("fedadg", layer, hyper(order=order, first_epochs=1, second_epochs=1))
+        run = start_run("fedadg", layer, small(order=order, first_epochs=1, second_epochs=1))
         seen = modes.setdefault(order, [])
         features = run.method.features
         run.method.features = lambda x, f=features, r=run, s=seen: (
@@ -647,7 +633,7 @@ def test_a_client_of_one_image_sends_what_it_received(start_run, toy_federation)
 
 def test_a_class_that_nobody_holds(start_run, toy_federation):
     """Every client conditions on its own labels only; the fourth class does no harm."""
-    run = start_run("fedadg", hyper(), federation=replace(toy_federation, num_classes=4))
+    run = start_run("fedadg", small(), federation=replace(toy_federation, num_classes=4))
     column = run.server.weights["generator.net.0.weight"][:, -1].clone()
     run.rounds(2)
     after = run.server.weights["generator.net.0.weight"][:, -1]
@@ -659,7 +645,7 @@ def test_a_class_that_nobody_holds(start_run, toy_federation):
 def test_mixed_precision_sees_every_step(start_run):
     """F and C meet D as it is after its step, not as autocast rounded it before."""
     layer = {"train": {"precision": "bf16-mixed"}, "federation": {"per_round": 1}}
-    run = start_run("fedadg", layer, hyper(adversary_lr=2.0))
+    run = start_run("fedadg", layer, small(adversary_lr=2.0))
     method, seen = run.method, []
     discriminator = method.discriminator.forward
 
@@ -687,7 +673,7 @@ def test_the_schedule_spans_the_frame(start_run):
         "train": {"local_epochs": 3, "schedule": "cosine", "lr": 0.01},
         "federation": {"rounds": 2, "per_round": 1},
     }
-    run = start_run("fedadg", layer, hyper(variant="released_fedccrl"))
+    run = start_run("fedadg", layer, small(variant="released_fedccrl"))
     rates, descend = [], run.method.descend
 
     def watched(loss, player):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,20 +23,7 @@ from feddg_bench.engine.build import build_method
 from feddg_methods.erm import balanced_parts
 from feddg_methods.fedavg import FedAvg
 from feddg_methods.fedprox import proximal_gradient
-
-bitwise = partial(assert_close, rtol=0, atol=0)
-PLAIN = {
-    "augment": {
-        "crop_scale": None,
-        "flip": 0.0,
-        "brightness": 0.0,
-        "contrast": 0.0,
-        "saturation": 0.0,
-        "hue": 0.0,
-        "grayscale": 0.0,
-    }
-}
-
+from tests.helpers import PLAIN, bitwise
 
 # ---------------------------------------------------------------------------------- FedAvg
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 
 import numpy as np
 import pytest
@@ -20,8 +19,8 @@ from feddg_bench.core.messages import LocalUpdate, Reply, decode, encode, nbytes
 from feddg_bench.core.server import Server
 from feddg_bench.engine.executors import ProcessExecutor
 from feddg_methods.fedbn import FedBN, FedBNSettings, batch_statistics
+from tests.helpers import bitwise
 
-bitwise = partial(assert_close, rtol=0, atol=0)
 MOBILENET = {
     "backbone": {"name": "mobilenet_v2", "pretrained": False},
     "train": {"batch_size": 16},

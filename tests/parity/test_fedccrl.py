@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,28 +21,9 @@ from feddg_bench.core.messages import LocalUpdate, Reply, Task
 from feddg_bench.core.server import Server
 from feddg_methods.fedccrl import VARIANTS, FedCCRL, FedCCRLSettings
 from feddg_methods.shared.draws import draw_beta, draw_rows
+from tests.helpers import PLAIN, bitwise, hyper, rng
 
-bitwise = partial(assert_close, rtol=0, atol=0)
 OFF = {"ccdt": False, "difp": False, "ra": False, "js": False}
-PLAIN = {
-    "augment": {
-        "crop_scale": None,
-        "flip": 0.0,
-        "brightness": 0.0,
-        "contrast": 0.0,
-        "saturation": 0.0,
-        "hue": 0.0,
-        "grayscale": 0.0,
-    }
-}
-
-
-def hyper(**values):
-    return {"hyper": values}
-
-
-def rng(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 # ------------------------------------------------------------------------- the loss by hand

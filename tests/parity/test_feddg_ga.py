@@ -22,25 +22,7 @@ from feddg_bench.core.messages import LocalUpdate, Reply, Task
 from feddg_bench.core.server import Server
 from feddg_methods.feddg_ga import PRESETS, FedDGGA, FedDGGASettings, badness
 from feddg_methods.shared.updates import signed_mean
-
-bitwise = partial(assert_close, rtol=0, atol=0)
-PLAIN = {
-    "augment": {
-        "crop_scale": None,
-        "flip": 0.0,
-        "brightness": 0.0,
-        "contrast": 0.0,
-        "saturation": 0.0,
-        "hue": 0.0,
-        "grayscale": 0.0,
-    }
-}
-ALL = {"federation": {"per_round": None}}
-
-
-def hyper(**values):
-    return {"hyper": values}
-
+from tests.helpers import ALL, PLAIN, UNIFORM, bitwise, hyper
 
 # ---------------------------------------------------------------- whole rounds, answers given
 
@@ -633,9 +615,6 @@ def trained(start_run, name, *layers, **parts):
     run = start_run(name, *layers, **parts)
     results = run.rounds(2)
     return run.server.weights, [(r.ledger.means(), r.ledger.bytes) for r in results]
-
-
-UNIFORM = {"federation": {"weighting": "uniform"}}
 
 
 @pytest.mark.parametrize("layer", [{}, ALL], ids=["sampled", "all"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from fractions import Fraction
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,8 +23,7 @@ from feddg_methods.fedavg import FedAvg
 from feddg_methods.fedgma import FedGMA, FedGMASettings
 from feddg_methods.shared.sign_votes import SignVotes
 from feddg_methods.shared.updates import agreement_mask
-
-bitwise = partial(assert_close, rtol=0, atol=0)
+from tests.helpers import bitwise
 
 DELTAS = [[1, 1, -1, 0, 2], [2, -1, -1, 0, 0], [3, 1, 1, 0, 0], [4, 1, -3, 0, -2]]
 SIZES = [10, 20, 30, 40]

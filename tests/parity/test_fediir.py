@@ -29,15 +29,9 @@ from feddg_methods.fediir import (
     mean_gradient,
     moving_average,
 )
+from tests.helpers import ALL, UNIFORM, bitwise, hyper
 
-bitwise = partial(assert_close, rtol=0, atol=0)
 near = partial(assert_close, rtol=0, atol=2e-10)
-ALL = {"federation": {"per_round": None}}
-UNIFORM = {"federation": {"weighting": "uniform"}}
-
-
-def hyper(**values):
-    return {"hyper": values}
 
 
 def tensor(*rows):

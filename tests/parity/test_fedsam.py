@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
@@ -16,19 +14,14 @@ from feddg_bench.common.streams import torch_generator
 from feddg_bench.config.layers import validate
 from feddg_bench.core.messages import Task
 from feddg_methods.fedsam import FedSAM, FedSAMSettings, perturbation
+from tests.helpers import ALL, bitwise, hyper
 
-bitwise = partial(assert_close, rtol=0, atol=0)
-ALL = {"federation": {"per_round": None}}
 SGD = {"train": {"optimizer": "sgd", "lr": 0.1}}
 RESNET = {
     "backbone": {"name": "resnet18", "pretrained": False},
     "train": {"batch_size": 16},
     "federation": {"per_round": None},
 }
-
-
-def hyper(rho):
-    return {"hyper": {"rho": rho}}
 
 
 def fit(run, client="client_0", round=1):
@@ -55,7 +48,7 @@ class Quadratic(FedSAM):
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_training_on_a_quadratic_loss(start_run, rho, momentum):
     train = {"optimizer": "sgd", "lr": 0.05, "momentum": momentum, "local_epochs": 3}
-    run = start_run(Quadratic, {"train": train}, hyper(rho))
+    run = start_run(Quadratic, {"train": train}, hyper(rho=rho))
     reply = fit(run)
 
     labels = run.federation.labels[run.federation.clients["client_0"]].astype(float)
@@ -88,7 +81,7 @@ class Flat(Quadratic):
 
 
 def test_where_the_gradient_is_0_nothing_moves(start_run):
-    sent = fit(start_run(Flat, SGD, hyper(0.5))).value.weights
+    sent = fit(start_run(Flat, SGD, hyper(rho=0.5))).value.weights
     assert sent["u"] == 2.0
     assert sent["v"].tolist() == [1.0, -0.5]
 
@@ -127,7 +120,7 @@ def steps(run):
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_weights_come_back_bit_for_bit_and_gradients_are_those_beside_them(start_run, precision):
-    run = start_run("fedsam", {"train": {"precision": precision}}, hyper(0.5))
+    run = start_run("fedsam", {"train": {"precision": precision}}, hyper(rho=0.5))
     seen = steps(run)
     assert len(seen) == 2
     for before, first, after, second, (images, labels) in seen:
@@ -191,14 +184,14 @@ class Dropping(FedSAM):
 
 
 def test_both_passes_drop_the_same_features(start_run):
-    run = start_run(Dropping, hyper(0.05))
+    run = start_run(Dropping, hyper(rho=0.05))
     fit(run)
     first, again, second, once_more = run.method.masks
     bitwise(again, first)
     bitwise(once_more, second)
     assert not torch.equal(first[:1], second[:1])
 
-    plain = start_run(Dropping, hyper(0.0))
+    plain = start_run(Dropping, hyper(rho=0.0))
     fit(plain)
     bitwise(plain.method.masks, [first, second])
 
@@ -215,7 +208,7 @@ def trained(start_run, name, *layers):
 @pytest.mark.parametrize("layer", [{}, SGD], ids=["adam", "sgd"])
 def test_without_radius_it_is_fedavg_bit_for_bit(start_run, layer):
     expected = trained(start_run, "fedavg", layer)
-    found = trained(start_run, "fedsam", layer, hyper(0.0))
+    found = trained(start_run, "fedsam", layer, hyper(rho=0.0))
     bitwise(found[0], expected[0])
     assert found[1] == expected[1]
 

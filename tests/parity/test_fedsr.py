@@ -22,16 +22,11 @@ from feddg_bench.core.messages import Task, nbytes
 from feddg_bench.core.method import Method
 from feddg_bench.models.backbones import build_backbone
 from feddg_methods.fedsr import FedSR, FedSRSettings, l2_regulariser, mean_log_probabilities
+from tests.helpers import ALL, bitwise, hyper
 
-bitwise = partial(assert_close, rtol=0, atol=0)
-ALL = {"federation": {"per_round": None}}
 VARIANTS = ("official", "bai", "aggregated")
 CERTAIN = -200.0  # softplus underflows to 0: z is its mean
 PROJECTED = {"name": "small_cnn", "pretrained": False, "projection": 24}
-
-
-def hyper(**values):
-    return {"hyper": values}
 
 
 # -------------------------------------------------------------------- the loss by hand

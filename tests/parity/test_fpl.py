@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -19,25 +18,7 @@ from feddg_bench.core.messages import LocalUpdate, Reply, Task, nbytes
 from feddg_bench.core.server import NoReplyError, Server
 from feddg_bench.engine.worker import Worker, WorkerSpec
 from feddg_methods.fpl import FPL, ClassSums, FPLSettings, cluster_prototypes
-
-bitwise = partial(assert_close, rtol=0, atol=0)
-ALL = {"federation": {"per_round": None}}
-PLAIN = {
-    "augment": {
-        "crop_scale": None,
-        "flip": 0.0,
-        "brightness": 0.0,
-        "contrast": 0.0,
-        "saturation": 0.0,
-        "hue": 0.0,
-        "grayscale": 0.0,
-    }
-}
-
-
-def hyper(**values):
-    return {"hyper": values}
-
+from tests.helpers import ALL, PLAIN, bitwise, hyper
 
 # ------------------------------------------------------------------- the server, by hand
 

@@ -23,14 +23,9 @@ from feddg_bench.config.schema import TrainSettings
 from feddg_bench.core.messages import Task, decode, encode, nbytes
 from feddg_bench.engine.worker import Worker, WorkerSpec
 from feddg_methods.moon import Moon, MoonSettings, model_contrast
+from tests.helpers import ALL, bitwise, hyper
 
-bitwise = partial(assert_close, rtol=0, atol=0)
-ALL = {"federation": {"per_round": None}}
 SGD = {"train": {"batch_size": 4, "optimizer": "sgd", "lr": 0.05, "local_epochs": 2}}
-
-
-def hyper(**values):
-    return {"hyper": values}
 
 
 # ------------------------------------------------------------------------------ the contrast

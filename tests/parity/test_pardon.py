@@ -19,24 +19,9 @@ from feddg_bench.core.messages import Task
 from feddg_methods.pardon import PRESETS, Pardon, PardonSettings
 from feddg_methods.shared.adain import interpolation_style, mean_style
 from feddg_methods.shared.losses import random_negatives
+from tests.helpers import PLAIN, bitwise, pixel
 
-bitwise = partial(assert_close, rtol=0, atol=0)
 PIXEL = {"hyper": {"style": "pixel"}}
-PLAIN = {
-    "augment": {
-        "crop_scale": None,
-        "flip": 0.0,
-        "brightness": 0.0,
-        "contrast": 0.0,
-        "saturation": 0.0,
-        "hue": 0.0,
-        "grayscale": 0.0,
-    }
-}
-
-
-def hyper(**values):
-    return {"hyper": {"style": "pixel", **values}}
 
 
 # ------------------------------------------------------------------------- the loss by hand
@@ -292,14 +277,14 @@ def test_the_broadcast_is_the_interpolation_style(start_run, recorder, coloured)
     ids=["artefact", "average", "v2"],
 )
 def test_other_readings_of_the_server_style(start_run, recorder, coloured, values, interpolate):
-    run, styles = prepared(start_run, recorder, hyper(**values), federation=coloured)
+    run, styles = prepared(start_run, recorder, pixel(**values), federation=coloured)
     bitwise(run.server.broadcast["style"], interpolate(styles))
     assert not torch.equal(run.server.broadcast["style"], interpolation_style(styles))
 
 
 def test_a_style_without_clusters_is_that_of_all_pixels(start_run, recorder):
     """v1, of images as stored: channel means, and deviations with 1e-5 under the root."""
-    run, styles = prepared(start_run, recorder, hyper(ablation="v1", style_augment=False))
+    run, styles = prepared(start_run, recorder, pixel(ablation="v1", style_augment=False))
     for style, index in zip(styles, run.federation.clients.values(), strict=True):
         pixels = torch.from_numpy(run.federation.images[index]).double().flatten(0, 2) / 255
         expected = torch.stack([pixels.mean(0), (pixels.var(0, unbiased=False) + 1e-5).sqrt()])
@@ -311,33 +296,33 @@ def test_a_style_without_clusters_is_that_of_all_pixels(start_run, recorder):
 )
 def test_other_readings_of_the_client_style(start_run, recorder, values):
     _, styles = prepared(start_run, recorder)
-    _, others = prepared(start_run, recorder, hyper(**values))
+    _, others = prepared(start_run, recorder, pixel(**values))
     assert not torch.equal(styles, others)
 
 
 def test_shrunken_styles(start_run, recorder):
     _, styles = prepared(start_run, recorder)
-    _, shrunken = prepared(start_run, recorder, hyper(perturb_shrink=0.1))
+    _, shrunken = prepared(start_run, recorder, pixel(perturb_shrink=0.1))
     assert_close(shrunken, 0.9 * styles)
-    _, gone = prepared(start_run, recorder, hyper(perturb_shrink=1.0))
+    _, gone = prepared(start_run, recorder, pixel(perturb_shrink=1.0))
     assert_close(gone[:, 0], torch.zeros(4, 3))
     assert_close(gone[:, 1], torch.full((4, 3), 1e-5**0.5))
 
 
 def test_noisy_styles(start_run, recorder):
     _, styles = prepared(start_run, recorder)
-    _, noisy = prepared(start_run, recorder, hyper(perturb_noise=1e-3, perturb_shrink=0.1))
+    _, noisy = prepared(start_run, recorder, pixel(perturb_noise=1e-3, perturb_shrink=0.1))
     noise = noisy - 0.9 * styles
     assert len(noise.flatten().unique()) == noise.numel()
     assert 2e-4 < float(noise.std()) < 3e-3
-    _, again = prepared(start_run, recorder, hyper(perturb_noise=1e-3, perturb_shrink=0.1))
+    _, again = prepared(start_run, recorder, pixel(perturb_noise=1e-3, perturb_shrink=0.1))
     bitwise(noisy, again)
-    _, louder = prepared(start_run, recorder, hyper(perturb_noise=1e-2, perturb_shrink=0.1))
+    _, louder = prepared(start_run, recorder, pixel(perturb_noise=1e-2, perturb_shrink=0.1))
     assert_close((louder - 0.9 * styles)[:, 0], 10 * noise[:, 0], rtol=1e-3, atol=1e-6)
 
 
 def test_without_style_nothing_is_sent(start_run, recorder):
-    run = start_run("pardon", hyper(ablation="v4"), executor=recorder)
+    run = start_run("pardon", pixel(ablation="v4"), executor=recorder)
     once, first = run.rounds(1)
     assert once.ledger.bytes == {"up": 0, "down": 0}
     assert first.ledger.bytes["up"] == first.ledger.bytes["down"] > 0
@@ -380,14 +365,14 @@ def full(start_run, coloured):
     ids=str,
 )
 def test_every_setting_changes_what_is_learnt(start_run, coloured, full, values):
-    weights = trained(start_run, coloured, hyper(**values))
+    weights = trained(start_run, coloured, pixel(**values))
     assert all(bool(tensor.isfinite().all()) for tensor in weights.values())
     assert any(not torch.equal(weights[name], full[name]) for name in full)
 
 
 def test_ablations_differ_from_each_other(start_run, coloured):
     found = [
-        trained(start_run, coloured, hyper(ablation=f"v{i}"))["classifier.weight"]
+        trained(start_run, coloured, pixel(ablation=f"v{i}"))["classifier.weight"]
         for i in range(1, 6)
     ]
     same = [(i, j) for i in range(5) for j in range(i) if torch.equal(found[i], found[j])]
@@ -395,7 +380,7 @@ def test_ablations_differ_from_each_other(start_run, coloured):
 
 
 def test_the_full_method_is_the_default(start_run, coloured, full):
-    bitwise(trained(start_run, coloured, hyper(ablation="v5")), full)
+    bitwise(trained(start_run, coloured, pixel(ablation="v5")), full)
 
 
 def batches(start_run, recorder, *layers):
@@ -418,7 +403,7 @@ def batches(start_run, recorder, *layers):
 
 def test_transferred_beforehand_or_in_the_batch(start_run, recorder):
     """Without augmentation they are the same but for rounding to 8 bits."""
-    run, seen, reply = batches(start_run, recorder, PLAIN, hyper(transfer="cached"))
+    run, seen, reply = batches(start_run, recorder, PLAIN, pixel(transfer="cached"))
     style = run.server.broadcast["style"]
     assert [images.shape[0] for images in seen] == [2, 2]
     for images in seen:
@@ -430,7 +415,7 @@ def test_transferred_beforehand_or_in_the_batch(start_run, recorder):
 
 
 def test_transferred_images_are_kept(start_run, recorder):
-    run, _, reply = batches(start_run, recorder, hyper(transfer="cached"))
+    run, _, reply = batches(start_run, recorder, pixel(transfer="cached"))
     marked = {"transferred": torch.full_like(reply.memory["transferred"], 7)}
     seen = []
 
@@ -452,7 +437,7 @@ def test_online_keeps_nothing(start_run, recorder):
 
 
 def test_two_augmentations_take_the_place_of_the_style(start_run, recorder):
-    _, seen, _ = batches(start_run, recorder, hyper(ablation="v4"))
+    _, seen, _ = batches(start_run, recorder, pixel(ablation="v4"))
     for images in seen:
         assert images.shape[0] == 2
         assert not torch.equal(images[0], images[1])

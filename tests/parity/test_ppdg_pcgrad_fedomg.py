@@ -19,8 +19,8 @@ from feddg_bench.core.messages import LocalUpdate, Reply, nbytes
 from feddg_bench.core.server import NoReplyError, Server
 from feddg_bench.plugins import load_method
 from feddg_methods.shared.updates import conflict_averse_coefficients
+from tests.helpers import bitwise
 
-bitwise = partial(assert_close, rtol=0, atol=0)
 approx = partial(pytest.approx, rel=1e-6, abs=1e-6)
 NAMES = ("ppdg", "pcgrad", "fedomg")
 READINGS = ("running", "algorithm1", "eq5", "pcgrad_style")

@@ -24,8 +24,8 @@ from feddg_methods.shared.round_updates import (
     image_count,
     one_each,
 )
+from tests.helpers import bitwise
 
-bitwise = partial(assert_close, rtol=0, atol=0)
 SHAPES = {"scalar": (), "kernel": (8, 3, 3, 3), "empty": (0,), "matrix": (50, 70), "bias": (70,)}
 NAMES = list(SHAPES)
 P = sum(int(np.prod(shape)) for shape in SHAPES.values())

@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.testing import assert_close
 
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.schema import MethodSettings, TrainSettings
 from feddg_bench.core.messages import LocalUpdate, Reply, Task, nbytes
 from feddg_bench.data.federated import Federation
 from feddg_methods.scaffold import Scaffold, control_change
-
-bitwise = partial(assert_close, rtol=0, atol=0)
-PLAIN = {
-    "augment": {
-        "crop_scale": None,
-        "flip": 0.0,
-        "brightness": 0.0,
-        "contrast": 0.0,
-        "saturation": 0.0,
-        "hue": 0.0,
-        "grayscale": 0.0,
-    }
-}
-
+from tests.helpers import PLAIN, bitwise
 
 # ----------------------------------------------------------------- a model of one parameter
 

@@ -9,14 +9,11 @@ import torch
 from torch.testing import assert_close
 
 from feddg_bench.core.aggregation import server_step, weighted_mean
+from tests.helpers import bitwise
 
 OLD = {"w": torch.tensor([1.0, 2.0, -1.0])}
 STATES = [{"w": torch.tensor(w)} for w in ([2.0, 2.0, 0.0], [0.0, 3.0, -3.0], [1.0, 1.0, 1.0])]
 SIZES = [10, 30, 60]
-
-
-def bitwise(actual, expected):
-    assert_close(actual, expected, rtol=0, atol=0)
 
 
 def close(actual, *expected):

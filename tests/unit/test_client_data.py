@@ -15,11 +15,10 @@ from feddg_bench.config.schema import AugmentSettings, TrainSettings
 from feddg_bench.core.client import Client
 from feddg_bench.data.client_images import ClientImages, ImageBank
 from feddg_bench.data.federated import Federation
+from tests.helpers import PLAIN
 
 COUNT, SIDE = 11, 8
-PLAIN = AugmentSettings(
-    crop_scale=None, flip=0, brightness=0, contrast=0, saturation=0, hue=0, grayscale=0
-)
+UNCHANGED = AugmentSettings.model_validate(PLAIN["augment"])
 
 
 def federation():
@@ -29,7 +28,9 @@ def federation():
     return Federation(images, SIDE, np.arange(COUNT), {}, (), COUNT)
 
 
-def make_client(index=range(COUNT), *, name="client_0", round=1, augment=PLAIN, seed=0, **train):
+def make_client(
+    index=range(COUNT), *, name="client_0", round=1, augment=UNCHANGED, seed=0, **train
+):
     settings = TrainSettings(**{"batch_size": 4, **train})
     bank = ImageBank(federation(), torch.device("cpu"))
     return Client(
@@ -151,7 +152,7 @@ def test_batches_of_one_are_left_alone():
 
 
 def test_views_are_augmented_independently():
-    client = make_client(augment=PLAIN.model_copy(update={"flip": 0.5}))
+    client = make_client(augment=UNCHANGED.model_copy(update={"flip": 0.5}))
     batch, label = next(iter(client.batches(train=True, views=3)))
     assert batch.shape == (3, 4, 3, SIDE, SIDE)
     stored = torch.from_numpy(federation().images[label.numpy()]).permute(0, 3, 1, 2) / 255

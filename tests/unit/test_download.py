@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import runpy
 import shutil
 import signal
 import socket
@@ -29,8 +28,8 @@ from feddg_bench.data.fetch import download
 from feddg_bench.data.fetch.download import fetch
 from feddg_bench.data.fetch.partial import Wanted
 from feddg_bench.data.fetch.web import Redirects, RefusedError
+from tests.loopback import serving
 
-serving = runpy.run_path(str(Path(__file__).parents[1] / "loopback.py"))["serving"]
 BODY = np.random.default_rng(0).bytes(300_000)
 SHA256 = hashlib.sha256(BODY).hexdigest()
 WANTED = Wanted(len(BODY), f"sha256:{SHA256}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -17,8 +16,7 @@ from feddg_bench.common.streams import torch_generator, torch_stream
 from feddg_bench.config.schema import MethodSettings, TrainSettings
 from feddg_bench.core.messages import LocalUpdate, Task, decode, encode
 from feddg_bench.core.method import Method
-
-bitwise = partial(assert_close, rtol=0, atol=0)
+from tests.helpers import bitwise
 
 
 class Backbone(nn.Module):

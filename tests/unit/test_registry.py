@@ -22,6 +22,7 @@ from feddg_bench.config.recipes import load_recipe, recipe_names
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.engine.build import build_method
 from feddg_bench.plugins import check_name, load_dataset, load_method, names
+from tests.helpers import no_file
 
 METHODS = names("method")
 DATASETS = names("data set")
@@ -144,15 +145,10 @@ def test_methods_of_other_packages(packages, monkeypatch):
 # -------------------------------------------------------------------------------- building
 
 
-def hyper(name):
-    """Return settings with which a method needs no file."""
-    return {"style": "pixel"} if name == "pardon" else {}
-
-
 def test_initial_weights_depend_on_seed_and_backbone_alone(toy_settings, toy_federation):
     def weights(name, **values):
         return build_method(
-            toy_settings({"method": name, "hyper": hyper(name)}, values), toy_federation
+            toy_settings({"method": name, **no_file(name)}, values), toy_federation
         ).federated_weights()
 
     first = weights("fedavg")

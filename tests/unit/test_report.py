@@ -9,12 +9,10 @@ import io
 import json
 import math
 import re
-import runpy
 import shlex
 import statistics
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,10 +33,8 @@ from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.records.record import ResultsStore
 from feddg_bench.records.rules import RULES
 from feddg_bench.records.runs import read_runs
+from tests import fabricate_records as fabricate
 
-fabricate = SimpleNamespace(
-    **runpy.run_path(str(Path(__file__).parents[1] / "fabricate_records.py"))
-)
 record, save = fabricate.record, fabricate.save
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\u2028"
 

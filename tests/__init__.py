@@ -1,0 +1,1 @@
+"""Tests of the suite; `tests.helpers` holds what several of them need."""
