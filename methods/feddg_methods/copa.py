@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -143,15 +143,16 @@ class Copa(Method):
         number = {name: i for i, name in enumerate(self.slots)}
         received: dict[int, list[tuple[Weights, float]]] = {}
 
-        def extractors() -> Iterator[tuple[Weights, float]]:
-            for reply in updates:
-                share, extra = server.share(reply), reply.value.extra
-                slot = extra.get("slot", number.get(reply.client, 0))
-                received.setdefault(slot, []).append((extra["classifier"], share))
-                yield reply.value.weights, share
+        def extractor(reply: Reply[LocalUpdate]) -> tuple[Weights, float]:
+            share, extra = server.share(reply), reply.value.extra
+            slot = extra.get("slot", number.get(reply.client, 0))
+            received.setdefault(slot, []).append((extra["classifier"], share))
+            return reply.value.weights, share
 
         lr = server.federation.server_lr
-        new = server_step(server.weights, streaming_mean(extractors()), lr, self.trainable)
+        new = server_step(
+            server.weights, streaming_mean(map(extractor, updates)), lr, self.trainable
+        )
         for name in self.trainable:
             if name.endswith(".rho"):  # a server step above 1 leaves the clients' convex hull
                 new[name].clamp_(0, 1)

@@ -192,36 +192,35 @@ class FedADG(Method):
 
     def fit(self, client: Client) -> LocalUpdate:
         s, train, (first, second) = self.settings, client.train, self.epochs
-        model, adversary = self.start_optimizer(client), self.start_adversary(client)
-        self.players = {
-            "F, C": (model, model.param_groups[0]),
-            "D": (adversary, adversary.param_groups[0]),
-            "G": (adversary, adversary.param_groups[1]),
-        }
-        noise = client.generator("noise")
-        for epoch in range(first + second):
-            # The schedule spans train.local_epochs a round, however many epochs there are.
-            factor = client.lr_factor(epoch * train.local_epochs // (first + second))
-            model.param_groups[0]["lr"] = train.lr * factor
-            smoothing = 0.0 if epoch < first and s.smoothing_in == "second" else s.smoothing
-            for images, labels in self.batches(client, epoch):
-                if len(labels) == 1 and self.live_batch_norm and self.training:
-                    continue
-                if epoch >= first and s.ce_weight < 1:
-                    loss = self.align(images, labels, smoothing, noise)
-                else:
-                    with client.fabric.autocast():
-                        loss = smoothed_cross_entropy(self(images), labels, smoothing, s.spread)
-                    self.descend(loss, "F, C")
-                client.log("loss", loss.detach(), len(labels))
-        self.keep_optimizer(client, model)
+        adversary, noise = self.start_adversary(client), client.generator("noise")
+        with self.state.optimizer(client) as model:
+            self.players = {
+                "F, C": (model, model.param_groups[0]),
+                "D": (adversary, adversary.param_groups[0]),
+                "G": (adversary, adversary.param_groups[1]),
+            }
+            for epoch in range(first + second):
+                # The schedule spans train.local_epochs a round, however many epochs there are.
+                factor = client.lr_factor(epoch * train.local_epochs // (first + second))
+                model.param_groups[0]["lr"] = train.lr * factor
+                smoothing = 0.0 if epoch < first and s.smoothing_in == "second" else s.smoothing
+                for images, labels in self.batches(client, epoch):
+                    if len(labels) == 1 and self.live_batch_norm and self.training:
+                        continue
+                    if epoch >= first and s.ce_weight < 1:
+                        loss = self.align(images, labels, smoothing, noise)
+                    else:
+                        with client.fabric.autocast():
+                            loss = smoothed_cross_entropy(self(images), labels, smoothing, s.spread)
+                        self.descend(loss, "F, C")
+                    client.log("loss", loss.detach(), len(labels))
         if train.optimizer_state == "persist":
             client.memory["adversary"] = {
                 name: adversary.state[p]["momentum_buffer"]
                 for name, p in self.named_parameters()
                 if "momentum_buffer" in adversary.state.get(p, {})
             }
-        return LocalUpdate(self.federated_weights())
+        return LocalUpdate(self.state.federated_weights())
 
     def align(
         self, images: Tensor, labels: Tensor, smoothing: float, noise: torch.Generator

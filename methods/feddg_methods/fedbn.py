@@ -69,7 +69,7 @@ class FedBN(Method):
     def prepare(self, server: Server) -> None:
         if not batch_norm_state(self):
             logger.warning("the backbone has no batch normalisation: fedbn is the same as fedavg")
-        elif not self.private:
+        elif not self.state.private:
             raise SettingsError(
                 f"federation.bn={server.federation.bn} does not go with fedbn, which keeps batch "
                 f"normalisation with the clients: leave it out, or set federation.bn=local"
@@ -77,15 +77,15 @@ class FedBN(Method):
 
     def fit(self, client: Client) -> LocalUpdate:
         weights = super().fit(client).weights
-        norm = self.private_weights()
+        norm = self.state.private_weights()
         return LocalUpdate(weights, {"norm": norm} if norm else {})
 
     def aggregate(self, server: Server, updates: Iterable[Reply[LocalUpdate]]) -> Weights:
-        mean = streaming_mean(
-            ({**reply.value.weights, **reply.value.extra.get("norm", {})}, server.share(reply))
-            for reply in updates
-        )
-        norm = {name: mean.pop(name) for name in self.private if name in mean}
+        def whole(reply: Reply[LocalUpdate]) -> tuple[Weights, float]:
+            return reply.value.weights | reply.value.extra.get("norm", {}), server.share(reply)
+
+        mean = streaming_mean(map(whole, updates))
+        norm = {name: mean.pop(name) for name in self.state.private if name in mean}
         if norm:
             server.memory["norm"] = norm
         return server_step(server.weights, mean, server.federation.server_lr, self.trainable)

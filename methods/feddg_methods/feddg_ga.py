@@ -151,16 +151,12 @@ class FedDGGA(Method):
         a = server.memory["a"] / server.memory["a"].max()  # equal weights are exactly 1
         weights = dict(zip(server.clients, a.tolist(), strict=True))
 
-        def weighted() -> Iterator[tuple[Weights, float]]:
-            for reply in updates:
-                by_samples = server.memory["by_samples"]
-                yield (
-                    reply.value.weights,
-                    reply.num_examples if by_samples else weights[reply.client],
-                )
-                del reply  # or it would stay while the next client trains
+        def weighted(reply: Reply[LocalUpdate]) -> tuple[Weights, float]:
+            by_samples = server.memory["by_samples"]
+            weight = reply.num_examples if by_samples else weights[reply.client]
+            return reply.value.weights, weight
 
-        mean = signed_mean(weighted(), self.trainable)
+        mean = signed_mean(map(weighted, updates), self.trainable)
         return server_step(server.weights, mean, server.federation.server_lr, self.trainable)
 
     def adjust(self, server: Server, finished: int) -> None:

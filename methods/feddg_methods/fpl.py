@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from feddg_bench.config.schema import MethodSettings
+from feddg_bench.core.aggregation import watched
 from feddg_bench.core.client import Batch, Client
 from feddg_bench.core.messages import LocalUpdate, Reply, Weights
 from feddg_bench.core.method import Method
@@ -111,15 +112,13 @@ class FPL(Method):
     def aggregate(self, server: Server, updates: Iterable[Reply[LocalUpdate]]) -> Weights:
         found: dict[str, list[Tensor]] = {}  # by class, in the order in which classes arrive
 
-        def noted() -> Iterator[Reply[LocalUpdate]]:
-            for reply in updates:
-                extra = reply.value.extra
-                rows = extra["prototypes"].cpu()
-                for c, p in zip(extra["classes"].tolist(), rows, strict=True):
-                    found.setdefault(str(c), []).append(p)
-                yield reply
+        def note(reply: Reply[LocalUpdate]) -> None:
+            extra = reply.value.extra
+            rows = extra["prototypes"].cpu()
+            for c, p in zip(extra["classes"].tolist(), rows, strict=True):
+                found.setdefault(str(c), []).append(p)
 
-        new = super().aggregate(server, noted())
+        new = super().aggregate(server, watched(updates, note))
         table = {c: cluster_prototypes(torch.stack(rows)) for c, rows in found.items()}
         made = dict.fromkeys(table, server.round)
         for c, when in server.memory.get("made", {}).items():

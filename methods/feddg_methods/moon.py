@@ -84,7 +84,7 @@ class Moon(Method):
             return super().fit(client)
         now = {
             name: tensor.detach()
-            for name, tensor in self._state.items()
+            for name, tensor in self.state.tensors.items()
             if name.startswith(("backbone.", "head.")) and tensor.is_floating_point()
         }
         # Private state is in neither message: it is now as it was when the client last trained.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import ClassVar
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from feddg_bench.common.errors import SettingsError
+from feddg_bench.core.aggregation import watched
 from feddg_bench.core.client import Client
 from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Weights
 from feddg_bench.core.method import Method
@@ -122,14 +123,12 @@ class Scaffold(Method):
     def aggregate(self, server: Server, updates: Iterable[Reply[LocalUpdate]]) -> Weights:
         control = {name: c.clone() for name, c in server.broadcast["control"].items()}
 
-        def counted() -> Iterator[Reply[LocalUpdate]]:
-            for reply in updates:
-                share = server.share(reply) / server.memory["shares"]
-                for name, change in reply.value.extra["control"].items():
-                    control[name] += share * change
-                yield reply
+        def count(reply: Reply[LocalUpdate]) -> None:
+            share = server.share(reply) / server.memory["shares"]
+            for name, change in reply.value.extra["control"].items():
+                control[name] += share * change
 
-        weights = super().aggregate(server, counted())
+        weights = super().aggregate(server, watched(updates, count))
         server.broadcast["control"] = control
         return weights
 

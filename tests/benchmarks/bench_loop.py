@@ -60,7 +60,7 @@ def main() -> None:
     executor = SerialExecutor()
     executor.start(WorkerSpec(settings, federation), method)
     server = Server(
-        method.federated_weights(),
+        method.state.federated_weights(),
         tuple(federation.clients),
         executor,
         seed=0,

@@ -579,7 +579,7 @@ def test_passes_take_any_style_of_the_others(rows):
     method.pools = pooled(without(bank, "b"))
     images = torch.zeros(8, 3, 4, 4)
     made = []
-    with method.serving(SimpleNamespace(name="b", broadcast={"bank": bank})):
+    with method.state.serving(SimpleNamespace(name="b", broadcast={"bank": bank})):
         for seed in range(400):
             method.generator = rng(seed)
             made.append(method.restyled(images))
@@ -614,7 +614,7 @@ def test_copies_share_a_pass_only_where_batch_statistics_are_frozen(
     method.backbone.register_forward_hook(lambda _m, args, _out: counted.append(len(args[0])))
     images = torch.from_numpy(large_federation.images[:6]).permute(0, 3, 1, 2) / 255
     told = SimpleNamespace(name="a", broadcast={"styles": torch.rand(2, 2, 3, generator=rng())})
-    with method.serving(told), torch.no_grad():
+    with method.state.serving(told), torch.no_grad():
         method.training_step((images, torch.arange(6) % 3), 0)
     assert counted == sizes
 

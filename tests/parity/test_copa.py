@@ -509,7 +509,7 @@ def answer(client, count, value, slot=None, steps=0):
 
 
 def aggregated(method, replies, **settings):
-    server = serve(method.federated_weights(), **settings)
+    server = serve(method.state.federated_weights(), **settings)
     before = {name: tensor.clone() for name, tensor in server.weights.items()}
     new = method.aggregate(server, iter(replies))
     bitwise(server.weights, before)

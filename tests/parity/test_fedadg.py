@@ -506,7 +506,7 @@ def test_who_moves_and_what_travels(start_run, recorder, variant):
 
 def test_every_client_has_its_own_discriminator(start_run, recorder):
     run = start_run("fedadg", small(), executor=recorder)
-    initial = {n: t.clone() for n, t in run.method.private_weights().items()}
+    initial = {n: t.clone() for n, t in run.method.state.private_weights().items()}
     run.rounds(1)
     states = {c: memory["private state"] for c, memory in recorder.memories.items()}
     assert set(states) == set(run.server.cohort)  # those never asked have none: it is initial

@@ -177,10 +177,10 @@ def test_the_term_enters_before_momentum_and_stays_out_of_the_logged_loss(start_
         "fedprox", {"train": {**train, "channels_last": False}, "hyper": {"mu": 2.0, "norm": norm}}
     )
     worker, method = run.executor.worker, run.method
-    received = method.federated_weights()
+    received = method.state.federated_weights()
     reply = worker.run(Task("client_0", "fit", 1, received, {}))
 
-    method.load_weights(received)
+    method.state.load(received)
     optimizer = torch.optim.SGD(method.parameters(), lr=0.05, momentum=0.9)
     losses = []
     for epoch in range(3):
@@ -199,7 +199,7 @@ def test_the_term_enters_before_momentum_and_stays_out_of_the_logged_loss(start_
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    assert_close(reply.value.weights, method.federated_weights(), rtol=1e-4, atol=1e-5)
+    assert_close(reply.value.weights, method.state.federated_weights(), rtol=1e-4, atol=1e-5)
     assert reply.metrics["loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-4)
 
 
@@ -301,7 +301,7 @@ def test_erm_is_plain_training(start_run, pooled):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    bitwise(found, method.federated_weights())
+    bitwise(found, method.state.federated_weights())
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")

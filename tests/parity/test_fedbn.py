@@ -105,7 +105,7 @@ def test_a_client_goes_on_with_its_own_and_a_new_one_with_the_initial(
 ):
     layers = (MOBILENET, {"federation": {"per_round": 1, "rounds": 4}})
     run = start_run("fedbn", *layers, federation=large_federation, executor=recorder)
-    initial = run.method.private_weights()
+    initial = run.method.state.private_weights()
     run.rounds(4)
     counter = next(n for n in initial if n.endswith("num_batches_tracked"))
     seen = {}
@@ -167,7 +167,7 @@ def answers(rng, counts):
 def test_means_by_shares(weighting, lr, counts):
     """The trunk takes the server's step; the norm is a plain mean, kept for evaluation."""
     method = small()
-    server = serve(method.federated_weights(), weighting=weighting, server_lr=lr)
+    server = serve(method.state.federated_weights(), weighting=weighting, server_lr=lr)
     replies = list(answers(np.random.default_rng(0), counts))
     new = method.aggregate(server, iter(replies))
 
@@ -196,14 +196,16 @@ def test_means_by_shares(weighting, lr, counts):
 
 def test_before_the_first_round_the_initial_layers_are_measured():
     method = small()
-    assert method.global_model(serve(method.federated_weights())).keys() == set(method.federated)
+    assert method.global_model(serve(method.state.federated_weights())).keys() == set(
+        method.federated
+    )
 
 
 @pytest.mark.parametrize("bn", ["average", "frozen"])
 def test_another_policy_is_refused(bn):
     method = small(bn)
     with pytest.raises(SettingsError) as caught:
-        method.prepare(serve(method.federated_weights(), bn=bn))
+        method.prepare(serve(method.state.federated_weights(), bn=bn))
     assert str(caught.value) == (
         f"federation.bn={bn} does not go with fedbn, which keeps batch normalisation with the "
         f"clients: leave it out, or set federation.bn=local"
@@ -326,7 +328,7 @@ def test_the_block_of_batch_statistics_ends_with_what_was_before():
 
 def test_training_always_moves_the_statistics(start_run, large_federation, recorder):
     run = start_run("fedbn", MOBILENET, BATCH, federation=large_federation, executor=recorder)
-    before = run.method.private_weights()
+    before = run.method.state.private_weights()
     run.rounds(1)
     for reply in recorder.replies:
         norm = reply.value.extra["norm"]
@@ -340,7 +342,7 @@ def test_training_always_moves_the_statistics(start_run, large_federation, recor
 
 def test_as_much_goes_up_as_in_fedavg_and_less_comes_down(start_run, run, recorder):
     fedavg = start_run("fedavg", MOBILENET, federation=run.federation)
-    whole, norm = nbytes(fedavg.server.weights), nbytes(run.method.private_weights())
+    whole, norm = nbytes(fedavg.server.weights), nbytes(run.method.state.private_weights())
     assert norm == 17056 * 4 * 4 + 52 * 8
     assert run.server.ledger.bytes == {"up": 3 * whole, "down": 3 * (whole - norm)}
     for reply in recorder.replies:

@@ -380,7 +380,7 @@ def views(start_run, images, pool, seed=0, **values):
     """Return a view of images, as a client that was told ``pool`` makes it."""
     method = start_run("fedccrl", hyper(**values)).method
     method.generator = rng(seed)
-    with method.serving(SimpleNamespace(broadcast={"pool": pool})):
+    with method.state.serving(SimpleNamespace(broadcast={"pool": pool})):
         return method.view(images)
 
 

@@ -316,7 +316,7 @@ def test_an_unknown_variant_is_refused():
 
 def oracle(method, weights, images, labels, metric):
     """Return each image's loss, or error, under some weights in evaluation mode, in float64."""
-    method.load_weights(weights)
+    method.state.load(weights)
     method.eval()
     with torch.no_grad():
         logits = method(images).double().numpy()
@@ -442,7 +442,7 @@ def test_fedccrl_takes_means_of_batches(start_run, recorder):
     assert len(means) == 2
     assert terms["own"] == pytest.approx(sum(means) / 2, rel=1e-6)
 
-    run.method.load_weights(run.server.weights)
+    run.method.state.load(run.server.weights)
     data = recorder.worker.data["client_0"]
     epoch = torch_generator(run.settings.seed, "loader", 1, 1, "client_0")  # after the only one
     order = torch.randperm(9, generator=epoch)
@@ -455,7 +455,7 @@ def test_fedccrl_takes_means_of_batches(start_run, recorder):
 def test_gaps_on_training_batches_see_augmented_images(start_run):
     stored_run = start_run("feddg_ga", ALL, PLAIN, hyper(variant="pardon"))
     augmented = start_run("feddg_ga", ALL, hyper(variant="pardon"))
-    weights = stored_run.method.federated_weights()
+    weights = stored_run.method.state.federated_weights()
     task = Task("client_1", "measure", 2, weights, {}, {"own": 0.0})
     plain, moved = (
         run.executor.worker.run(task).value["averaged"] for run in (stored_run, augmented)
@@ -477,7 +477,7 @@ def test_measuring_leaves_training_as_it_was(start_run, large_federation):
     resnet = {"backbone": {"name": "resnet18", "pretrained": False}, "train": {"batch_size": 16}}
     run = start_run("feddg_ga", resnet, federation=large_federation)
     plain = start_run("fedavg", resnet, federation=large_federation)
-    weights = run.method.federated_weights()
+    weights = run.method.state.federated_weights()
     mode = []
     run.method.backbone.register_forward_pre_hook(lambda m, _: mode.append(m.training))
     reply = run.executor.worker.run(Task("client_2", "fit", 1, weights, {}))
@@ -499,7 +499,7 @@ def test_measuring_leaves_training_as_it_was(start_run, large_federation):
 
 def test_a_local_term_is_used_once(start_run):
     run = start_run("feddg_ga")
-    weights = run.method.federated_weights()
+    weights = run.method.state.federated_weights()
     worker = run.executor.worker
     fit = worker.run(Task("client_0", "fit", 1, weights, {}))
     first = worker.run(Task("client_0", "measure", 1, weights, {}, fit.memory))
@@ -515,7 +515,7 @@ def test_newcomers(start_run, variant, timing, expected):
     """PARDON's have the gap of their whole loss; ours have none, and send nothing."""
     given = {"gap_timing": timing} if timing else {}
     run = start_run("feddg_ga", hyper(variant=variant, **given))
-    task = Task("client_0", "measure", 2, run.method.federated_weights(), {})
+    task = Task("client_0", "measure", 2, run.method.state.federated_weights(), {})
     value = run.executor.worker.run(task).value
     assert value.get("own") == expected
     assert bool(value) == (expected is not None)

@@ -78,7 +78,7 @@ def client_with(*batches, broadcast=None):
 
 def total(method, mean, z=Z):
     """Return the loss of the class's training step."""
-    with method.serving(client_with(broadcast={"mean_gradient": mean})):
+    with method.state.serving(client_with(broadcast={"mean_gradient": mean})):
         return method.training_step((z[:, None, None], LABELS), 0)
 
 
@@ -363,7 +363,7 @@ def test_the_first_exchange_trains_nothing(start_run, large_federation):
     resnet = {"backbone": {"name": "resnet18", "pretrained": False}, "train": {"batch_size": 8}}
     run = start_run("fediir", resnet, federation=large_federation)
     sent = gradients(run, "client_1")
-    bitwise(run.method.federated_weights(), run.server.weights)
+    bitwise(run.method.state.federated_weights(), run.server.weights)
     assert any(name.endswith("running_mean") for name in run.server.weights)
     assert run.method.training
     # in training mode the same images give another gradient

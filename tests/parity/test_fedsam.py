@@ -25,7 +25,7 @@ RESNET = {
 
 
 def fit(run, client="client_0", round=1):
-    task = Task(client, "fit", round, run.method.federated_weights(), {})
+    task = Task(client, "fit", round, run.method.state.federated_weights(), {})
     return run.executor.worker.run(task)
 
 
@@ -127,7 +127,7 @@ def test_weights_come_back_bit_for_bit_and_gradients_are_those_beside_them(start
         bitwise(after, before)
         norm = np.sqrt(sum(float(g.double().square().sum()) for g in first.values()))
         beside = {n: before[n] + 0.5 / norm * first[n] for n in before}
-        run.method.load_weights(beside)
+        run.method.state.load(beside)
         with run.executor.worker.fabric.autocast():
             loss = F.cross_entropy(run.method(images), labels)
         expected = torch.autograd.grad(loss, list(run.method.parameters()))

@@ -297,7 +297,7 @@ def test_a_stronger_contrast_keeps_representations_near_the_global_models(start_
         memory = recorder.memories["client_3"]
         recorder.worker.run(Task("client_3", "fit", 2, received, {}, dict(memory)))
         images = torch.from_numpy(run.federation.images[:40]).permute(0, 3, 1, 2) / 255
-        local, far = run.method.federated_weights(), dict(memory["previous"])
+        local, far = run.method.state.federated_weights(), dict(memory["previous"])
         z, z_glob, z_prev = (
             run.method.representation(
                 images, {n: t for n, t in weights.items() if n.startswith("backbone.")}

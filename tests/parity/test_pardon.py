@@ -132,7 +132,7 @@ def test_the_restyled_half_is_made_from_the_style_that_was_broadcast():
 
     method.style.transfer = transfer
     style = torch.ones(2, 3)
-    with method.serving(SimpleNamespace(broadcast={"style": style})):
+    with method.state.serving(SimpleNamespace(broadcast={"style": style})):
         loss = method.training_step((as_images(Z), LABELS), 0).item()
     assert loss == pytest.approx(4.042386, abs=2e-6)
     assert len(calls) == 1

@@ -69,8 +69,8 @@ REST = {"backbone.conv.weight", "classifier.weight", "classifier.bias", "scale"}
 )
 def test_what_travels_and_what_stays(bn, federated, private):
     method = build(bn=bn)
-    assert set(method.federated_weights()) == federated
-    assert set(method.private_weights()) == private
+    assert set(method.state.federated_weights()) == federated
+    assert set(method.state.private_weights()) == private
 
 
 def test_trainable_is_what_travels_and_takes_gradients():
@@ -78,7 +78,7 @@ def test_trainable_is_what_travels_and_takes_gradients():
 
 
 def test_without_private_state_nothing_stays():
-    assert build(Method).private_weights() == {}
+    assert build(Method).state.private_weights() == {}
 
 
 @pytest.mark.parametrize(("bn", "live"), [("average", True), ("local", True), ("frozen", False)])
@@ -88,7 +88,7 @@ def test_batch_statistics_are_live_unless_frozen(bn, live):
 
 def test_weights_handed_out_are_copies():
     method = build()
-    weights = method.federated_weights()
+    weights = method.state.federated_weights()
     weights["scale"].zero_()
     assert float(method.scale) == 1
     assert all(not tensor.requires_grad for tensor in weights.values())
@@ -97,23 +97,23 @@ def test_weights_handed_out_are_copies():
 def test_weights_are_written_in_place():
     method = build()
     before = {name: (id(p), p.data_ptr()) for name, p in method.named_parameters()}
-    new = {name: torch.full_like(t, 2) for name, t in method.federated_weights().items()}
-    method.load_weights(new)
-    bitwise(method.federated_weights(), new)
+    new = {name: torch.full_like(t, 2) for name, t in method.state.federated_weights().items()}
+    method.state.load(new)
+    bitwise(method.state.federated_weights(), new)
     assert {name: (id(p), p.data_ptr()) for name, p in method.named_parameters()} == before
     assert all(p.requires_grad for name, p in method.named_parameters() if name != "scale")
 
 
 def test_writing_no_weights_changes_nothing():
     method = build()
-    before = method.federated_weights()
-    method.load_weights({})
-    bitwise(method.federated_weights(), before)
+    before = method.state.federated_weights()
+    method.state.load({})
+    bitwise(method.state.federated_weights(), before)
 
 
 def test_a_name_that_the_model_lacks_is_an_error():
     with pytest.raises(KeyError):
-        build().load_weights({"no.such.name": torch.ones(1)})
+        build().state.load({"no.such.name": torch.ones(1)})
 
 
 def test_logits_are_the_classifier_of_the_features():
@@ -134,9 +134,9 @@ def test_there_is_no_client_outside_a_task():
 def test_the_client_is_gone_after_a_task_that_failed():
     method = build()
     client = SimpleNamespace()
-    with method.serving(client):
+    with method.state.serving(client):
         assert method.client is client
-    with pytest.raises(KeyError), method.serving(client):
+    with pytest.raises(KeyError), method.state.serving(client):
         raise KeyError
     with pytest.raises(RuntimeError):
         _ = method.client
@@ -158,10 +158,10 @@ def test_fit_is_plain_gradient_descent(start_run):
     layer = {"train": {"optimizer": "sgd", "lr": 0.1, "local_epochs": 2, "channels_last": False}}
     run = start_run("fedavg", layer)
     worker, data = run.executor.worker, run.executor.worker.data["client_1"]
-    received = run.method.federated_weights()
+    received = run.method.state.federated_weights()
     reply = worker.run(Task("client_1", "fit", 4, received, {}))
 
-    run.method.load_weights(received)
+    run.method.state.load(received)
     losses = []
     for epoch in range(2):
         stream = torch_generator(0, "loader", epoch, 4, "client_1")
@@ -175,7 +175,7 @@ def test_fit_is_plain_gradient_descent(start_run):
             with torch.no_grad():
                 for parameter in run.method.parameters():
                     parameter -= 0.1 * parameter.grad
-    assert_close(reply.value.weights, run.method.federated_weights(), rtol=1e-6, atol=1e-7)
+    assert_close(reply.value.weights, run.method.state.federated_weights(), rtol=1e-6, atol=1e-7)
     assert reply.metrics["loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-6)
     assert reply.num_examples == 11
 
@@ -189,7 +189,7 @@ def test_cosine_ends_almost_at_rest(start_run):
             "train": {"optimizer": "sgd", "lr": 0.05, "schedule": "cosine"},
         }
         run = start_run("fedavg", layer)
-        before = run.method.federated_weights()
+        before = run.method.state.federated_weights()
         after = run.executor.worker.run(Task("client_0", "fit", round, before, {})).value.weights
         return sum(float((after[n] - before[n]).norm() ** 2) for n in before) ** 0.5
 
@@ -213,7 +213,7 @@ def test_the_learning_rate_falls_once_a_local_epoch(start_run):
 
 
 def fit(run, memory, round=1, weights=None):
-    weights = weights or run.method.federated_weights()
+    weights = weights or run.method.state.federated_weights()
     return run.executor.worker.run(Task("client_0", "fit", round, weights, {}, memory))
 
 
@@ -278,8 +278,8 @@ def test_private_state_stays_with_its_client(start_run):
                   train=base.settings.train)  # fmt: skip
     run = start_run("fedavg", method=method)
     assert not any(name.startswith("classifier.") for name in run.server.weights)
-    initial = run.method.private_weights()
-    received = run.method.federated_weights()
+    initial = run.method.state.private_weights()
+    received = run.method.state.federated_weights()
     worker = run.executor.worker
 
     first = worker.run(Task("client_0", "fit", 1, received, {}))
@@ -290,7 +290,7 @@ def test_private_state_stays_with_its_client(start_run):
         other.memory["private state"]["classifier.weight"],
     )
 
-    method.fit = lambda _: LocalUpdate(method.private_weights())  # what a task begins with
+    method.fit = lambda _: LocalUpdate(method.state.private_weights())  # what a task begins with
     back = worker.run(Task("client_0", "fit", 2, received, {}, first.memory))
     bitwise(back.value.weights, first.memory["private state"])
     newcomer = worker.run(Task("client_2", "fit", 2, received, {}))

@@ -149,7 +149,7 @@ def test_initial_weights_depend_on_seed_and_backbone_alone(toy_settings, toy_fed
     def weights(name, **values):
         return build_method(
             toy_settings({"method": name, **no_file(name)}, values), toy_federation
-        ).federated_weights()
+        ).state.federated_weights()
 
     first = weights("fedavg")
     for name in ("fedprox", "pardon", "erm"):

@@ -7,6 +7,7 @@ import torch
 
 from feddg_bench.core.messages import LocalUpdate
 from feddg_bench.core.method import Method
+from feddg_bench.core.state import ModuleState
 from feddg_bench.testing import CONTRACT, Subject, contract_tests
 
 
@@ -46,8 +47,9 @@ class Undeclared(Method):
 class Sharing(Method):
     """Sends its tensors themselves, not copies."""
 
-    def federated_weights(self):
-        return {name: self._state[name].detach() for name in self.federated}
+    def fit(self, client):
+        super().fit(client)
+        return LocalUpdate({name: self.state.tensors[name].detach() for name in self.federated})
 
 
 class Replacing(Method):
@@ -55,8 +57,7 @@ class Replacing(Method):
 
     def fit(self, client):
         self.classifier = torch.nn.Linear(self.num_features, self.num_classes)
-        self.bind()
-        self._optimizer = None
+        self.state = ModuleState(self, private=(), constant=())
         return super().fit(client)
 
 
@@ -98,7 +99,7 @@ class OwnFit(Method):
             loss.backward()
             optimizer.step()
             client.log("loss", loss.detach(), len(batch[1]))
-        return LocalUpdate(self.federated_weights())
+        return LocalUpdate(self.state.federated_weights())
 
 
 BROKEN = [

@@ -2,26 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from feddg_bench.core.messages import Weights
 
+T = TypeVar("T")
 
-def weighted_mean(weights: Iterable[Mapping[str, Tensor]], shares: Iterable[float]) -> Weights:
-    """Return the convex mean of K model states by K shares; see `streaming_mean`."""
-    return streaming_mean(zip(weights, shares, strict=True))
+
+def fold(items: Iterable[T], add: Callable[[T], object]) -> None:
+    """Give every item to ``add`` and hold on to none: one is alive at a time.
+
+    A ``for`` loop holds its item while the next one is made, such as a client's whole model while
+    the next client trains.
+    """
+    deque(map(add, items), maxlen=0)
+
+
+def watched(items: Iterable[T], look: Callable[[T], object]) -> Iterator[T]:
+    """Yield every item again after ``look`` has seen it, and hold on to none; see `fold`."""
+
+    def seen(item: T) -> T:
+        look(item)
+        return item
+
+    return map(seen, items)
+
+
+class RunningMean:
+    """The convex mean of the model states added so far; integer tensors take the maximum.
+
+    It moves towards each state by its part of the shares seen so far, so that one client's mean is
+    its state bit for bit, and a state of share 0 changes nothing.
+
+    Attributes:
+        mean: A state of its own, empty before the first one with a positive share.
+    """
+
+    def __init__(self) -> None:
+        self.mean: Weights = {}
+        self._total = 0.0
+
+    def add(self, state: Mapping[str, Tensor], share: float) -> None:
+        """Move towards a state by its share, a number >= 0; the state is not changed."""
+        self._total += max(share, 0.0)
+        if share <= 0:
+            return
+        if not self.mean:
+            self.mean = {name: tensor.detach().clone() for name, tensor in state.items()}
+            return
+        floats = [name for name, tensor in self.mean.items() if tensor.is_floating_point()]
+        if floats:
+            torch._foreach_lerp_(
+                [self.mean[name] for name in floats],
+                [state[name] for name in floats],
+                share / self._total,
+            )
+        for name in self.mean.keys() - set(floats):
+            torch.maximum(self.mean[name], state[name], out=self.mean[name])
 
 
 def streaming_mean(states: Iterable[tuple[Mapping[str, Tensor], float]]) -> Weights:
-    """Return the convex mean of model states; integer tensors take the maximum.
+    """Return the `RunningMean` of model states.
 
-    Streams: only the running mean and one state are alive at a time. The running mean moves towards
-    each state by its part of the shares seen so far, so that one client's mean is its state bit for
-    bit, and a state of share 0 changes nothing. Inputs are read in the order given; the caller
-    gives client order, hence the result does not depend on which client answered first.
+    Only the running mean and one state are alive at a time. Inputs are read in the order given;
+    the caller gives client order, hence the result does not depend on which client answered first.
 
     Args:
         states: K states with equal names and shapes, each with its share: a number >= 0, such as
@@ -33,27 +82,16 @@ def streaming_mean(states: Iterable[tuple[Mapping[str, Tensor], float]]) -> Weig
     Raises:
         ValueError: If no share is positive.
     """
-    total = 0.0
-    mean: Weights = {}
-    floats: list[str] = []
-    integers: list[str] = []
-    for state, share in states:
-        total += max(share, 0.0)
-        if share > 0 and not mean:
-            mean = {name: tensor.detach().clone() for name, tensor in state.items()}
-            floats = [name for name, tensor in mean.items() if tensor.is_floating_point()]
-            integers = [name for name in mean if name not in set(floats)]
-        elif share > 0:
-            if floats:
-                torch._foreach_lerp_(
-                    [mean[name] for name in floats], [state[name] for name in floats], share / total
-                )
-            for name in integers:
-                torch.maximum(mean[name], state[name], out=mean[name])
-        del state  # or it would stay while the next client trains
-    if not mean:
+    running = RunningMean()
+    fold(states, lambda pair: running.add(*pair))
+    if not running.mean:
         raise ValueError("no state with a positive share to average")
-    return mean
+    return running.mean
+
+
+def weighted_mean(weights: Iterable[Mapping[str, Tensor]], shares: Iterable[float]) -> Weights:
+    """Return the convex mean of K model states by K shares; see `streaming_mean`."""
+    return streaming_mean(zip(weights, shares, strict=True))
 
 
 def server_step(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -14,7 +13,8 @@ from feddg_bench.config.schema import MethodSettings, TrainSettings
 from feddg_bench.core.aggregation import server_step, streaming_mean
 from feddg_bench.core.batch_norm import batch_norm_state, batch_norm_statistics, freeze_batch_norm
 from feddg_bench.core.client import Batch, Client
-from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Weights
+from feddg_bench.core.messages import LocalUpdate, Reply, Weights
+from feddg_bench.core.state import ModuleState
 from feddg_bench.core.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -100,14 +100,13 @@ class Method(LightningModule):
         self.build()
         if bn == "frozen":
             freeze_batch_norm(self.backbone)
-            self.constant = self.frozen + tuple(batch_norm_statistics(self))
+            constant = self.frozen + tuple(batch_norm_statistics(self))
         else:
-            self.constant = self.frozen
+            constant = self.frozen
         self.live_batch_norm = bn != "frozen" and bool(batch_norm_state(self.backbone))
-        self.private = self.local + (tuple(batch_norm_state(self)) if bn == "local" else ())
-        self._client: Client | None = None
-        self._optimizer: torch.optim.Optimizer | None = None
-        self.bind()
+        private = self.local + (tuple(batch_norm_state(self)) if bn == "local" else ())
+        self.state = ModuleState(self, private=private, constant=constant)
+        self.federated, self.trainable = self.state.federated, self.state.trainable
 
     def build(self) -> None:
         """Create the plugin's own modules. Runs once, at the end of construction."""
@@ -133,9 +132,9 @@ class Method(LightningModule):
         Raises:
             RuntimeError: Outside a client task.
         """
-        if self._client is None:
+        if self.state.client is None:
             raise RuntimeError(f"{type(self).__name__}.client is only there during a client task")
-        return self._client
+        return self.state.client
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return the optimizer of local training, over everything trainable."""
@@ -160,20 +159,19 @@ class Method(LightningModule):
 
     def fit(self, client: Client) -> LocalUpdate:
         """Train on the client's data and return the local weights."""
-        optimizer = self.start_optimizer(client)
-        for epoch in range(client.train.local_epochs):
-            for group in optimizer.param_groups:
-                group["lr"] = client.train.lr * client.lr_factor(epoch)
-            for index, batch in enumerate(self.batches(client, epoch)):
-                with client.fabric.autocast():
-                    loss = self.training_step(batch, index)
-                optimizer.zero_grad()
-                client.fabric.backward(loss)
-                self.on_before_optimizer_step(optimizer)
-                optimizer.step()
-                client.log("loss", loss.detach(), len(batch[1]))
-        self.keep_optimizer(client, optimizer)
-        return LocalUpdate(self.federated_weights())
+        with self.state.optimizer(client) as optimizer:
+            for epoch in range(client.train.local_epochs):
+                for group in optimizer.param_groups:
+                    group["lr"] = client.train.lr * client.lr_factor(epoch)
+                for index, batch in enumerate(self.batches(client, epoch)):
+                    with client.fabric.autocast():
+                        loss = self.training_step(batch, index)
+                    optimizer.zero_grad()
+                    client.fabric.backward(loss)
+                    self.on_before_optimizer_step(optimizer)
+                    optimizer.step()
+                    client.log("loss", loss.detach(), len(batch[1]))
+        return LocalUpdate(self.state.federated_weights())
 
     def styled(self, client: Client) -> Tensor | None:  # noqa: ARG002 - for methods with a style
         """Return ``client.broadcast["images"]``, (B, 3, H, W), as training here would restyle them.
@@ -193,7 +191,7 @@ class Method(LightningModule):
 
     def aggregate(self, server: Server, updates: Iterable[Reply[LocalUpdate]]) -> Weights:
         """Return the new global weights from the cohort's updates, given in client order."""
-        mean = streaming_mean(_shared(server, updates))
+        mean = streaming_mean(server.with_shares(updates))
         return server_step(server.weights, mean, server.federation.server_lr, self.trainable)
 
     def global_model(self, server: Server) -> Weights:
@@ -202,73 +200,3 @@ class Method(LightningModule):
         What is left out, such as private state, is as it was before round 1.
         """
         return server.weights
-
-    # ------------------------------------------- for the worker, rarely for plugins
-
-    def bind(self) -> None:
-        """Look up the state's tensors by name; needed again when buffers have moved."""
-        self._state: dict[str, Tensor] = dict(self.state_dict(keep_vars=True))
-        out = self.private + self.constant
-        self.federated = [name for name in self._state if not name.startswith(out)]
-        self.trainable = [name for name in self.federated if self._state[name].requires_grad]
-
-    def federated_weights(self) -> Weights:
-        """Return copies of the federated state, on its device."""
-        return {name: self._state[name].detach().clone() for name in self.federated}
-
-    def private_weights(self) -> Weights:
-        """Return copies of the state that stays with the client."""
-        names = [name for name in self._state if name.startswith(self.private)]
-        return {name: self._state[name].detach().clone() for name in names}
-
-    @torch.no_grad()
-    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Write ``weights`` into this module in place; no parameter is replaced."""
-        if weights:
-            targets = [self._state[name] for name in weights]
-            torch._foreach_copy_(targets, list(weights.values()))
-
-    def start_optimizer(self, client: Client) -> torch.optim.Optimizer:
-        """Return the optimizer as this task starts with it: fresh, or as the client left it.
-
-        One object serves all tasks: to build one costs more than a step of a small model.
-        """
-        if self._optimizer is None:
-            self._optimizer = self.configure_optimizers()
-        self._optimizer.state.clear()
-        parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
-        for index, state in client.memory.get("optimizer", {}).items():
-            parameter = parameters[int(index)]
-            self._optimizer.state[parameter] = {
-                # a fused kernel walks memory, so that moments must lie as their parameter does
-                key: torch.empty_like(parameter).copy_(value)
-                if value.shape == parameter.shape
-                else value.to(parameter.device, copy=True)
-                for key, value in state.items()
-            }
-        return self._optimizer
-
-    def keep_optimizer(self, client: Client, optimizer: torch.optim.Optimizer) -> None:
-        """Put the optimizer's state into the client's memory where the settings say so."""
-        if client.train.optimizer_state == "persist":
-            state: Payload = {
-                str(index): dict(entry) for index, entry in optimizer.state_dict()["state"].items()
-            }
-            client.memory["optimizer"] = state
-
-    @contextmanager
-    def serving(self, client: Client) -> Iterator[None]:
-        """Make ``client`` the current client for a block."""
-        self._client = client
-        try:
-            yield
-        finally:
-            self._client = None
-
-
-def _shared(
-    server: Server, updates: Iterable[Reply[LocalUpdate]]
-) -> Iterator[tuple[Weights, float]]:
-    for reply in updates:
-        yield reply.value.weights, server.share(reply)
-        del reply  # or it would stay while the next client trains

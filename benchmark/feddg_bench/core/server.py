@@ -10,7 +10,16 @@ from typing import Any, Protocol, TypeVar
 
 from feddg_bench.common.errors import PluginError
 from feddg_bench.config.schema import FederationSettings
-from feddg_bench.core.messages import Payload, Reply, Task, Weights, content, nbytes, nonfinite
+from feddg_bench.core.messages import (
+    LocalUpdate,
+    Payload,
+    Reply,
+    Task,
+    Weights,
+    content,
+    nbytes,
+    nonfinite,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -157,8 +166,9 @@ class Server:
     ) -> Iterator[Reply[T]]:
         """Run a client-half function on the cohort and yield replies in client order.
 
-        Tasks are fixed at the call, work happens as replies are taken, so a streaming mean keeps
-        one reply alive. A reply that holds NaN or infinity is dropped and logged.
+        Tasks are fixed at the call, work happens as replies are taken: with `streaming_mean`,
+        `fold` or ``map`` one reply is alive at a time. A reply that holds NaN or infinity is
+        dropped and logged.
 
         Args:
             call: Bound method of the plugin, such as ``self.fit``. Only its name travels.
@@ -245,6 +255,14 @@ class Server:
     def share(self, reply: Reply[Any]) -> float:
         """Return a reply's share in a mean, not normalised: its image count, or 1 if uniform."""
         return 1.0 if self.federation.weighting == "uniform" else float(reply.num_examples)
+
+    def with_shares(self, updates: Iterable[Reply[LocalUpdate]]) -> Iterator[tuple[Weights, float]]:
+        """Yield each update's weights with its `share`, and hold on to none."""
+
+        def pair(reply: Reply[LocalUpdate]) -> tuple[Weights, float]:
+            return reply.value.weights, self.share(reply)
+
+        return map(pair, updates)
 
     # ------------------------------------------------------------------- checkpoints
 

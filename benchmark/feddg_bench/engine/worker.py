@@ -73,7 +73,7 @@ class Worker:
         self.method.to(self.device)
         if self.settings.train.channels_last:
             self.method.to(memory_format=torch.channels_last)
-        self.method.bind()
+        self.method.state.bind()
         self.bank = ImageBank(spec.federation, self.device)
         self.data = {
             name: ClientImages(self.bank, index, self.settings.augment, self.settings.train)
@@ -86,7 +86,7 @@ class Worker:
         self.domain_ids = {
             name: torch.from_numpy(spec.federation.domains_of(name)) for name in self.data
         }
-        self._initial_private = self.method.private_weights()
+        self._initial_private = self.method.state.private_weights()
 
     def run(self, task: Task) -> Reply[Any]:
         """Load the global weights, do what the task asks, and forget."""
@@ -108,17 +108,17 @@ class Worker:
             validation=self.validation.get(task.client),
         )
         self.method.train()
-        self.method.load_weights(memory.pop("private state", self._initial_private))
-        self.method.load_weights(task.weights)
+        self.method.state.load(memory.pop("private state", self._initial_private))
+        self.method.state.load(task.weights)
         copied = time.perf_counter()
         stream = (task.call, task.round, task.client)
         with (
             torch_stream(settings.seed, *stream, device=self.device),
-            self.method.serving(client),
+            self.method.state.serving(client),
         ):
             value = getattr(self.method, task.call)(client)
         if self._initial_private:
-            memory["private state"] = self.method.private_weights()
+            memory["private state"] = self.method.state.private_weights()
         metrics = client.metrics()
         seconds = {"copy": copied - start, "work": time.perf_counter() - copied}
         return Reply(task.client, len(data), value, metrics, memory, seconds)
@@ -131,8 +131,8 @@ class Worker:
             Predictions (n,), class ids or numbers, and the summed loss.
         """
         task = TASKS[self.spec.federation.task]
-        self.method.load_weights(self._initial_private)
-        self.method.load_weights(weights)
+        self.method.state.load(self._initial_private)
+        self.method.state.load(weights)
         self.method.eval()
         predictions = []
         loss = torch.zeros((), dtype=torch.float64, device=self.device)

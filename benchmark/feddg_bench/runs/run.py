@@ -308,7 +308,7 @@ def open_server(
     executor.start(WorkerSpec(settings, federation, device, resources.threads), method)
     home = device if executor.workers == 1 else "cpu"  # other processes send to the CPU
     server = Server(
-        {name: tensor.to(home) for name, tensor in method.federated_weights().items()},
+        {name: tensor.to(home) for name, tensor in method.state.federated_weights().items()},
         tuple(federation.clients),
         executor,
         seed=settings.seed,

@@ -154,7 +154,7 @@ def start_toy_run(
     method = method or build_method(settings, federation, found)
     executor.start(WorkerSpec(settings, federation, plugin=found), method)
     server = Server(
-        method.federated_weights(),
+        method.state.federated_weights(),
         tuple(federation.clients),
         executor,
         seed=settings.seed,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import tempfile
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Self
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from feddg_bench.common.errors import FeddgError
-from feddg_bench.core.aggregation import server_step, streaming_mean
+from feddg_bench.core.aggregation import RunningMean, fold, server_step, streaming_mean
 from feddg_bench.core.messages import LocalUpdate, Reply, Weights
 from feddg_bench.core.server import Server
 
@@ -76,14 +76,16 @@ def combine_updates(
     Raises:
         FeddgError: If the disk has no room for the updates; see `UpdateStore`.
     """
-    others = RunningMean(server, names)
-    shares = []
+    others = RunningMean()
+    shares: list[float] = []
+
+    def add(reply: Reply[LocalUpdate]) -> None:
+        store.add(reply.value.weights)
+        others.add(_without(reply.value.weights, names), server.share(reply))
+        shares.append(share(reply))
+
     with UpdateStore(server.weights, names) as store:
-        for reply in updates:
-            store.add(reply.value.weights)
-            others.add(reply)
-            shares.append(share(reply))
-            del reply  # or it would stay while the next client trains
+        fold(updates, add)
         p = torch.tensor(shares, dtype=torch.float64)
         p /= p.sum()
         new = store.step(
@@ -108,43 +110,20 @@ def average_updates(
         names: Trainable parameters; all else takes the mean by the server's shares.
         share: Shares of the trainable parameters.
     """
-    others = RunningMean(server, names)
+    others = RunningMean()
 
-    def trained() -> Iterator[tuple[Weights, float]]:
-        for reply in updates:
-            others.add(reply)
-            yield {name: reply.value.weights[name] for name in names}, share(reply)
-            del reply
+    def trained(reply: Reply[LocalUpdate]) -> tuple[Weights, float]:
+        others.add(_without(reply.value.weights, names), server.share(reply))
+        return {name: reply.value.weights[name] for name in names}, share(reply)
 
-    mean = streaming_mean(trained()) | others.mean
+    mean = streaming_mean(map(trained, updates)) | others.mean
     new = {name: mean[name] for name in server.weights}
     return server_step(server.weights, new, server.federation.server_lr, names)
 
 
-class RunningMean:
-    """The convex mean, so far, of what clients send besides trainable parameters.
-
-    Attributes:
-        mean: `streaming_mean` of the replies added, by the server's shares.
-
-    Args:
-        server: Says the shares.
-        without: Names to leave out.
-    """
-
-    def __init__(self, server: Server, without: Container[str]) -> None:
-        self._server = server
-        self._names = [name for name in server.weights if name not in without]
-        self._total = 0.0
-        self.mean: Weights = {}
-
-    def add(self, reply: Reply[LocalUpdate]) -> None:
-        """Move the mean towards a client's state."""
-        if self._names:
-            share = self._server.share(reply)
-            state = {name: reply.value.weights[name] for name in self._names}
-            self.mean = streaming_mean([(self.mean, self._total), (state, share)])
-            self._total += share
+def _without(weights: Weights, names: Sequence[str]) -> Weights:
+    left_out = set(names)
+    return {name: tensor for name, tensor in weights.items() if name not in left_out}
 
 
 # ------------------------------------------------------------------------------- the updates

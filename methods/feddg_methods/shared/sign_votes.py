@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from feddg_bench.core.aggregation import watched
 from feddg_bench.core.messages import LocalUpdate, Reply
 from feddg_bench.core.server import Server
 from feddg_methods.shared.round_updates import Share, one_each
@@ -65,10 +66,7 @@ class SignVotes:
             replies: Replies to ``fit``, read once.
             share: How many votes a client has, a whole number.
         """
-        for reply in replies:
-            self.add(reply.value.weights, int(share(reply)))
-            yield reply
-            del reply  # or it would stay while the next client trains
+        return watched(replies, lambda r: self.add(r.value.weights, int(share(r))))
 
     def add(self, weights: Mapping[str, Tensor], votes: int = 1) -> None:
         """Count one client's model."""

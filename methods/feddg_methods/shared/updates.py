@@ -618,19 +618,18 @@ def signed_mean(
     gained = lost = 0.0
     taken: Weights = {}
 
-    def convex() -> Iterator[tuple[Mapping[str, Tensor], float]]:
+    def convex(pair: tuple[Mapping[str, Tensor], float]) -> tuple[Mapping[str, Tensor], float]:
         nonlocal gained, lost
-        for state, weight in states:
-            if weight < 0:
-                lost -= weight
-                for name in names:
-                    part = -weight * state[name]
-                    taken[name] = taken[name] + part if name in taken else part
-            gained += max(weight, 0.0)
-            yield state, max(weight, LAST_RESORT)
-            del state  # or it would stay while the next client trains
+        state, weight = pair
+        if weight < 0:
+            lost -= weight
+            for name in names:
+                part = -weight * state[name]
+                taken[name] = taken[name] + part if name in taken else part
+        gained += max(weight, 0.0)
+        return state, max(weight, LAST_RESORT)
 
-    mean = streaming_mean(convex())
+    mean = streaming_mean(map(convex, states))
     if gained > lost:
         for name, sum_taken in taken.items():
             mean[name] = (gained * mean[name] - sum_taken) / (gained - lost)

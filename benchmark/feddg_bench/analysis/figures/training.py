@@ -113,10 +113,10 @@ class Trained:
 
     def load(self, weights: Weights, client: str | None = None) -> Method:
         """Return the module in evaluation mode with the weights, and with a client's own state."""
-        self.method.load_weights(self.private)
+        self.method.state.load(self.private)
         if client is not None:
-            self.method.load_weights(self.memories.get(client, {}).get("private state", {}))
-        self.method.load_weights(weights)
+            self.method.state.load(self.memories.get(client, {}).get("private state", {}))
+        self.method.state.load(weights)
         return self.method.eval()
 
     @property
@@ -159,7 +159,7 @@ def train(
         store = ResultsStore(Path(scratch))
         federation, record = open_federation(plan, data, store, report.decoding)
     method, server = open_server(plan, federation, recording, resources)
-    private = method.private_weights()
+    private = method.state.private_weights()
     trained = Trained(plan, federation, data.dataset.classes, method, recording.spec, private)
     report.begin(plan, None, record)
     for result in federate(

@@ -1,0 +1,101 @@
+"""What a worker does with a method's module: weights in and out, an optimizer, a client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from feddg_bench.core.client import Client
+from feddg_bench.core.messages import Weights
+
+if TYPE_CHECKING:
+    from feddg_bench.core.method import Method
+
+
+class ModuleState:
+    """A method's tensors by name: which of them travel, and which stay with the client.
+
+    Attributes:
+        tensors: All of the module's state, as it lies in the module.
+        federated: Names of what travels between server and clients.
+        trainable: Those of them that take gradients.
+        private: Names of what stays with each client.
+        client: Whose task is running; ``None`` outside a task.
+
+    Args:
+        module: The method.
+        private: Name prefixes of state that stays with each client.
+        constant: Name prefixes of state that is the same everywhere and never changes.
+    """
+
+    def __init__(
+        self, module: Method, *, private: tuple[str, ...], constant: tuple[str, ...]
+    ) -> None:
+        self.client: Client | None = None
+        self._module = module
+        self._optimizer: torch.optim.Optimizer | None = None
+        self.bind()
+        self.federated = [n for n in self.tensors if not n.startswith(private + constant)]
+        self.trainable = [n for n in self.federated if self.tensors[n].requires_grad]
+        self.private = [n for n in self.tensors if n.startswith(private)]
+
+    def bind(self) -> None:
+        """Look up the tensors by name; needed again where the module's have moved."""
+        self.tensors: dict[str, Tensor] = dict(self._module.state_dict(keep_vars=True))
+
+    def federated_weights(self) -> Weights:
+        """Return copies of what travels, on its device."""
+        return self._copies(self.federated)
+
+    def private_weights(self) -> Weights:
+        """Return copies of what stays with the client."""
+        return self._copies(self.private)
+
+    def _copies(self, names: Iterable[str]) -> Weights:
+        return {name: self.tensors[name].detach().clone() for name in names}
+
+    @torch.no_grad()
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Write ``weights`` into the module in place; no parameter is replaced."""
+        if weights:
+            targets = [self.tensors[name] for name in weights]
+            torch._foreach_copy_(targets, list(weights.values()))
+
+    @contextmanager
+    def serving(self, client: Client) -> Iterator[None]:
+        """Make ``client`` the current client for a block."""
+        self.client = client
+        try:
+            yield
+        finally:
+            self.client = None
+
+    @contextmanager
+    def optimizer(self, client: Client) -> Iterator[torch.optim.Optimizer]:
+        """Give the optimizer of one task: fresh, or as the client left it where settings say so.
+
+        One object serves all tasks: to build one costs more than a step of a small model.
+        """
+        if self._optimizer is None:
+            self._optimizer = self._module.configure_optimizers()
+        optimizer = self._optimizer
+        optimizer.state.clear()
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        for index, entry in client.memory.get("optimizer", {}).items():
+            parameter = parameters[int(index)]
+            optimizer.state[parameter] = {
+                # a fused kernel walks memory, so that moments must lie as their parameter does
+                key: torch.empty_like(parameter).copy_(value)
+                if value.shape == parameter.shape
+                else value.to(parameter.device, copy=True)
+                for key, value in entry.items()
+            }
+        yield optimizer
+        if client.train.optimizer_state == "persist":
+            client.memory["optimizer"] = {
+                str(index): dict(entry) for index, entry in optimizer.state_dict()["state"].items()
+            }
