@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from itertools import pairwise
 
 import pytest
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 
 from feddg_bench.core.aggregation import weighted_mean
 from feddg_bench.core.messages import Task, encode
-from feddg_bench.engine.executors import ProcessExecutor
+from feddg_bench.engine.executors import ProcessExecutor, SerialExecutor
 from feddg_bench.plugins import names
 from feddg_bench.testing import CONTRACT, Subject
 from feddg_methods.fedavg import FedAvg
@@ -59,6 +60,36 @@ def numbers(results):
 @pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__)
 def test_contract(check, name, layer):
     check(Subject(name, layer))
+
+
+# ------------------------------------------------------------------------ one reply at a time
+
+
+class Counting(SerialExecutor):
+    """Counts the models from clients that are alive when the next client begins to train."""
+
+    def start(self, spec, method):
+        super().start(spec, method)
+        self.sent, self.most = [], 0
+
+    def run(self, tasks):
+        return map(self.count, tasks)
+
+    def count(self, task):
+        self.most = max(self.most, sum(ref() is not None for ref in self.sent))
+        reply = self.worker.run(task)
+        if task.call == "fit":
+            self.sent.append(weakref.ref(next(iter(reply.value.weights.values()))))
+        return reply
+
+
+@pytest.mark.parametrize("name", names("method"))
+def test_no_model_of_a_client_is_held_while_the_next_one_trains(start_run, name):
+    everyone = {"federation": {"per_round": None}}
+    run = start_run(name, everyone, no_file(name), executor=Counting())
+    run.rounds(1)
+    assert len(run.executor.sent) == len(run.server.clients)
+    assert run.executor.most == 0
 
 
 # ------------------------------------------------------------------- what a client remembers
