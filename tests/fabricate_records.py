@@ -1,6 +1,6 @@
 """Run records with made-up numbers, in the form in which the suite writes them.
 
-``python tests/fabricate_records.py DIR COUNT [ROUNDS]`` fills a results folder; `record` and
+``python -m tests.fabricate_records DIR COUNT [ROUNDS]`` fills a results folder; `record` and
 `save` are the same for tests.
 """
 
@@ -12,17 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from feddg_bench.config.keys import canonical_settings, run_key
-from feddg_bench.config.schema import RunSettings
-from feddg_bench.records.record import ResultsStore, RunRecord, ScenarioRecord
+from feddg_bench.records.record import ResultsStore, RunRecord
+from tests import helpers
+from tests.helpers import entry, make_record
 
 SCENARIOS = {
-    ("digits4", "ltdo"): {
-        "ip-o-c": (("ink", "poster"), "outline", "chalk"),
-        "oc-i-p": (("outline", "chalk"), "ink", "poster"),
-        "ic-p-o": (("ink", "chalk"), "poster", "outline"),
-        "po-c-i": (("poster", "outline"), "chalk", "ink"),
-    },
+    ("digits4", "ltdo"): helpers.SCENARIOS,
     ("digits4", "lodo"): {
         "ipo-c": (("ink", "poster", "outline"), None, "chalk"),
         "ioc-p": (("ink", "outline", "chalk"), None, "poster"),
@@ -33,6 +28,14 @@ SCENARIOS = {
     },
 }
 IMAGES = 449
+ENVIRONMENT = {
+    "versions": {"python": "3.11.7", "torch": "2.15.0"},
+    "system": "Linux x86_64",
+    "device": "cpu",
+    "threads": 1,
+    "workers": 2,
+    "commit": "0123456789ab",
+}
 METHODS = ("fedavg", "pardon", "fedprox", "ccst", "moon")
 
 
@@ -69,11 +72,22 @@ def record(
         entries: Round -> keys of its entry to replace.
         environment: Instead of a usual one.
     """
-    train, val, test = domains or SCENARIOS[dataset, protocol][scenario]
+    train, val, test = where = domains or SCENARIOS[dataset, protocol][scenario]
     names = {"method": method, "dataset": dataset, "protocol": protocol, "scenario": scenario}
-    canonical = canonical_settings(RunSettings(**names, seed=seed, **(settings or {})))
-    key = run_key(canonical, 1)
-    rng = np.random.default_rng([int(key[:8], 16), seed])
+    made = make_record(
+        {**names, "seed": seed, **(settings or {})},
+        domains=where,
+        recipe=recipe,
+        partition={"hash": "p", "clients": 20, "sizes": [1, 1, 1]},
+        environment=environment or ENVIRONMENT,
+        time={
+            "started": "2026-01-01T00:00:00+00:00",
+            "finished": "2026-01-01T00:01:00+00:00",
+            "seconds": 60.5,
+            "peak_memory_mib": 1000.25,
+        },
+    )
+    rng = np.random.default_rng([int(made.key[:8], 16), seed])
     held = {"id_val": train, "id_test": train, "val": (val,) if val else (), "test": (test,)}
     listed = []
     for number in range(1, rounds + 1):
@@ -88,51 +102,12 @@ def record(
                     }
                     for domain in names_
                 }
-        entry = {
-            "round": number,
-            "cohort": ["client_000", "client_001"],
-            "skipped": False,
-            "train": {"loss": float(rng.random())},
-            "evaluation": evaluation if number % every == 0 or number == rounds else None,
-            "bytes": {"up": 2_000_000, "down": 1_000_000},
-            "dropped": [],
-            "seconds": {"training": 3.0, "aggregation": 0.25, "communication": 0.01},
-        }
-        listed.append(entry | (entries or {}).get(number, {}))
-    return RunRecord(
-        key=key,
-        method=method,
-        method_version=1,
-        dataset=dataset,
-        protocol=protocol,
-        scenario=ScenarioRecord(name=scenario, train=train, val=val, test=test),
-        seed=seed,
-        recipe=recipe,
-        settings=canonical,
-        data={"fingerprint": "f" * 32, "images": {}},
-        partition={"hash": "p", "clients": 20, "sizes": [1, 1, 1]},
-        once={
-            "bytes": {"up": 5000, "down": 0},
-            "dropped": [],
-            "seconds": {"training": 1.5, "aggregation": 0.5},
-        },
-        rounds=listed,
-        environment=environment
-        or {
-            "versions": {"python": "3.11.7", "torch": "2.15.0"},
-            "system": "Linux x86_64",
-            "device": "cpu",
-            "threads": 1,
-            "workers": 2,
-            "commit": "0123456789ab",
-        },
-        time={
-            "started": "2026-01-01T00:00:00+00:00",
-            "finished": "2026-01-01T00:01:00+00:00",
-            "seconds": 60.5,
-            "peak_memory_mib": 1000.25,
-        },
-    )
+        shown = evaluation if number % every == 0 or number == rounds else None
+        seconds = {"training": 3.0, "aggregation": 0.25, "communication": 0.01}
+        train_loss = float(rng.random())
+        one = entry(number, shown, train={"loss": train_loss}, seconds=seconds)
+        listed.append(one | (entries or {}).get(number, {}))
+    return made.model_copy(update={"rounds": listed})
 
 
 def _hits(rng: np.random.Generator, done: float, *, better: bool) -> int:

@@ -8,7 +8,10 @@ from typing import Any
 import torch
 from torch.testing import assert_close
 
+from feddg_bench.config.keys import canonical_settings, run_key
+from feddg_bench.config.schema import RunSettings
 from feddg_bench.plugins import load_method
+from feddg_bench.records.record import RunRecord, ScenarioRecord
 
 bitwise = partial(assert_close, rtol=0, atol=0)
 """Equal tensors, or trees of them, bit for bit."""
@@ -50,3 +53,68 @@ def no_file(name: str) -> dict[str, Any]:
 
 pixel = partial(hyper, style="pixel")
 """A layer of a method's own settings, with styles of raw pixels, which need no weights."""
+
+SCENARIOS = {
+    "ip-o-c": (("ink", "poster"), "outline", "chalk"),
+    "oc-i-p": (("outline", "chalk"), "ink", "poster"),
+    "ic-p-o": (("ink", "chalk"), "poster", "outline"),
+    "po-c-i": (("poster", "outline"), "chalk", "ink"),
+}
+"""Scenarios of digits4 under LTDO: training domains, validation domain, test domain."""
+
+
+def measured(accuracy: float, *domains: str, images: int = 10) -> dict[str, dict[str, float]]:
+    """Return a split of an evaluation: the same accuracy on every domain."""
+    return {d: {"accuracy": accuracy, "loss": 1.0, "images": images} for d in domains}
+
+
+def entry(number: int, evaluation: dict[str, Any] | None, **changes: Any) -> dict[str, Any]:
+    """Return what a record holds of one round; changes win."""
+    return {
+        "round": number,
+        "cohort": ["client_0", "client_1"],
+        "skipped": False,
+        "train": {"loss": 0.5},
+        "evaluation": evaluation,
+        "bytes": {"up": 2_000_000, "down": 1_000_000},
+        "dropped": [],
+        "seconds": {"training": 3.0, "aggregation": 0.25},
+        **changes,
+    }
+
+
+def make_record(
+    layer: dict[str, Any] | None = None,
+    *,
+    domains: tuple[tuple[str, ...], str | None, str] | None = None,
+    **fields: Any,
+) -> RunRecord:
+    """Return a record of which key, names and settings agree.
+
+    Args:
+        layer: Settings, names included, that are not FedAvg's on digits4, ``ip-o-c``.
+        domains: Training domains, validation domain, test domain, if not of `SCENARIOS`.
+        fields: Of the record; they win.
+    """
+    names = {"method": "fedavg", "dataset": "digits4", "protocol": "ltdo", "scenario": "ip-o-c"}
+    settings = RunSettings.model_validate({**names, **(layer or {})})
+    canonical = canonical_settings(settings)
+    version = fields.get("method_version", 1)
+    train, val, test = domains or SCENARIOS[settings.scenario]
+    values = {name: getattr(settings, name) for name in ("method", "dataset", "protocol", "seed")}
+    values |= {
+        "key": run_key(canonical, version),
+        "method_version": version,
+        "scenario": ScenarioRecord(name=settings.scenario, train=train, val=val, test=test),
+        "recipe": "quick",
+        "settings": canonical,
+        "data": {"fingerprint": "f" * 32, "images": {}},
+        "partition": {"hash": "p", "clients": 4, "sizes": [1, 1, 1]},
+        "once": {
+            "bytes": {"up": 5000, "down": 0},
+            "dropped": [],
+            "seconds": {"training": 1.5, "aggregation": 0.5},
+        },
+        "rounds": [],
+    }
+    return RunRecord(**{**values, **fields})

@@ -30,20 +30,16 @@ from feddg_bench.analysis.figures.scores import SWEEPS, convergence, leaderboard
 from feddg_bench.analysis.figures.series import Frame, Point, Wanted, frames, groups, select
 from feddg_bench.analysis.figures.training import Recording, wanted_rounds
 from feddg_bench.common.errors import DataError, SettingsError
-from feddg_bench.config.keys import canonical_settings, run_key
-from feddg_bench.config.schema import RunSettings
 from feddg_bench.engine.executors import SerialExecutor
 from feddg_bench.engine.worker import Worker
-from feddg_bench.records.record import ResultsStore, RunRecord, ScenarioRecord
+from feddg_bench.records.record import ResultsStore, RunRecord
 from feddg_bench.records.runs import Run, read_runs
 from feddg_bench.testing import start_toy_run
+from tests.helpers import SCENARIOS, entry, make_record, measured
 
 Add = Callable[..., RunRecord]
+PAIR = ("oc-i-p", "ic-p-o")
 EVERYTHING = Wanted()
-SCENARIOS = {
-    "oc-i-p": (("outline", "chalk"), "ink", "poster"),
-    "ic-p-o": (("ink", "chalk"), "poster", "outline"),
-}
 
 
 @pytest.fixture
@@ -61,43 +57,28 @@ def add(tmp_path: Path) -> Add:
         workers: int = 1,
         **sections: dict[str, Any],
     ) -> RunRecord:
-        train, held, target = SCENARIOS[scenario]
-        layer = {"method": method, "scenario": scenario, "seed": seed, **sections}
-        canonical = canonical_settings(RunSettings(**layer))
+        _, held, target = SCENARIOS[scenario]
 
-        def entry(number: int) -> dict[str, Any]:
-            evaluation = None
-            if number % 10 == 0:
-                value = test[number // 10 - 1]
-                evaluation = {
-                    "val": {held: {"accuracy": value / 2, "loss": 1.0, "images": 10}},
-                    "test": {target: {"accuracy": value, "loss": 1.0, "images": 10}},
-                }
-            return {
-                "round": number,
-                "cohort": ["a", "b"],
-                "skipped": False,
-                "train": {},
-                "evaluation": evaluation,
-                "bytes": {"up": 1, "down": 1},
-                "dropped": [],
-                "seconds": seconds or {"training": 1.0},
-            }
+        def measure(number: int) -> dict[str, Any] | None:
+            if number % 10:
+                return None
+            value = test[number // 10 - 1]
+            return {"val": measured(value / 2, held), "test": measured(value, target)}
 
-        record = RunRecord(
-            key=run_key(canonical, 1),
-            method=method,
-            method_version=1,
-            dataset="digits4",
-            protocol="ltdo",
-            scenario=ScenarioRecord(name=scenario, train=train, val=held, test=target),
-            seed=seed,
+        record = make_record(
+            {"method": method, "scenario": scenario, "seed": seed, **sections},
             recipe="mine",
-            settings=canonical,
-            data={"fingerprint": "f" * 32, "images": {}},
-            partition={"hash": "p", "clients": 4, "sizes": [1, 1, 1]},
             once={"seconds": {"training": once}},
-            rounds=[entry(n + 1) for n in range(10 * len(test))],
+            rounds=[
+                entry(
+                    number,
+                    measure(number),
+                    train={},
+                    bytes={"up": 1, "down": 1},
+                    seconds=seconds or {"training": 1.0},
+                )
+                for number in range(1, 10 * len(test) + 1)
+            ],
             environment={"device": "cpu", "workers": workers, "threads": 1},
         )
         ResultsStore(tmp_path).save(record)
@@ -157,7 +138,7 @@ def test_a_seed_that_lacks_a_scenario_does_not_count(add: Add, tmp_path: Path) -
 @pytest.mark.usefixtures("drawing")
 def test_a_method_that_lacks_scenarios_is_left_out_by_name(add: Add, tmp_path: Path) -> None:
     for method in ("fedavg", "moon"):
-        for scenario in SCENARIOS:
+        for scenario in PAIR:
             add(method, scenario=scenario)
     add("fedprox", test=(0.9,), scenario="ic-p-o")
     picture = convergence(only_frame(tmp_path), EVERYTHING, "test")

@@ -14,13 +14,12 @@ from feddg_bench.common.files import write_whole
 from feddg_bench.core.messages import encode
 from feddg_bench.records.record import (
     ResultsStore,
-    RunRecord,
-    ScenarioRecord,
     mean_and_std,
     read_record,
     split_metric,
 )
 from feddg_bench.runs.checkpoints import load_checkpoint, save_checkpoint
+from tests import helpers
 
 
 def evaluation(accuracy):
@@ -41,22 +40,14 @@ def make_record(key="0123456789abcdef", **changes):
     ]
     values = {
         "key": key,
-        "method": "fedavg",
-        "method_version": 1,
-        "dataset": "pacs",
-        "protocol": "ltdo",
-        "scenario": ScenarioRecord(name="ac-p-s", train=("a", "c"), val="photo", test="sketch"),
-        "seed": 0,
         "recipe": "quick \N{LATIN SMALL LETTER E WITH ACUTE}",
         "settings": {"train": {"lr": 3e-5}},
-        "data": {"fingerprint": "f"},
-        "partition": {"hash": "h", "sizes": [1, 2, 3]},
         "once": {"bytes": {"up": 96, "down": 0}, "seconds": {"training": 0.5}},
         "rounds": rounds,
         "environment": {"torch": "2"},
         "time": {"seconds": 3.3},
     }
-    return RunRecord(**{**values, **changes})
+    return helpers.make_record(**{**values, **changes})
 
 
 # ----------------------------------------------------------------------------- whole files

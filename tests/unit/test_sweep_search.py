@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from feddg_bench.common.errors import DataError, SettingsError
-from feddg_bench.records.record import ResultsStore, RunRecord, ScenarioRecord
+from feddg_bench.records.record import ResultsStore, RunRecord
 from feddg_bench.sweeps.claims import Claims
 from feddg_bench.sweeps.definition import Sweep, load_sweep
 from feddg_bench.sweeps.failures import Failures
 from feddg_bench.sweeps.jobs import Datasets
 from feddg_bench.sweeps.objective import Objective
 from feddg_bench.sweeps.search import BayesSearch, mean_objective, open_search
+from tests.helpers import entry, make_record, measured
 
 pytest.importorskip("optuna")
 
@@ -35,31 +36,15 @@ parameters:
 
 def record(key: str, accuracy: float) -> RunRecord:
     """Return a record whose validation says ``accuracy`` and whose test says the opposite."""
-    entry = {
-        "round": 1,
-        "evaluation": {
-            "val": {"a": {"accuracy": accuracy, "loss": 2.0, "images": 30}},
-            "id_val": {
-                "b": {"accuracy": 1.0, "loss": 1.0, "images": 10},
-                "c": {"accuracy": 0.0, "loss": 3.0, "images": 30},
-            },
-            "test": {"d": {"accuracy": 1 - accuracy, "loss": 9.0, "images": 30}},
-        },
+    evaluation = {
+        "val": measured(accuracy, "a", images=30),
+        "id_val": measured(1.0, "b") | measured(0.0, "c", images=30),
+        "test": measured(1 - accuracy, "d", images=30),
     }
-    return RunRecord(
-        key=key,
-        method="fedavg",
-        method_version=1,
-        dataset="digits4",
-        protocol="ltdo",
-        scenario=ScenarioRecord(name="ip-o-c", train=("i", "p"), val="o", test="c"),
-        seed=0,
-        recipe="quick",
-        settings={},
-        data={},
-        partition={},
-        rounds=[entry],
-    )
+    for split, loss in (("val", {"a": 2.0}), ("id_val", {"c": 3.0}), ("test", {"d": 9.0})):
+        for domain, value in loss.items():
+            evaluation[split][domain]["loss"] = value
+    return make_record(key=key, rounds=[entry(1, evaluation)])
 
 
 @pytest.fixture

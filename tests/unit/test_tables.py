@@ -23,20 +23,15 @@ from feddg_bench.analysis.tables.grid import Grid
 from feddg_bench.analysis.tables.html import html
 from feddg_bench.analysis.tables.writers import csv_text, latex, latex_document, markdown
 from feddg_bench.common.errors import DataError, SettingsError
-from feddg_bench.config.keys import canonical_settings, run_key
-from feddg_bench.config.schema import RunSettings
 from feddg_bench.records.published import published_number, wrong_averages
-from feddg_bench.records.record import ResultsStore, RunRecord, ScenarioRecord
+from feddg_bench.records.record import ResultsStore, RunRecord
 from feddg_bench.records.rules import RULES, Rule
 from feddg_bench.records.runs import Run, read_runs
 from feddg_bench.records.statistics import average_ranks, best_rows, compare, paired_p_value
-
-SCENARIOS = {
-    "oc-i-p": (("outline", "chalk"), "ink", "poster"),
-    "ic-p-o": (("ink", "chalk"), "poster", "outline"),
-}
+from tests.helpers import SCENARIOS, entry, make_record, measured
 
 Add = Callable[..., RunRecord]
+PAIR = ("oc-i-p", "ic-p-o")
 
 
 @pytest.fixture
@@ -58,49 +53,30 @@ def add(tmp_path: Path) -> Add:
         **settings: Any,
     ) -> RunRecord:
         train, held, target = SCENARIOS[scenario]
-        hyper = settings.pop("hyper", {})
-        layer: dict[str, Any] = {"method": method, "scenario": scenario, "seed": seed}
+        layer: dict[str, Any] = {"hyper": settings.pop("hyper", {})}
         for key, value in settings.items():
             section, _, name = key.partition("__")
             layer.setdefault(section, {})[name] = value
-        canonical = canonical_settings(RunSettings(**layer, hyper=hyper))
-        rounds = []
-        for number, accuracy in enumerate(test):
-
-            def one(value: float, domains: tuple[str, ...]) -> dict[str, dict[str, float]]:
-                return {d: {"accuracy": value, "loss": 1.0, "images": 10} for d in domains}
-
-            rounds.append(
-                {
-                    "round": number + 1,
-                    "cohort": ["a", "b"],
-                    "skipped": False,
-                    "train": {},
-                    "evaluation": {
-                        "id_val": one((id_val or test)[number], train),
-                        "val": one((val or test)[number], (held,)),
-                        "test": one(accuracy, (target,)),
-                    },
-                    "bytes": {"up": 2_000_000, "down": 1_000_000},
-                    "dropped": [],
-                    "seconds": {"training": 3.0, "aggregation": 0.25},
-                }
-            )
-        record = RunRecord(
-            key=run_key(canonical, version),
-            method=method,
+        splits = zip(test, val or test, id_val or test, strict=False)
+        record = make_record(
+            {"method": method, "scenario": scenario, "seed": seed, **layer},
             method_version=version,
-            dataset="digits4",
-            protocol="ltdo",
-            scenario=ScenarioRecord(name=scenario, train=train, val=held, test=target),
-            seed=seed,
             recipe=recipe,
             labels=labels or {},
-            settings=canonical,
             data={"fingerprint": fingerprint, "images": {}},
-            partition={"hash": "p", "clients": 4, "sizes": [1, 1, 1]},
             once={"bytes": {}, "dropped": [], "seconds": {"training": 1.5, "aggregation": 0.5}},
-            rounds=rounds,
+            rounds=[
+                entry(
+                    number,
+                    {
+                        "id_val": measured(on_id_val, *train),
+                        "val": measured(on_val, held),
+                        "test": measured(on_test, target),
+                    },
+                    train={},
+                )
+                for number, (on_test, on_val, on_id_val) in enumerate(splits, 1)
+            ],
         )
         ResultsStore(tmp_path).save(record)
         return record
@@ -249,7 +225,7 @@ def test_mean_deviation_worst_and_comparison(add: Add, tmp_path: Path) -> None:
 
 def test_marks_only_where_a_test_supports_them(add: Add, tmp_path: Path) -> None:
     for seed, base in enumerate((0.4, 0.5, 0.6)):
-        for scenario in SCENARIOS:
+        for scenario in PAIR:
             add("fedavg", scenario, seed, (base,))
             add("fedprox", scenario, seed, (base + 0.1 + seed / 1000,))
             add("pardon", scenario, seed, (base + 0.2 - seed / 1000,))
@@ -285,7 +261,7 @@ def test_a_caption_says_what_decided_who_holds_what(
 
 
 def test_one_seed_marks_nothing(add: Add, tmp_path: Path) -> None:
-    for scenario in SCENARIOS:
+    for scenario in PAIR:
         add("fedavg", scenario, 0, (0.1,))
         add("pardon", scenario, 0, (0.9,))
     grid = generic(tmp_path)
@@ -335,7 +311,7 @@ def test_frames_are_tables_of_their_own_and_pooled_runs_join_them(add: Add, tmp_
 
 
 def test_missing_cells_say_which_command_fills_them(add: Add, tmp_path: Path) -> None:
-    for scenario in SCENARIOS:
+    for scenario in PAIR:
         add("fedavg", scenario, 0)
     add("fedprox", "oc-i-p", 0, hyper={"mu": 0.5})
     add("fedprox", "oc-i-p", 0, hyper={"mu": 1.0})
@@ -353,7 +329,7 @@ def test_missing_cells_say_which_command_fills_them(add: Add, tmp_path: Path) ->
 def test_same_records_same_bytes_in_any_order(add: Add, tmp_path: Path) -> None:
     for method in ("pardon", "fedavg"):
         for seed in (1, 0):
-            for scenario in SCENARIOS:
+            for scenario in PAIR:
                 add(method, scenario, seed, (0.3 + seed / 10,))
     runs = read_runs(tmp_path)
     (one,), (two,) = generic_tables(runs), generic_tables(runs[::-1])
@@ -596,7 +572,7 @@ def test_best_and_second_need_two_seeds_and_a_test() -> None:
 
 
 def test_latex_is_balanced_and_escaped(add: Add, tmp_path: Path) -> None:
-    for scenario in SCENARIOS:
+    for scenario in PAIR:
         add("feddg_ga", scenario, 0)
     text = latex(generic(tmp_path))
     body = "\n".join(line for line in text.splitlines() if not line.startswith("%"))
@@ -643,7 +619,7 @@ def test_markdown_has_as_many_cells_in_every_line(add: Add, tmp_path: Path) -> N
 
 
 def test_runs_of_a_row_are_all_told(add: Add, tmp_path: Path) -> None:
-    keys = {add("fedavg", s, seed).key for s in SCENARIOS for seed in (0, 1)}
+    keys = {add("fedavg", s, seed).key for s in PAIR for seed in (0, 1)}
     grid = generic(tmp_path)
     told = {key.split(":")[1] for part in grid.runs["fedavg"].values() for key in part}
     assert told == keys

@@ -14,10 +14,11 @@ import pytest
 
 from feddg_bench.common.errors import RunInterruptedError, SettingsError
 from feddg_bench.config.schema import Resources
-from feddg_bench.records.record import ResultsStore, RunRecord, ScenarioRecord
+from feddg_bench.records.record import ResultsStore, RunRecord
 from feddg_bench.tracking import tracker as tracking
 from feddg_bench.tracking.tracker import Tracker
 from feddg_bench.tracking.values import metrics, summary
+from tests.helpers import entry, make_record
 
 FAKE = """
 import json, os, time
@@ -83,43 +84,36 @@ def login(prompt, verify):
 """
 
 
-def entry(number: int, val: float, id_val: float, test: float) -> dict[str, Any]:
-    def measured(accuracy: float, images: int) -> dict[str, float]:
-        return {"accuracy": accuracy, "loss": 1 - accuracy, "images": images}
+def a_round(number: int, val: float, id_val: float, test: float) -> dict[str, Any]:
+    def one(domain: str, accuracy: float, images: int) -> dict[str, dict[str, float]]:
+        return {domain: {"accuracy": accuracy, "loss": 1 - accuracy, "images": images}}
 
-    return {
-        "round": number,
-        "cohort": ["client_0"],
-        "skipped": False,
-        "train": {"loss": 2.5},
-        "bytes": {"up": 10, "down": 20},
-        "dropped": [{"client": "client_0", "tensor": "w"}],
-        "seconds": {"training": 0.5, "evaluation": 0.25},
-        "evaluation": {
-            "val": {"o": measured(val, 30)},
-            "id_val": {"i": measured(id_val, 10), "p": measured(0.0, 30)},
-            "test": {"c": measured(test, 30)},
+    return entry(
+        number,
+        {
+            "val": one("o", val, 30),
+            "id_val": one("i", id_val, 10) | one("p", 0.0, 30),
+            "test": one("c", test, 30),
         },
-    }
+        train={"loss": 2.5},
+        bytes={"up": 10, "down": 20},
+        dropped=[{"client": "client_0", "tensor": "w"}],
+        seconds={"training": 0.5, "evaluation": 0.25},
+        cohort=["client_0"],
+    )
 
 
 @pytest.fixture
 def record() -> RunRecord:
     """Return a record of three rounds: best by val is 1, by id_val is 3, on test images 2."""
-    return RunRecord(
+    values = ((1, 0.5, 0.5, 0.1), (2, 0.25, 0.5, 0.9), (3, 0.5, 0.75, 0.2))
+    return make_record(
+        {"seed": 3},
+        domains=(("i", "p"), "o", "c"),
         key="00ff",
-        method="fedavg",
-        method_version=1,
-        dataset="digits4",
-        protocol="ltdo",
-        scenario=ScenarioRecord(name="ip-o-c", train=("i", "p"), val="o", test="c"),
-        seed=3,
-        recipe="quick",
         settings={},
-        data={},
-        partition={},
         once={"seconds": {"aggregation": 0.125}, "bytes": {"up": 1, "down": 2}},
-        rounds=[entry(1, 0.5, 0.5, 0.1), entry(2, 0.25, 0.5, 0.9), entry(3, 0.5, 0.75, 0.2)],
+        rounds=[a_round(*row) for row in values],
     )
 
 
@@ -166,7 +160,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def test_metrics_of_a_round() -> None:
-    assert metrics(entry(1, 0.5, 0.5, 0.25)) == {
+    assert metrics(a_round(1, 0.5, 0.5, 0.25)) == {
         "train/loss": 2.5,
         "seconds/training": 0.5,
         "seconds/evaluation": 0.25,
@@ -190,15 +184,15 @@ def test_metrics_of_a_round() -> None:
         "test/loss": 0.75,
     }
     assert not any(
-        "/accuracy" in name for name in metrics(entry(1, 0, 0, 0) | {"evaluation": None})
+        "/accuracy" in name for name in metrics(a_round(1, 0, 0, 0) | {"evaluation": None})
     )
 
 
 def test_a_loss_that_overflowed_is_left_out() -> None:
-    overflowed = entry(1, 0.5, 0.5, 0.25)
+    overflowed = a_round(1, 0.5, 0.5, 0.25)
     overflowed["evaluation"]["id_val"]["p"]["loss"] = None  # as a record on disk has it
     found = metrics(overflowed)
-    assert set(metrics(entry(1, 0.5, 0.5, 0.25))) - set(found) == {"id_val/p/loss", "id_val/loss"}
+    assert set(metrics(a_round(1, 0.5, 0.5, 0.25))) - set(found) == {"id_val/p/loss", "id_val/loss"}
 
 
 def test_summary_by_selection_rule_never_by_test_images(record: RunRecord) -> None:
