@@ -24,9 +24,9 @@ from feddg_bench.config.schema import BACKBONE_NAMES, BackboneSettings
 from feddg_bench.models.backbones import (
     BACKBONES,
     Backbone,
-    TensorFlowConv2d,
     build_backbone,
     check_image_size,
+    pad_like_tensorflow,
 )
 
 DATA = Path(os.environ.get("FEDDG_TEST_DATA", "absent"))
@@ -237,17 +237,17 @@ def test_normalisation_constants_do_not_travel():
 def test_tensorflow_padding_is_right_and_bottom():
     layer = nn.Conv2d(1, 1, 3, stride=2, padding=1, bias=False)
     nn.init.ones_(layer.weight)
-    padded = TensorFlowConv2d(layer)
+    pad_like_tensorflow(layer)
     image = torch.arange(16.0).view(1, 1, 4, 4)
     # windows rows 0-2 or 2-3, columns 0-2 or 2-3
     expected = torch.tensor([[45.0, 39.0], [66.0, 50.0]])
-    torch.testing.assert_close(padded(image)[0, 0], expected)
-    assert padded.weight is layer.weight
+    torch.testing.assert_close(layer(image)[0, 0], expected)
 
 
 def test_tensorflow_padding_changes_the_function_but_no_name_nor_weight():
     torch_padded, tf_padded = build("mobilenet_v2"), build("mobilenet_v2", padding="tf")
-    assert sum(isinstance(m, TensorFlowConv2d) for m in tf_padded.modules()) == 5
+    strided = [m for m in tf_padded.modules() if getattr(m, "stride", None) == (2, 2)]
+    assert [m.padding for m in strided] == [(0, 0)] * 5
     left, right = torch_padded.state_dict(), tf_padded.state_dict()
     assert list(left) == list(right)
     assert all(torch.equal(left[key], right[key]) for key in left)
@@ -465,6 +465,101 @@ def test_weights_without_pretrained_contradict_each_other(tmp_path):
         build("small_cnn", weights=str(tmp_path / "w.safetensors"))
 
 
+# ------------------------------------------------------------------------------- timm
+
+
+def test_timms_backbones_are_built_by_name():
+    """Against timm itself; its names inside, its normalisation, its width."""
+    timm = pytest.importorskip("timm")
+    with torch_stream(0, "init"):
+        net = timm.create_model("mobilenetv3_small_050", num_classes=0)
+    backbone = build("timm:mobilenetv3_small_050", projection=7)
+    assert list(backbone.net.state_dict()) == list(net.state_dict())
+    assert all(torch.equal(v, net.state_dict()[k]) for k, v in backbone.net.state_dict().items())
+    images = rand_images(2, 48)
+    mean, std = net.pretrained_cfg["mean"], net.pretrained_cfg["std"]
+    normalised = (images - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
+    pooled = net.eval()(normalised)
+    assert pooled.shape == (2, 1024)  # not net.num_features: a hidden layer follows the pooling
+    layer = backbone.projection
+    torch.testing.assert_close(
+        backbone.eval()(images), pooled @ layer.weight.T + layer.bias, rtol=1e-4, atol=1e-5
+    )
+
+
+def test_timms_own_normalisation_is_auto():
+    pytest.importorskip("timm")
+    backbone = build("timm:test_vit")
+    assert backbone.mean.flatten().tolist() == backbone.std.flatten().tolist() == [0.5] * 3
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+def test_timms_weights_come_from_a_file_too(tmp_path, suffix):
+    timm = pytest.importorskip("timm")
+    with torch_stream(3, "weights"):
+        state = timm.create_model("test_resnet", num_classes=11).state_dict()
+    path = tmp_path / f"w{suffix}"
+    save_file(state, path) if suffix == ".safetensors" else torch.save(state, path)
+    loaded = load("timm:test_resnet", path).net.state_dict()
+    assert loaded.keys() == {key for key in state if not key.startswith("fc.")}
+    assert all(torch.equal(loaded[key], state[key]) for key in loaded)
+    del state["conv1.0.weight"]
+    message = refusal("timm:test_resnet", state, tmp_path / "w.safetensors")
+    assert "conv1.0.weight of shape" in message
+    assert message.endswith("give weights with the names of timm's test_resnet")
+
+
+@pytest.mark.parametrize("name", ["timm:resnet1", "timm:../x", "timm:resnet18.nothing_here"])
+def test_timm_does_not_know_every_name(name):
+    pytest.importorskip("timm")
+    with pytest.raises(SettingsError, match="timm"):
+        build(name)
+
+
+def test_a_near_name_of_timm_is_suggested():
+    pytest.importorskip("timm")
+    with pytest.raises(SettingsError, match="timm:resnet18"):
+        check_image_size(BackboneSettings(name="timm:resnet_18"), 64)
+
+
+@pytest.mark.parametrize("name", ["timm:", "timm", "resnet"])
+def test_names_of_no_backbone_are_refused_as_settings(name):
+    with pytest.raises(SettingsError, match="unknown backbone"):
+        validate(BackboneSettings, {"name": name}, "backbone.")
+
+
+def test_sides_that_a_backbone_of_timm_cannot_read():
+    pytest.importorskip("timm")
+    names = ("vit_tiny_patch16_224", "test_resnet")
+    vit, resnet = (BackboneSettings(name=f"timm:{name}") for name in names)
+    check_image_size(vit, 224)
+    check_image_size(resnet, 48)
+    with pytest.raises(SettingsError, match=r"image_size=128 .*own size is 224"):
+        check_image_size(vit, 128)
+
+
+@pytest.mark.parametrize("channels", [1, 8])
+def test_timms_backbones_read_other_channels(channels):
+    pytest.importorskip("timm")
+    settings = BackboneSettings(name="timm:test_resnet", pretrained=False)
+    backbone = build_backbone(settings, channels)
+    assert backbone(torch.rand(2, channels, 32, 32)).shape == (2, backbone.num_features)
+
+
+def test_without_timm_the_way_to_it_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(SettingsError, match=r"pip install 'feddg-bench\[timm\]'"):
+        build("timm:resnet18")
+
+
+def test_timms_weights_without_a_network(tmp_path, monkeypatch):
+    pytest.importorskip("timm")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    with pytest.raises(SettingsError, match=r"backbone\.weights=PATH.*backbone\.pretrained=false"):
+        build("timm:test_resnet", pretrained=True)
+
+
 # ------------------------------------------------------------------------------- downloads
 
 
@@ -474,7 +569,7 @@ def test_small_cnn_has_no_pretrained_weights():
 
 
 def test_without_a_network_the_ways_out_are_named(tmp_path, monkeypatch):
-    def offline(*_: object) -> None:
+    def offline(*_: object, **__: object) -> None:
         raise URLError("no route to host")
 
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
@@ -488,7 +583,7 @@ def test_without_a_network_the_ways_out_are_named(tmp_path, monkeypatch):
 def test_a_download_is_checked_kept_and_used_again(tmp_path, monkeypatch):
     state, calls = squeezenet_state(), []
 
-    def download(url: str, path: str, digest: str) -> None:
+    def download(url: str, path: str, digest: str, **_: object) -> None:
         calls.append((url, digest))
         torch.save(state, path)
 

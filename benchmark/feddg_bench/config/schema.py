@@ -98,14 +98,17 @@ BACKBONE_NAMES = (
 )
 """What `feddg_bench.models.backbones` can build: here, a wrong name is refused without torch."""
 
+TIMM = "timm:"
+"""Begins the name of a backbone of timm, such as ``timm:vit_tiny_patch16_224``."""
+
 
 class BackboneSettings(Section):
     """The feature extractor."""
 
     name: str = "resnet50"
-    """One of `BACKBONE_NAMES`."""
+    """One of `BACKBONE_NAMES`, or ``timm:NAME`` for any of timm's (``feddg-bench[timm]``)."""
     pretrained: bool = True
-    """Start from ImageNet weights: ``weights`` if given, else torchvision's download."""
+    """Start from ImageNet weights: ``weights`` if given, else torchvision's or timm's download."""
     weights: str | None = None
     """A local weights file (.safetensors, or .pth read with ``weights_only``)."""
     padding: Literal["torch", "tf"] = "torch"
@@ -118,8 +121,8 @@ class BackboneSettings(Section):
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
-        if name not in BACKBONE_NAMES:
-            raise ValueError(unknown("backbone", name, BACKBONE_NAMES))
+        if name not in BACKBONE_NAMES and not (name.startswith(TIMM) and name != TIMM):
+            raise ValueError(unknown("backbone", name, [*BACKBONE_NAMES, f"{TIMM}NAME"]))
         return name
 
 

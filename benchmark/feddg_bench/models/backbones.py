@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPException
-from itertools import pairwise
-from pathlib import Path, PurePosixPath
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torchvision import models
 
 from feddg_bench.common.errors import SettingsError
-from feddg_bench.config.schema import BackboneSettings
+from feddg_bench.config.schema import TIMM, BackboneSettings
+from feddg_bench.models.networks import Grey, domainbed_mnist, femnist_cnn, lenet, small_cnn
 from feddg_bench.models.weights import load_tensors
 
-NORMALISATIONS = {
+Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
+"""Mean and standard deviation of the channels red, green, blue."""
+
+NORMALISATIONS: dict[str, Normalisation] = {
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
     "none": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
 }
-"""Mean and standard deviation of the channels red, green, blue."""
 
 
 class Backbone(nn.Module):
@@ -32,31 +35,33 @@ class Backbone(nn.Module):
 
     Attributes:
         num_features: D, the width of its output.
-        net: The network up to global pooling, with torchvision's names inside.
+        net: The network up to global pooling, with torchvision's or timm's names inside.
         projection: Linear layer on the pooled features, or the identity.
 
     Args:
         net: [B, C, H, W] to [B, ``width``].
         width: Features that ``net`` gives.
         projection: Width of the linear layer, 0 for none.
-        normalisation: A key of `NORMALISATIONS`.
+        normalisation: Of the input, or a key of `NORMALISATIONS`.
         channels: C; other numbers than 3 go with ``none``.
     """
 
-    mean: torch.Tensor
-    std: torch.Tensor
-    _spread: tuple[torch.Tensor, torch.Tensor] | None
+    mean: Tensor
+    std: Tensor
+    _spread: tuple[Tensor, Tensor] | None
 
     def __init__(
         self,
         net: nn.Module,
         width: int,
         projection: int,
-        normalisation: str,
+        normalisation: str | Normalisation,
         channels: int = 3,
     ) -> None:
         super().__init__()
-        mean, std = map(torch.tensor, NORMALISATIONS[normalisation])
+        if isinstance(normalisation, str):
+            normalisation = NORMALISATIONS[normalisation]
+        mean, std = map(torch.tensor, normalisation)
         if channels != 3:
             mean, std = mean[:1].expand(channels).clone(), std[:1].expand(channels).clone()
         # Constants: they neither travel nor are averaged, hence not in the state dict.
@@ -67,12 +72,12 @@ class Backbone(nn.Module):
         self.projection = nn.Linear(width, projection) if projection else nn.Identity()
         self.num_features = projection or width
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         """Return features [B, D] of ``images`` [B, C, H, W], which are in [0, 1] if RGB."""
-        features: torch.Tensor = self.projection(self.net(self.normalise(images)))
+        features: Tensor = self.projection(self.net(self.normalise(images)))
         return features
 
-    def normalise(self, images: torch.Tensor) -> torch.Tensor:
+    def normalise(self, images: Tensor) -> Tensor:
         """Return ``(images - mean) / std``, [B, C, H, W].
 
         Three constants broadcast over channels-last images cost ten times the arithmetic on a
@@ -96,12 +101,13 @@ class Architecture:
     Attributes:
         build: Makes the full network with random weights.
         num_features: Width after global pooling.
-        classifier: Submodule that is left out, and ignored in weights files; "" for none.
+        classifier: Submodule that is left out; "" for none.
         instead: Makes what stands in its place.
         url: torchvision's ImageNet weights, if there are any.
         smallest_side: Side in pixels below which the network has no map left to pool.
         normalisation: What ``auto`` stands for.
         largest_side: Side above which a network that flattens its maps fits no longer, if any.
+        ignored: Further submodules that a weights file may hold.
     """
 
     build: Callable[[], nn.Module]
@@ -110,8 +116,9 @@ class Architecture:
     instead: Callable[[], nn.Module] = nn.Identity
     url: str | None = None
     smallest_side: int = 8
-    normalisation: str = "imagenet"
+    normalisation: str | Normalisation = "imagenet"
     largest_side: int | None = None
+    ignored: tuple[str, ...] = ()
 
     def features(self) -> nn.Module:
         """Return the network with random weights and without its classifier."""
@@ -125,87 +132,20 @@ class Architecture:
                 layer.inplace = False
         return net
 
-
-def small_cnn() -> nn.Sequential:
-    """Return a network for small images on a CPU: 97,680 parameters, 128 features.
-
-    Groups of channels are normalised within each image, not over the batch: clients with a
-    handful of images train as well as others, and nothing is left to average but parameters.
-    Strides instead of max pooling keep it cheap, and deterministic on every device.
-    """
-    layers: list[nn.Module] = []
-    for inputs, outputs in pairwise((3, 16, 32, 64, 128)):
-        layers += [
-            nn.Conv2d(inputs, outputs, kernel_size=3, stride=2, padding=1, bias=False),
-            nn.GroupNorm(4, outputs),
-            nn.ReLU(inplace=True),
-        ]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-
-
-class Grey(nn.Module):
-    """Keep one of the three equal channels of grey images: [B, 3, H, W] to [B, 1, H, W]."""
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the first channel."""
-        return images[:, :1]
-
-
-def lenet() -> nn.Sequential:
-    """Return LeNet-5 (LeCun et al., 1998) for grey images of 28 px: 60,856 parameters, 84 features.
-
-    With ReLU and max pooling, as it is used today. PPDG names it without saying more.
-    """
-    return nn.Sequential(
-        Grey(),
-        nn.Conv2d(1, 6, kernel_size=5, padding=2),
-        nn.MaxPool2d(2),  # before ReLU the same, to the bit, with a quarter of its work
-        nn.ReLU(inplace=True),
-        nn.Conv2d(6, 16, kernel_size=5),
-        nn.MaxPool2d(2),
-        nn.ReLU(inplace=True),
-        nn.Flatten(),
-        nn.Linear(16 * 5 * 5, 120),
-        nn.ReLU(inplace=True),
-        nn.Linear(120, 84),
-        nn.ReLU(inplace=True),
-    )
-
-
-def domainbed_mnist() -> nn.Sequential:
-    """Return DomainBed's network for grey digits: 370,560 parameters, 128 features.
-
-    Gulrajani and Lopez-Paz, ICLR 2021: four convolutions, each followed by ReLU and then by group
-    normalisation, and the mean over all positions.
-    """
-    layers: list[nn.Module] = [Grey()]
-    for inputs, outputs, stride in ((1, 64, 1), (64, 128, 2), (128, 128, 1), (128, 128, 1)):
-        layers += [
-            nn.Conv2d(inputs, outputs, kernel_size=3, stride=stride, padding=1),
-            nn.ReLU(inplace=True),
-            nn.GroupNorm(8, outputs),
-        ]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-
-
-def femnist_cnn() -> nn.Sequential:
-    """Return FedDG_Benchmark's network for grey images of 28 px: 512 features.
-
-    Bai et al., ICLR 2024: two convolutions with max pooling and one hidden layer, 1,632,224
-    parameters.
-    """
-    return nn.Sequential(
-        Grey(),
-        nn.Conv2d(1, 16, kernel_size=5, padding=2),
-        nn.ReLU(inplace=True),
-        nn.MaxPool2d(2),
-        nn.Conv2d(16, 64, kernel_size=5, padding=2),
-        nn.ReLU(inplace=True),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(64 * 7 * 7, 512),
-        nn.ReLU(inplace=True),
-    )
+    def difference(self, net: nn.Module, tensors: dict[str, Tensor]) -> str:
+        """Say which tensor of a file is the first that does not suit ``net``; "" if all do."""
+        expected = {key: tuple(tensor.shape) for key, tensor in net.state_dict().items()}
+        found = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
+        for key, shape in expected.items():
+            if key not in found and not key.endswith("num_batches_tracked"):
+                return f"{key} of shape {shape} is missing"
+            if found.get(key, shape) != shape:
+                return f"{key} has shape {found[key]}, expected {shape}"
+        left_out = tuple(f"{name}." for name in (self.classifier, *self.ignored) if name)
+        for key, shape in found.items():
+            if key not in expected and not key.startswith(left_out):
+                return f"{key} of shape {shape} is not expected"
+        return ""
 
 
 BACKBONES = {
@@ -251,6 +191,54 @@ BACKBONES = {
         smallest_side=29,
     ),
 }
+"""torchvision's and our own; `architecture_of` knows timm's too."""
+
+
+def architecture_of(name: str) -> Architecture:
+    """Return the architecture of a backbone's name.
+
+    Raises:
+        SettingsError: If it is one of timm's, and timm is not installed or does not know it.
+    """
+    if not name.startswith(TIMM):
+        return BACKBONES[name]
+    try:
+        import timm
+        from timm.data import resolve_model_data_config
+    except ImportError as error:
+        raise SettingsError(
+            f"backbone.name={name} needs timm: run pip install 'feddg-bench[timm]'"
+        ) from error
+    model = name.removeprefix(TIMM)
+    if not timm.is_model(model.partition(".")[0]):
+        near = difflib.get_close_matches(model, timm.list_models(), n=1)
+        hint = f"did you mean {TIMM}{near[0]}? " if near else ""
+        raise SettingsError(f"timm has no model {model!r}; {hint}timm.list_models() names them all")
+    build = partial(_timm_model, name)
+    with torch.device("meta"):
+        net = build()
+    config = resolve_model_data_config(net)
+    classifier = net.pretrained_cfg.get("classifier") or ()
+    return Architecture(
+        build,
+        getattr(net, "head_hidden_size", None) or net.num_features,
+        normalisation=(tuple(config["mean"]), tuple(config["std"])),
+        ignored=(classifier,) if isinstance(classifier, str) else tuple(classifier),
+    )
+
+
+def _timm_model(name: str, *, pretrained: bool = False) -> Any:
+    import timm
+
+    try:
+        return timm.create_model(name.removeprefix(TIMM), pretrained=pretrained, num_classes=0)
+    except Exception as error:  # whatever its hub and its downloads raise, in many versions
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise SettingsError(
+            f"timm cannot make {name}" + (" with its weights" if pretrained else "") + f" "
+            f"({reason}): give another name, a local file with backbone.weights=PATH, or start at "
+            f"random with backbone.pretrained=false"
+        ) from error
 
 
 def build_backbone(
@@ -286,16 +274,18 @@ def build_backbone(
             "backbone.weights names a file but backbone.pretrained is false: "
             "set backbone.pretrained=true, or leave backbone.weights out"
         )
-    architecture = BACKBONES[settings.name]
-    net = architecture.features()
-    if settings.pretrained:
-        path = settings.weights or _download(settings.name, architecture.url)
-        _load(net, settings.name, Path(path))
+    architecture = architecture_of(settings.name)
+    if settings.pretrained and settings.weights is None and settings.name.startswith(TIMM):
+        net = _timm_model(settings.name, pretrained=True)
+    else:
+        net = architecture.features()
+        if settings.pretrained:
+            _load(net, architecture, settings)
     if channels != 3:
         widen(net, channels, pretrained=settings.pretrained)
     if settings.padding == "tf":
-        _pad_like_tensorflow(net)
-    normalisation: str = settings.normalisation
+        pad_like_tensorflow(net)
+    normalisation: str | Normalisation = settings.normalisation
     if normalisation == "auto":
         normalisation = "half" if settings.padding == "tf" else architecture.normalisation
     if not rgb:
@@ -314,27 +304,28 @@ def widen(net: nn.Module, channels: int, *, pretrained: bool) -> None:
         net: Starts with a convolution, or with `Grey`.
         channels: At least 1.
         pretrained: Whether its weights are pretrained.
+
+    Raises:
+        SettingsError: If it has no convolution.
     """
     for name, layer in list(net.named_modules()):
         if isinstance(layer, Grey):
             net.set_submodule(name, nn.Identity())
-    name, old = next((n, m) for n, m in net.named_modules() if isinstance(m, nn.Conv2d))
-    if old.in_channels == channels:
+    first = next((layer for layer in net.modules() if isinstance(layer, nn.Conv2d)), None)
+    if first is None:
+        raise SettingsError(
+            f"images have {channels} channels and this backbone no convolution that could read "
+            f"them: choose another backbone.name"
+        )
+    if first.in_channels == channels:
         return
-    new = type(old)(
-        channels,
-        old.out_channels,
-        old.kernel_size,  # type: ignore[arg-type]
-        old.stride,  # type: ignore[arg-type]
-        old.padding,  # type: ignore[arg-type]
-        bias=old.bias is not None,
-    )
-    with torch.no_grad():
-        if pretrained:
-            new.weight.copy_(old.weight[:, torch.arange(channels) % old.in_channels])
-            if old.bias is not None and new.bias is not None:
-                new.bias.copy_(old.bias)
-    net.set_submodule(name, new)
+    old = {name: tensor.detach() for name, tensor in first.named_parameters()}
+    spread = old["weight"][:, torch.arange(channels) % first.in_channels]
+    first.in_channels = channels
+    first.weight = nn.Parameter(torch.empty_like(spread))
+    first.reset_parameters()
+    if pretrained:
+        first.load_state_dict({**old, "weight": spread}, strict=False)
 
 
 def check_image_size(settings: BackboneSettings, image_size: int) -> None:
@@ -344,10 +335,8 @@ def check_image_size(settings: BackboneSettings, image_size: int) -> None:
         SettingsError: Too small or too large, or not a multiple of 32 with TensorFlow's padding,
             which pads odd sides otherwise than even ones.
     """
-    smallest, largest = (
-        BACKBONES[settings.name].smallest_side,
-        BACKBONES[settings.name].largest_side,
-    )
+    architecture = architecture_of(settings.name)
+    smallest, largest = architecture.smallest_side, architecture.largest_side
     if image_size < smallest:
         raise SettingsError(
             f"data.image_size={image_size} is too small for {settings.name}: "
@@ -362,105 +351,73 @@ def check_image_size(settings: BackboneSettings, image_size: int) -> None:
             f"data.image_size={image_size} does not go with backbone.padding=tf: "
             f"give a multiple of 32, such as {image_size // 32 * 32 + 32}"
         )
+    if settings.name.startswith(TIMM):
+        with torch.device("meta"), torch.no_grad():  # shapes alone, no arithmetic
+            net: Any = architecture.features().eval()
+            try:
+                net(torch.empty(1, 3, image_size, image_size))
+            except (AssertionError, RuntimeError, ValueError) as error:
+                raise SettingsError(
+                    f"data.image_size={image_size} does not go with {settings.name} ({error}): "
+                    f"timm's own size is {net.pretrained_cfg['input_size'][-1]}"
+                ) from error
 
 
-# ------------------------------------------------------------------------------- padding
-
-
-class TensorFlowConv2d(nn.Conv2d):
-    """A 3x3 convolution of stride 2 padded as TensorFlow's "same" does on even sides.
-
-    Args:
-        layer: The convolution whose parameters this one takes over.
-    """
-
-    def __init__(self, layer: nn.Conv2d) -> None:
-        super().__init__(
-            layer.in_channels,
-            layer.out_channels,
-            kernel_size=3,
-            stride=2,
-            groups=layer.groups,
-            bias=layer.bias is not None,
-            device="meta",
-        )
-        self.weight, self.bias = layer.weight, layer.bias
-
-    def forward(self, maps: torch.Tensor) -> torch.Tensor:
-        """Return [B, C', H / 2, W / 2] of ``maps`` [B, C, H, W]."""
-        return super().forward(F.pad(maps, (0, 1, 0, 1)))
-
-
-def _pad_like_tensorflow(net: nn.Module) -> None:
-    for name, layer in list(net.named_modules()):
+def pad_like_tensorflow(net: nn.Module) -> None:
+    """Pad 3x3 convolutions of stride 2 as TensorFlow's "same" does on even sides, in place."""
+    for layer in net.modules():
         if isinstance(layer, nn.Conv2d) and layer.stride == (2, 2):
-            net.set_submodule(name, TensorFlowConv2d(layer))
+            layer.padding = (0, 0)
+            layer.register_forward_pre_hook(_pad_right_and_bottom)
 
 
-# ------------------------------------------------------------------------------- weights
+def _pad_right_and_bottom(_layer: nn.Module, inputs: tuple[Tensor]) -> Tensor:
+    return F.pad(inputs[0], (0, 1, 0, 1))
 
 
-def _download(name: str, url: str | None) -> Path:
-    """Return torchvision's weights file of the backbone, downloaded once."""
-    if url is None:
+def _load(net: nn.Module, architecture: Architecture, settings: BackboneSettings) -> None:
+    """Copy pretrained weights, from a file or torchvision, into ``net``, without its classifier."""
+    name, source = settings.name, settings.weights or architecture.url
+    if source is None:
         raise SettingsError(f"{name} has no pretrained weights: set backbone.pretrained=false")
-    path = Path(torch.hub.get_dir(), "checkpoints", PurePosixPath(url).name)
-    if not path.exists():
+    if settings.weights is not None:
+        tensors = load_tensors(settings.weights)
+    else:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            torch.hub.download_url_to_file(url, str(path), path.stem.rpartition("-")[2])
+            tensors = torch.hub.load_state_dict_from_url(
+                source, map_location="cpu", check_hash=True, weights_only=True
+            )
         except (OSError, RuntimeError, HTTPException) as error:
             raise SettingsError(
-                f"cannot download the weights of {name} from {url} ({error}): give a local file "
+                f"cannot download the weights of {name} from {source} ({error}): give a local file "
                 f"with backbone.weights=PATH, or start at random with backbone.pretrained=false"
             ) from error
-    return path
-
-
-def _load(net: nn.Module, name: str, path: Path) -> None:
-    """Copy a file's weights into ``net``, which is backbone ``name`` without its classifier."""
     # torchvision's DenseNet files are older than the names of its layers.
     tensors = {
         re.sub(r"(denselayer\d+\.(?:norm|conv))\.(\d)\.", r"\1\2.", key): tensor
-        for key, tensor in load_tensors(path).items()
+        for key, tensor in tensors.items()
     }
-    wrong = _first_difference(net, BACKBONES[name], tensors)
+    wrong = architecture.difference(net, tensors)
     if wrong:
         others = [other for other in BACKBONES if other != name and _fits(other, tensors)]
         advice = (
             f"it looks like {others[0]}, so set backbone.name={others[0]}"
             if others
-            else f"give weights with the names of torchvision's {name}"
+            else f"give weights with the names of {'timm' if ':' in name else 'torchvision'}'s "
+            f"{name.removeprefix(TIMM)}"
         )
-        raise SettingsError(f"{path} does not hold weights of {name}: {wrong}; {advice}")
+        raise SettingsError(f"{source} does not hold weights of {name}: {wrong}; {advice}")
     values = {key: tensors[key] for key in net.state_dict() if key in tensors}
     for key, tensor in values.items():
         if not tensor.isfinite().all():
             raise SettingsError(
-                f"{path} holds NaN or infinity in {key}: expected finite weights, get the file anew"
+                f"{source} holds NaN or infinity in {key}: "
+                f"expected finite weights, get the file anew"
             )
     net.load_state_dict(values, strict=False)
 
 
-def _first_difference(
-    net: nn.Module, architecture: Architecture, tensors: dict[str, torch.Tensor]
-) -> str:
-    """Say which tensor is the first that does not suit ``net``; "" if all do."""
-    expected = {key: tuple(tensor.shape) for key, tensor in net.state_dict().items()}
-    found = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
-    for key, shape in expected.items():
-        if key not in found and not key.endswith("num_batches_tracked"):
-            return f"{key} of shape {shape} is missing"
-        if found.get(key, shape) != shape:
-            return f"{key} has shape {found[key]}, expected {shape}"
-    ignored = f"{architecture.classifier}." if architecture.classifier else ()
-    for key, shape in found.items():
-        if key not in expected and not key.startswith(ignored):
-            return f"{key} of shape {shape} is not expected"
-    return ""
-
-
-def _fits(name: str, tensors: dict[str, torch.Tensor]) -> bool:
+def _fits(name: str, tensors: dict[str, Tensor]) -> bool:
     with torch.device("meta"):
         net = BACKBONES[name].features()
-    return not _first_difference(net, BACKBONES[name], tensors)
+    return not BACKBONES[name].difference(net, tensors)
