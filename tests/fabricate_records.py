@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from feddg_bench.records.record import ResultsStore, RunRecord
+from feddg_bench.records.record import RunRecord
+from feddg_bench.records.store import ResultsStore
 from tests import helpers
 from tests.helpers import entry, make_record
 

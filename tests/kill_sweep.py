@@ -25,7 +25,7 @@ from pathlib import Path
 import yaml
 
 from feddg_bench import cli
-from feddg_bench.records.record import ResultsStore
+from feddg_bench.records.store import ResultsStore
 from feddg_bench.sweeps.definition import load_sweep
 from feddg_bench.sweeps.search import open_search
 

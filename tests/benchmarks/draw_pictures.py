@@ -21,7 +21,7 @@ from feddg_bench.data.dataset import DomainDataset
 from feddg_bench.data.protocols import scenarios
 from feddg_bench.engine.executors import SerialExecutor
 from feddg_bench.plugins import load_dataset
-from feddg_bench.records.record import ResultsStore
+from feddg_bench.records.store import ResultsStore
 from feddg_bench.runs.run import RunData, make_plan, open_federation, open_server
 from feddg_methods.pardon import Pardon
 

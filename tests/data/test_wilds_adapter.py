@@ -17,7 +17,7 @@ from feddg_bench.data.dataset import square
 from feddg_bench.data.protocols import scenarios
 from feddg_bench.data.splits import SPLITS
 from feddg_bench.data.store import open_store
-from feddg_bench.records.record import ResultsStore
+from feddg_bench.records.store import ResultsStore
 from feddg_datasets.shared.wilds import quiet
 from feddg_datasets.shared.wilds_adapter import AdaptedWilds, from_wilds, wilds_class
 

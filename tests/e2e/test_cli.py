@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from feddg_bench.records.record import ResultsStore
+from feddg_bench.records.store import ResultsStore
 
 TINY = ("--clients", "4", "--per-round", "2", "--rounds", "2", "--workers", "1")
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from feddg_bench.records.record import ResultsStore, RunRecord
+from feddg_bench.records.record import RunRecord
+from feddg_bench.records.store import ResultsStore
 from feddg_datasets.minidomainnet import MiniDomainNet
 from feddg_datasets.officehome import OfficeHome
 from feddg_datasets.rmnist import RotatedMNIST

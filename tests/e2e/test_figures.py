@@ -21,7 +21,7 @@ from feddg_bench.cli.progress import ConsoleReport
 from feddg_bench.config.schema import Resources
 from feddg_bench.data.partition import heterogeneous_counts
 from feddg_bench.engine.executors import SerialExecutor
-from feddg_bench.records.record import read_record
+from feddg_bench.records.store import read_record
 
 TINY = ("--clients", "4", "--per-round", "2", "--workers", "1")
 

@@ -15,7 +15,7 @@ import pytest
 from feddg_bench import cli
 from feddg_bench.common import files
 from feddg_bench.common.errors import DataError
-from feddg_bench.records.record import read_record
+from feddg_bench.records.store import read_record
 from feddg_bench.runs.checkpoints import load_checkpoint, save_checkpoint
 
 COMMAND = (sys.executable, "-m", "feddg_bench")

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from feddg_bench.records.record import ResultsStore
+from feddg_bench.records.store import ResultsStore
 from feddg_bench.sweeps.definition import load_sweep
 from feddg_bench.sweeps.search import open_search
 

@@ -17,7 +17,7 @@ import yaml
 
 from feddg_bench.cli.progress import ConsoleReport
 from feddg_bench.common.errors import RunInterruptedError
-from feddg_bench.records.record import ResultsStore
+from feddg_bench.records.store import ResultsStore
 from feddg_bench.sweeps.definition import Range, load_sweep
 from feddg_bench.tracking import tracker as tracking
 from feddg_bench.tracking.values import metrics, summary

@@ -32,8 +32,9 @@ from feddg_bench.analysis.figures.training import Recording, wanted_rounds
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.engine.executors import SerialExecutor
 from feddg_bench.engine.worker import Worker
-from feddg_bench.records.record import ResultsStore, RunRecord
+from feddg_bench.records.record import RunRecord
 from feddg_bench.records.runs import Run, read_runs
+from feddg_bench.records.store import ResultsStore
 from feddg_bench.testing import start_toy_run
 from tests.helpers import SCENARIOS, entry, make_record, measured
 

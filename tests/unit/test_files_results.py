@@ -12,12 +12,9 @@ from torch.testing import assert_close
 from feddg_bench.common.errors import DataError
 from feddg_bench.common.files import write_whole
 from feddg_bench.core.messages import encode
-from feddg_bench.records.record import (
-    ResultsStore,
-    mean_and_std,
-    read_record,
-    split_metric,
-)
+from feddg_bench.records.rules import split_metric
+from feddg_bench.records.statistics import mean_and_std
+from feddg_bench.records.store import ResultsStore, read_record
 from feddg_bench.runs.checkpoints import load_checkpoint, save_checkpoint
 from tests import helpers
 

@@ -9,8 +9,7 @@ import pytest
 
 from feddg_bench.core.metrics import accuracy, macro_f1, measure, pearson, worst_group
 from feddg_bench.core.tasks import CLASSIFICATION, REGRESSION, TASKS
-from feddg_bench.records.record import in_percent, shown, split_metric
-from feddg_bench.records.rules import best_round, choose, pooled
+from feddg_bench.records.rules import best_round, choose, pooled, split_metric
 
 TRUTH = np.array([0, 0, 1, 1, 2])
 PREDICTED = np.array([0, 1, 1, 1, 0])

@@ -30,9 +30,9 @@ from feddg_bench.analysis.tables.entries import DASH
 from feddg_bench.analysis.tables.generic import generic_tables
 from feddg_bench.analysis.tables.writers import csv_text
 from feddg_bench.common.errors import DataError, SettingsError
-from feddg_bench.records.record import ResultsStore
 from feddg_bench.records.rules import RULES
 from feddg_bench.records.runs import read_runs
+from feddg_bench.records.store import ResultsStore
 from tests import fabricate_records as fabricate
 
 record, save = fabricate.record, fabricate.save

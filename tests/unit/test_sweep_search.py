@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from feddg_bench.common.errors import DataError, SettingsError
-from feddg_bench.records.record import ResultsStore, RunRecord
+from feddg_bench.records.record import RunRecord
+from feddg_bench.records.store import ResultsStore
 from feddg_bench.sweeps.claims import Claims
 from feddg_bench.sweeps.definition import Sweep, load_sweep
 from feddg_bench.sweeps.failures import Failures

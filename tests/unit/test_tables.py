@@ -24,10 +24,11 @@ from feddg_bench.analysis.tables.html import html
 from feddg_bench.analysis.tables.writers import csv_text, latex, latex_document, markdown
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.records.published import published_number, wrong_averages
-from feddg_bench.records.record import ResultsStore, RunRecord
+from feddg_bench.records.record import RunRecord
 from feddg_bench.records.rules import RULES, Rule
 from feddg_bench.records.runs import Run, read_runs
 from feddg_bench.records.statistics import average_ranks, best_rows, compare, paired_p_value
+from feddg_bench.records.store import ResultsStore
 from tests.helpers import SCENARIOS, entry, make_record, measured
 
 Add = Callable[..., RunRecord]

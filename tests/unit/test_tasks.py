@@ -35,7 +35,7 @@ from feddg_bench.engine.compatibility import check_fit, methods_for
 from feddg_bench.engine.evaluation import evaluate
 from feddg_bench.models.backbones import BACKBONES, Grey, build_backbone
 from feddg_bench.plugins import load_method, names
-from feddg_bench.records.record import ResultsStore
+from feddg_bench.records.store import ResultsStore
 from feddg_bench.runs.profile import synthetic_federation
 from feddg_bench.testing import toy_regression
 from feddg_bench.testing.contract import _pool

@@ -14,7 +14,8 @@ import pytest
 
 from feddg_bench.common.errors import RunInterruptedError, SettingsError
 from feddg_bench.config.schema import Resources
-from feddg_bench.records.record import ResultsStore, RunRecord
+from feddg_bench.records.record import RunRecord
+from feddg_bench.records.store import ResultsStore
 from feddg_bench.tracking import tracker as tracking
 from feddg_bench.tracking.tracker import Tracker
 from feddg_bench.tracking.values import metrics, summary

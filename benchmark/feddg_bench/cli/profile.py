@@ -72,7 +72,7 @@ def profile_command(
         user=user_layer(flags, config or (), [*(set_ or ()), *(pairs or ())]),
     )
 
-    from feddg_bench.records.record import ResultsStore
+    from feddg_bench.records.store import ResultsStore
     from feddg_bench.runs.profile import profile, synthetic_federation
     from feddg_bench.runs.run import RunData, open_federation
 

@@ -13,7 +13,8 @@ from rich.table import Table as RichTable
 from feddg_bench.analysis.tables import Cell, Table
 from feddg_bench.common.terminal import Display, text
 from feddg_bench.plugins import load_dataset
-from feddg_bench.records.record import shown, split_metric
+from feddg_bench.records.metrics import find_metric
+from feddg_bench.records.rules import split_metric
 
 if TYPE_CHECKING:
     from feddg_bench.core.loop import RoundResult
@@ -81,11 +82,11 @@ class ConsoleReport(Display):
             facts = f"loss {loss:.3f}  {facts}"
         if result.evaluation is not None:
             dataset = load_dataset(plan.settings.dataset)
-            metric, task = dataset.metrics[0], dataset.task
+            metric = find_metric(dataset.metrics[0], dataset.task)
             parts = [
-                f"{split} {shown(value, metric, task, 1)}"
+                f"{split} {metric.text(value, 1)}"
                 for split in ("val", "test")
-                if (value := split_metric(result.evaluation, split, metric)) is not None
+                if (value := split_metric(result.evaluation, split, metric.name)) is not None
             ]
             self.held_out = " ".join(parts) + "  "
         for dropped in ledger.dropped:

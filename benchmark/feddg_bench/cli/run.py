@@ -106,7 +106,7 @@ def resume_command(
     json_: Json = False,
 ) -> None:
     """Go on with an interrupted run from its last checkpoint."""
-    from feddg_bench.records.record import ResultsStore
+    from feddg_bench.records.store import ResultsStore
 
     store = ResultsStore(recording.results)
     key = Path(run).stem
@@ -147,7 +147,7 @@ def _run_all(plans: list[Plan], data: RunData, resources: Resources, *, as_json:
     from feddg_bench.cli.progress import ConsoleReport, draw
     from feddg_bench.common.terminal import terminal
     from feddg_bench.engine.devices import open_executor
-    from feddg_bench.records.record import ResultsStore
+    from feddg_bench.records.store import ResultsStore
     from feddg_bench.runs.run import run
     from feddg_bench.tracking.tracker import Reports, Tracker
 

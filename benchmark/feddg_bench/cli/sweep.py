@@ -80,7 +80,7 @@ def _run(search: Search, datasets: Datasets, resources: Resources, *, retry_fail
     """Finish the sweep and return whether a run failed."""
     from feddg_bench.common.parallel import cores
     from feddg_bench.engine.devices import find_device
-    from feddg_bench.records.record import ResultsStore
+    from feddg_bench.records.store import ResultsStore
     from feddg_bench.sweeps.claims import Claims
     from feddg_bench.sweeps.failures import Failures, stems, tidy
     from feddg_bench.sweeps.pool import run_in_processes
@@ -117,7 +117,7 @@ def _prepare(search: Search, datasets: Datasets, resources: Resources, progress:
     Raises:
         DataError: If data cannot be found, or a record was made from other data.
     """
-    from feddg_bench.records.record import ResultsStore
+    from feddg_bench.records.store import ResultsStore
     from feddg_bench.runs.run import RunData
 
     store = ResultsStore(resources.results)
@@ -163,7 +163,7 @@ def _listing(sweep: Sweep, search: Search, results: Path) -> str:
 
 def _summary(sweep: Sweep, search: Search, results: Path) -> str:
     """Return what a finished sweep came to: counts, failures, and the best settings."""
-    from feddg_bench.records.record import ResultsStore
+    from feddg_bench.records.store import ResultsStore
     from feddg_bench.sweeps.failures import Failures, stems
     from feddg_bench.sweeps.progress import failures_text
     from feddg_bench.sweeps.search import mean_objective

@@ -6,16 +6,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from feddg_bench.common.errors import DataError
 from feddg_bench.core.messages import Weights
 from feddg_bench.core.method import Method
 from feddg_bench.core.sampling import sample_clients
 from feddg_bench.core.server import Ledger, NoReplyError, Server
-
-Evaluation = dict[str, Any]
-"""Split -> domain -> metric -> value."""
+from feddg_bench.records.record import Evaluation
 
 
 @dataclass(frozen=True, slots=True)

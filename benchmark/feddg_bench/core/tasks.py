@@ -1,4 +1,4 @@
-"""What a model learns: classes or a number; with its loss, its predictions and its metrics.
+"""What a model learns: classes or a number; with its loss and its predictions.
 
 Data sets and federations name their task (``classification`` or ``regression``); this module says
 what follows from the name wherever something is computed.
@@ -19,17 +19,15 @@ class LearningTask:
 
     Attributes:
         name: ``classification`` or ``regression``.
-        loss: Outputs (B, C) or (B, 1), labels (B,), and a reduction (``mean``, ``sum``, ``none``)
-            to the training loss: a scalar, or (B,).
-        predict: Outputs to predictions (B,): class ids, int64, or numbers, float32.
-        metrics: Names of all metrics there are; the first is the one that groups are compared by.
+        loss: Outputs [B, C] or [B, 1], labels [B], and a reduction (``mean``, ``sum``, ``none``)
+            to the training loss: a scalar, or [B].
+        predict: Outputs to predictions [B]: class ids, int64, or numbers, float32.
         single_output: Whether there is one output, whatever the number of classes.
     """
 
     name: str
     loss: Callable[[Tensor, Tensor, str], Tensor]
     predict: Callable[[Tensor], Tensor]
-    metrics: tuple[str, ...]
     single_output: bool
 
     def outputs(self, num_classes: int) -> int:
@@ -38,12 +36,12 @@ class LearningTask:
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
-    """Return the cross-entropy of logits (B, C) and class ids (B,)."""
+    """Return the cross-entropy of logits [B, C] and class ids [B]."""
     return F.cross_entropy(logits, labels, reduction=reduction)
 
 
 def squared_error(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-    """Return the squared error of outputs (B, 1) and targets (B,)."""
+    """Return the squared error of outputs [B, 1] and targets [B]."""
     return F.mse_loss(outputs.squeeze(1), targets, reduction=reduction)
 
 
@@ -51,14 +49,12 @@ CLASSIFICATION = LearningTask(
     "classification",
     cross_entropy,
     lambda logits: logits.argmax(dim=1),
-    ("accuracy", "macro_f1", "worst_group"),
     single_output=False,
 )
 REGRESSION = LearningTask(
     "regression",
     squared_error,
     lambda outputs: outputs.squeeze(1).float(),
-    ("pearson", "worst_group"),
     single_output=True,
 )
 TASKS: Mapping[str, LearningTask] = {task.name: task for task in (CLASSIFICATION, REGRESSION)}

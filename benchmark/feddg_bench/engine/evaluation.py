@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from feddg_bench.core.loop import Evaluation
 from feddg_bench.core.messages import Weights
 from feddg_bench.core.metrics import measure
-from feddg_bench.core.tasks import TASKS
 from feddg_bench.data.federated import Federation
 from feddg_bench.engine.executors import Executor
-from feddg_bench.records.record import POOLABLE, WHOLE
+from feddg_bench.records.metrics import find_metric
+from feddg_bench.records.record import WHOLE, Evaluation
 
 
 def evaluate(
@@ -30,7 +29,7 @@ def evaluate(
     parts: dict[str, dict[str, _Part]] = {}
     for (split, domain, index), (predictions, loss) in zip(jobs, results, strict=True):
         parts.setdefault(split, {}).setdefault(domain, _Part()).add(index, predictions, loss)
-    if not POOLABLE.issuperset(federation.metrics):
+    if not all(find_metric(name).poolable for name in federation.metrics):
         for domains in parts.values():
             if WHOLE not in domains:
                 domains[WHOLE] = _Part.together(domains.values())
@@ -67,7 +66,7 @@ class _Part:
         index = np.concatenate(self.indices)
         groups = federation.groups[index] if len(federation.groups) else np.full(len(index), -1)
         return measure(
-            TASKS[federation.task],
+            federation.task,
             federation.labels[index],
             np.concatenate(self.predictions),
             self.loss,

@@ -1,24 +1,83 @@
-"""Run records: one immutable JSON file a run, named by its key, with every round in it."""
+"""The record of a run: everything a table, a figure or a reader may ask for, every round of it."""
 
 from __future__ import annotations
 
-import json
 import math
-import statistics
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+    field_validator,
+)
+from pydantic_core import from_json
 
 from feddg_bench.common.errors import DataError
-from feddg_bench.common.files import write_whole
+from feddg_bench.config.keys import run_key
+from feddg_bench.records.metrics import METRICS, Metric, find_metric
+
+FORMAT = 1
+WHOLE = "all"
+"""Name of the part of a split that holds all of its images."""
+
+T = TypeVar("T")
+Later = Annotated[T | None, Field(exclude_if=lambda value: value is None)]
+"""A field that the first records lack: ``name: Later[str] = None``. It is left out while it is
+``None``, so that they are written back as they were."""
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Number = Annotated[float, BeforeValidator(lambda v: math.nan if v is None else v)]
+"""NaN where it is not finite: JSON has no such number, so a file holds null."""
 
 
-class ScenarioRecord(BaseModel):
+def _measured(value: Any) -> dict[str, Any]:
+    """Return what was measured on a part of a split; refuse what cannot have been measured."""
+    if not isinstance(value, dict):
+        raise ValueError("it must hold a value for each metric")  # noqa: TRY004 - for pydantic
+    task = "regression" if "pearson" in value else "classification"
+    return {name: _value(find_metric(name, task), number) for name, number in value.items()}
+
+
+def _value(metric: Metric, value: Any) -> Any:
+    if metric.name == "loss" and (value is None or value != value):  # it overflowed
+        return math.nan
+    if metric.name in METRICS:
+        low, high = metric.range
+        if type(value) not in (int, float) or not low <= value <= high or value > 1e300:
+            raise ValueError(f"{metric.name} is {value!r}, not a number in [{low:g}, {high:g}]")
+    elif metric.name == "images":
+        if type(value) is not int or not 0 <= value < 2**63:
+            raise ValueError(f"images is {value!r}, not a count")
+    elif not isinstance(value, str | int | float | None):
+        raise ValueError(f"{metric.name} is neither a number nor a text")
+    return value
+
+
+Measured = Annotated[
+    dict[str, float],
+    PlainValidator(_measured),
+    PlainSerializer(lambda measured: measured, return_type=dict[str, Any]),
+]
+Evaluation = dict[str, dict[str, Measured]]
+"""Split -> domain -> metric -> value, and ``images``: of how many. The part `WHOLE` of a split is
+all of it. Shares are in [0, 1]; a loss that overflowed is NaN. ``worst_group_name`` is a text."""
+
+
+class RecordPart(BaseModel):
+    """A part of a record; what a later version added is kept, and written back."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class ScenarioRecord(RecordPart):
     """Which domains trained, validated and tested."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True)
 
     name: str
     train: tuple[str, ...]
@@ -26,8 +85,100 @@ class ScenarioRecord(BaseModel):
     test: str
 
 
-class RunRecord(BaseModel):
-    """Everything about one run that a table may ask for; never a path, never a host name.
+class DataRecord(RecordPart):
+    """The images of a run.
+
+    Attributes:
+        fingerprint: Hash of the data set's content.
+        images: Split -> domain -> number of images.
+        task: What was learnt; the first records lack it and are classifications.
+        metric: The data set's key metric; the first records lack it and have accuracy.
+    """
+
+    fingerprint: str
+    images: dict[str, dict[str, Count]] = {}
+    task: Later[str] = None
+    metric: Later[str] = None
+
+
+class PartitionRecord(RecordPart):
+    """The clients: the hash of their index lists, how many, and [smallest, median, largest]."""
+
+    hash: str
+    clients: Count = 0
+    sizes: list[Count] = []
+
+
+class Traffic(RecordPart):
+    """Bytes to the server and from it."""
+
+    up: Count = 0
+    down: Count = 0
+
+
+class Dropped(RecordPart):
+    """A client whose reply was not used, and the tensor that was not finite."""
+
+    client: str
+    tensor: str
+
+
+class Costs(RecordPart):
+    """What a round cost, and what went wrong in it.
+
+    Attributes:
+        bytes: Sent and received by the server.
+        dropped: Clients whose replies were not used.
+        seconds: Phase -> wall time.
+    """
+
+    bytes: Traffic = Traffic()
+    dropped: list[Dropped] = []
+    seconds: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = {}
+
+
+class _Round(RecordPart):
+    round: Count
+    cohort: list[str] = []
+    skipped: bool = False
+    train: dict[str, Number] = {}
+    evaluation: Evaluation | None = None
+
+
+class RoundRecord(Costs, _Round):
+    """One round.
+
+    Attributes:
+        round: Its number, from 1.
+        cohort: Clients that were asked.
+        skipped: Whether every client was dropped, so that the model stayed as it was.
+        train: Means over the clients, ``loss`` among them.
+        evaluation: Of the new model; ``None`` where this round was not evaluated.
+    """
+
+
+class EnvironmentRecord(RecordPart):
+    """What the last bits of numbers may depend on; never the name of a machine."""
+
+    versions: dict[str, str] = {}
+    system: str = ""
+    device: str = ""
+    threads: Count = 1
+    workers: Count = 1
+    commit: str | None = None
+
+
+class TimeRecord(RecordPart):
+    """When a run was, in UTC, and its whole seconds and peak memory in MiB, all parts together."""
+
+    started: str | None = None
+    finished: str | None = None
+    seconds: Number = math.nan
+    peak_memory_mib: Number = math.nan
+
+
+class RunRecord(RecordPart):
+    """Everything about one run; never a path, never a host name.
 
     Attributes:
         format: Version of this form.
@@ -35,180 +186,115 @@ class RunRecord(BaseModel):
         recipe: The recipe the settings came from; not part of the key.
         labels: The method's settings that a caption must say.
         settings: Resolved settings; files by the hash of their content.
-        data: Fingerprint of the images, image counts by split and domain, and the data set's task
-            and key metric.
-        partition: Hash and sizes of the clients' index lists.
-        once: Bytes and seconds of what happens before round 1.
-        rounds: One entry a round: loss, bytes, dropped clients, seconds, evaluation.
-        environment: Versions, device, threads, workers, git commit.
-        time: Start, end, total seconds, peak memory.
+        once: What happens before round 1.
     """
 
-    model_config = ConfigDict(extra="forbid")
-
-    format: int = 1
+    format: int = FORMAT
     key: str
     method: str
     method_version: int
     dataset: str
     protocol: str
     scenario: ScenarioRecord
-    seed: int
+    seed: Count
     recipe: str
     labels: dict[str, str] = {}
     settings: dict[str, Any]
-    data: dict[str, Any]
-    partition: dict[str, Any]
-    once: dict[str, Any] = {}
-    rounds: list[dict[str, Any]] = []
-    environment: dict[str, Any] = {}
-    time: dict[str, Any] = {}
+    data: DataRecord
+    partition: PartitionRecord
+    once: Costs = Costs()
+    rounds: list[RoundRecord] = []
+    environment: EnvironmentRecord = EnvironmentRecord()
+    time: TimeRecord = TimeRecord()
+
+    @field_validator("format")
+    @classmethod
+    def _readable(cls, value: int) -> int:
+        if value != FORMAT:
+            raise ValueError(f"format {value} needs a newer feddg-bench; this one reads {FORMAT}")
+        return value
 
     def numbers(self) -> dict[str, Any]:
         """Return the record without times and environment: what the same settings repeat."""
-        values = self.model_dump(mode="json", exclude={"environment", "time"})
+        values = self.as_json()
+        del values["environment"], values["time"]
         for entry in [values["once"], *values["rounds"]]:
             entry.pop("seconds", None)
+        return values
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the record as a file holds it: null for numbers that JSON lacks."""
+        values: dict[str, Any] = from_json(self.model_dump_json())
         return values
 
     @property
     def task(self) -> str:
         """What was learnt: ``classification`` or ``regression``."""
-        return str(self.data.get("task", "classification"))
+        return self.data.task or "classification"
 
     @property
-    def metric(self) -> str:
+    def metric(self) -> Metric:
         """The data set's key metric."""
-        return str(self.data.get("metric", "accuracy"))
+        return find_metric(self.data.metric or "accuracy", self.task)
 
-    def evaluation(self) -> dict[str, Any]:
-        """Return the last evaluation: split -> domain -> metric -> value.
+    def evaluation(self) -> Evaluation:
+        """Return the last evaluation.
 
         Raises:
             DataError: If no round was evaluated.
         """
         for entry in reversed(self.rounds):
-            if entry["evaluation"] is not None:
-                evaluation: dict[str, Any] = entry["evaluation"]
-                return evaluation
+            if entry.evaluation is not None:
+                return entry.evaluation
         raise DataError(f"record {self.key} holds no evaluated round")
 
+    def costs(self) -> dict[str, float]:
+        """Return what the run cost: means of its rounds, but for ``one_time_cost``.
 
-WHOLE = "all"
-"""Name of the part of a split that holds all of its images."""
+        ``local_training_time`` (seconds the server waited for, by client asked),
+        ``aggregation_time``, ``one_time_cost`` (seconds before round 1), ``megabytes_up`` and
+        ``megabytes_down``.
+        """
+        rounds, n = self.rounds, max(len(self.rounds), 1)
+        asked = max(sum(len(entry.cohort) for entry in rounds), 1)
+        return {
+            "local_training_time": sum(e.seconds.get("training", 0) for e in rounds) / asked,
+            "aggregation_time": sum(e.seconds.get("aggregation", 0) for e in rounds) / n,
+            "one_time_cost": float(sum(self.once.seconds.values())),
+            "megabytes_up": sum(entry.bytes.up for entry in rounds) / n / 1e6,
+            "megabytes_down": sum(entry.bytes.down for entry in rounds) / n / 1e6,
+        }
 
-POOLABLE = frozenset({"accuracy", "loss"})
-"""Metrics whose value over a split is the mean over its domains, weighted by their images."""
-
-
-def split_metric(evaluation: Mapping[str, Any], split: str, metric: str) -> float | None:
-    """Return a metric over all images of a split, or ``None`` if it was not measured.
-
-    That of the part `WHOLE` if there is one; else of the only domain, or the mean over domains by
-    images for metrics that are such a mean. It is NaN where a loss overflowed, null on disk.
-    """
-    parts: Mapping[str, Any] = evaluation.get(split, {})
-    whole = parts.get(WHOLE)
-    known = [d for d in (parts.values() if whole is None else (whole,)) if metric in d]
-    if len(known) == 1 and (whole is not None or len(parts) == 1):  # quick: tables read millions
-        value: float | None = known[0][metric]
-        if value is None:
-            return math.nan
-        return value if known[0]["images"] else None
-    if any(domain[metric] is None for domain in known):
-        return math.nan
-    images: int = sum(domain["images"] for domain in known)
-    if not images or metric not in POOLABLE:
-        return None
-    total: float = sum(domain[metric] * domain["images"] for domain in known)
-    return total / images
-
-
-def metric_name(metric: str) -> str:
-    """Return a metric as people write it, such as ``macro F1``."""
-    return {"macro_f1": "macro F1", "pearson": "Pearson's r"}.get(metric, metric.replace("_", " "))
-
-
-def in_percent(metric: str, task: str) -> bool:
-    """Tell whether a metric is a share that people read in percent."""
-    return metric in ("accuracy", "macro_f1") or (
-        metric == "worst_group" and task == "classification"
-    )
-
-
-def shown(value: float, metric: str, task: str, decimals: int) -> str:
-    """Return a metric as people read it: a share in percent, else with one digit more."""
-    if in_percent(metric, task):
-        return f"{100 * value:.{decimals}f}"
-    return f"{value:.{decimals + 1}f}"
-
-
-def mean_and_std(values: list[float]) -> tuple[float, float | None]:
-    """Return the mean and the sample standard deviation; ``None`` for a single value."""
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
-
-
-class ResultsStore:
-    """The records of a results folder.
-
-    Args:
-        root: The folder; records are under ``runs/``, checkpoints of unfinished runs under
-            ``checkpoints/``, partitions under ``partitions/``.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.runs = root / "runs"
-        self.checkpoints = root / "checkpoints"
-        self.partitions = root / "partitions"
-
-    def check_writable(self) -> None:
-        """Raise `DataError` in one sentence if records could not be written here."""
-        probe = self.runs / ".writable"
-        write_whole(probe, b"")
-        probe.unlink()
-
-    def path(self, key: str) -> Path:
-        """Return where the record of a key is."""
-        return self.runs / f"{key}.json"
-
-    def checkpoint(self, key: str) -> Path:
-        """Return where the checkpoint of a key is."""
-        return self.checkpoints / f"{key}.safetensors"
-
-    def load(self, key: str) -> RunRecord | None:
-        """Return a finished run's record, or ``None``.
+    @classmethod
+    def parse(cls, data: str | bytes) -> Self:
+        """Return the record in a file's text, once it is sure that it holds what it claims.
 
         Raises:
-            DataError: If the file is there but cut short or not a record.
+            DataError: If it is cut short or no record, if a value is out of its range, or if
+                names or settings were changed, so that its key is another; the message is a part
+                of a sentence.
         """
-        path = self.path(key)
-        return read_record(path) if path.exists() else None
+        try:
+            record = cls.model_validate_json(data)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            what = first["msg"].removeprefix("Value error, ")
+            raise DataError(f"{where}: {what}" if where else what) from error
+        said = {name: getattr(record, name) for name in ("method", "dataset", "protocol", "seed")}
+        said["scenario"] = record.scenario.name
+        for name, value in said.items():
+            if record.settings.get(name) != value:
+                raise DataError(
+                    f"{name} is {value!r}, but {record.settings.get(name)!r} in its settings"
+                )
+        key = run_key(record.settings, record.method_version)
+        if key != record.key:
+            raise DataError(f"its settings are those of the run {key}, not of {record.key}")
+        return record
 
-    def save(self, record: RunRecord) -> Path:
-        """Write a record in one rename, and return its path."""
-        text = json.dumps(record.model_dump(mode="json"), indent=1, ensure_ascii=False)
-        write_whole(self.path(record.key), text.encode() + b"\n")
-        return self.path(record.key)
-
-    def __iter__(self) -> Iterator[RunRecord]:
-        for path in sorted(self.runs.glob("*.json")):
-            yield read_record(path)
-
-
-def read_record(path: Path) -> RunRecord:
-    """Return the record in a file.
-
-    Raises:
-        DataError: If it is cut short, not JSON, or not a record.
-    """
-    try:
-        return RunRecord.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise DataError(f"cannot read record {path}: {error.strerror}") from error
-    except ValidationError as error:
-        what = error.errors()[0]["msg"]
-        raise DataError(
-            f"record {path} is cut short or not a run record ({what}); "
-            f"delete it and run the same command again to make it anew"
-        ) from error
+    def unknown_fields(self) -> list[str]:
+        """Return the names of fields that this version does not know."""
+        parts: list[tuple[str, RecordPart]] = [("", self), ("data.", self.data)]
+        parts += [("environment.", self.environment), *(("rounds.", e) for e in self.rounds[:1])]
+        return [f"{at}{name}" for at, part in parts for name in part.model_extra or ()]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-from feddg_bench.records.record import WHOLE, split_metric
+from feddg_bench.records.metrics import find_metric
+from feddg_bench.records.record import WHOLE, Evaluation
 
 Rule = Literal["last", "best_by_val", "best_by_id_val", "oracle"]
 RULES: tuple[Rule, ...] = get_args(Rule)
@@ -16,8 +17,22 @@ training domains, or (never by default) on the test domain. Ties go to the earli
 CHOOSING: Mapping[Rule, str] = {"best_by_val": "val", "best_by_id_val": "id_val", "oracle": "test"}
 """The split that a rule looks at."""
 
-Evaluation = dict[str, dict[str, dict[str, float]]]
-"""Split -> domain -> metric -> value."""
+
+def split_metric(evaluation: Evaluation, split: str, metric: str) -> float | None:
+    """Return a metric over all images of a split, or ``None`` if it was not measured.
+
+    That of the part `WHOLE` if there is one; else of the only domain, or the mean over domains by
+    images for metrics that are such a mean. A loss that overflowed is NaN.
+    """
+    parts = evaluation.get(split, {})
+    whole = parts.get(WHOLE)
+    known = [d for d in (parts.values() if whole is None else (whole,)) if metric in d]
+    if len(known) == 1 and (whole is not None or len(parts) == 1):  # quick: tables read millions
+        return known[0][metric] if known[0]["images"] else None
+    images = sum(domain["images"] for domain in known)
+    if not images or not find_metric(metric).poolable:
+        return None
+    return sum(domain[metric] * domain["images"] for domain in known) / images
 
 
 def choose(evaluations: Sequence[Evaluation], rule: Rule, metric: str) -> Evaluation | None:
@@ -58,18 +73,3 @@ def pooled(evaluation: Evaluation, split: str, metric: str, over: str = "images"
         return None
     values = [domain[metric] for domain in domains]
     return min(values) if over == "worst" else sum(values) / len(values)
-
-
-def costs(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return what a run cost, by metric (see `Run.cost`); raises if the record lacks something."""
-    rounds = record["rounds"]
-    found = {"one_time_cost": float(sum(record.get("once", {}).get("seconds", {}).values()))}
-    if rounds:
-        n = len(rounds)
-        asked = sum(len(r["cohort"]) for r in rounds)
-        found["local_training_time"] = sum(r["seconds"].get("training", 0) for r in rounds)
-        found["local_training_time"] /= asked
-        found["aggregation_time"] = sum(r["seconds"].get("aggregation", 0) for r in rounds) / n
-        for way in ("up", "down"):
-            found[f"megabytes_{way}"] = sum(r["bytes"][way] for r in rounds) / n / 1e6
-    return found

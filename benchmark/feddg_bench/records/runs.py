@@ -19,7 +19,10 @@ from typing import Any
 from pydantic_core import from_json
 
 from feddg_bench.common.errors import DataError
-from feddg_bench.records.rules import CHOOSING, RULES, Evaluation, Rule, best_round, choose, costs
+from feddg_bench.records.metrics import METRICS, Metric, find_metric
+from feddg_bench.records.record import Evaluation, RunRecord
+from feddg_bench.records.rules import CHOOSING, RULES, Rule, best_round, choose
+from feddg_bench.records.store import read_record
 
 FORMAT = 1
 END = 16384
@@ -65,7 +68,7 @@ class Run:
     settings: Mapping[str, Any]
     labels: tuple[str, ...] = ()
     task: str = "classification"
-    metric: str = "accuracy"
+    metric: Metric = METRICS["accuracy"]
     _chosen: dict[str, Evaluation | None] = field(default_factory=dict, repr=False)
     _last: bytes | None = field(default=None, repr=False)
     _costs: dict[str, float] = field(default_factory=dict, repr=False)
@@ -92,7 +95,7 @@ class Run:
         if not _laid_out(data):
             rounds = _parse(data, self.path)["rounds"]
             return choose(
-                [r["evaluation"] for r in rounds if r.get("evaluation")], rule, self.metric
+                [r["evaluation"] for r in rounds if r.get("evaluation")], rule, self.metric.name
             )
         start, end = data.index(_ROUNDS), len(data)
         if rule != "last":  # read of each round only the split that the rule looks at
@@ -100,7 +103,7 @@ class Run:
             found = list(_parts(split).finditer(data, start))
             parts = b"[" + b",".join(match[1] for match in found) + b"]"
             evaluations = [{split: part} for part in _from_json(parts, self.path)]
-            best = best_round(evaluations, split, self.metric)
+            best = best_round(evaluations, split, self.metric.name)
             if best is None:
                 return None
             end = found[best].start()
@@ -108,19 +111,17 @@ class Run:
         chosen: Evaluation | None = None if block is None else _from_json(block, self.path)
         return chosen
 
-    def whole(self) -> dict[str, Any]:
+    def record(self) -> RunRecord:
         """Return all that the record holds, and keep of it what tables ask for.
 
         Raises:
             DataError: If the record is damaged.
         """
-        record = _parse(_read(self.path), self.path)
-        try:
-            evaluations = [r["evaluation"] for r in record["rounds"] if r.get("evaluation")]
-            self._chosen.update({rule: choose(evaluations, rule, self.metric) for rule in RULES})
-            self._costs.update(costs(record))
-        except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
-            raise damaged(self.path, f"{type(error).__name__}: {error}") from error
+        record = read_record(self.path)
+        evaluations = [entry.evaluation for entry in record.rounds if entry.evaluation]
+        name = self.metric.name
+        self._chosen.update({rule: choose(evaluations, rule, name) for rule in RULES})
+        self._costs.update(record.costs())
         return record
 
     def cost(self, metric: str) -> float | None:
@@ -135,7 +136,7 @@ class Run:
             DataError: If the record is damaged.
         """
         if not self._costs:
-            self.whole()
+            self.record()
         return self._costs.get(metric)
 
 
@@ -272,7 +273,9 @@ def _run(path: Path, head: dict[str, Any], settings: Mapping[str, Any], last: by
         settings=settings,
         labels=tuple(head.get("labels", ())),
         task=head["data"].get("task", "classification"),
-        metric=head["data"].get("metric", "accuracy"),
+        metric=find_metric(
+            head["data"].get("metric", "accuracy"), head["data"].get("task", "classification")
+        ),
         _last=last,
     )
 

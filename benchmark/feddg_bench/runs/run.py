@@ -41,7 +41,18 @@ from feddg_bench.engine.executors import Executor
 from feddg_bench.engine.worker import WorkerSpec
 from feddg_bench.models.backbones import check_image_size
 from feddg_bench.plugins import load_method
-from feddg_bench.records.record import WHOLE, ResultsStore, RunRecord, ScenarioRecord
+from feddg_bench.records.record import (
+    WHOLE,
+    Costs,
+    DataRecord,
+    EnvironmentRecord,
+    PartitionRecord,
+    RoundRecord,
+    RunRecord,
+    ScenarioRecord,
+    TimeRecord,
+)
+from feddg_bench.records.store import ResultsStore
 from feddg_bench.runs.checkpoints import load_checkpoint, save_checkpoint
 
 
@@ -141,7 +152,7 @@ class RunData:
         Raises:
             DataError: If the contents differ, or the data set cannot be found.
         """
-        if known_fingerprint(self.dataset, self.cache) != record.data["fingerprint"]:
+        if known_fingerprint(self.dataset, self.cache) != record.data.fingerprint:
             raise DataError(
                 f"{where} was made from other images than the {self.dataset.title} that is here; "
                 f"move it away, or give another --results folder or the right --data-root"
@@ -168,17 +179,17 @@ def run(
         server.restore(state["server"])
         record = RunRecord.model_validate(state["record"])
         data.check_same(record, checkpoint)
-        seconds_before = record.time["seconds"]
+        seconds_before = record.time.seconds
     record.environment = environment(resources, executor)
     report.begin(plan, server.round if checkpoint.exists() else None, record)
 
     def keep() -> None:
-        record.time = {
-            "started": record.time.get("started", _stamp(started)),
-            "finished": _stamp(time.time()),
-            "seconds": round(seconds_before + time.time() - started, 3),
-            "peak_memory_mib": executor.peak_memory_mib(),
-        }
+        record.time = TimeRecord(
+            started=record.time.started or _stamp(started),
+            finished=_stamp(time.time()),
+            seconds=round(seconds_before + time.time() - started, 3),
+            peak_memory_mib=executor.peak_memory_mib(),
+        )
 
     for result in federate(
         method,
@@ -191,13 +202,13 @@ def run(
         every=settings.evaluation.every,
     ):
         if result.round == 0:
-            record.once = _costs(result)
+            record.once = Costs(**_costs(result))
         else:
             record.rounds.append(_entry(result))
         keep()
         last = result.round == settings.federation.rounds
         if not last and result.round % resources.checkpoint_every == 0:
-            state = {"server": server.state(), "record": record.model_dump(mode="json")}
+            state = {"server": server.state(), "record": record.as_json()}
             state["plan"] = {"settings": settings.model_dump(mode="json"), "recipe": plan.recipe}
             state["data_root"] = str(resources.data_root) if resources.data_root else None
             save_checkpoint(checkpoint, state)
@@ -283,17 +294,17 @@ def open_federation(
         recipe=plan.recipe,
         labels={name: str(settings.hyper[name]) for name in method.Settings.labels},
         settings=plan.canonical,
-        data={
-            "fingerprint": store.fingerprint,
-            "images": _counts(splits, dataset, store),
-            "task": dataset.task,
-            "metric": dataset.metrics[0],
-        },
-        partition={
-            "hash": partition.digest(),
-            "clients": len(clients),
-            "sizes": [int(np.min(sizes)), int(np.median(sizes)), int(np.max(sizes))],
-        },
+        data=DataRecord(
+            fingerprint=store.fingerprint,
+            images=_counts(splits, dataset, store),
+            task=dataset.task,
+            metric=dataset.metrics[0],
+        ),
+        partition=PartitionRecord(
+            hash=partition.digest(),
+            clients=len(clients),
+            sizes=[int(np.min(sizes)), int(np.median(sizes)), int(np.max(sizes))],
+        ),
     )
     return federation, record
 
@@ -412,18 +423,18 @@ def _costs(result: RoundResult) -> dict[str, Any]:
     }
 
 
-def _entry(result: RoundResult) -> dict[str, Any]:
-    return {
-        "round": result.round,
-        "cohort": list(result.cohort),
-        "skipped": result.skipped,
-        "train": result.ledger.means(),
-        "evaluation": result.evaluation,
+def _entry(result: RoundResult) -> RoundRecord:
+    return RoundRecord(
+        round=result.round,
+        cohort=list(result.cohort),
+        skipped=result.skipped,
+        train=result.ledger.means(),
+        evaluation=result.evaluation,
         **_costs(result),
-    }
+    )
 
 
-def environment(resources: Resources, executor: Executor) -> dict[str, Any]:
+def environment(resources: Resources, executor: Executor) -> EnvironmentRecord:
     """Return what numbers may depend on in their last bits, and nothing that names a machine."""
     import lightning
     import torchvision
@@ -431,14 +442,14 @@ def environment(resources: Resources, executor: Executor) -> dict[str, Any]:
     device = find_device(resources.device)
     versions = {"python": platform.python_version(), "feddg_bench": feddg_bench.__version__}
     versions |= {m.__name__: str(m.__version__) for m in (torch, torchvision, lightning)}
-    return {
-        "versions": versions,
-        "system": f"{platform.system()} {platform.machine()}",
-        "device": torch.cuda.get_device_name(device) if device != "cpu" else "cpu",
-        "threads": resources.threads,
-        "workers": executor.workers,
-        "commit": _commit(),
-    }
+    return EnvironmentRecord(
+        versions=versions,
+        system=f"{platform.system()} {platform.machine()}",
+        device=torch.cuda.get_device_name(device) if device != "cpu" else "cpu",
+        threads=resources.threads,
+        workers=executor.workers,
+        commit=_commit(),
+    )
 
 
 def _commit() -> str | None:

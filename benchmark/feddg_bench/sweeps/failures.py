@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from feddg_bench.common.files import write_whole
-from feddg_bench.records.record import ResultsStore
+from feddg_bench.records.store import ResultsStore
 from feddg_bench.sweeps.claims import Claims
 from feddg_bench.sweeps.jobs import Job
 

@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from feddg_bench.common.errors import SettingsError, unknown
-from feddg_bench.records.record import RunRecord, split_metric
+from feddg_bench.records.metrics import METRICS
+from feddg_bench.records.record import RunRecord
+from feddg_bench.records.rules import split_metric
 
-METRICS = tuple(
-    f"{split}/{metric}"
-    for split in ("val", "id_val")
-    for metric in ("accuracy", "loss", "macro_f1", "worst_group", "pearson")
-)
+TARGETS = tuple(f"{split}/{metric}" for split in ("val", "id_val") for metric in METRICS)
 """Split and metric, over all of the split's images, after the last round."""
 
 
@@ -22,7 +20,7 @@ class Objective:
     """A metric and which way is better.
 
     Attributes:
-        name: One of `METRICS`.
+        name: One of `TARGETS`.
         maximize: Whether a larger value is better.
     """
 
@@ -30,7 +28,7 @@ class Objective:
     maximize: bool
 
     def value(self, record: RunRecord) -> float:
-        """Return the metric of a finished run; NaN for a loss that overflowed, null on disk.
+        """Return the metric of a finished run; NaN for a loss that overflowed.
 
         Raises:
             SettingsError: If the run has no images of the split, or does not measure the metric.
@@ -41,7 +39,7 @@ class Objective:
         if value is None and evaluation.get(split):
             raise SettingsError(
                 f"run {record.key} does not measure {metric} over all of {split}; "
-                f"choose by {split}/{record.metric}"
+                f"choose by {split}/{record.metric.name}"
             )
         if value is None:
             raise SettingsError(
@@ -65,10 +63,10 @@ def read_objective(path: Path, metric: Any) -> Objective | None:
     if "test" in name.lower():
         raise SettingsError(
             f"{path}: {name} is a test metric, which must not choose anything; "
-            f"name one of {', '.join(METRICS)}"
+            f"name one of {', '.join(TARGETS)}"
         )
-    if name not in METRICS:
-        raise SettingsError(f"{path}: {unknown('metric', name, METRICS)}")
+    if name not in TARGETS:
+        raise SettingsError(f"{path}: {unknown('metric', name, TARGETS)}")
     if goal not in ("maximize", "minimize"):
         raise SettingsError(f"{path}: metric {name} needs goal: maximize or goal: minimize")
     return Objective(name, goal == "maximize")

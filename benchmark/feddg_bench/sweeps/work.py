@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from feddg_bench.common.errors import DataError, FeddgError
 from feddg_bench.config.schema import Resources
-from feddg_bench.records.record import ResultsStore, RunRecord
+from feddg_bench.records.record import RunRecord
+from feddg_bench.records.store import ResultsStore
 from feddg_bench.sweeps.claims import Claim, Claims
 from feddg_bench.sweeps.failures import Failures, stems
 from feddg_bench.sweeps.jobs import Datasets, Job, plans

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from feddg_bench.common.errors import RunInterruptedError, SettingsError
 from feddg_bench.config.schema import Resources
-from feddg_bench.records.record import ResultsStore, RunRecord
+from feddg_bench.records.record import RunRecord
+from feddg_bench.records.store import ResultsStore
 from feddg_bench.tracking.values import config, identity, metrics, summary
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ class Tracker:
             }
         )
         for entry in record.rounds:
-            self._process.send({"step": entry["round"], "values": metrics(entry)})
+            self._process.send({"step": entry.round, "values": metrics(entry)})
         if self.mode == "online":
             self._process.ready.wait(READY)
 
@@ -157,7 +158,7 @@ class Tracker:
         del plan, result, images
         if self._process is not None and self._record is not None:
             entry = self._record.rounds[-1]
-            self._process.send({"step": entry["round"], "values": metrics(entry)})
+            self._process.send({"step": entry.round, "values": metrics(entry)})
 
     def end(self, plan: Plan, record: RunRecord) -> None:
         """Hand over the summary and the record, and wait for W&B, though not for ever."""

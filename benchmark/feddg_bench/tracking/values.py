@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
 from typing import TYPE_CHECKING, Any
 
 import feddg_bench
-from feddg_bench.records.record import RunRecord
-from feddg_bench.records.rules import CHOOSING, RULES, Evaluation, best_round, pooled
+from feddg_bench.records.record import Evaluation, RoundRecord, RunRecord
+from feddg_bench.records.rules import CHOOSING, RULES, best_round, pooled
 
 if TYPE_CHECKING:
     from feddg_bench.runs.run import Plan
 
 
-def metrics(entry: Mapping[str, Any]) -> dict[str, float]:
+def metrics(entry: RoundRecord) -> dict[str, float]:
     """Return a round's metrics by name, from its entry in the record.
 
     ``train/loss``, ``seconds/training``, ``bytes/up``, ``dropped``; where the round was evaluated
     also every metric as ``test/<domain>/accuracy`` and, over all images of the split where it has
     such a value, ``test/accuracy``; shares in [0, 1].
     """
-    values = {f"train/{name}": value for name, value in entry["train"].items()}
-    values |= {f"seconds/{phase}": value for phase, value in entry["seconds"].items()}
-    values |= {f"bytes/{way}": value for way, value in entry["bytes"].items()}
-    values |= {"dropped": len(entry["dropped"]), "skipped": int(entry["skipped"])}
-    return values | _measured(entry["evaluation"] or {})
+    values = {f"train/{name}": value for name, value in entry.train.items()}
+    values |= {f"seconds/{phase}": value for phase, value in entry.seconds.items()}
+    values |= {"bytes/up": entry.bytes.up, "bytes/down": entry.bytes.down}
+    values |= {"dropped": len(entry.dropped), "skipped": int(entry.skipped)}
+    return values | _measured(entry.evaluation or {})
 
 
 def summary(record: RunRecord) -> dict[str, float]:
@@ -32,20 +32,24 @@ def summary(record: RunRecord) -> dict[str, float]:
 
     Only rules that do not look at test images; a rule whose split the run lacks is left out.
     """
-    evaluated = [entry for entry in record.rounds if entry["evaluation"] is not None]
-    evaluations = [entry["evaluation"] for entry in evaluated]
+    evaluated = [(e.round, e.evaluation) for e in record.rounds if e.evaluation is not None]
+    evaluations = [evaluation for _, evaluation in evaluated]
     values: dict[str, float] = {}
     for rule in RULES:
         if rule == "oracle":
             continue
-        best = best_round(evaluations, CHOOSING[rule], record.metric) if rule in CHOOSING else -1
+        best = (
+            best_round(evaluations, CHOOSING[rule], record.metric.name) if rule in CHOOSING else -1
+        )
         if best is None:
             continue
-        values[f"{rule}/round"] = evaluated[best]["round"]
+        values[f"{rule}/round"] = evaluated[best][0]
         values |= {f"{rule}/{n}": v for n, v in _measured(evaluations[best]).items()}
-    values |= {f"once/seconds/{p}": s for p, s in record.once.get("seconds", {}).items()}
-    values |= {f"once/bytes/{way}": n for way, n in record.once.get("bytes", {}).items()}
-    return values
+    values |= {f"once/seconds/{p}": s for p, s in record.once.seconds.items()}
+    return values | {
+        "once/bytes/up": record.once.bytes.up,
+        "once/bytes/down": record.once.bytes.down,
+    }
 
 
 def _measured(evaluation: Evaluation) -> dict[str, float]:
@@ -55,8 +59,7 @@ def _measured(evaluation: Evaluation) -> dict[str, float]:
             if metric in ("images", "worst_group_name"):
                 continue
             found = {name: part[metric] for name, part in domains.items() if metric in part}
-            # In a record on disk a loss that overflowed is null.
-            known = {domain: value for domain, value in found.items() if value is not None}
+            known = {domain: value for domain, value in found.items() if math.isfinite(value)}
             values |= {f"{split}/{domain}/{metric}": value for domain, value in known.items()}
             if known == found and (whole := pooled(evaluation, split, metric)) is not None:
                 values[f"{split}/{metric}"] = whole

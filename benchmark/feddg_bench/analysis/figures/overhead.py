@@ -6,9 +6,8 @@ them little.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import median
-from typing import Any
 
 from feddg_bench.analysis.figures.drawing import (
     HATCHES,
@@ -19,7 +18,8 @@ from feddg_bench.analysis.figures.drawing import (
     new_figure,
 )
 from feddg_bench.analysis.figures.series import Frame, Wanted, comparable, groups
-from feddg_bench.records.record import read_record
+from feddg_bench.records.record import RoundRecord
+from feddg_bench.records.store import read_record
 
 PHASES = ("training", "aggregation", "communication", "evaluation")
 ONCE = "before round 1"
@@ -37,10 +37,9 @@ def overhead(frame: Frame, wanted: Wanted) -> Picture:
             for run in runs:
                 record = read_record(run.path)
                 seconds.append({phase: _usual(record.rounds, phase) for phase in PHASES})
-                once.append(sum(record.once.get("seconds", {}).values()))
+                once.append(sum(record.once.seconds.values()))
                 e = record.environment
-                n, threads = e.get("workers"), e.get("threads")
-                places.add(f"{e.get('device')}, workers {n}, threads {threads}")
+                places.add(f"{e.device}, workers {e.workers}, threads {e.threads}")
         usual = {phase: median(s[phase] for s in seconds) for phase in PHASES}
         rows.append((group.label, usual, median(once), len(seconds)))
     rows.sort(key=lambda row: (sum(row[1].values()), row[0]))
@@ -88,7 +87,7 @@ def overhead(frame: Frame, wanted: Wanted) -> Picture:
     return Picture(f"overhead-{frame.name}{wanted.suffix()}", figure, sheet, tuple(notes))
 
 
-def _usual(rounds: Sequence[Mapping[str, Any]], phase: str) -> float:
+def _usual(rounds: Sequence[RoundRecord], phase: str) -> float:
     """Return a phase's median seconds, times the share of rounds that have it at all."""
-    found = [s for entry in rounds if (s := entry["seconds"].get(phase, 0.0))]
+    found = [s for entry in rounds if (s := entry.seconds.get(phase, 0.0))]
     return median(found) * len(found) / len(rounds) if found else 0.0

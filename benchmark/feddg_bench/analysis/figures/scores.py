@@ -29,9 +29,9 @@ from feddg_bench.analysis.figures.series import (
     score,
     scores,
 )
-from feddg_bench.records.record import mean_and_std
 from feddg_bench.records.rules import Rule
 from feddg_bench.records.runs import Run
+from feddg_bench.records.statistics import mean_and_std
 
 Place = tuple[float, ...]
 """Values of a sweep's settings."""

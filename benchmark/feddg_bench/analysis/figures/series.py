@@ -11,10 +11,11 @@ from typing import Any
 from feddg_bench.analysis.tables.generic import generic_tables
 from feddg_bench.common.errors import DataError, SettingsError, unknown
 from feddg_bench.plugins import names
-from feddg_bench.records.record import in_percent, metric_name, read_record, split_metric
-from feddg_bench.records.rules import Rule
+from feddg_bench.records.record import Evaluation
+from feddg_bench.records.rules import Rule, split_metric
 from feddg_bench.records.runs import Run
 from feddg_bench.records.statistics import mean_and_std
+from feddg_bench.records.store import read_record
 from feddg_bench.records.variants import split as split_variants
 
 SPLITS = ("test", "val", "id_test", "id_val")
@@ -256,8 +257,7 @@ def points(
 
 def metric_label(run: Run) -> str:
     """Return the key metric of a run's data set as an axis names it."""
-    unit = " (%)" if in_percent(run.metric, run.task) else ""
-    return f"{metric_name(run.metric)}{unit}"
+    return run.metric.label
 
 
 def score(run: Run, split: str, rule: Rule) -> float | None:
@@ -274,14 +274,12 @@ def scores(run: Run, split: str) -> dict[int, float]:
     """
     found = {}
     for entry in read_record(run.path).rounds:
-        value = _score(run, entry["evaluation"] or {}, split)
+        value = _score(run, entry.evaluation or {}, split)
         if value is not None:
-            found[int(entry["round"])] = value
+            found[entry.round] = value
     return found
 
 
-def _score(run: Run, evaluation: Mapping[str, Any], split: str) -> float | None:
-    value = split_metric(evaluation, split, run.metric)
-    if value is None:
-        return None
-    return 100 * value if in_percent(run.metric, run.task) else value
+def _score(run: Run, evaluation: Evaluation, split: str) -> float | None:
+    value = split_metric(evaluation, split, run.metric.name)
+    return None if value is None else run.metric.display(value)

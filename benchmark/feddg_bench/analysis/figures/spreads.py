@@ -12,7 +12,7 @@ import numpy as np
 from feddg_bench.analysis.figures.drawing import Picture
 from feddg_bench.analysis.figures.partition import By, Spread, heat_maps
 from feddg_bench.common.errors import SettingsError
-from feddg_bench.records.record import ResultsStore
+from feddg_bench.records.store import ResultsStore
 from feddg_bench.runs.run import Plan, RunData, open_federation
 
 RULE_SETTINGS = {

@@ -27,7 +27,7 @@ from feddg_bench.data.federated import Federation
 from feddg_bench.engine.evaluation import evaluate
 from feddg_bench.engine.executors import Executor, Measured
 from feddg_bench.engine.worker import WorkerSpec
-from feddg_bench.records.record import ResultsStore
+from feddg_bench.records.store import ResultsStore
 from feddg_bench.runs.run import Plan, Report, RunData, open_federation, open_server
 
 

@@ -15,7 +15,7 @@ from feddg_bench.analysis.tables.captions import RULES as RULE_SENTENCES
 from feddg_bench.analysis.tables.describe import Where, check_names, fitting
 from feddg_bench.analysis.tables.generic import generic_tables
 from feddg_bench.common.errors import DataError, SettingsError
-from feddg_bench.records.record import metric_name
+from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.rules import RULES
 from feddg_bench.records.runs import Run
 
@@ -69,7 +69,7 @@ def gather(runs: Sequence[Run], where: Where | None = None) -> dict[str, Any]:
         "splits": list(SPLITS),
         "metrics": list(METRICS),
         "measured": [metric for metric in (*METRICS, "cost") if metric in measured],
-        "names": {metric: metric_name(metric) for metric in METRICS}
+        "names": {metric: find_metric(metric).title for metric in METRICS}
         | {"cost": "bytes and seconds"},
         "rules": [[rule, RULE_SENTENCES[rule]] for rule in RULES],
         "tables": tables,

@@ -9,13 +9,14 @@ from typing import Any
 
 from feddg_bench.analysis.report.pool import Pool
 from feddg_bench.analysis.report.repeat import repeat_command
-from feddg_bench.records.record import in_percent
-from feddg_bench.records.rules import CHOOSING, RULES, Evaluation, best_round, pooled
-from feddg_bench.records.runs import Run, damaged
+from feddg_bench.records import metrics
+from feddg_bench.records.record import Costs, Evaluation, RoundRecord, RunRecord
+from feddg_bench.records.rules import CHOOSING, RULES, best_round, pooled
+from feddg_bench.records.runs import Run
 from feddg_bench.records.variants import text
 
 SPLITS = ("test", "val", "id_test", "id_val")
-METRICS = ("accuracy", "macro_f1", "pearson", "worst_group", "loss")
+METRICS = tuple(metrics.METRICS)
 """All that a curve may show, see `metrics_of`."""
 POINTS = 60
 """A curve of more evaluated rounds is thinned to about so many; chosen rounds always stay."""
@@ -56,8 +57,8 @@ position in ``evaluated``, or null. ``curves`` holds, for each of `SPLITS`, null
 
 def metrics_of(run: Run) -> tuple[str, ...]:
     """Return what is shown of a run: its data set's key metric, and what there is beside it."""
-    first = "accuracy" if run.task == "classification" else "pearson"
-    return tuple(dict.fromkeys((run.metric, first, "worst_group", "loss")))
+    first = metrics.metrics_of(run.task)[0]
+    return tuple(dict.fromkeys((run.metric.name, first, "worst_group", "loss")))
 
 
 class Details:
@@ -87,12 +88,8 @@ class Details:
             DataError: If the record is damaged.
         """
         if run.key not in self.places:
-            try:
-                entry = self._entry(run, run.whole())
-            except (KeyError, TypeError, AttributeError, ValueError) as error:
-                raise damaged(run.path, f"{type(error).__name__}: {error}") from error
             self.places[run.key] = len(self.runs)
-            self.runs.append(entry)
+            self.runs.append(self._entry(run, run.record()))
         return self.places[run.key]
 
     def as_json(self) -> dict[str, Any]:
@@ -108,30 +105,25 @@ class Details:
             "evaluated": self.evaluated.values,
         }
 
-    def _entry(self, run: Run, record: Mapping[str, Any]) -> list[Any]:
-        rounds: list[Mapping[str, Any]] = record["rounds"]
-        once, spent = record.get("once", {}), record.get("time", {})
-        environment = record.get("environment", {})
-        drops = [
-            [entry["round"], drop["client"], drop["tensor"]]
-            for entry in ({"round": 0, "dropped": once.get("dropped", ())}, *rounds)
-            for drop in entry["dropped"]
-        ]
+    def _entry(self, run: Run, record: RunRecord) -> list[Any]:
+        rounds, once, environment = record.rounds, record.once, record.environment
+        places_of_drops = [(0, once.dropped), *((entry.round, entry.dropped) for entry in rounds)]
+        drops = [[at, drop.client, drop.tensor] for at, found in places_of_drops for drop in found]
         places, chosen, curves = _curves(run, rounds)
         found: dict[str, Any] = {
             "key": run.key,
-            "setup": self._setup(run, record["settings"], environment.get("threads", 1)),
+            "setup": self._setup(run, record.settings, environment.threads),
             "scenario": self.scenarios.add(
-                {**record["scenario"], "flag": shlex.quote(run.scenario)}
+                {**record.scenario.model_dump(mode="json"), "flag": shlex.quote(run.scenario)}
             ),
             "seed": run.seed,
-            "environment": self.environments.add(_plain(environment)),
-            "started": spent.get("started"),
-            "seconds": number(spent.get("seconds", math.nan), 3),
-            "memory": number(spent.get("peak_memory_mib", math.nan), 1),
+            "environment": self.environments.add(_plain(environment.model_dump())),
+            "started": record.time.started,
+            "seconds": number(record.time.seconds, 3),
+            "memory": number(record.time.peak_memory_mib, 1),
             "rounds": len(rounds),
-            "clients": record["partition"].get("clients"),
-            "skipped": sum(bool(entry["skipped"]) for entry in rounds),
+            "clients": record.partition.clients,
+            "skipped": sum(entry.skipped for entry in rounds),
             "dropped": len(drops),
             "drops": drops[:LISTED],
             "bytes": _bytes(rounds, once),
@@ -185,17 +177,17 @@ Curve = list[float | None]
 
 
 def _curves(
-    run: Run, rounds: Sequence[Mapping[str, Any]]
+    run: Run, rounds: Sequence[RoundRecord]
 ) -> tuple[list[int], list[int | None], list[list[Curve | None] | None]]:
     """Return the numbers of evaluated rounds, which of them each rule chooses, and the curves."""
     found: list[tuple[int, Evaluation]] = [
-        (entry["round"], entry["evaluation"]) for entry in rounds if entry["evaluation"]
+        (entry.round, entry.evaluation) for entry in rounds if entry.evaluation
     ]
     evaluations = [evaluation for _, evaluation in found]
     chosen = [
         (len(found) - 1 if found else None)
         if rule == "last"
-        else best_round(evaluations, CHOOSING[rule], run.metric)
+        else best_round(evaluations, CHOOSING[rule], run.metric.name)
         for rule in RULES
     ]
     kept = _thinned(len(found), {place for place in chosen if place is not None})
@@ -221,8 +213,9 @@ def _curve(run: Run, evaluations: Sequence[Evaluation], split: str, metric: str)
     values = [pooled(evaluation, split, metric) for evaluation in evaluations]
     if all(value is None for value in values):
         return None
-    factor, digits = (100, 2) if in_percent(metric, run.task) else (1, 4)
-    return [None if value is None else number(factor * value, digits) for value in values]
+    shown = metrics.find_metric(metric, run.task)
+    digits = 2 if shown.percent else 4
+    return [None if v is None else number(shown.display(v), digits) for v in values]
 
 
 def _thinned(count: int, always: set[int]) -> list[int]:
@@ -233,22 +226,21 @@ def _thinned(count: int, always: set[int]) -> list[int]:
     return sorted(spread | always)
 
 
-def _bytes(rounds: Sequence[Mapping[str, Any]], once: Mapping[str, Any]) -> list[int]:
+def _bytes(rounds: Sequence[RoundRecord], once: Costs) -> list[int]:
     n = max(len(rounds), 1)
-    mean = [round(sum(entry["bytes"][way] for entry in rounds) / n) for way in ("up", "down")]
-    return mean + [once.get("bytes", {}).get(way, 0) for way in ("up", "down")]
+    up, down = (sum(entry.bytes.up for entry in rounds), sum(entry.bytes.down for entry in rounds))
+    return [round(up / n), round(down / n), once.bytes.up, once.bytes.down]
 
 
-def _phases(rounds: Sequence[Mapping[str, Any]], once: Mapping[str, Any]) -> list[list[Any]]:
+def _phases(rounds: Sequence[RoundRecord], once: Costs) -> list[list[Any]]:
     """Return each phase with its mean seconds a round, and its seconds before round 1."""
-    before = once.get("seconds", {})
-    names = sorted({name for entry in rounds for name in entry["seconds"]} | set(before))
+    names = sorted({name for entry in (once, *rounds) for name in entry.seconds})
     n = max(len(rounds), 1)
     return [
         [
             name,
-            number(sum(entry["seconds"].get(name, 0.0) for entry in rounds) / n, 4),
-            number(before.get(name, 0.0), 4),
+            number(sum(entry.seconds.get(name, 0.0) for entry in rounds) / n, 4),
+            number(once.seconds.get(name, 0.0), 4),
         ]
         for name in names
     ]

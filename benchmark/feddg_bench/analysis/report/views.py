@@ -13,6 +13,7 @@ from feddg_bench.analysis.tables.describe import ColumnSpec, Description, GroupS
 from feddg_bench.analysis.tables.entries import DASH
 from feddg_bench.analysis.tables.generic import Generic, shown_as
 from feddg_bench.analysis.tables.grid import Column, Entry, Grid, Line
+from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.rules import RULES, Rule
 from feddg_bench.records.runs import Run
 
@@ -67,7 +68,7 @@ def leaderboard(table: Generic, details: Details, strings: Pool) -> dict[str, An
             rows = [_row(line, grid, by_key, details) for line in grid.lines if line.kind == "ours"]
             fills = _fills(grid, strings)
         views.append(_view(view, grid, strings))
-    measured = {first.metric} | {view["metric"] for view in views if view["splits"]}
+    measured = {first.metric.name} | {view["metric"] for view in views if view["splits"]}
     title, _, frame = table.description.title.partition(": ")
     return {
         "name": table.name,
@@ -76,7 +77,7 @@ def leaderboard(table: Generic, details: Details, strings: Pool) -> dict[str, An
         "protocol": first.protocol,
         "recipe": _recipe(table.runs),
         "frame": frame,
-        "metric": first.metric,
+        "metric": first.metric.name,
         "rows": rows,
         "fills": fills,
         "views": [view for view in views if view["metric"] in measured],
@@ -90,7 +91,7 @@ def _recipe(runs: Sequence[Run]) -> str:
 def _views(table: Generic) -> Iterator[View]:
     groups = _groups(table)
     for metric in metrics_of(table.runs[0]):
-        shown = shown_as(metric, table.runs[0].task)
+        shown = shown_as(find_metric(metric, table.runs[0].task))
         described = _described(table, groups, **shown, lower_is_better=metric == "loss")
         for rule in RULES:
             yield View(metric, rule, described)

@@ -18,7 +18,7 @@ from feddg_bench.analysis.tables.describe import Description
 from feddg_bench.analysis.tables.entries import DASH, compared, gap, silence
 from feddg_bench.analysis.tables.grid import Entry, Grid, Kind, Line
 from feddg_bench.analysis.tables.rows import Row, make_rows
-from feddg_bench.records.record import metric_name
+from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.rules import Rule
 from feddg_bench.records.runs import Run
 from feddg_bench.records.statistics import (
@@ -259,7 +259,7 @@ class _Builder:
     def _caption(self, lines: Sequence[Line]) -> tuple[str, ...]:
         runs = [run for row in self.rows if row.variant for run in row.variant.runs]
         metrics = {column.metric for column in self.columns}
-        metric = metric_name(metrics.pop()) if len(metrics) == 1 else "numbers"
+        metric = find_metric(metrics.pop()).title if len(metrics) == 1 else "numbers"
         unit = f" in {self.description.unit}" if self.description.unit else ""
         said = []
         if self.seeds:
@@ -269,7 +269,7 @@ class _Builder:
             said.append(f"{metric}{unit}; there are no runs of this table yet")
         rules = [column.rule for column in self.columns if column.split is not None]
         if rules:
-            said.append(captions.rule_sentence(rules, {run.metric for run in runs}))
+            said.append(captions.rule_sentence(rules, {run.metric.name for run in runs}))
         said += captions.frame(runs, varied_keys(self.description))
         if len(self.rows) > 1 and self.seeds:
             said.append(captions.MARKS if len(self.seeds) > 1 else captions.ONE_SEED)

@@ -10,8 +10,8 @@ from typing import Any
 from feddg_bench.analysis.tables.rows import Row
 from feddg_bench.common.errors import FeddgError
 from feddg_bench.plugins import load_dataset
+from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.published import Published
-from feddg_bench.records.record import metric_name
 from feddg_bench.records.rules import Rule
 from feddg_bench.records.runs import Run
 from feddg_bench.records.variants import assignments, text
@@ -146,7 +146,7 @@ def wrong_average(published: Published) -> str:
 
 def rule_sentence(rules: Iterable[Rule], metrics: Iterable[str] = ("accuracy",)) -> str:
     """Return how rounds were chosen, by the key metrics of the runs' data sets."""
-    metric = " or ".join(map(metric_name, sorted(set(metrics)))) or "accuracy"
+    metric = " or ".join(find_metric(name).title for name in sorted(set(metrics))) or "accuracy"
     said = [f"{rule}: {RULES[rule].format(metric=metric)}" for rule in dict.fromkeys(rules)]
     return "Selection rule " + "; ".join(said)
 

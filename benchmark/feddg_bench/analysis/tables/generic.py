@@ -15,7 +15,7 @@ from typing import Any
 
 from feddg_bench.analysis.tables.commands import recipe_settings
 from feddg_bench.analysis.tables.describe import ColumnSpec, Description, GroupSpec, Summary
-from feddg_bench.records.record import in_percent
+from feddg_bench.records.metrics import Metric
 from feddg_bench.records.runs import Run
 from feddg_bench.records.variants import assignments, natural
 
@@ -106,7 +106,7 @@ def _describe(title: str, runs: Sequence[Run], against: str) -> Description:
         )
     return Description(
         title=title,
-        **shown_as(first.metric, first.task),
+        **shown_as(first.metric),
         where={"dataset": first.dataset, "protocol": first.protocol},
         others=True,
         groups=groups,
@@ -114,10 +114,10 @@ def _describe(title: str, runs: Sequence[Run], against: str) -> Description:
     )
 
 
-def shown_as(metric: str, task: str) -> dict[str, Any]:
+def shown_as(metric: Metric) -> dict[str, Any]:
     """Return what a description says of a metric: its unit and how many decimals."""
-    percent = in_percent(metric, task)
-    return {"metric": metric, "unit": "%" if percent else "", "decimals": 2 if percent else 3}
+    percent = metric.percent
+    return {"metric": metric.name, "unit": "%" if percent else "", "decimals": 2 if percent else 3}
 
 
 # ------------------------------------------------------------------------------- frames

@@ -10,7 +10,7 @@ from functools import cached_property
 from feddg_bench.analysis.tables.columns import Measured, varied_keys
 from feddg_bench.analysis.tables.describe import Description, RowSpec, Where, fitting
 from feddg_bench.common.errors import DataError
-from feddg_bench.records.record import in_percent
+from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.rules import pooled
 from feddg_bench.records.runs import Run
 from feddg_bench.records.statistics import Unit
@@ -155,4 +155,4 @@ def _value(run: Run, column: Measured) -> float | None:
     if evaluation is None:
         return None
     value = pooled(evaluation, column.split, column.metric, column.spec.over)
-    return 100 * value if value is not None and in_percent(column.metric, run.task) else value
+    return None if value is None else find_metric(column.metric, run.task).display(value)

@@ -7,13 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from feddg_bench.records.published import published_accuracy
-from feddg_bench.records.record import (
-    RunRecord,
-    in_percent,
-    mean_and_std,
-    metric_name,
-    split_metric,
-)
+from feddg_bench.records.record import RunRecord
+from feddg_bench.records.rules import split_metric
+from feddg_bench.records.statistics import mean_and_std
 
 SPLITS = ("id_val", "id_test", "val", "test")
 
@@ -75,7 +71,6 @@ def summary(records: Sequence[RunRecord]) -> Table:
         records: Finished runs of one method, data set and protocol.
     """
     first = records[0]
-    percent = in_percent(first.metric, first.task)
     scenarios = list(dict.fromkeys(record.scenario.name for record in records))
     sources: list[str] = []
     rows = []
@@ -94,21 +89,19 @@ def summary(records: Sequence[RunRecord]) -> Table:
             )
         )
     return Table(
-        f"{first.method} on {first.dataset}, {first.protocol}: {metric_name(first.metric)}"
-        + (" in %" if percent else ""),
+        f"{first.method} on {first.dataset}, {first.protocol}: {first.metric.title}"
+        + (" in %" if first.metric.percent else ""),
         splits,
         tuple(rows),
         _caption(records, sources),
-        2 if percent else 3,
+        2 if first.metric.percent else 3,
     )
 
 
 def _value(record: RunRecord, split: str) -> float | None:
     """Return the key metric of the last round, in percent if it is a share."""
-    value = split_metric(record.evaluation(), split, record.metric)
-    if value is None:
-        return None
-    return 100 * value if in_percent(record.metric, record.task) else value
+    value = split_metric(record.evaluation(), split, record.metric.name)
+    return None if value is None else record.metric.display(value)
 
 
 def _cell(runs: Sequence[RunRecord], split: str, sources: list[str]) -> Cell | None:
@@ -118,7 +111,7 @@ def _cell(runs: Sequence[RunRecord], split: str, sources: list[str]) -> Cell | N
         return None
     paper = None
     run = runs[0]
-    if split in ("val", "test") and run.metric == "accuracy":
+    if split in ("val", "test") and run.metric.name == "accuracy":
         paper = published_accuracy(run.method, run.dataset, run.protocol, run.scenario, split)
     if paper and paper.source not in sources:
         sources.append(paper.source)

@@ -1,0 +1,173 @@
+"""Metrics: how each is written, where it may lie, and how it is computed.
+
+A metric is one entry of `METRICS`; data sets, tasks, records, tables, reports and sweeps read all
+they need of it there. Functions take the truth and the predictions of n images, both [n], and
+return a float in double precision, as wilds (Koh et al., ICML 2021) defines them; 0 where there is
+no image.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    Values = NDArray[Any]
+
+
+def accuracy(truth: Values, predictions: Values) -> float:
+    """Return the share of hits, in [0, 1]: one whole number over another.
+
+    >>> import numpy as np
+    >>> accuracy(np.array([0, 1, 2, 2]), np.array([0, 1, 2, 1]))
+    0.75
+    """
+    if not len(truth):
+        return 0.0
+    return int(_stat_scores(truth, predictions)[:, 0].sum()) / len(truth)
+
+
+def macro_f1(truth: Values, predictions: Values) -> float:
+    """Return the mean F1 over the classes that occur in the truth, in [0, 1].
+
+    Predictions of other classes cost recall but are no classes of the mean, as in wilds. The mean
+    over all classes of a data set would be lower wherever a part lacks some.
+
+    >>> import numpy as np
+    >>> macro_f1(np.array([0, 0, 1, 1]), np.array([0, 1, 1, 2]))
+    0.5833333333333333
+    """
+    if not len(truth):
+        return 0.0
+    hits, false_alarms, _, misses, support = _stat_scores(truth, predictions).double().unbind(1)
+    f1 = 2 * hits / (2 * hits + false_alarms + misses)
+    return float(f1[support > 0].mean())
+
+
+def _stat_scores(truth: Values, predictions: Values) -> Tensor:
+    """Return hits, false alarms, correct rejections, misses and support of each class: [C, 5]."""
+    import torch
+    from torchmetrics.functional.classification import multiclass_stat_scores
+
+    # One more class than there are, since torchmetrics drops the axis where there is but one.
+    num_classes = int(max(truth.max(), predictions.max())) + 2
+    scores: Tensor = multiclass_stat_scores(
+        torch.from_numpy(predictions),
+        torch.from_numpy(truth),
+        num_classes=num_classes,
+        average=None,
+        validate_args=False,
+    )
+    return scores
+
+
+def pearson(truth: Values, predictions: Values) -> float:
+    """Return Pearson's correlation coefficient, in [-1, 1]; 0 where it is not defined.
+
+    It is not defined for fewer than two images, constant values, or any that is not finite.
+
+    >>> import numpy as np
+    >>> pearson(np.array([1.0, 2.0, 3.0]), np.array([3.0, 5.0, 7.0]))
+    1.0
+    """
+    import torch
+    from torchmetrics.functional.regression import pearson_corrcoef
+
+    # Moved and scaled to [0, 1], which a correlation does not see: torchmetrics gives up on a
+    # variance that is small in absolute terms.
+    x, y = _unit_range(predictions), _unit_range(truth)
+    if x is None or y is None:
+        return 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that a variance is small, hence NaN
+        found = float(pearson_corrcoef(torch.from_numpy(x), torch.from_numpy(y)))
+    return found if math.isfinite(found) else 0.0
+
+
+def _unit_range(values: Values) -> NDArray[np.float64] | None:
+    import numpy as np
+
+    exact = values.astype(np.float64)
+    if len(exact) < 2 or not np.isfinite(exact).all() or np.ptp(exact) == 0:
+        return None
+    scaled: NDArray[np.float64] = (exact - exact.min()) / np.ptp(exact)
+    return scaled
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that is measured on images.
+
+    Attributes:
+        name: Its key in records, tables and settings.
+        title: What people call it.
+        percent: Whether it is a share that people read in percent.
+        poolable: Whether its value over a split is the mean over its domains by images.
+        range: The smallest and the largest value it can have.
+        tasks: The tasks that have it.
+        function: Computes it from truth and predictions; ``None`` where that is not enough.
+    """
+
+    name: str
+    title: str
+    percent: bool = False
+    poolable: bool = False
+    range: tuple[float, float] = (-math.inf, math.inf)
+    tasks: tuple[str, ...] = ("classification", "regression")
+    function: Callable[[Values, Values], float] | None = None
+
+    def display(self, value: float) -> float:
+        """Return a value in the unit that people read: a share in percent."""
+        return 100 * value if self.percent else value
+
+    def text(self, value: float, decimals: int) -> str:
+        """Return a value as text: a share in percent, else with one digit more."""
+        return f"{self.display(value):.{decimals if self.percent else decimals + 1}f}"
+
+    @property
+    def label(self) -> str:
+        """Its title with its unit, as an axis says it."""
+        return f"{self.title} (%)" if self.percent else self.title
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("accuracy", "accuracy", True, True, (0, 1), ("classification",), accuracy),
+        Metric("macro_f1", "macro F1", True, False, (0, 1), ("classification",), macro_f1),
+        Metric("pearson", "Pearson's r", False, False, (-1, 1), ("regression",), pearson),
+        Metric("worst_group", "worst group", range=(-1, 1)),
+        Metric("loss", "loss", poolable=True, range=(0, math.inf)),
+    )
+}
+"""All metrics by name. The first one of a task is its main metric: `worst_group` is the smallest
+value of it over groups of images, in its unit and range (see `find_metric`)."""
+
+
+def metrics_of(task: str) -> tuple[str, ...]:
+    """Return the names of a task's metrics, the main one first; the loss is not one of them.
+
+    >>> metrics_of("regression")
+    ('pearson', 'worst_group')
+    """
+    return tuple(m.name for m in METRICS.values() if task in m.tasks and m.name != "loss")
+
+
+def find_metric(name: str, task: str = "classification") -> Metric:
+    """Return what is known of a metric; of an unknown one, such as a cost, its name alone.
+
+    >>> find_metric("worst_group", "classification").percent
+    True
+    >>> find_metric("aggregation_time").title
+    'aggregation time'
+    """
+    if name == "worst_group" and (main := METRICS.get(next(iter(metrics_of(task)), ""))):
+        return replace(main, name=name, title=METRICS[name].title, poolable=False, function=None)
+    return METRICS.get(name) or Metric(name, name.replace("_", " "))
