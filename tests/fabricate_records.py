@@ -108,7 +108,7 @@ def record(
         train_loss = float(rng.random())
         one = entry(number, shown, train={"loss": train_loss}, seconds=seconds)
         listed.append(one | (entries or {}).get(number, {}))
-    return made.model_copy(update={"rounds": listed})
+    return RunRecord.model_validate({**made.as_json(), "rounds": listed})
 
 
 def _hits(rng: np.random.Generator, done: float, *, better: bool) -> int:

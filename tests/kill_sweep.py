@@ -154,7 +154,7 @@ def check(sweep: Path, results: Path, logs: Path) -> None:
     names = sorted(path.name for path in store.runs.iterdir())
     assert names == sorted(f"{job.key}.json" for job in jobs), "missing, doubled or left over"
     for record in store:
-        assert [entry["round"] for entry in record.rounds] == list(range(1, ROUNDS + 1))
+        assert [entry.round for entry in record.rounds] == list(range(1, ROUNDS + 1))
         assert record.evaluation()["test"]
     for empty in ("checkpoints", "claims", "failed"):
         left = list((results / empty).iterdir()) if (results / empty).exists() else []

@@ -47,7 +47,7 @@ def test_run_prints_one_table_and_keeps_every_round(feddg: Run, tmp_path: Path) 
     assert len(records) == 4
     for record in records:
         assert record.key in done.out
-        assert [entry["round"] for entry in record.rounds] == [1, 2]
+        assert [entry.round for entry in record.rounds] == [1, 2]
         evaluation = record.evaluation()
         assert set(evaluation) == {"id_val", "id_test", "val", "test"}
         assert set(evaluation["test"]) == {record.scenario.test}
@@ -57,7 +57,7 @@ def test_run_prints_one_table_and_keeps_every_round(feddg: Run, tmp_path: Path) 
             (tmp_path / "results/partitions" / f"{record.partition['hash'][:16]}.json").read_text()
         )
         held = [i for client in partition["clients"] for i in client["indices"]]
-        assert len(held) == len(set(held)) == sum(record.data["images"]["train"].values())
+        assert len(held) == len(set(held)) == sum(record.data.images["train"].values())
 
     again = feddg("run", "--method", "pardon", "--protocol", "ltdo", *TINY)
     assert again.code == 0
@@ -85,7 +85,7 @@ def test_same_clients_for_every_method(feddg: Run, tmp_path: Path) -> None:
         feddg("run", "--method", method, "--scenario", "ip-o-c", *TINY)
     records = list(ResultsStore(tmp_path / "results"))
     assert len({record.method for record in records}) == 2
-    assert len({record.partition["hash"] for record in records}) == 1
+    assert len({record.partition.hash for record in records}) == 1
     assert len({json.dumps([e["cohort"] for e in r.rounds]) for r in records}) == 1
 
 
@@ -95,7 +95,7 @@ def test_erm_pools_whatever_the_recipe_says(feddg: Run, tmp_path: Path) -> None:
     )
     assert done.code == 0, done.err
     (record,) = ResultsStore(tmp_path / "results")
-    assert record.partition["clients"] == 1
+    assert record.partition.clients == 1
 
 
 def test_lodo_has_no_validation_domain(feddg: Run) -> None:

@@ -284,7 +284,7 @@ def test_fmow(feddg: Run, tmp_path: Path) -> None:
     found = official(feddg, tmp_path, "fmow", "--method", "ppdg", "--rounds", "2")
     assert images(found) == {"train": 255, "id_val": 43, "id_test": 42, "val": 91, "test": 64}
     assert found.partition["clients"] == 11
-    assert [len(entry["cohort"]) for entry in found.rounds] == [5, 5]
+    assert [len(entry.cohort) for entry in found.rounds] == [5, 5]
     assert found.settings["hyper"]["strength"] == 0.05
     test = found.evaluation()["test"]
     assert set(test) == {"2016", "2017", "all"}
@@ -308,7 +308,7 @@ def test_poverty_in_two_of_its_folds(feddg: Run, tmp_path: Path) -> None:
     assert images(records["fold-C"])["train"] == 14 * 164 - 2000
     assert records["fold-A"].key != records["fold-C"].key
     assert first.partition["clients"] == 26
-    assert [len(entry["cohort"]) for entry in first.rounds] == [13, 13]
+    assert [len(entry.cohort) for entry in first.rounds] == [13, 13]
     assert (first.task, first.metric) == ("regression", "pearson")
     assert first.settings["train"]["schedule"] == "exponential"
     whole = first.evaluation()["test"]["all"]

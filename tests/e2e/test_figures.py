@@ -67,7 +67,7 @@ def test_all_draws_what_records_are_enough_for(feddg: Run) -> None:
     records = [read_record(path) for path in Path("results/runs").glob("*.json")]
     expected = {
         (r.method, f"{r.settings['partition']['heterogeneity']:g}"): 100
-        * r.rounds[-1]["evaluation"]["test"]["chalk"]["accuracy"]
+        * r.rounds[-1].evaluation["test"]["chalk"]["accuracy"]
         for r in records
     }
     found = rows(Path("results/figures/lambda-digits4-ltdo-quick.csv"))
@@ -151,7 +151,7 @@ def test_models_are_those_of_the_same_run(feddg: Run, tmp_path: Path, cache: Pat
         images, labels = trained.images(index)
         with torch.no_grad():
             loss = F.cross_entropy(model(images), labels)
-        recorded = read_record(path).rounds[-1]["evaluation"][split][domain]["loss"]
+        recorded = read_record(path).rounds[-1].evaluation[split][domain]["loss"]
         assert float(loss) == pytest.approx(recorded, rel=1e-4)
     start = trained.models[0]
     assert any(not torch.equal(start[n], w) for n, w in trained.models[2].items())

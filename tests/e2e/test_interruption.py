@@ -90,7 +90,7 @@ def test_same_command_goes_on(tmp_path: Path, environment: dict[str, str]) -> No
     done = subprocess.run(run, env=environment, check=True, capture_output=True, text=True)
     assert "goes on after round" in done.stderr
     (path,) = (tmp_path / "runs").glob("*.json")
-    assert [entry["round"] for entry in read_record(path).rounds] == list(range(1, 13))
+    assert [entry.round for entry in read_record(path).rounds] == list(range(1, 13))
 
 
 def test_full_disk_loses_no_earlier_round(

@@ -165,7 +165,7 @@ def test_two_processes_ctrl_c_and_going_on(tmp_path: Path, cache: Path) -> None:
     done = subprocess.run(short, env=environment, capture_output=True, text=True, check=True)
     assert "goes on after round" in done.stderr
     for record in ResultsStore(results):
-        assert [entry["round"] for entry in record.rounds] == list(range(1, 13))
+        assert [entry.round for entry in record.rounds] == list(range(1, 13))
     keys = {job.key for job in open_search(load_sweep(file), results).jobs()}
     assert {record.key for record in ResultsStore(results)} == keys
 

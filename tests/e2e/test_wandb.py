@@ -119,7 +119,7 @@ def test_offline_holds_what_the_records_hold(feddg: Run, tmp_path: Path) -> None
         offline = found[record.key]
         expected = record.settings | {"key": record.key, "recipe": "quick"}
         assert offline.config.items() >= expected.items()
-        assert offline.history == {e["round"]: metrics(e) for e in record.rounds}
+        assert offline.history == {e.round: metrics(e) for e in record.rounds}
         assert offline.summary.items() >= summary(record).items()
         (artifact,) = offline.artifacts
         (content,) = artifact.manifest.contents
@@ -159,7 +159,7 @@ def test_a_stopped_run_goes_on_as_the_same_wandb_run(
     again = offline_runs(tmp_path / "results")[-1]
     assert again.run.run_id == first.run.run_id == checkpoint.stem
     (record,) = ResultsStore(tmp_path / "results")
-    assert again.history == {e["round"]: metrics(e) for e in record.rounds}
+    assert again.history == {e.round: metrics(e) for e in record.rounds}
     assert again.exit_code == 0
 
 
@@ -217,7 +217,7 @@ def test_online_without_a_server_is_kept_offline(
     (record,) = ResultsStore(tmp_path / "results")
     complete = [run for run in offline_runs(tmp_path / "results") if run.exit_code == 0]
     (offline,) = complete
-    assert offline.history == {e["round"]: metrics(e) for e in record.rounds}
+    assert offline.history == {e.round: metrics(e) for e in record.rounds}
 
 
 def test_online_without_a_key_asks_nobody(feddg: Run, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 
 import pytest
@@ -29,22 +30,20 @@ def evaluation(accuracy):
     }
 
 
-def make_record(key="0123456789abcdef", **changes):
+def make_record(seed=0, **changes):
     rounds = [
-        {"round": 1, "loss": 2.0, "seconds": {"training": 1.0}, "evaluation": evaluation(0.25)},
-        {"round": 2, "loss": 1.0, "seconds": {"training": 1.1}, "evaluation": evaluation(0.75)},
-        {"round": 3, "loss": 0.5, "seconds": {"training": 1.2}, "evaluation": None},
+        helpers.entry(1, evaluation(0.25), train={"loss": 2.0}),
+        helpers.entry(2, evaluation(0.75), train={"loss": 1.0}),
+        helpers.entry(3, None, train={"loss": 0.5}),
     ]
     values = {
-        "key": key,
         "recipe": "quick \N{LATIN SMALL LETTER E WITH ACUTE}",
-        "settings": {"train": {"lr": 3e-5}},
         "once": {"bytes": {"up": 96, "down": 0}, "seconds": {"training": 0.5}},
         "rounds": rounds,
-        "environment": {"torch": "2"},
+        "environment": {"versions": {"torch": "2"}},
         "time": {"seconds": 3.3},
     }
-    return helpers.make_record(**{**values, **changes})
+    return helpers.make_record({"seed": seed}, **{**values, **changes})
 
 
 # ----------------------------------------------------------------------------- whole files
@@ -106,37 +105,48 @@ def test_a_record_comes_back_as_it_was(tmp_path):
     store = ResultsStore(tmp_path)
     record = make_record()
     path = store.save(record)
-    assert path == tmp_path / "runs" / "0123456789abcdef.json"
+    assert path == tmp_path / "runs" / f"{record.key}.json"
     assert store.load(record.key) == record
     assert read_record(path) == record
 
 
 def test_records_can_be_read_by_people(tmp_path):
     text = ResultsStore(tmp_path).save(make_record()).read_text(encoding="utf-8")
-    assert json.loads(text)["settings"] == {"train": {"lr": 3e-5}}
+    assert json.loads(text)["settings"]["train"]["lr"] == 3e-5
+    assert json.loads(text)["rounds"][2]["evaluation"] is None
     assert "quick \N{LATIN SMALL LETTER E WITH ACUTE}" in text
     assert text.endswith("}\n")
 
 
-def test_numbers_that_json_lacks_are_missing(tmp_path):
+def test_numbers_that_json_lacks_are_null(tmp_path):
     store = ResultsStore(tmp_path)
-    path = store.save(make_record(rounds=[{"loss": float("nan"), "evaluation": None}]))
-    assert "NaN" not in path.read_text()
-    assert store.load("0123456789abcdef").rounds[0]["loss"] is None
+    overflowed = helpers.measured(0.5, "chalk")
+    overflowed["chalk"]["loss"] = float("nan")
+    entry = helpers.entry(1, {"test": overflowed}, train={"loss": float("inf")})
+    record = make_record(rounds=[entry])
+    path = store.save(record)
+    values = json.loads(path.read_text(), parse_constant=pytest.fail)["rounds"][0]
+    assert values["train"]["loss"] is None
+    assert values["evaluation"]["test"]["chalk"] == {"accuracy": 0.5, "loss": None, "images": 10}
+    again = store.load(record.key)
+    assert math.isnan(again.rounds[0].train["loss"])
+    assert math.isnan(again.evaluation()["test"]["chalk"]["loss"])
+    assert again.as_json() == record.as_json()
 
 
 def test_a_run_that_is_not_there(tmp_path):
-    assert ResultsStore(tmp_path).load("0123456789abcdef") is None
+    assert ResultsStore(tmp_path).load("0" * 16) is None
     assert list(ResultsStore(tmp_path)) == []
 
 
 def test_the_store_lists_records_and_nothing_else(tmp_path):
     store = ResultsStore(tmp_path)
-    for key in ("b" * 16, "a" * 16):
-        store.save(make_record(key))
+    records = [make_record(seed) for seed in range(3)]
+    for record in records:
+        store.save(record)
     (store.runs / ".part-x").write_text("half")
     (store.runs / "notes.txt").write_text("notes")
-    assert [record.key for record in store] == ["a" * 16, "b" * 16]
+    assert list(store) == sorted(records, key=lambda record: record.key)
 
 
 def test_trying_the_folder_leaves_nothing_there(tmp_path):
@@ -148,11 +158,12 @@ def test_trying_the_folder_leaves_nothing_there(tmp_path):
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.999])
 def test_a_record_cut_short_is_refused(tmp_path, share):
     store = ResultsStore(tmp_path)
-    path = store.save(make_record())
+    record = make_record()
+    path = store.save(record)
     data = path.read_bytes()
     path.write_bytes(data[: int(share * (len(data) - 3))])
-    with pytest.raises(DataError, match="is cut short or not a run record") as caught:
-        store.load("0123456789abcdef")
+    with pytest.raises(DataError, match="cannot be used") as caught:
+        store.load(record.key)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -161,15 +172,26 @@ def test_a_record_cut_short_is_refused(tmp_path, share):
 def test_other_files_are_refused(tmp_path, text):
     path = tmp_path / "record.json"
     path.write_bytes(text)
-    with pytest.raises(DataError, match="not a run record"):
+    with pytest.raises(DataError, match="cannot be used"):
         read_record(path)
 
 
-def test_unknown_entries_are_refused(tmp_path):
-    values = make_record().model_dump(mode="json")
+def test_what_a_later_version_added_is_kept(tmp_path):
+    values = make_record().as_json()
+    values["weather"] = {"rain": True}
+    values["data"]["camera"] = "old"
+    values["rounds"][0]["dropped"] = [{"client": "c", "tensor": "w", "mood": 3}]
     path = tmp_path / "record.json"
-    path.write_text(json.dumps({**values, "host": "laptop"}))
-    with pytest.raises(DataError, match="not a run record"):
+    path.write_text(json.dumps(values))
+    record = read_record(path)
+    assert record.unknown_fields() == ["weather", "data.camera"]
+    assert record.as_json() == values
+
+
+def test_a_later_form_is_refused(tmp_path):
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(make_record().as_json() | {"format": 2}))
+    with pytest.raises(DataError, match="newer"):
         read_record(path)
 
 
@@ -180,15 +202,15 @@ def test_a_missing_record_is_refused(tmp_path):
 
 def test_numbers_are_what_the_same_settings_repeat():
     slower = make_record(
-        environment={"torch": "3"},
+        environment={"versions": {"torch": "3"}},
         time={"seconds": 99.0},
         once={"bytes": {"up": 96, "down": 0}, "seconds": {"training": 50}},
     )
-    slower.rounds[0]["seconds"] = {"training": 77}
+    slower.rounds[0].seconds = {"training": 77}
     assert slower.numbers() == make_record().numbers()
-    assert slower.rounds[0]["seconds"] == {"training": 77}
+    assert slower.rounds[0].seconds == {"training": 77}
     better = make_record()
-    better.rounds[1]["loss"] = 0.9
+    better.rounds[1].train = {"loss": 0.9}
     assert better.numbers() != make_record().numbers()
 
 

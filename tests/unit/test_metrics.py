@@ -7,8 +7,16 @@ import warnings
 import numpy as np
 import pytest
 
-from feddg_bench.core.metrics import accuracy, macro_f1, measure, pearson, worst_group
+from feddg_bench.core.metrics import measure, worst_group
 from feddg_bench.core.tasks import CLASSIFICATION, REGRESSION, TASKS
+from feddg_bench.records.metrics import (
+    METRICS,
+    accuracy,
+    find_metric,
+    macro_f1,
+    metrics_of,
+    pearson,
+)
 from feddg_bench.records.rules import best_round, choose, pooled, split_metric
 
 TRUTH = np.array([0, 0, 1, 1, 2])
@@ -74,7 +82,7 @@ def test_pearson_of_numbers_that_hardly_differ():
 
 
 def test_what_is_measured_of_classes():
-    found = measure(CLASSIFICATION, TRUTH, PREDICTED, 2.0, GROUPS, ("left", "right"))
+    found = measure("classification", TRUTH, PREDICTED, 2.0, GROUPS, ("left", "right"))
     assert list(found)[:3] == ["accuracy", "loss", "images"]
     assert found == {
         "accuracy": 0.6,
@@ -84,16 +92,16 @@ def test_what_is_measured_of_classes():
         "worst_group": 0.5,
         "worst_group_name": "left",
     }
-    assert "worst_group" not in measure(CLASSIFICATION, TRUTH, PREDICTED, 2.0, NOTHING, ())
+    assert "worst_group" not in measure("classification", TRUTH, PREDICTED, 2.0, NOTHING, ())
     alone = np.full(5, -1)
-    assert "worst_group" not in measure(CLASSIFICATION, TRUTH, PREDICTED, 2.0, alone, ("a",))
+    assert "worst_group" not in measure("classification", TRUTH, PREDICTED, 2.0, alone, ("a",))
 
 
 def test_what_is_measured_of_a_regression():
     truth = np.array([0.0, 1, 2, 0, 1, 2], dtype=np.float32)
     predictions = np.array([0.0, 1, 2, 2, 1, 0], dtype=np.float32)
     groups = np.array([0, 0, 0, 1, 1, 1])
-    found = measure(REGRESSION, truth, predictions, 8.0, groups, ("urban", "rural"))
+    found = measure("regression", truth, predictions, 8.0, groups, ("urban", "rural"))
     assert found == {
         "pearson": pytest.approx(0, abs=1e-15),
         "loss": pytest.approx(8 / 6),
@@ -106,7 +114,8 @@ def test_what_is_measured_of_a_regression():
 def test_tasks_name_their_metrics():
     for name, task in TASKS.items():
         assert task.name == name
-        assert "worst_group" in task.metrics
+        assert "worst_group" in metrics_of(name)
+        assert metrics_of(name)[0] in METRICS
     assert (CLASSIFICATION.outputs(7), REGRESSION.outputs(0)) == (7, 1)
 
 
@@ -168,8 +177,8 @@ def test_rounds_are_chosen_by_the_key_metric():
 
 
 def test_shares_are_shown_in_percent():
-    assert shown(0.5, "accuracy", "classification", 1) == "50.0"
-    assert shown(0.5, "worst_group", "classification", 1) == "50.0"
-    assert shown(0.5, "worst_group", "regression", 1) == "0.50"
-    assert shown(0.4567, "pearson", "regression", 2) == "0.457"
-    assert not in_percent("loss", "classification")
+    assert find_metric("accuracy").text(0.5, 1) == "50.0"
+    assert find_metric("worst_group").text(0.5, 1) == "50.0"
+    assert find_metric("worst_group", "regression").text(0.5, 1) == "0.50"
+    assert find_metric("pearson", "regression").text(0.4567, 2) == "0.457"
+    assert not find_metric("loss").percent

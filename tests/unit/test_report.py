@@ -64,7 +64,7 @@ def expected(root: Path, split: str, metric: str, rule: str) -> dict[tuple[str, 
     found: dict[tuple[str, str], list[float]] = {}
     records = sorted(ResultsStore(root), key=lambda one: one.seed)
     for one in records:
-        evaluations = [entry["evaluation"] for entry in one.rounds if entry["evaluation"]]
+        evaluations = [entry.evaluation for entry in one.rounds if entry.evaluation]
 
         def mean(evaluation: dict[str, Any], part: str, name: str) -> float:
             return statistics.fmean(domain[name] for domain in evaluation[part].values())
@@ -215,7 +215,9 @@ def test_the_data_sets_own_metric_is_shown_and_chosen_by(
     made = record(rounds=3, entries={number: entry(number) for number in values})
     save(
         tmp_path,
-        made.model_copy(update={"data": {**made.data, "metric": key_metric, "task": task}}),
+        made.model_copy(
+            update={"data": made.data.model_copy(update={"metric": key_metric, "task": task})}
+        ),
     )
     data = data_of(tmp_path)
     (table,) = data["tables"]
@@ -276,7 +278,7 @@ def test_what_is_said_of_a_run(tmp_path: Path) -> None:
     accuracy, loss = (curves[data["metrics"].index(name)] for name in ("accuracy", "loss"))
     assert accuracy[3] == 50.0
     assert loss[3] is None
-    first = one.rounds[0]["evaluation"]["test"]["chalk"]
+    first = one.rounds[0].evaluation["test"]["chalk"]
     assert accuracy[0] == round(100 * first["accuracy"], 2)
     assert loss[0] == round(first["loss"], 4)
     environment = data["environments"][run["environment"]]
@@ -294,7 +296,7 @@ def test_long_curves_are_thinned_but_chosen_rounds_stay(tmp_path: Path) -> None:
     rounds = data["evaluated"][run["evaluated"]]
     assert POINTS <= len(rounds) <= POINTS + len(RULES)
     assert (rounds[0], rounds[-1]) == (1, 400)
-    values = [entry["evaluation"]["test"]["chalk"]["accuracy"] for entry in one.rounds]
+    values = [entry.evaluation["test"]["chalk"]["accuracy"] for entry in one.rounds]
     oracle = run["chosen"][RULES.index("oracle")]
     assert rounds[oracle] == values.index(max(values)) + 1
     assert rounds[run["chosen"][RULES.index("last")]] == 400
@@ -390,7 +392,7 @@ def test_a_damaged_record_is_named(ltdo: Path, key: str) -> None:
     content = json.loads(path.read_bytes())
     content[key] = [{"round": 1}] if key == "rounds" else 5
     path.write_text(json.dumps(content, indent=1) + "\n")
-    with pytest.raises(DataError, match=rf"{path.name} is cut short or not a run record"):
+    with pytest.raises(DataError, match=rf"{path.name} cannot be used"):
         data_of(ltdo)
 
 

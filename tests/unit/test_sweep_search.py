@@ -15,7 +15,7 @@ from feddg_bench.records.store import ResultsStore
 from feddg_bench.sweeps.claims import Claims
 from feddg_bench.sweeps.definition import Sweep, load_sweep
 from feddg_bench.sweeps.failures import Failures
-from feddg_bench.sweeps.jobs import Datasets
+from feddg_bench.sweeps.jobs import Datasets, Job, plans
 from feddg_bench.sweeps.objective import Objective
 from feddg_bench.sweeps.search import BayesSearch, mean_objective, open_search
 from tests.helpers import entry, make_record, measured
@@ -35,8 +35,8 @@ parameters:
 """
 
 
-def record(key: str, accuracy: float) -> RunRecord:
-    """Return a record whose validation says ``accuracy`` and whose test says the opposite."""
+def record(job: Job | None, accuracy: float) -> RunRecord:
+    """Return a job's record whose validation says ``accuracy`` and whose test says the opposite."""
     evaluation = {
         "val": measured(accuracy, "a", images=30),
         "id_val": measured(1.0, "b") | measured(0.0, "c", images=30),
@@ -45,7 +45,10 @@ def record(key: str, accuracy: float) -> RunRecord:
     for split, loss in (("val", {"a": 2.0}), ("id_val", {"c": 3.0}), ("test", {"d": 9.0})):
         for domain, value in loss.items():
             evaluation[split][domain]["loss"] = value
-    return make_record(key=key, rounds=[entry(1, evaluation)])
+    (plan,) = plans(job.pairs if job else ("scenario=ip-o-c",), Datasets())
+    names = plan.settings.model_dump(include={"scenario", "seed"})
+    rounds = [entry(1, evaluation)]
+    return make_record(names, key=plan.key, settings=plan.canonical, rounds=rounds)
 
 
 @pytest.fixture
@@ -66,7 +69,7 @@ def finish(search: BayesSearch, root: Path) -> list[float]:
     while search.grow():
         job = search.jobs()[-1]
         rates.append(rate(search, len(search.jobs()) - 1))
-        store.save(record(job.key, 1 - abs(rates[-1] - 0.01) ** 0.25))
+        store.save(record(job, 1 - abs(rates[-1] - 0.01) ** 0.25))
     return rates
 
 
@@ -78,7 +81,7 @@ def test_the_same_results_lead_to_the_same_points(sweep: Sweep, tmp_path: Path) 
         half.grow()
         job = half.jobs()[-1]
         number = len(half.jobs()) - 1
-        value = record(job.key, 1 - abs(rate(half, number) - 0.01) ** 0.25)
+        value = record(job, 1 - abs(rate(half, number) - 0.01) ** 0.25)
         ResultsStore(tmp_path / "b").save(value)
     again = BayesSearch(sweep, tmp_path / "b", Datasets())  # after a stop, from the files alone
     assert [rate(again, i) for i in range(5)] == first[:5]
@@ -141,7 +144,7 @@ def test_a_point_cut_short_is_one_sentence(sweep: Sweep, tmp_path: Path) -> None
     [("val/accuracy", 0.75), ("val/loss", 2.0), ("id_val/accuracy", 0.25), ("id_val/loss", 2.5)],
 )
 def test_objectives_are_means_over_images(name: str, value: float) -> None:
-    assert Objective(name, True).value(record("k", 0.75)) == pytest.approx(value)
+    assert Objective(name, True).value(record(None, 0.75)) == pytest.approx(value)
 
 
 def test_a_loss_that_overflowed_is_a_failed_point(sweep: Sweep, tmp_path: Path) -> None:
@@ -149,8 +152,8 @@ def test_a_loss_that_overflowed_is_a_failed_point(sweep: Sweep, tmp_path: Path) 
     lowest = dataclasses.replace(sweep, objective=Objective("val/loss", False))
     search = BayesSearch(lowest, tmp_path, Datasets())
     assert search.grow()
-    diverged = record(search.jobs()[0].key, 0.5)
-    diverged.rounds[0]["evaluation"]["val"]["a"]["loss"] = math.inf
+    diverged = record(search.jobs()[0], 0.5)
+    diverged.rounds[0].evaluation["val"]["a"]["loss"] = math.inf
     ResultsStore(tmp_path).save(diverged)
     assert math.isnan(mean_objective(lowest, ResultsStore(tmp_path), search.jobs()))
     assert search.grow()
@@ -163,5 +166,5 @@ def test_the_mean_of_a_point(sweep: Sweep, tmp_path: Path) -> None:
     search.grow()
     made = list(search.jobs())
     for job, accuracy in zip(made, (0.25, 0.75), strict=True):
-        ResultsStore(tmp_path).save(record(job.key, accuracy))
+        ResultsStore(tmp_path).save(record(job, accuracy))
     assert mean_objective(sweep, ResultsStore(tmp_path), made) == pytest.approx(0.5)

@@ -498,7 +498,7 @@ def test_a_regression_through_the_command(feddg):
     assert re.search(r"round 2/2  val -?\d\.\d\d test -?\d\.\d\d", err)
     assert out.splitlines()[0].strip() == "fedavg on landsat, ltdo: worst group"
     record, *_ = ResultsStore(Path("results"))
-    assert (record.task, record.metric) == ("regression", "worst_group")
+    assert (record.task, record.metric.name) == ("regression", "worst_group")
     test = record.evaluation()["test"]
     assert set(test) == {"ghana", "all"}
     assert set(test["all"]) == {
@@ -509,7 +509,7 @@ def test_a_regression_through_the_command(feddg):
         "worst_group_name",
     }
     assert test["all"]["images"] == 40
-    assert set(record.data["images"]["test"]) == {"ghana"}
+    assert set(record.data.images["test"]) == {"ghana"}
     assert re.search(r"│ a-b-g \(benin → ghana\) .* -?0\.\d{3} ± 0\.\d{3} │$", out, re.MULTILINE)
 
     code, out, err = feddg("tables", "--out", "tables", "--select", "best_by_val")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from feddg_bench.common.errors import RunInterruptedError, SettingsError
 from feddg_bench.config.schema import Resources
-from feddg_bench.records.record import RunRecord
+from feddg_bench.records.record import RoundRecord, RunRecord
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.tracking import tracker as tracking
 from feddg_bench.tracking.tracker import Tracker
@@ -85,11 +86,11 @@ def login(prompt, verify):
 """
 
 
-def a_round(number: int, val: float, id_val: float, test: float) -> dict[str, Any]:
+def a_round(number: int, val: float, id_val: float, test: float) -> RoundRecord:
     def one(domain: str, accuracy: float, images: int) -> dict[str, dict[str, float]]:
         return {domain: {"accuracy": accuracy, "loss": 1 - accuracy, "images": images}}
 
-    return entry(
+    values = entry(
         number,
         {
             "val": one("o", val, 30),
@@ -102,6 +103,7 @@ def a_round(number: int, val: float, id_val: float, test: float) -> dict[str, An
         seconds={"training": 0.5, "evaluation": 0.25},
         cohort=["client_0"],
     )
+    return RoundRecord.model_validate(values)
 
 
 @pytest.fixture
@@ -185,13 +187,14 @@ def test_metrics_of_a_round() -> None:
         "test/loss": 0.75,
     }
     assert not any(
-        "/accuracy" in name for name in metrics(a_round(1, 0, 0, 0) | {"evaluation": None})
+        "/accuracy" in name
+        for name in metrics(a_round(1, 0, 0, 0).model_copy(update={"evaluation": None}))
     )
 
 
 def test_a_loss_that_overflowed_is_left_out() -> None:
     overflowed = a_round(1, 0.5, 0.5, 0.25)
-    overflowed["evaluation"]["id_val"]["p"]["loss"] = None  # as a record on disk has it
+    overflowed.evaluation["id_val"]["p"]["loss"] = math.nan
     found = metrics(overflowed)
     assert set(metrics(a_round(1, 0.5, 0.5, 0.25))) - set(found) == {"id_val/p/loss", "id_val/loss"}
 
@@ -210,17 +213,17 @@ def test_summary_by_selection_rule_never_by_test_images(record: RunRecord) -> No
     assert not any(name.endswith("accuracy") and v == 0.9 for name, v in found.items())
     assert found["once/seconds/aggregation"] == 0.125
     for number in record.rounds:
-        del number["evaluation"]["val"]
+        del number.evaluation["val"]
     assert not any(name.startswith("best_by_val") for name in summary(record))
 
 
 def test_a_regression_is_told_by_its_own_metric(record: RunRecord) -> None:
-    record.data.update(task="regression", metric="pearson")
+    record.data.task, record.data.metric = "regression", "pearson"
     correlations = {1: (0.1, 0.5), 2: (0.75, 0.25), 3: (-0.5, 0.125)}  # of val, of test
     for number in record.rounds:
-        val, test = correlations[number["round"]]
+        val, test = correlations[number.round]
         part = {"loss": 1.0, "images": 4, "worst_group": 0.0, "worst_group_name": "rural"}
-        number["evaluation"] = {
+        number.evaluation = {
             "val": {"o": {"pearson": val, **part}},
             "test": {name: {"pearson": test, **part} for name in ("c", "all")},
         }

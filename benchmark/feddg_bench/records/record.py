@@ -139,10 +139,10 @@ class Costs(RecordPart):
 
 class _Round(RecordPart):
     round: Count
-    cohort: list[str] = []
-    skipped: bool = False
-    train: dict[str, Number] = {}
-    evaluation: Evaluation | None = None
+    cohort: list[str]
+    skipped: bool
+    train: dict[str, Number]
+    evaluation: Evaluation | None
 
 
 class RoundRecord(Costs, _Round):
