@@ -126,7 +126,7 @@ def test_text_without_key_or_value_is_refused(text):
 
 
 def test_a_value_that_is_not_yaml_is_refused():
-    with pytest.raises(SettingsError, match=r"cannot read the value of 'lr=\[1' as YAML"):
+    with pytest.raises(SettingsError, match="not YAML"):
         parse_override("lr=[1")
 
 

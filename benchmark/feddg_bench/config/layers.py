@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from feddg_bench.common.errors import SettingsError, unknown
+from feddg_bench.config.reading import MAX_DEPTH, MAX_LENGTH, read_yaml
 from feddg_bench.config.schema import RunSettings
 
 S = TypeVar("S", bound=BaseModel)
@@ -69,15 +69,12 @@ def parse_override(text: str, known: Iterable[str] = ()) -> Layer:
         if not ends:
             raise SettingsError(unknown("setting", key, keys))
         key = ends[0]
-    try:
-        value = yaml.safe_load(raw)
-    except yaml.YAMLError as error:
-        raise SettingsError(f"cannot read the value of {text!r} as YAML") from error
+    value = read_yaml(raw, f"the value of {_short(text)}")
     if isinstance(value, str):
         value = _number(value)
     layer: Layer = {}
     inner = layer
-    *path, last = key.split(".")
+    *path, last = key.split(".", MAX_DEPTH)
     for part in path:
         inner = inner.setdefault(part, {})
     inner[last] = value
@@ -92,10 +89,6 @@ def _number(text: str) -> str | float:
         return text
 
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""PyYAML's loader in C, ten times as quick, where PyYAML was built with it."""
-
-
 def load_layer(path: Path, what: str = "settings file") -> Layer:
     """Read one YAML file of settings.
 
@@ -103,11 +96,12 @@ def load_layer(path: Path, what: str = "settings file") -> Layer:
         SettingsError: If it is missing, not YAML or not a mapping.
     """
     try:
-        layer = yaml.load(path.read_text(encoding="utf-8"), _LOADER)  # noqa: S506 - both are safe
+        with path.open(encoding="utf-8") as file:  # no more than that: it may be /dev/zero
+            layer = read_yaml(file.read(MAX_LENGTH + 1), f"{what} {path}")
     except OSError as error:
         raise SettingsError(f"cannot read {what} {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{what} {path} is not YAML: {error}".splitlines()[0]) from error
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{what} {path} is not YAML: it is not text in UTF-8") from error
     if layer is None:
         return {}
     if not isinstance(layer, dict):
@@ -134,8 +128,14 @@ def validate(model: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
         if first["type"] == "value_error":
             where = f"{key}: " if key and key.rstrip(".") != prefix.rstrip(".") else ""
             raise SettingsError(where + str(first["ctx"]["error"])) from error
-        given = "" if first["type"] == "missing" else f" {first['input']!r} is not valid:"
+        given = "" if first["type"] == "missing" else f" {_short(first['input'])} is not valid:"
         raise SettingsError(f"setting {key}:{given} {_lower(first['msg'])}") from error
+
+
+def _short(value: Any) -> str:
+    """Return a value as Python writes it, but not for pages."""
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def _lower(text: str) -> str:

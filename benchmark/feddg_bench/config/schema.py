@@ -7,19 +7,48 @@ that a settings error answers at once.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from feddg_bench.common.errors import unknown
 
+MANY = 1_000_000
+"""Bound of what is counted: rounds, clients, images of a batch."""
+
 
 class Section(BaseModel):
-    """A frozen group of settings; unknown keys are errors."""
+    """A frozen group of settings; unknown keys are errors, and so is true for a number."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_value_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        kind = cls.model_fields[str(info.field_name)].annotation
+        if _holds_bool(value) and _names(kind, int, float) and not _names(kind, bool, Any):
+            raise PydanticCustomError("number", "a number is expected, not true or false")
+        return value
+
+
+def _holds_bool(value: Any) -> bool:
+    items = value if isinstance(value, (list, tuple)) else (value,)
+    return any(isinstance(item, bool) for item in items)
+
+
+def _names(annotation: Any, *kinds: Any) -> bool:
+    """Tell whether an annotation names one of some kinds."""
+    return annotation in kinds or any(_names(part, *kinds) for part in get_args(annotation))
 
 
 class DataSettings(Section):
@@ -70,17 +99,17 @@ class PartitionSettings(Section):
 
     kind: Literal["heterogeneous", "pooled", "domain", "per_domain", "dirichlet"] = "heterogeneous"
     """By lambda; one client with all; one a domain; ``clients_per_domain`` each; Dirichlet."""
-    clients: int = Field(100, ge=1)
+    clients: int = Field(100, ge=1, le=MANY)
     """N, for ``heterogeneous`` and ``dirichlet``."""
     heterogeneity: float = Field(0.1, ge=0, le=1)
     """lambda: 1 gives every client the same mixture of domains, 0 as few domains as possible."""
     rounding: Literal["largest_remainder", "reference"] = "largest_remainder"
     """``reference`` is bit-compatible with FedDG_Benchmark, whose remainders leak."""
-    clients_per_domain: int = Field(2, ge=1)
+    clients_per_domain: int = Field(2, ge=1, le=MANY)
     """For ``per_domain`` (FedCCRL)."""
     alpha: float = Field(0.5, gt=0)
     """Concentration of the Dirichlet partition: small is heterogeneous."""
-    min_client_size: int = Field(1, ge=0)
+    min_client_size: int = Field(1, ge=0, le=MANY)
     """Smallest number of images a client may hold; 0 allows empty clients, which never train."""
 
 
@@ -115,7 +144,7 @@ class BackboneSettings(Section):
     """``tf``: stride-2 convolutions pad right and bottom only, for weights from TensorFlow."""
     normalisation: Literal["auto", "imagenet", "half", "none"] = "auto"
     """Input normalisation; ``auto`` is what the backbone's weights were trained with."""
-    projection: int = Field(0, ge=0)
+    projection: int = Field(0, ge=0, le=65_536)
     """Width of an extra linear layer after pooling (Frame A: 2048); 0 for none."""
 
     @field_validator("name")
@@ -144,8 +173,8 @@ class TrainSettings(Section):
     """For ``exponential``; 0.96 is that of WILDS for FMoW and PovertyMap."""
     optimizer_state: Literal["reset", "persist"] = "reset"
     """What becomes of Adam's moments or SGD's momentum between a client's rounds."""
-    local_epochs: int = Field(1, ge=1)
-    batch_size: int = Field(32, ge=1)
+    local_epochs: int = Field(1, ge=1, le=MANY)
+    batch_size: int = Field(32, ge=1, le=MANY)
     drop_last_if_single: bool = False
     """Skip a last batch of one image: batch normalisation cannot train on it."""
     precision: Literal["32-true", "bf16-mixed"] = "32-true"
@@ -156,8 +185,8 @@ class TrainSettings(Section):
 class FederationSettings(Section):
     """Rounds and participation."""
 
-    rounds: int = Field(50, ge=1)
-    per_round: int | None = Field(20, ge=1)
+    rounds: int = Field(50, ge=1, le=MANY)
+    per_round: int | None = Field(20, ge=1, le=MANY)
     """K, the clients sampled each round; null for all."""
     bn: Literal["average", "frozen", "local"] = "average"
     """Batch normalisation: averaged; eval mode with the initial statistics; private (FedBN)."""
@@ -170,9 +199,9 @@ class FederationSettings(Section):
 class EvaluationSettings(Section):
     """When and how the global model is measured."""
 
-    every: int = Field(1, ge=1)
+    every: int = Field(1, ge=1, le=MANY)
     """Evaluate after every n-th round; the last round always."""
-    batch_size: int = Field(256, ge=1)
+    batch_size: int = Field(256, ge=1, le=MANY)
 
 
 class MethodSettings(Section):
@@ -192,7 +221,7 @@ class RunSettings(Section):
     protocol: str = "ltdo"
     scenario: str
     """Canonical name, such as ``ac-p-s``."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
     data: DataSettings = DataSettings()
     augment: AugmentSettings = AugmentSettings()
     partition: PartitionSettings = PartitionSettings()
@@ -219,15 +248,15 @@ class Resources(Section):
 
     device: str = "auto"
     """``auto``, ``cpu``, ``cuda`` or ``cuda:N``."""
-    workers: int = Field(0, ge=0)
+    workers: int = Field(0, ge=0, le=1024)
     """Processes that train clients: 1 trains in this one, 0 is one a core (CPU) or 1 (GPU)."""
-    threads: int = Field(1, ge=1)
+    threads: int = Field(1, ge=1, le=1024)
     """CPU threads of each worker; the numbers' last bits depend on it, on nothing else here."""
     data_root: Path | None = None
     cache_dir: Path | None = None
     """Where decoded stores lie; default ``$FEDDG_CACHE`` or ``~/.cache/feddg-bench``."""
     results: Path = Path("results")
-    checkpoint_every: int = Field(1, ge=1)
+    checkpoint_every: int = Field(1, ge=1, le=MANY)
     wandb: Literal["off", "offline", "online"] = "off"
     """Whether runs are tracked by W&B (see `feddg_bench.tracking.tracker`)."""
     wandb_project: str = Field("feddg-bench", min_length=1)

@@ -1,0 +1,118 @@
+"""YAML from users: read safely, within limits, and refused in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from feddg_bench.common.errors import SettingsError
+
+MAX_LENGTH = 1_000_000
+"""Characters of a file."""
+MAX_DEPTH = 16
+"""Levels of nesting."""
+MAX_VALUES = 100_000
+"""Values, counted as often as aliases repeat them."""
+MAX_WHOLE = 2**63
+"""Bound of whole numbers: what 64 bits hold."""
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""PyYAML's loader in C, ten times as quick, where PyYAML was built with it."""
+
+
+def read_yaml(text: str, what: str) -> Any:
+    """Return the one document of a text: mappings, lists, text, numbers, truth values, null.
+
+    Args:
+        text: YAML.
+        what: What it is called in an error.
+
+    Raises:
+        SettingsError: If it is not YAML, has a key twice, or holds what no setting can be.
+    """
+    try:
+        _check_depth(text)  # before anything recurses over it
+        loader = _LOADER(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _check_keys(node, set())
+        value = loader.construct_document(node)
+        _check_values(value)
+    except _RefusedError as error:
+        raise SettingsError(f"cannot read {what}: {error}") from error
+    except yaml.MarkedYAMLError as error:
+        at = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise SettingsError(f"{what} is not YAML: {error.problem}{at}") from error
+    except yaml.YAMLError as error:
+        raise SettingsError(f"{what} is not YAML: {str(error).splitlines()[0]}") from error
+    except (ValueError, LookupError, AttributeError) as error:  # PyYAML's own, of a tag
+        raise SettingsError(
+            f"cannot read {what}: a number or date in it is none; write text in quotation marks"
+        ) from error
+    return value
+
+
+class _RefusedError(Exception):
+    """What is wrong with a text."""
+
+
+def _check_depth(text: str) -> None:
+    if len(text) > MAX_LENGTH:
+        raise _RefusedError(f"it is longer than {MAX_LENGTH:,} characters")
+    depth = 0
+    for event in yaml.parse(text, _LOADER):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise _RefusedError(f"it is nested more than {MAX_DEPTH} deep")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+
+
+def _check_keys(node: yaml.Node, seen: set[yaml.Node]) -> None:
+    """Refuse a key that a mapping has twice; YAML forbids it, and PyYAML takes the last."""
+    if node in seen or isinstance(node, yaml.ScalarNode):
+        return
+    seen.add(node)
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _check_keys(item, seen)
+        return
+    keys: set[tuple[str, str]] = set()
+    for key, value in node.value:
+        if isinstance(key, yaml.ScalarNode):
+            if (key.tag, key.value) in keys:
+                line = key.start_mark.line + 1
+                raise _RefusedError(f"it has the key {key.value!r} twice, again in line {line}")
+            keys.add((key.tag, key.value))
+        _check_keys(value, seen)
+
+
+def _check_values(value: Any) -> None:
+    for count, _ in enumerate(_values(value, 0)):
+        if count >= MAX_VALUES:
+            raise _RefusedError(f"it holds more than {MAX_VALUES:,} values")
+
+
+def _values(value: Any, depth: int) -> Iterator[None]:
+    """Yield once a value, and refuse what no setting can be; aliases may even be circular."""
+    yield
+    if depth > MAX_DEPTH:
+        raise _RefusedError(f"it is nested more than {MAX_DEPTH} deep")
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise _RefusedError(f"the key {key!r} is not text; write it in quotation marks")
+            yield from _values(inner, depth + 1)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _values(inner, depth + 1)
+    elif isinstance(value, int):
+        if not -MAX_WHOLE <= value < MAX_WHOLE:
+            raise _RefusedError("a whole number in it has more than 64 bits")
+    elif not isinstance(value, (str, float, type(None))):
+        kind = type(value).__name__
+        raise _RefusedError(f"a {kind} in it is no value of a setting; write it in quotation marks")

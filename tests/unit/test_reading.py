@@ -1,0 +1,123 @@
+"""YAML from users: what is read, and what is refused before it does harm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.config.layers import load_layer, parse_override, validate
+from feddg_bench.config.reading import MAX_DEPTH, MAX_LENGTH, MAX_VALUES, read_yaml
+from feddg_bench.config.schema import AugmentSettings, FederationSettings, Resources, TrainSettings
+
+
+def refusal(text):
+    with pytest.raises(SettingsError) as caught:
+        read_yaml(text, "it")
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("", None),
+        ("a: 1\nb: [x, 2.5, true, null]", {"a": 1, "b": ["x", 2.5, True, None]}),
+        ("- {a: 1}\n- {a: 2}", [{"a": 1}, {"a": 2}]),
+        ("x: &base {a: 1}\ny: {<<: *base, a: 2}", {"x": {"a": 1}, "y": {"a": 2}}),
+        (
+            "x: &x {a: 1}\ny: &y {<<: *x, a: 2}\n<<: *y\nb: 3",
+            {"x": {"a": 1}, "y": {"a": 2}, "a": 2, "b": 3},
+        ),
+        (f"{-(2**63)}", -(2**63)),
+        ("[" * MAX_DEPTH + "]" * MAX_DEPTH, None),
+    ],
+)
+def test_yaml_is_read(text, value):
+    assert value is None or read_yaml(text, "it") == value
+
+
+@pytest.mark.parametrize(
+    ("text", "fact"),
+    [
+        ("a: 1\na: 2", "line 2"),
+        ("x:\n  - b: 1\n    b: 1", "'b' twice"),
+        ("x: &x {a: 1, a: 2}\ny: *x", "twice"),
+        ("9" * 5000, "number"),
+        (str(2**63), "64 bits"),
+        ("x: 0x" + "f" * 40, "64 bits"),
+        ("2024-13-01", "quotation marks"),
+        ("2024-12-01", "quotation marks"),
+        ("!!int abc", "number"),
+        ("!!bool abc", "quotation marks"),
+        ("!!timestamp abc", "quotation marks"),
+        ("!!binary aGk=", "quotation marks"),
+        ("{1: 2}", "key 1 "),
+        ("{[1]: 2}", "YAML"),
+        ("!!python/object/apply:os.system [exit]", "YAML"),
+        ("a: 1\n---\na: 2", "YAML"),
+        ("[1", "YAML"),
+        ("\x00", "YAML"),
+        ("[" * 5000, "deep"),
+        ("{a: " * 5000, "deep"),
+        ("- " * 5000, "deep"),
+        ("&a [*a]", "deep"),
+        ("&a {b: *a}", "deep"),
+        ("# " + "x" * MAX_LENGTH, "longer"),
+        (
+            "\n".join(
+                [
+                    "a0: &a0 [x]",
+                    *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 9)),
+                ]
+            ),
+            f"{MAX_VALUES:,}",
+        ),
+    ],
+)
+def test_what_no_setting_can_be_is_refused(text, fact):
+    assert fact in refusal(text)
+
+
+def test_a_file_without_end_is_refused():
+    with pytest.raises(SettingsError, match="/dev/zero"):
+        load_layer(Path("/dev/zero"))
+
+
+def test_a_key_of_many_parts_is_one_unknown_key():
+    layer = parse_override("hyper." + "a." * 5000 + "b=1")
+    depth = 0
+    while isinstance(layer, dict):
+        (layer,) = layer.values()
+        depth += 1
+    assert depth <= MAX_DEPTH + 1
+
+
+@pytest.mark.parametrize(
+    ("model", "values"),
+    [
+        (FederationSettings, {"rounds": True}),
+        (FederationSettings, {"server_lr": False}),
+        (FederationSettings, {"per_round": True}),
+        (FederationSettings, {"rounds": 10**9}),
+        (AugmentSettings, {"crop_scale": [True, 1]}),
+        (TrainSettings, {"batch_size": 10**14}),
+        (Resources, {"workers": 100_000}),
+        (Resources, {"threads": 100_000}),
+    ],
+)
+def test_truth_values_and_huge_counts_are_no_numbers(model, values):
+    with pytest.raises(SettingsError, match=next(iter(values))):
+        validate(model, values)
+
+
+def test_a_truth_value_is_one_where_it_is_asked_for():
+    assert validate(TrainSettings, {"channels_last": False}).channels_last is False
+    assert validate(FederationSettings, {"rounds": 3.0}).rounds == 3
+
+
+def test_a_long_value_is_not_repeated_whole():
+    with pytest.raises(SettingsError) as caught:
+        validate(TrainSettings, {"optimizer": "x" * 10_000})
+    assert len(str(caught.value)) < 300
