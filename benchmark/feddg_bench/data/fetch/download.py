@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import errno
+import gzip
+import hashlib
+import os
 import re
 import shutil
 import ssl
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPException, HTTPMessage, HTTPResponse
 from pathlib import Path
+from typing import IO
 from urllib import request
 from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
 
-from feddg_bench.common.errors import DataError
-from feddg_bench.data.fetch.partial import Note, Part, Wanted, open_part, sha256
-from feddg_bench.data.fetch.web import RefusedError, check_url, opener, shown
+from filelock import FileLock, Timeout
+
+from feddg_bench.common.errors import DataError, SettingsError
 
 WAITS = (1.0, 2.0, 4.0, 8.0)
 """Seconds before each new attempt at a mirror; one that brought bytes starts them anew."""
@@ -25,7 +30,7 @@ TIMEOUT = 30.0
 LONGEST_WAIT = 60.0
 """Seconds that a server may ask to wait (``Retry-After``) and be obeyed."""
 CHUNK = 2**18
-TEMPORARY = frozenset({408, 425, 429, 500, 502, 503, 504})
+TEMPORARY = frozenset({408, 416, 425, 429, 500, 502, 503, 504})
 """Statuses after which a later attempt may succeed."""
 
 Progress = Callable[[int, int], None]
@@ -33,18 +38,48 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Fetched:
-    """A file that is here and as it should be.
+class Wanted:
+    """What a file must be.
 
     Attributes:
-        url: The address that gave its last byte; nothing if it was here before.
-        size: Bytes.
-        sha256: 64 hexadecimal digits.
+        checksum: ``sha256:`` or ``md5:`` and hexadecimal digits.
+        size: Bytes, where they are known.
+        unzipped: Bytes that it unpacks to with gzip; the checksum is then of these.
     """
 
-    url: str | None
-    size: int
-    sha256: str
+    checksum: str
+    size: int | None = None
+    unzipped: int | None = None
+
+    def fault(self, path: Path) -> str | None:
+        """Say what is wrong with a file, or nothing.
+
+        Raises:
+            OSError: If it cannot be read.
+        """
+        have = path.stat().st_size
+        if self.size is not None and have != self.size:
+            return f"{have:,} bytes instead of {self.size:,}"
+        kind, _, expected = self.checksum.partition(":")
+        if self.unzipped is None:
+            with path.open("rb") as file:
+                found = hashlib.file_digest(file, kind).hexdigest()
+        else:
+            try:
+                with gzip.open(path) as file:
+                    content = file.read(self.unzipped + 1)
+            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+                return f"it cannot be unpacked ({error})"
+            if len(content) > self.unzipped:
+                return f"it unpacks to more than {self.unzipped:,} bytes"
+            if len(content) < self.unzipped:
+                return f"it unpacks to {len(content):,} bytes instead of {self.unzipped:,}"
+            found = hashlib.new(kind, content, usedforsecurity=False).hexdigest()
+        return None if found == expected else f"{kind} {found} instead of {expected}"
+
+
+class _RefusedError(Exception):
+    """A mirror does not have what is wanted, or leads where nobody should go."""
 
 
 class _BrokenError(Exception):
@@ -55,12 +90,12 @@ class _BrokenError(Exception):
 
 def fetch(
     urls: Sequence[str], path: Path, wanted: Wanted, progress: Progress | None = None
-) -> Fetched:
+) -> str | None:
     """Fetch a file from the first mirror that gives the right one.
 
     Bytes go to ``<path>.part``, which becomes ``path`` only when its size and checksum are right.
-    A part that an earlier attempt left, even of another process, is gone on with (HTTP ranges) if
-    the server's ETag, date or, where a checksum will tell, length says that the file is the same.
+    A part that an earlier attempt left, even of another process, is gone on with (HTTP ranges); if
+    it turns out to be of another file, the download begins anew.
 
     Args:
         urls: Addresses, ``http`` or ``https``, in the order to try. Proxies of the environment are
@@ -68,6 +103,9 @@ def fetch(
         path: Where the file goes; if it is there and right, nothing is fetched.
         wanted: What it must be.
         progress: Told of bytes as they come.
+
+    Returns:
+        The address that gave its last byte; nothing if it was here before.
 
     Raises:
         SettingsError: If an address is of another kind.
@@ -77,148 +115,182 @@ def fetch(
         check_url(url)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            if wanted.fault(path) is None:
-                return Fetched(None, path.stat().st_size, sha256(path))
-            path.unlink()
-        with open_part(path) as part:
-            return _fetch(urls, path, part, wanted, progress)
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        hint = "make room and run the same command again, it goes on; or " if full else ""
+        with FileLock(path.with_name(f"{path.name}.lock"), blocking=False):
+            if path.exists() and wanted.fault(path) is None:
+                return None
+            path.unlink(missing_ok=True)
+            reasons = []
+            for url in urls:
+                try:
+                    _from_mirror(url, path.with_name(f"{path.name}.part"), wanted, progress)
+                except _RefusedError as error:
+                    reasons.append(f"{_shown(url)}: {error}")
+                else:
+                    path.with_name(f"{path.name}.part").replace(path)
+                    return url
+    except Timeout as error:
+        raise DataError(f"another process is fetching {path} now: wait for it to end") from error
+    except (OSError, NotImplementedError) as error:  # the latter where files cannot be locked
         raise DataError(
-            f"cannot write {path}: {error.strerror or error}; {hint}choose another folder"
+            f"cannot write {path}: {getattr(error, 'strerror', None) or error}; make room and run "
+            f"the same command again, which goes on, or choose another folder"
         ) from error
-
-
-def _fetch(
-    urls: Sequence[str], path: Path, part: Part, wanted: Wanted, progress: Progress | None
-) -> Fetched:
-    reasons = []
-    for url in urls:
-        try:
-            _from_mirror(url, part, wanted, progress)
-        except RefusedError as error:
-            reasons.append(f"{shown(url)}: {error}")
-            continue
-        part.finish(path)
-        return Fetched(url, path.stat().st_size, sha256(path))
     raise DataError(f"no mirror gave {path.name} ({'; '.join(reasons)})")
 
 
-def _from_mirror(url: str, part: Part, wanted: Wanted, progress: Progress | None) -> None:
+def check_url(url: str) -> None:
+    """Refuse an address that is not of a web server.
+
+    Raises:
+        SettingsError: If it is refused.
+    """
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        usable = False
+    if not usable:
+        raise SettingsError(f"cannot fetch from {url!r}: expected http://... or https://...")
+
+
+def _shown(url: str) -> str:
+    """Return an address for a message, without passwords and parameters."""
+    parts = urlsplit(url)
+    return f"{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+class _Redirects(request.HTTPRedirectHandler):
+    """Follows redirects, but not out of HTTP and not from ``https`` down to ``http``."""
+
+    def redirect_request(
+        self,
+        req: request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: HTTPMessage,
+        newurl: str,
+    ) -> request.Request | None:
+        """Return the request that follows a redirect."""
+        scheme = urlsplit(newurl).scheme
+        if scheme not in ("http", "https") or (req.type, scheme) == ("https", "http"):
+            raise _RefusedError(f"sends on to {scheme or 'nowhere'}:, which is not followed")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _from_mirror(url: str, part: Path, wanted: Wanted, progress: Progress | None) -> None:
     """Make the part the whole and right file.
 
     Raises:
-        RefusedError: If this mirror does not do it.
+        _RefusedError: If this mirror does not do it.
     """
-    failures, best, again = 0, part.length, False
+    failures, best, again = 0, _length(part), False
     while True:
-        start = part.resumable(url, wanted)
+        start = _length(part)
         try:
-            _receive(url, part, start, wanted, progress)
+            if start == 0 or wanted.fault(part) is not None:  # else it was stopped before its name
+                _receive(url, part, start, wanted, progress)
         except _BrokenError as error:
-            if part.length > best:
-                failures, best = 0, part.length
+            if _length(part) > best:
+                failures, best = 0, _length(part)
             if failures == len(WAITS):
                 times = "" if failures == 0 else f" ({failures + 1} times)"
-                raise RefusedError(f"{error}{times}") from error
+                raise _RefusedError(f"{error}{times}") from error
             time.sleep(max(WAITS[failures], error.wait))
             failures += 1
             continue
-        fault = wanted.fault(part.path)
+        fault = wanted.fault(part)
         if fault is None:
             return
-        part.discard()  # wrong bytes are of no use to anybody
+        part.unlink()  # wrong bytes are of no use to anybody
         if start == 0 or again:
-            raise RefusedError(f"gives a wrong file: {fault}")
+            raise _RefusedError(f"gives a wrong file: {fault}")
         again = True  # what an earlier attempt left may be what is wrong
 
 
-def _receive(url: str, part: Part, start: int, wanted: Wanted, progress: Progress | None) -> None:
+def _length(part: Path) -> int:
+    return part.stat().st_size if part.exists() else 0
+
+
+def _receive(url: str, part: Path, start: int, wanted: Wanted, progress: Progress | None) -> None:
     """Make one request and write what comes, from byte ``start`` on or from the beginning.
 
     Raises:
         _BrokenError: If a later attempt may do better; the part keeps what has come.
-        RefusedError: If it will not.
+        _RefusedError: If it will not.
         DataError: If there is no room.
     """
-    if start and start == part.note.size:
-        return  # it was stopped between the last byte and the check
     headers = {"User-Agent": "feddg-bench", "Accept-Encoding": "identity"}
     if start:
         headers["Range"] = f"bytes={start}-"
-        if part.note.url == url and (validator := part.note.validator):
-            headers["If-Range"] = validator
     with _open(url, headers, part) as response:
-        total = _begin(url, response, part, start, wanted)
-        done = part.length
-        if progress is not None:
-            progress(done, total)
-        while done < total:
-            try:
-                data = response.read1(min(CHUNK, total - done))
-            except (OSError, HTTPException) as error:
-                text = f"broke off after {done:,} of {total:,} bytes ({error})"
-                raise _BrokenError(text) from error
-            if not data:
-                raise _BrokenError(f"broke off after {done:,} of {total:,} bytes")
-            part.write(data)
-            done += len(data)
-            if progress is not None:
-                progress(done, total)
+        done, total = _begin(response, part, start, wanted)
+        with part.open("r+b" if done else "wb", buffering=0) as file:  # a kill loses nothing
+            file.seek(done)
+            while True:
+                if progress is not None:
+                    progress(done, total)
+                if done >= total:
+                    os.fsync(file.fileno())
+                    return
+                reason = ""
+                try:
+                    data = response.read1(min(CHUNK, total - done))
+                except (OSError, HTTPException) as error:
+                    data, reason = b"", f" ({error})"
+                if not data:
+                    raise _BrokenError(f"broke off after {done:,} of {total:,} bytes{reason}")
+                file.write(data)
+                done += len(data)
 
 
-def _open(url: str, headers: Mapping[str, str], part: Part) -> HTTPResponse:
+def _open(url: str, headers: Mapping[str, str], part: Path) -> HTTPResponse:
     try:
-        response = opener().open(request.Request(url, headers=dict(headers)), timeout=TIMEOUT)  # noqa: S310
+        asked = request.Request(url, headers=dict(headers))  # noqa: S310 - checked by check_url
+        response = request.build_opener(_Redirects).open(asked, timeout=TIMEOUT)
     except HTTPError as error:
         error.close()
         answer = f"answers {error.code} {error.reason}".rstrip()
-        if error.code == 416 and "Range" in headers:
-            part.discard()
-            raise _BrokenError(answer) from error
         if error.code not in TEMPORARY:
-            raise RefusedError(answer) from error
+            raise _RefusedError(answer) from error
+        if error.code == 416:
+            part.unlink(missing_ok=True)
         broken = _BrokenError(answer)
-        asked = error.headers.get("Retry-After", "")
-        broken.wait = min(float(asked), LONGEST_WAIT) if asked.isdecimal() else 0.0
+        seconds = error.headers.get("Retry-After", "")
+        broken.wait = min(float(seconds), LONGEST_WAIT) if seconds.isdecimal() else 0.0
         raise broken from error
     except URLError as error:
         if isinstance(error.reason, ssl.SSLCertVerificationError):
-            raise RefusedError(f"cannot prove who it is ({error.reason.verify_message})") from error
+            raise _RefusedError(
+                f"cannot prove who it is ({error.reason.verify_message})"
+            ) from error
         raise _BrokenError(f"cannot be reached ({error.reason})") from error
     except (OSError, HTTPException, ValueError) as error:
         raise _BrokenError(f"gives no answer ({error or type(error).__name__})") from error
-    assert isinstance(response, HTTPResponse)  # noqa: S101  (only HTTP handlers are installed)
+    assert isinstance(response, HTTPResponse)  # noqa: S101 - of http and https it always is
     return response
 
 
-def _begin(url: str, response: HTTPResponse, part: Part, start: int, wanted: Wanted) -> int:
-    """Place the part at the answer's first byte, note what file it is, and return its length."""
-    note = Note(url, response.headers["ETag"], response.headers["Last-Modified"], None)
+def _begin(response: HTTPResponse, part: Path, start: int, wanted: Wanted) -> tuple[int, int]:
+    """Return the byte at which the answer begins, and the length of the whole file."""
     if response.status == 206:
         span = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers["Content-Range"] or "")
-        if not start or span is None:
-            raise RefusedError("answers with a part that was not asked for")
+        if not start or span is None or int(span[1]) != start:
+            raise _RefusedError("answers with a part that was not asked for")
         total = int(span[2])
-        if int(span[1]) != start or not part.note.same_file(note, total):
-            part.discard()
-            raise _BrokenError("has another file now than the one begun")
     elif response.status == 200:
         length = response.headers["Content-Length"] or ""
         if not length.isdecimal():
-            raise RefusedError("does not say how long the file is")
-        total, start = int(length), 0
+            raise _RefusedError("does not say how long the file is")
+        start, total = 0, int(length)
     else:
-        raise RefusedError(f"answers {response.status} {response.reason}".rstrip())
+        raise _RefusedError(f"answers {response.status} {response.reason}".rstrip())
     if wanted.size is not None and total != wanted.size:
-        raise RefusedError(f"offers {total:,} bytes instead of {wanted.size:,}")
-    free = shutil.disk_usage(part.path.parent).free
+        raise _RefusedError(f"offers {total:,} bytes instead of {wanted.size:,}")
+    free = shutil.disk_usage(part.parent).free
     if total - start > free:
         raise DataError(
-            f"no room for {part.path.name.removesuffix('.part')}: {total - start:,} bytes are to "
-            f"come and {free:,} are free in {part.path.parent}; make room or choose another folder"
+            f"no room for {part.stem}: {total - start:,} bytes are to come and {free:,} are free "
+            f"in {part.parent}; make room or choose another folder"
         )
-    part.begin(start, Note(url, note.etag, note.modified, total))
-    return total
+    return start, total

@@ -1,19 +1,17 @@
 """Images from parquet tables on Hugging Face, written as the folders that our data sets read.
 
-Needs the extra ``hub``: huggingface_hub lists the files of a commit and knows their addresses,
-pyarrow reads the tables. The bytes come through `feddg_bench.data.fetch.download.fetch` like all
-others.
+Needs the extra ``hub``: huggingface_hub fetches the files of a commit, pyarrow reads them.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,14 +27,13 @@ BATCH = 64
 MAGIC = {b"\xff\xd8\xff": ".jpg", b"\x89PNG\r\n\x1a\n": ".png"}
 
 
-@dataclass(frozen=True)
-class Table:
-    """A parquet file of a repository: name, its address on every endpoint, bytes, SHA-256."""
+class Tables(NamedTuple):
+    """The parquet files of a commit, which are here, with the endpoint that gave them."""
 
-    name: str
-    urls: tuple[str, ...]
-    size: int
-    sha256: str
+    endpoint: str
+    commit: str
+    files: list[Path]
+    sha256: dict[str, str]
 
 
 def check_extra() -> None:
@@ -53,54 +50,67 @@ def check_extra() -> None:
         )
 
 
-def tables(offer: HubDownload, endpoints: Sequence[str] = ()) -> tuple[str, list[Table]]:
-    """Return the commit that is meant and list its tables, from the first endpoint that answers.
+def fetch_tables(
+    offer: HubDownload, endpoints: Sequence[str], folder: Path, progress: Progress
+) -> Tables:
+    """Fetch the tables of one commit from the first endpoint that gives all of them.
 
     Args:
         offer: Which repository and commit.
         endpoints: Default ``$HF_ENDPOINT`` or huggingface.co.
+        folder: Where the files go; those that are there are not fetched again.
+        progress: Told of files.
 
     Raises:
-        DataError: If no endpoint lists any.
+        DataError: If no endpoint does, or a file is not the one that the repository lists.
     """
-    from huggingface_hub import HfApi, hf_hub_url
+    from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
-    chosen = endpoints or [os.environ.get("HF_ENDPOINT") or ENDPOINT]
-    chosen = [endpoint.rstrip("/") for endpoint in chosen]
+    disable_progress_bars()
     reasons = []
-    for endpoint in chosen:
+    for endpoint in endpoints or [os.environ.get("HF_ENDPOINT") or ENDPOINT]:
         try:
-            hub = HfApi(endpoint=endpoint)
-            # all files of one commit, even if the branch moves on meanwhile
-            commit = str(hub.dataset_info(offer.repository, revision=offer.revision).sha)
-            listed = list(
-                hub.list_repo_tree(
-                    offer.repository, offer.folder, revision=commit, repo_type="dataset"
-                )
-            )
+            return _from_endpoint(offer, endpoint.rstrip("/"), folder, progress)
+        except DataError:
+            raise
         except Exception as error:  # the library's own errors, and those of its HTTP client
             lines = str(error).strip().splitlines() or [type(error).__name__]
             reasons.append(f"{endpoint}: {lines[0]}")
-            continue
-        found = []
-        for file in sorted(listed, key=lambda file: file.path):
-            lfs = getattr(file, "lfs", None)
-            if file.path.endswith(".parquet") and lfs is not None:
-                urls = tuple(
-                    hf_hub_url(
-                        offer.repository,
-                        file.path,
-                        repo_type="dataset",
-                        revision=commit,
-                        endpoint=other,
-                    )
-                    for other in chosen
-                )
-                found.append(Table(PurePosixPath(file.path).name, urls, lfs.size, lfs.sha256))
-        if found:
-            return commit, found
-        reasons.append(f"{endpoint}: {offer.folder} holds no parquet files")
-    raise DataError(f"cannot list {offer.repository} on Hugging Face ({'; '.join(reasons)})")
+    raise DataError(f"cannot fetch {offer.repository} from Hugging Face ({'; '.join(reasons)})")
+
+
+def _from_endpoint(offer: HubDownload, endpoint: str, folder: Path, progress: Progress) -> Tables:
+    from huggingface_hub import HfApi, RepoFile, hf_hub_download
+
+    hub, kind = HfApi(endpoint=endpoint), "dataset"
+    # all files of one commit, even if the branch moves on meanwhile
+    commit = str(hub.dataset_info(offer.repository, revision=offer.revision).sha)
+    listed = hub.list_repo_tree(offer.repository, offer.folder, revision=commit, repo_type=kind)
+    hashes = {
+        file.path: str(file.lfs.sha256)
+        for file in sorted(listed, key=lambda file: file.path)
+        if isinstance(file, RepoFile) and file.lfs and file.path.endswith(".parquet")
+    }
+    if not hashes:
+        raise ValueError(f"{offer.folder} holds no parquet files")
+    files: list[Path] = []
+    for path, sha256 in hashes.items():
+        progress(len(files), len(hashes))
+        fetched = hf_hub_download(
+            offer.repository,
+            path,
+            repo_type=kind,
+            revision=commit,
+            endpoint=endpoint,
+            local_dir=folder / commit,
+        )
+        files.append(Path(fetched))
+        with files[-1].open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != sha256:
+            files[-1].unlink()
+            raise DataError(f"{path} has the SHA-256 {found} instead of {sha256}: get it again")
+    return Tables(endpoint, commit, files, hashes)
 
 
 def write_images(

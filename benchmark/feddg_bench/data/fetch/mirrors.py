@@ -18,8 +18,8 @@ class Download:
     Attributes:
         name: Of the file, on every mirror and below the data set's folder.
         mirrors: Addresses of the folders that hold it, in the order to try.
+        checksum: ``sha256:`` or ``md5:`` and hexadecimal digits, as somebody published them.
         size: Bytes of the file, where they are known.
-        checksum: ``sha256:`` or ``md5:`` and hexadecimal digits, where somebody published them.
         unzipped: Bytes that the file unpacks to with gzip: then the checksum is of these, so that
             it does not matter who compressed them.
         unpack: Folder inside this archive that is kept; nothing for a file that stays as it is.
@@ -28,8 +28,8 @@ class Download:
 
     name: str
     mirrors: tuple[str, ...]
+    checksum: str
     size: int | None = None
-    checksum: str | None = None
     unzipped: int | None = None
     unpack: str | None = None
     unpacked_bytes: int = 4 * 2**30

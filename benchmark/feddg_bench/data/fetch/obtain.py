@@ -7,29 +7,20 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.common.files import write_whole
 from feddg_bench.data.dataset import DomainDataset
-from feddg_bench.data.fetch.archives import Limits, unpack
-from feddg_bench.data.fetch.download import Fetched, Progress, fetch
+from feddg_bench.data.fetch.archives import unpack
+from feddg_bench.data.fetch.download import Progress, Wanted, check_url, fetch
 from feddg_bench.data.fetch.mirrors import RECEIPT, Download, HubDownload
-from feddg_bench.data.fetch.partial import Wanted
-from feddg_bench.data.fetch.web import check_url
 
 WORK = ".download"
 """Folder inside the data set's where files stay until they are whole and checked."""
 
 Show = Callable[[str, str], Progress]
 """Given a name and a unit (``bytes`` or another), returns what is told of the progress."""
-
-
-class Place(NamedTuple):
-    """Something that a download makes in the data set's folder, and the file it comes from."""
-
-    path: Path
-    source: str
 
 
 def check_offer(dataset: type[DomainDataset], accepted: bool) -> None:
@@ -90,55 +81,30 @@ def obtain(
 def _from_mirrors(
     offer: Download, folder: Path, mirrors: Sequence[str], receipt: _Receipt, show: Show
 ) -> Iterator[str]:
-    place = Place(folder / (offer.unpack or offer.name), offer.name)
-    known = receipt.files.get(offer.name, {}).get("sha256")
-    checksum = offer.checksum or (f"sha256:{known}" if known else None)
-    wanted = Wanted(offer.size, checksum, offer.unzipped if offer.checksum else None)
-    if place.path.is_file() and checksum:
-        if wanted.fault(place.path) is None:
+    place = folder / (offer.unpack or offer.name)
+    wanted = Wanted(offer.checksum, offer.size, offer.unzipped)
+    if place.is_file() and offer.unpack is None:
+        if wanted.fault(place) is None:
             yield f"{offer.name}: was here already"
             return
-        if receipt.made(place):
-            place.path.unlink()  # it came whole and has been spoilt since
-    if not receipt.makes_way([place]):
-        yield f"{offer.name}: was here already, as {place.path.name}"
+        if receipt.made(offer.name, place):
+            place.unlink()  # it came whole and has been spoilt since
+    if not receipt.makes_way(offer.name, [place]):
+        yield f"{offer.name}: was here already, as {place.name}"
         return
     work = folder / WORK / offer.name
     urls = [f"{mirror.rstrip('/')}/{offer.name}" for mirror in mirrors or offer.mirrors]
-    fetched = fetch(urls, work, wanted, show(offer.name, "bytes"))
-    how = "checksum as published" if offer.checksum else "checksum as noted before"
-    if checksum is None:
-        how = f"no published checksum; SHA-256 {fetched.sha256} noted in {RECEIPT}"
-    if offer.unpack is None:
-        receipt.note(offer.name, fetched, how, [place])
-        work.replace(place.path)
-    else:
-        files = _unpack(
-            offer, offer.unpack, work, lambda: receipt.note(offer.name, fetched, how, [place])
-        )
-        how = f"{how}; {files:,} files unpacked"
-    yield f"{offer.name}: {fetched.size:,} bytes, {how}"
-
-
-def _unpack(offer: Download, inside: str, archive: Path, before: Callable[[], None]) -> int:
-    """Unpack an archive, move the folder that is wanted to its place, and drop the rest."""
-    unpacked = archive.with_name(f"{archive.name}.unpacked")
-    shutil.rmtree(unpacked, ignore_errors=True)
-    try:
-        files = unpack(archive, unpacked, Limits(bytes=offer.unpacked_bytes))
-    except DataError as error:
-        if getattr(error.__cause__, "errno", None) is None:  # the archive's fault, not the disk's
-            archive.unlink()
-        raise
-    if not (unpacked / inside).is_dir():
-        shutil.rmtree(unpacked)
-        archive.unlink()
-        raise DataError(f"{archive.name} holds no folder {inside}: it is not what it should be")
-    before()
-    (unpacked / inside).rename(archive.parents[1] / inside)
-    shutil.rmtree(unpacked)
-    archive.unlink()
-    return files
+    url = fetch(urls, work, wanted, show(offer.name, "bytes"))
+    note = {"url": url, "bytes": work.stat().st_size, "checksum": offer.checksum}
+    files, whole = "", work
+    if offer.unpack is not None:
+        whole = work.with_name(f"{work.name}.unpacked") / offer.unpack
+        files = f"; {unpack(work, whole.parent, offer.unpacked_bytes):,} files unpacked"
+        if not whole.is_dir():
+            raise DataError(f"{offer.name} holds no folder {offer.unpack}: it is not what it was")
+    receipt.note(offer.name, [place], note)
+    whole.rename(place)
+    yield f"{offer.name}: {note['bytes']:,} bytes, checksum as published{files}"
 
 
 def _from_hub(
@@ -151,42 +117,31 @@ def _from_hub(
 ) -> Iterator[str]:
     from feddg_bench.data.fetch import hub
 
-    places = [Place(folder / domain, offer.repository) for domain in dataset.domains]
-    if not receipt.makes_way(places):
+    places = [folder / domain for domain in dataset.domains]
+    if not receipt.makes_way(offer.repository, places):
         yield f"{offer.repository}: was here already"
         return
     hub.check_extra()
-    work = folder / WORK
-    commit, tables = hub.tables(offer, mirrors)
-    came = []
-    for number, table in enumerate(tables, start=1):
-        path = work / f"{number:03d}.parquet"
-        wanted = Wanted(table.size, f"sha256:{table.sha256}")
-        came.append((path, fetch(table.urls, path, wanted, show(table.name, "bytes"))))
-    images = work / "images"
+    tables = hub.fetch_tables(offer, mirrors, folder / WORK, show("tables", "tables"))
+    images = folder / WORK / "images"
     shutil.rmtree(images, ignore_errors=True)
-    try:
-        count = hub.write_images(
-            dataset, [path for path, _ in came], images, show("writing", "images")
-        )
-    except DataError:
-        shutil.rmtree(images, ignore_errors=True)
-        raise
-    total = sum(fetched.size for _, fetched in came)
-    how = f"checksums as the repository lists them at commit {commit[:12]}"
-    whole = Fetched(tables[0].urls[0], total, "")
-    hashes = {table.name: table.sha256 for table in tables}
-    receipt.note(offer.repository, whole, how, places, revision=commit, sha256=hashes)
+    count = hub.write_images(dataset, tables.files, images, show("writing", "images"))
+    total = sum(file.stat().st_size for file in tables.files)
+    note = {"url": tables.endpoint, "revision": tables.commit, "bytes": total}
+    receipt.note(offer.repository, places, {**note, "sha256": tables.sha256})
     for place in places:
-        (images / place.path.name).rename(place.path)
-    yield f"{offer.repository}: {total:,} bytes in {len(came)} tables, {how}; {count:,} images"
+        (images / place.name).rename(place)
+    yield (
+        f"{offer.repository}: {total:,} bytes in {len(tables.files)} tables, checksums as the "
+        f"repository lists them at commit {tables.commit[:12]}; {count:,} images"
+    )
 
 
 class _Receipt:
     """The file that says what was downloaded into a folder, and from where."""
 
     def __init__(self, dataset: type[DomainDataset], folder: Path) -> None:
-        self.path, self.folder = folder / RECEIPT, folder
+        self.path = folder / RECEIPT
         self.about = {
             "dataset": dataset.name,
             "licence": dataset.licence,
@@ -207,41 +162,35 @@ class _Receipt:
                 f"{self.path} was not written by a download: move it away or choose another --to"
             ) from error
 
-    def made(self, place: Place) -> bool:
+    def made(self, source: str, place: Path) -> bool:
         """Tell whether an earlier download put a thing in its place."""
-        return place.path.name in self.files.get(place.source, {}).get("makes", ())
+        return place.name in self.files.get(source, {}).get("makes", ())
 
-    def makes_way(self, places: Sequence[Place]) -> bool:
+    def makes_way(self, source: str, places: Sequence[Path]) -> bool:
         """Tell whether something is to be fetched; remove what a stopped download left of it.
 
         Raises:
             SettingsError: If something that no download brought is in the way.
         """
-        there = [place for place in places if place.path.exists()]
+        there = [place for place in places if place.exists()]
         for place in there:
-            if not self.made(place):
+            if not self.made(source, place):
                 raise SettingsError(
-                    f"{place.path} exists and is not what is to be downloaded: move it away or "
-                    f"choose another folder with --to"
+                    f"{place} exists and is not what is to be downloaded: move it away or choose "
+                    f"another folder with --to"
                 )
         if len(there) == len(places):
             return False
         for place in there:
-            shutil.rmtree(place.path)
+            shutil.rmtree(place)
         return True
 
-    def note(
-        self, name: str, fetched: Fetched, how: str, places: Sequence[Place], **more: object
-    ) -> None:
+    def note(self, source: str, places: Sequence[Path], about: dict[str, Any]) -> None:
         """Note a file that is about to be put in place."""
-        self.files[name] = {
-            "url": fetched.url or self.files.get(name, {}).get("url"),
-            "bytes": fetched.size,
-            **({"sha256": fetched.sha256} if fetched.sha256 else {}),
-            "checked": how,
-            "makes": [place.path.name for place in places],
+        self.files[source] = {
+            **about,
+            "makes": [place.name for place in places],
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            **more,
         }
         text = json.dumps({**self.about, "files": self.files}, indent=1, ensure_ascii=False)
         write_whole(self.path, f"{text}\n".encode())
