@@ -12,6 +12,7 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,27 +21,28 @@ from PIL import Image
 from torch import nn
 
 from feddg_bench.analysis.figures import landscape
-from feddg_bench.analysis.figures.curves import Axis, Curve, draw_curves
-from feddg_bench.analysis.figures.drawing import Picture, add_key, new_figure, spread, styled
+from feddg_bench.analysis.figures.curves import Axis, draw_curves
+from feddg_bench.analysis.figures.drawing import Picture, entitle, new_figure, spread, styled
 from feddg_bench.analysis.figures.embedding import embed
 from feddg_bench.analysis.figures.gradcam import explain, grad_cam
 from feddg_bench.analysis.figures.overhead import overhead
-from feddg_bench.analysis.figures.partition import Spread, heat_maps
-from feddg_bench.analysis.figures.scores import SWEEPS, convergence, leaderboard, swept
-from feddg_bench.analysis.figures.series import Frame, Point, Wanted, frames, groups, select
+from feddg_bench.analysis.figures.partition import heat_maps
+from feddg_bench.analysis.figures.scores import convergence, leaderboard, swept
+from feddg_bench.analysis.figures.series import Choice, Frame, frames, series
 from feddg_bench.analysis.figures.training import Recording, wanted_rounds
+from feddg_bench.analysis.sheets import csv_lines
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.engine.executors import SerialExecutor
 from feddg_bench.engine.worker import Worker
 from feddg_bench.records.record import RunRecord
-from feddg_bench.records.runs import Run, read_runs
+from feddg_bench.records.runs import read_runs
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.testing import start_toy_run
 from tests.helpers import SCENARIOS, entry, make_record, measured
 
 Add = Callable[..., RunRecord]
 PAIR = ("oc-i-p", "ic-p-o")
-EVERYTHING = Wanted()
+EVERYTHING = Choice()
 
 
 @pytest.fixture
@@ -114,7 +116,7 @@ def test_convergence_averages_scenarios_and_then_seeds(add: Add, tmp_path: Path)
     add(test=(0.4, 0.8), seed=0, scenario="ic-p-o")
     add(test=(0.3, 0.9), seed=1, scenario="oc-i-p")
     add(test=(0.7, 0.9), seed=1, scenario="ic-p-o")
-    found = numbers(convergence(only_frame(tmp_path), EVERYTHING, "test"))
+    found = numbers(convergence(only_frame(tmp_path), EVERYTHING))
     assert [(row["series"], row["round"], row["seeds"]) for row in found] == [
         ("fedavg", "10", "0 1"),
         ("fedavg", "20", "0 1"),
@@ -122,9 +124,9 @@ def test_convergence_averages_scenarios_and_then_seeds(add: Add, tmp_path: Path)
     # seeds have 30 and 50 after round 10, 70 and 90 after round 20
     assert [float(row["mean"]) for row in found] == pytest.approx([40, 80])
     assert [float(row["std"]) for row in found] == pytest.approx([np.sqrt(200)] * 2, abs=1e-6)
-    halves = numbers(convergence(only_frame(tmp_path), EVERYTHING, "val"))
+    halves = numbers(convergence(only_frame(tmp_path), Choice(split="val")))
     assert [float(row["mean"]) for row in halves] == pytest.approx([20, 40])
-    assert convergence(only_frame(tmp_path), EVERYTHING, "id_test") is None
+    assert convergence(only_frame(tmp_path), Choice(split="id_test")) is None
 
 
 @pytest.mark.usefixtures("drawing")
@@ -132,7 +134,7 @@ def test_a_seed_that_lacks_a_scenario_does_not_count(add: Add, tmp_path: Path) -
     add(test=(0.2,), seed=0, scenario="oc-i-p")
     add(test=(0.4,), seed=0, scenario="ic-p-o")
     add(test=(1.0,), seed=1, scenario="oc-i-p")
-    (row,) = numbers(convergence(only_frame(tmp_path), EVERYTHING, "test"))
+    (row,) = numbers(convergence(only_frame(tmp_path), EVERYTHING))
     assert (float(row["mean"]), row["std"], row["seeds"]) == (pytest.approx(30), "", "0")
 
 
@@ -142,7 +144,7 @@ def test_a_method_that_lacks_scenarios_is_left_out_by_name(add: Add, tmp_path: P
         for scenario in PAIR:
             add(method, scenario=scenario)
     add("fedprox", test=(0.9,), scenario="ic-p-o")
-    picture = convergence(only_frame(tmp_path), EVERYTHING, "test")
+    picture = convergence(only_frame(tmp_path), EVERYTHING)
     assert {row["series"] for row in numbers(picture)} == {"fedavg", "moon"}
     assert picture is not None
     assert picture.notes == ("fedprox is left out: it has no run of oc-i-p",)
@@ -151,7 +153,7 @@ def test_a_method_that_lacks_scenarios_is_left_out_by_name(add: Add, tmp_path: P
 def test_settings_tell_series_of_one_method_apart(add: Add, tmp_path: Path) -> None:
     add("fedprox", hyper={"mu": 0.1})
     add("fedprox", hyper={"mu": 1.0})
-    assert [g.label for g in groups(only_frame(tmp_path).runs)] == [
+    assert [label for label, _ in series(only_frame(tmp_path).runs)] == [
         "fedprox (mu=0.1)",
         "fedprox (mu=1)",
     ]
@@ -164,7 +166,7 @@ def test_curves_against_lambda_keep_other_settings_apart(add: Add, tmp_path: Pat
         add(test=(accuracy / 2,), partition={"heterogeneity": value, "clients": 50})
     add("moon", partition={"heterogeneity": 0.5})  # one point is no curve
     add("erm", test=(0.9,), partition={"kind": "pooled"}, federation={"per_round": None})
-    pictures = swept(read_runs(tmp_path), SWEEPS["lambda"], EVERYTHING, "test", "last")
+    pictures = swept(read_runs(tmp_path), "lambda", EVERYTHING)
     assert len(pictures) == 2
     small, large = sorted(pictures, key=lambda p: float(numbers(p)[-1]["mean"]))
     of_fedavg = [row for row in numbers(large) if row["series"] == "fedavg"]
@@ -185,14 +187,14 @@ def test_curves_against_lambda_keep_other_settings_apart(add: Add, tmp_path: Pat
         or run.method == "erm"
     ]
     assert len(apart) == 4
-    assert swept(apart, SWEEPS["lambda"], EVERYTHING, "test", "last") == []
+    assert swept(apart, "lambda", EVERYTHING) == []
 
 
 @pytest.mark.usefixtures("drawing")
 def test_curves_against_clients_are_ordered_by_their_number(add: Add, tmp_path: Path) -> None:
     for n, k, accuracy in ((100, 5, 0.2), (5, None, 0.4), (20, 5, 0.6), (20, 10, 0.8)):
         add(test=(accuracy,), partition={"clients": n}, federation={"per_round": k})
-    one, other = swept(read_runs(tmp_path), SWEEPS["clients"], EVERYTHING, "test", "last")
+    one, other = swept(read_runs(tmp_path), "clients", EVERYTHING)
     assert (one.name[-4:], other.name[-5:]) == ("-k-5", "-n-20")
     assert [(r["clients"], float(r["mean"])) for r in numbers(one)] == [
         ("5/5", pytest.approx(40)),
@@ -217,7 +219,7 @@ def test_a_curve_against_a_setting_is_of_the_same_scenarios_and_seeds_all_along(
     for seed, accuracy in ((0, 0.7), (1, 0.1)):
         pooled = {"partition": {"kind": "pooled"}, "federation": {"per_round": None}}
         add("erm", scenario="ic-p-o", seed=seed, test=(accuracy,), **pooled)
-    (picture,) = swept(read_runs(tmp_path), SWEEPS["lambda"], EVERYTHING, "test", "last")
+    (picture,) = swept(read_runs(tmp_path), "lambda", EVERYTHING)
     assert [(r["series"], r["lambda"], float(r["mean"])) for r in numbers(picture)] == [
         ("erm", "all", pytest.approx(70)),
         ("fedavg", "0", pytest.approx(20)),
@@ -232,13 +234,13 @@ def test_leaderboard_is_by_mean_under_a_rule(add: Add, tmp_path: Path) -> None:
     add("fedavg", test=(0.7, 0.4), scenario="ic-p-o")
     add("moon", test=(0.5, 0.5), scenario="oc-i-p")
     add("moon", test=(0.5, 0.6), scenario="ic-p-o")
-    last = numbers(leaderboard(only_frame(tmp_path), EVERYTHING, "test", "last"))
+    last = numbers(leaderboard(only_frame(tmp_path), EVERYTHING))
     assert [(row["series"], float(row["mean"])) for row in last] == [
         ("moon", pytest.approx(55)),
         ("fedavg", pytest.approx(30)),
     ]
     assert float(last[1]["ic-p-o"]) == pytest.approx(40)
-    best = numbers(leaderboard(only_frame(tmp_path), EVERYTHING, "test", "best_by_val"))
+    best = numbers(leaderboard(only_frame(tmp_path), Choice(rule="best_by_val")))
     assert [(row["series"], float(row["mean"])) for row in best] == [
         ("fedavg", pytest.approx(80)),
         ("moon", pytest.approx(55)),
@@ -280,7 +282,7 @@ def test_a_key_stays_within_its_figure(letters: int) -> None:
     with styled():
         figure = new_figure(5.6, 3.0)
         lines = [figure.subplots().plot([n])[0] for n in range(6)]
-        add_key(figure, lines, ["0" * letters] * 6)
+        entitle(figure, "a title", "what numbers are, " * 9, lines, ["0" * letters] * 6)
         figure.draw_without_rendering()
         box = figure.legends[0].get_window_extent()
     assert box.x0 >= 0
@@ -299,7 +301,7 @@ def test_a_machine_that_was_busy_once_hardly_moves_the_overhead(add: Add, tmp_pa
 def test_what_is_drawn_is_what_the_sheet_says(add: Add, tmp_path: Path) -> None:
     add(test=(0.2, 0.6))
     with styled():
-        picture = convergence(only_frame(tmp_path), EVERYTHING, "test")
+        picture = convergence(only_frame(tmp_path), EVERYTHING)
         assert picture is not None
         (line,) = [line for line in picture.figure.axes[0].get_lines() if line.get_clip_on()]
         assert np.asarray(line.get_xdata()).tolist() == [10, 20]
@@ -307,37 +309,52 @@ def test_what_is_drawn_is_what_the_sheet_says(add: Add, tmp_path: Path) -> None:
 
 
 def test_many_methods_get_a_panel_each_and_few_share_one() -> None:
-    def curve(n: int) -> Curve:
-        return Curve(f"m{n}", (Point(1, n, None, (0,)), Point(2, 2 * n, 1.0, (0, 1))))
+    def points(count: int) -> pd.DataFrame:
+        rows = [(f"m{n}", x, n * x, np.nan) for n in range(count) for x in (1.0, 2.0)]
+        return pd.DataFrame(rows, columns=["series", "x", "mean", "std"])
 
+    axis = Axis("round", "after round 2")
     with styled():
-        few = draw_curves([curve(n) for n in range(6)], Axis("round"), "y", "title")
+        few = draw_curves(points(6), axis, "y", "title", "said")
         assert len(few.axes) == 1
         lines = [line for line in few.axes[0].get_lines() if line.get_clip_on()]
         assert len({line.get_marker() for line in lines}) == 6  # apart without colour
         assert [text.get_text() for text in few.axes[0].texts] == [f"m{n}" for n in range(6)]
-        many = draw_curves([curve(n) for n in range(7)], Axis("round"), "y", "title")
+        many = draw_curves(points(7), axis, "y", "title", "said")
         titles = [axes.get_title(loc="left") for axes in many.axes if axes.axison]
         assert titles == [f"m{n}  {2 * n:.1f}" for n in range(6, -1, -1)]
+        key = [text.get_text() for text in many.legends[0].get_texts()]
+        assert "after round 2" in key[0]
+
+
+@pytest.mark.usefixtures("drawing")
+def test_long_curves_have_few_markers(add: Add, tmp_path: Path) -> None:
+    add(test=tuple(n / 100 for n in range(60)))
+    picture = convergence(only_frame(tmp_path), EVERYTHING)
+    assert picture is not None
+    (line,) = [line for line in picture.figure.axes[0].get_lines() if line.get_clip_on()]
+    assert len(line.get_xdata()) == 60
+    assert 60 / line.get_markevery() <= 12
 
 
 def test_selection_refuses_unknown_names_and_says_what_would_make_records(
     add: Add, tmp_path: Path
 ) -> None:
     add()
-    runs: list[Run] = read_runs(tmp_path)
-    assert len(select(runs, Wanted("digits4", "ltdo", ("oc-i-p",), ("fedavg",)), tmp_path)) == 1
+    one = Choice(tmp_path, "digits4", "ltdo", ("oc-i-p",), ("fedavg",))
+    assert len(one.runs()) == 1
     for wanted, near in (
-        (Wanted(methods=("fedavgg",)), "did you mean 'fedavg'"),
-        (Wanted(dataset="digit4"), "did you mean 'digits4'"),
-        (Wanted(protocol="ltod"), "did you mean 'ltdo'"),
-        (Wanted(scenarios=("oc-i-q",)), "did you mean 'oc-i-p'"),
-        (Wanted(recipe="mime"), "did you mean 'mine'"),
+        ({"method": ("fedavgg",)}, "did you mean 'fedavg'"),
+        ({"dataset": "digit4"}, "did you mean 'digits4'"),
+        ({"protocol": "ltod"}, "did you mean 'ltdo'"),
+        ({"scenario": ("oc-i-q",)}, "did you mean 'oc-i-p'"),
+        ({"recipe": "mime"}, "did you mean 'mine'"),
+        ({"split": "tset"}, "did you mean 'test'"),
     ):
         with pytest.raises(SettingsError, match=near):
-            select(runs, wanted, tmp_path)
+            replace(Choice(tmp_path), **wanted).runs()  # type: ignore[arg-type]
     with pytest.raises(DataError, match="feddg-bench run --method moon --dataset digits4 --proto"):
-        select(runs, Wanted("digits4", "lodo", None, ("moon",)), Path("results"))
+        replace(one, protocol="lodo", scenario=None, method=("moon",)).runs()
 
 
 # ------------------------------------------------------------------------------- files
@@ -349,9 +366,9 @@ def test_files_are_the_same_bytes_whatever_the_user_has_set(add: Add, tmp_path: 
     files = []
     for size in (7.0, 30.0):
         with mpl.rc_context({"font.size": size}), styled():
-            picture = convergence(frame, EVERYTHING, "test")
+            picture = convergence(frame, EVERYTHING)
             assert picture is not None
-            files.append(picture.save(tmp_path / str(size)))
+            files.append(picture.save(tmp_path / str(size), ("png", "pdf")))
     assert [path.suffix for path in files[0]] == [".png", ".pdf", ".csv"]
     for one, other in zip(*files, strict=True):
         assert one.read_bytes() == other.read_bytes()
@@ -360,6 +377,17 @@ def test_files_are_the_same_bytes_whatever_the_user_has_set(add: Add, tmp_path: 
     assert b"Software" not in png
     with Image.open(files[0][0]) as image:
         assert image.info["dpi"] == pytest.approx((150, 150), abs=0.1)
+        assert "test domain" in image.text["Description"]  # type: ignore[attr-defined]
+    assert [path.suffix for path in picture.save(tmp_path)] == [".png", ".csv"]
+
+
+def test_no_cell_of_a_sheet_starts_a_formula() -> None:
+    names = ("=1+1", "+a", "-b", "@c", "-0.5", "a=b", "\t=1")
+    text = csv_lines(("name", "-value"), [(name, -1.25) for name in names])
+    found = list(csv.reader(io.StringIO(text)))
+    assert found[0] == ["name", "'-value"]
+    assert [row[0] for row in found[1:]] == ["'=1+1", "'+a", "'-b", "'@c", "-0.5", "a=b", "'\t=1"]
+    assert {row[1] for row in found[1:]} == {"-1.25"}
 
 
 @given(st.lists(st.floats(0, 100), max_size=8), st.floats(0.1, 10))
@@ -379,9 +407,7 @@ def test_labels_are_moved_apart_in_their_order_and_around_their_mean(
 @pytest.mark.usefixtures("drawing")
 def test_heat_maps_share_one_scale_and_tell_how_pure_clients_are() -> None:
     pure, mixed = np.array([[4, 0], [0, 8]]), np.array([[2, 2], [4, 4]])
-    picture = heat_maps(
-        "p", "title", ["ink", "chalk"], [Spread("a", pure), Spread("b", mixed)], "domain"
-    )
+    picture = heat_maps("p", "title", ["ink", "chalk"], {"a": pure, "b": mixed}, "domain")
     panels = [axes for axes in picture.figure.axes if axes.collections and axes.get_title("left")]
     assert [axes.get_title("left") for axes in panels] == [
         "a: 100 % of clients hold a single domain",

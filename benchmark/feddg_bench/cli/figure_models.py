@@ -103,7 +103,7 @@ def partition_command(
         experiment.plan("fedavg", machine, heterogeneity=value, per_round=per_round)
         for value in values
     ]
-    from feddg_bench.analysis.figures.spreads import partition_picture
+    from feddg_bench.analysis.figures.partition import partition_picture
 
     data = planned[0][1]
     plans = [found for made, _ in planned for found in made]
@@ -184,7 +184,7 @@ def tsne_command(
 ) -> None:
     """Train, and draw t-SNE of the features of held-out images after some rounds."""
     runs = training.train(method, at, machine, rounds=rounds)
-    from feddg_bench.analysis.figures.studies import tsne_picture
+    from feddg_bench.analysis.figures.embedding import tsne_picture
 
     save(lambda: [tsne_picture(runs, images)], training.out)
 
@@ -200,7 +200,7 @@ def gradcam_command(
 ) -> None:
     """Train, and draw by Grad-CAM where models look, for held-out images of each domain."""
     runs = training.train(method, at, machine, rounds=rounds)
-    from feddg_bench.analysis.figures.studies import gradcam_picture
+    from feddg_bench.analysis.figures.gradcam import gradcam_picture
 
     save(lambda: [gradcam_picture(runs, images)], training.out)
 
@@ -221,7 +221,7 @@ def landscape_command(
 ) -> None:
     """Train, and draw two clients' losses on the plane of the global model and their updates."""
     runs = training.train(method, None if at is None else str(at), machine, rounds=rounds)
-    from feddg_bench.analysis.figures.studies import landscape_picture
+    from feddg_bench.analysis.figures.landscape import landscape_picture
 
     save(
         lambda: [landscape_picture(runs, () if pair is None else pair.split(","), images, steps)],
@@ -238,6 +238,6 @@ def styles_command(
 ) -> None:
     """Draw images of each domain as they are, and as methods restyle them in round 1."""
     runs = training.train(method, "1", machine)
-    from feddg_bench.analysis.figures.studies import styles_picture
+    from feddg_bench.analysis.figures.styles import styles_picture
 
     save(lambda: [styles_picture(runs, images)], training.out)

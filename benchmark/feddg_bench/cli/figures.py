@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+from typer.core import TyperGroup
 
-from feddg_bench.analysis.figures.drawing import save
+from feddg_bench.analysis.figures.drawing import read_formats, save
 from feddg_bench.cli.figure_models import (
     gradcam_command,
     landscape_command,
@@ -22,165 +23,77 @@ from feddg_bench.common.errors import DataError, SettingsError, unknown
 
 if TYPE_CHECKING:
     from feddg_bench.analysis.figures.drawing import Picture
-    from feddg_bench.analysis.figures.series import Frame, Wanted
+    from feddg_bench.analysis.figures.series import Choice
     from feddg_bench.records.rules import Rule
     from feddg_bench.records.runs import Run
 
+OF_RECORDS = {
+    "all": "Draw every figure that the records are enough for.",
+    "convergence": "Draw accuracy, or another key metric, against the round.",
+    "leaderboard": "Draw the key metric of each method, best first, with that of each scenario.",
+    "lambda": "Draw accuracy, or another key metric, against the heterogeneity lambda.",
+    "clients": "Draw accuracy, or another key metric, against K/N: the clients of a round.",
+    "overhead": "Draw the seconds of a round by phase for each method, and those before round 1.",
+}
+"""Figure -> its help. There is one for each data set, protocol, recipe and federation."""
+
+
+class Figures(TyperGroup):
+    """The group of figures: a figure that does not exist is answered with the nearest."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that the first argument names."""
+        if args and not args[0].startswith("-") and args[0] not in self.commands:
+            raise SettingsError(unknown("figure", args[0], self.commands))
+        return super().resolve_command(ctx, args)
+
+
 figures_app = typer.Typer(
+    cls=Figures,
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Draw figures, each as PNG and PDF, with the numbers beside it where there are some: from "
-    "records (all, convergence, lambda, clients, leaderboard, overhead), of a partition, or of "
-    "models that are trained for it (styles, tsne, gradcam, landscape).",
+    help="Draw figures as PNG, with the numbers beside it where there are some: from records "
+    f"({', '.join(OF_RECORDS)}), of a partition, or of models that are trained for it (styles, "
+    "tsne, gradcam, landscape).",
 )
 
-Split = Annotated[str, typer.Option(help="test, val, id_test or id_val.")]
-Select = Annotated[
-    str, typer.Option(help="Round that counts: last, best_by_val, best_by_id_val or oracle.")
-]
+Listed = Annotated[str | None, typer.Option(help="Comma-separated; default: all with records.")]
+One = Annotated[str | None, typer.Option(help="Default: all that have records.")]
 
 
 @dataclass(frozen=True)
 class Records:
-    """Where records are, which of them are drawn, and where to."""
+    """Which records are drawn, what of them, and where to."""
 
     results: Annotated[Path, typer.Option(help="Folder of records.")] = Path("results")
     out: Annotated[
         Path | None, typer.Option(help="Folder to write to; default RESULTS/figures.")
     ] = None
-    dataset: Annotated[str | None, typer.Option(help="Default: all that have records.")] = None
-    protocol: Annotated[str | None, typer.Option(help="Default: all that have records.")] = None
+    dataset: One = None
+    protocol: One = None
+    scenario: Listed = None
+    method: Listed = None
+    recipe: One = None
+    split: Annotated[str, typer.Option(help="test, val, id_test or id_val.")] = "test"
+    select: Annotated[
+        str, typer.Option(help="Round that counts: last, best_by_val, best_by_id_val or oracle.")
+    ] = "last"
+    format: Annotated[str, typer.Option(help="Comma-separated: png, pdf.")] = "png"
 
-    @property
-    def folder(self) -> Path:
-        """Where figures go."""
-        return self.out or self.results / "figures"
-
-    def wanted(self) -> Wanted:
+    def choice(self) -> Choice:
         """Return what is asked for."""
-        from feddg_bench.analysis.figures.series import Wanted
+        from feddg_bench.analysis.figures.series import Choice
 
-        return Wanted(self.dataset, self.protocol)
-
-    def read(self, split: str = "test", select: str = "last") -> tuple[Wanted, list[Run], Rule]:
-        """Return what is asked for, its runs, and the selection rule.
-
-        Raises:
-            SettingsError: If there is no such split or rule.
-            DataError: If there is no such run, or a record is damaged.
-        """
-        from feddg_bench.analysis.figures import series as records
-        from feddg_bench.records.rules import RULES
-        from feddg_bench.records.runs import read_runs
-
-        if split not in records.SPLITS:
-            raise SettingsError(unknown("split", split, records.SPLITS))
-        if select not in RULES:
-            raise SettingsError(unknown("selection rule", select, RULES))
-        wanted = self.wanted()
-        return wanted, records.select(read_runs(self.results), wanted, self.results), select
-
-
-@dataclass(frozen=True)
-class SomeRecords(Records):
-    """The same, down to scenarios, methods and a recipe."""
-
-    scenario: Annotated[
-        str | None, typer.Option(help="Comma-separated; default is the mean over all.")
-    ] = None
-    method: Annotated[
-        str | None,
-        typer.Option("--method", "--methods", help="Comma-separated; up to six share one plot."),
-    ] = None
-    recipe: Annotated[str | None, typer.Option(help="Default: all that have records.")] = None
-
-    def wanted(self) -> Wanted:
-        """Return what is asked for."""
-        return replace(
-            super().wanted(),
-            scenarios=_listed(self.scenario),
-            methods=_listed(self.method),
-            recipe=self.recipe,
+        return Choice(
+            self.results,
+            self.dataset,
+            self.protocol,
+            _listed(self.scenario),
+            _listed(self.method),
+            self.recipe,
+            self.split,
+            cast("Rule", self.select),
         )
-
-
-@figures_app.command("all")
-@grouped
-def all_command(
-    records: Records = Records(), split: Split = "test", select: Select = "last"
-) -> None:
-    """Draw every figure that the records are enough for, for each data set, protocol and recipe."""
-    from feddg_bench.analysis.figures.overhead import overhead
-    from feddg_bench.analysis.figures.scores import SWEEPS, convergence, leaderboard, swept
-
-    wanted, runs, rule = records.read(split, select)
-
-    def pictures() -> Iterable[Picture | str]:
-        for frame in _frames(runs):
-            missing = f"{frame.name}: no round was evaluated on {split}"
-            yield convergence(frame, wanted, split) or missing
-            yield leaderboard(frame, wanted, split, rule) or missing
-            yield overhead(frame, wanted)
-        for sweep in SWEEPS.values():
-            found = swept(runs, sweep, wanted, split, rule)
-            yield from found
-            if not found:
-                yield _unswept(sweep.name, wanted)
-
-    save(pictures, records.folder)
-
-
-@figures_app.command("convergence")
-@grouped
-def convergence_command(records: SomeRecords = SomeRecords(), split: Split = "test") -> None:
-    """Draw accuracy, or another key metric, against the round.
-
-    It is the mean over scenarios; lines and bands are mean and deviation over seeds.
-    """
-    from feddg_bench.analysis.figures.scores import convergence
-
-    wanted, runs, _ = records.read(split)
-    _each_frame(lambda f: convergence(f, wanted, split), runs, split, records.folder)
-
-
-@figures_app.command("leaderboard")
-@grouped
-def leaderboard_command(
-    records: SomeRecords = SomeRecords(), split: Split = "test", select: Select = "last"
-) -> None:
-    """Draw the key metric of each method, best first, with that of single scenarios."""
-    from feddg_bench.analysis.figures.scores import leaderboard
-
-    wanted, runs, rule = records.read(split, select)
-    _each_frame(lambda f: leaderboard(f, wanted, split, rule), runs, split, records.folder)
-
-
-@figures_app.command("overhead")
-@grouped
-def overhead_command(records: SomeRecords = SomeRecords()) -> None:
-    """Draw the seconds of a round by phase for each method, and those before round 1."""
-    from feddg_bench.analysis.figures.overhead import overhead
-
-    wanted, runs, _ = records.read()
-    _each_frame(lambda f: overhead(f, wanted), runs, "test", records.folder)
-
-
-@figures_app.command("lambda")
-@grouped
-def lambda_command(
-    records: SomeRecords = SomeRecords(), split: Split = "test", select: Select = "last"
-) -> None:
-    """Draw accuracy, or another key metric, against the heterogeneity lambda."""
-    _sweep("lambda", *records.read(split, select), split, records.folder)
-
-
-@figures_app.command("clients")
-@grouped
-def clients_command(
-    records: SomeRecords = SomeRecords(), split: Split = "test", select: Select = "last"
-) -> None:
-    """Draw accuracy, or another key metric, against K/N: the clients of a round out of all."""
-    _sweep("clients", *records.read(split, select), split, records.folder)
 
 
 def _listed(text: str | None) -> tuple[str, ...] | None:
@@ -189,41 +102,23 @@ def _listed(text: str | None) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(part.strip() for part in text.split(",")))
 
 
-def _frames(runs: list[Run]) -> list[Frame]:
+def _pictures(name: str, runs: list[Run], choice: Choice) -> Iterable[Picture | str]:
+    """Yield the figures of a name, or why there is none."""
+    from feddg_bench.analysis.figures import overhead, scores
     from feddg_bench.analysis.figures.series import frames
 
-    return frames(runs)
+    if name in scores.SWEEPS:
+        found = scores.swept(runs, name, choice)
+        yield from found or (_unswept(name, choice),)
+        return
+    draw = getattr(overhead if name == "overhead" else scores, name)
+    for frame in frames(runs):
+        yield draw(frame, choice) or f"{frame.name}: no round was evaluated on {choice.split}"
 
 
-def _each_frame(
-    draw: Callable[[Frame], Picture | None], runs: list[Run], split: str, folder: Path
-) -> None:
-    save(
-        lambda: (
-            draw(frame) or f"{frame.name}: no round was evaluated on {split}"
-            for frame in _frames(runs)
-        ),
-        folder,
-    )
-
-
-def _sweep(
-    name: str, wanted: Wanted, runs: list[Run], rule: Rule, split: str, folder: Path
-) -> None:
-    from feddg_bench.analysis.figures.scores import SWEEPS, swept
-
-    def pictures() -> Iterable[Picture]:
-        found = swept(runs, SWEEPS[name], wanted, split, rule)
-        if not found:
-            raise DataError(_unswept(name, wanted))
-        return found
-
-    save(pictures, folder)
-
-
-def _unswept(name: str, wanted: Wanted) -> str:
+def _unswept(name: str, choice: Choice) -> str:
     """Say that records hold one value of a setting only, and which command makes others."""
-    on = f" dataset={wanted.dataset}" if wanted.dataset not in (None, "digits4") else ""
+    on = f" dataset={choice.dataset}" if choice.dataset not in (None, "digits4") else ""
     what = "lambda" if name == "lambda" else "K/N"
     return (
         f"{name}: the records hold no two values of {what} that could be compared; make some: "
@@ -231,6 +126,32 @@ def _unswept(name: str, wanted: Wanted) -> str:
     )
 
 
+def _command(name: str) -> Callable[..., None]:
+    @grouped
+    def command(records: Records = Records()) -> None:
+        formats, choice = read_formats(records.format), records.choice()
+        runs = choice.runs()
+        wanted = [figure for figure in OF_RECORDS if figure != "all"] if name == "all" else [name]
+        drawn: Iterable[Picture | str] = (
+            made for figure in wanted for made in _pictures(figure, runs, choice)
+        )
+        if name in ("lambda", "clients"):  # nothing else is asked for
+            drawn = _at_least_one(drawn)
+        save(lambda: drawn, records.out or records.results / "figures", formats)
+
+    command.__doc__ = OF_RECORDS[name]
+    return command
+
+
+def _at_least_one(drawn: Iterable[Picture | str]) -> Iterable[Picture | str]:
+    for made in drawn:
+        if isinstance(made, str):
+            raise DataError(made)
+        yield made
+
+
+for _name in OF_RECORDS:
+    figures_app.command(_name)(_command(_name))
 figures_app.command("partition")(partition_command)
 figures_app.command("styles")(styles_command)
 figures_app.command("tsne")(tsne_command)

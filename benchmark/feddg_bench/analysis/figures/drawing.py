@@ -6,7 +6,6 @@ the colours are those of Okabe and Ito (2008), which colour-blind readers tell a
 
 from __future__ import annotations
 
-import csv
 import io
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from feddg_bench.analysis.sheets import csv_lines
+from feddg_bench.common.errors import SettingsError, unknown
 from feddg_bench.common.files import write_whole
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
 LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (2, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P")
-HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "++")
 MOST = len(COLOURS)
 """Series that one pair of axes can show apart."""
 PALE = "#b8b8b8"
@@ -44,6 +44,7 @@ STYLE: dict[str, Any] = {
     "grid.linewidth": 0.5,
     "hatch.linewidth": 0.5,
     "legend.frameon": False,
+    "legend.title_fontsize": 7,
     "lines.linewidth": 1.2,
     "lines.markersize": 4,
     "pdf.fonttype": 42,
@@ -51,11 +52,11 @@ STYLE: dict[str, Any] = {
     "xtick.major.width": 0.6,
     "ytick.major.width": 0.6,
 }
-METADATA: dict[str, dict[str, Any]] = {
+FORMATS: dict[str, dict[str, Any]] = {
     "png": {"Software": None},
     "pdf": {"Creator": None, "Producer": None, "CreationDate": None},
 }
-"""What is left out of files: it would change with the version or the day."""
+"""Format of a picture -> what is left out of its files: it changes with the version or the day."""
 
 
 @dataclass(frozen=True)
@@ -71,13 +72,8 @@ class Sheet:
     rows: tuple[tuple[Any, ...], ...]
 
     def text(self) -> str:
-        """Return the numbers as CSV, six digits behind the point."""
-        file = io.StringIO()
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(self.head)
-        for row in self.rows:
-            writer.writerow([round(v, 6) if isinstance(v, float) else v for v in row])
-        return file.getvalue()
+        """Return the numbers as CSV."""
+        return csv_lines(self.head, self.rows)
 
 
 @dataclass(frozen=True)
@@ -98,36 +94,41 @@ class Picture:
     notes: tuple[str, ...] = ()
     photos: bool = False
 
-    def save(self, folder: Path) -> list[Path]:
-        """Write PNG and PDF, and CSV if there are numbers; return their paths.
+    def save(self, folder: Path, formats: Sequence[str] = ("png",)) -> list[Path]:
+        """Write the picture in each format, and CSV if there are numbers; return the paths.
+
+        A PNG holds the figure's texts, for those who cannot see it.
 
         Raises:
             DataError: If a file cannot be written.
         """
         paths = []
-        for ending, metadata in METADATA.items():
+        for ending in formats:
             file = io.BytesIO()
-            self.figure.savefig(file, format=ending, dpi=DPI, metadata=metadata)
+            self.figure.savefig(file, format=ending, dpi=DPI, metadata=FORMATS[ending])
             data = file.getvalue()
-            if ending == "png" and not self.photos:
-                data = _in_few_colours(data)
             paths.append(folder / f"{self.name}.{ending}")
-            write_whole(paths[-1], data)
+            write_whole(paths[-1], self._with_texts(data) if ending == "png" else data)
         if self.sheet is not None:
             paths.append(folder / f"{self.name}.csv")
             write_whole(paths[-1], self.sheet.text().encode())
         return paths
 
+    def _with_texts(self, png: bytes) -> bytes:
+        """Return a PNG with a description; of lines and texts with a palette, a third as large."""
+        from PIL import Image
+        from PIL.PngImagePlugin import PngInfo
 
-def _in_few_colours(png: bytes) -> bytes:
-    """Return a PNG of lines and text with a palette, a third of its size."""
-    from PIL import Image
-
-    file = io.BytesIO()
-    with Image.open(io.BytesIO(png)) as image:
-        small = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
-        small.save(file, format="PNG", optimize=True, dpi=(DPI, DPI))
-    return file.getvalue()
+        titles = [legend.get_title().get_text() for legend in self.figure.legends]
+        said = [self.figure.get_suptitle(), *titles]
+        info = PngInfo()
+        info.add_itxt("Description", ". ".join(" ".join(text.split()) for text in said if text))
+        file = io.BytesIO()
+        with Image.open(io.BytesIO(png)) as image:
+            whole = image.convert("RGB")
+            small = whole if self.photos else whole.quantize(256, dither=Image.Dither.NONE)
+            small.save(file, format="PNG", optimize=True, dpi=(DPI, DPI), pnginfo=info)
+        return file.getvalue()
 
 
 @contextmanager
@@ -151,19 +152,28 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def entitle(figure: Figure, *lines: str) -> None:
-    """Write lines above a figure, broken where they are wider than it is."""
-    letters = int(12.5 * figure.get_size_inches()[0])
-    given = "\n".join(lines).splitlines()
-    whole = [part for line in given for part in textwrap.wrap(line, letters)]
-    figure.suptitle("\n".join(whole))
-
-
-def add_key(figure: Figure, handles: Sequence[Artist], names: Sequence[str]) -> None:
-    """Write what marks mean below a figure, in as many columns as fit."""
-    column = 38 + 5 * max(map(len, names))  # points of a mark and its gaps, and of a letter
-    ncols = min(len(names), max(1, int(72 * figure.get_size_inches()[0]) // column))
-    figure.legend(handles, names, loc="outside lower center", ncols=ncols)
+def entitle(
+    figure: Figure,
+    title: str,
+    caption: str = "",
+    handles: Sequence[Artist] = (),
+    names: Sequence[str] = (),
+) -> None:
+    """Write a title above a figure; below it what the numbers are and what the marks mean."""
+    points = 72 * figure.get_size_inches()[0]
+    figure.suptitle("\n".join(textwrap.wrap(title, int(0.18 * points))))
+    lines = [textwrap.wrap(line, int(0.23 * points)) for line in caption.splitlines()]
+    if caption or names:
+        widths = [38 + 5 * len(name) for name in names] or [1]  # a mark, its gaps, its letters
+        whole = len(widths) if sum(widths) < points else max(1, int(points) // max(widths))
+        legend = figure.legend(
+            handles,
+            names,
+            loc="outside lower center",
+            ncols=whole,
+            title="\n".join("\n".join(line) for line in lines),
+        )
+        legend.get_title().set_multialignment("center")
 
 
 def bare(axes: Axes) -> None:
@@ -201,14 +211,29 @@ def spread(values: Sequence[float], gap: float) -> list[float]:
     return found
 
 
-def save(make: Callable[[], Iterable[Picture | str]], folder: Path) -> None:
+def read_formats(text: str) -> tuple[str, ...]:
+    """Return the names of `FORMATS` in a comma-separated list.
+
+    Raises:
+        SettingsError: If one is unknown.
+    """
+    formats = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    for ending in formats:
+        if ending not in FORMATS:
+            raise SettingsError(unknown("format", ending, FORMATS))
+    return formats
+
+
+def save(
+    make: Callable[[], Iterable[Picture | str]], folder: Path, formats: Sequence[str] = ("png",)
+) -> None:
     """Draw pictures and write them as they come; a text stands for one that cannot be drawn."""
     with styled():
         for made in make():
             if isinstance(made, str):
                 print(made)  # noqa: T201
                 continue
-            paths = made.save(folder)
+            paths = made.save(folder, formats)
             for note in made.notes:
                 print(f"{made.name}: {note}")  # noqa: T201
             print(f"wrote {', '.join(map(str, paths))}")  # noqa: T201

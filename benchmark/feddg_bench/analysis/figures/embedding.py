@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,23 +15,27 @@ from feddg_bench.analysis.figures.drawing import (
     MARKERS,
     Picture,
     Sheet,
-    add_key,
     entitle,
     new_figure,
 )
+from feddg_bench.analysis.figures.shared import file_name, title_of
+from feddg_bench.analysis.figures.training import Trained, sample
+from feddg_bench.common.errors import DataError
 from feddg_bench.common.streams import derive_seed
 from feddg_bench.core.method import Method
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+CLASSES = 10
+"""Classes that an embedding can show apart."""
 PERPLEXITY = 30.0
 TONES = ("#000000", "#0072B2", "#D55E00", "#56B4E9", "#009E73", "#9a9a9a")
 
 
 @torch.no_grad()
 def features(method: Method, images: Tensor, batch: int = 256) -> NDArray[np.float64]:
-    """Return the features [n, D] of images (n, 3, H, W) in [0, 1]; evaluation mode is expected."""
+    """Return the features [n, D] of images [n, 3, H, W] in [0, 1]; evaluation mode is expected."""
     parts = [method.features(part).float().cpu() for part in images.split(batch)]
     return torch.cat(parts).numpy().astype(np.float64)
 
@@ -58,87 +61,76 @@ def embed(rows: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
     return placed
 
 
-@dataclass(frozen=True)
-class Cloud:
-    """An embedding.
+def tsne_picture(runs: Sequence[Trained], count: int) -> Picture:
+    """Draw the features of up to ``count`` images a domain, methods down, rounds across.
 
-    Attributes:
-        title: Method and round.
-        places: [n, 2].
-        labels: Class of each image, [n].
-        domains: Domain of each image as a place in the list of names, [n].
+    Each embedding is drawn once by class, as its number, and once by domain.
+
+    Raises:
+        DataError: If fewer than four images are held out.
     """
-
-    title: str
-    places: NDArray[np.float64]
-    labels: NDArray[np.int64]
-    domains: NDArray[np.int64]
-
-
-def draw_clouds(
-    name: str,
-    title: str,
-    lines: Sequence[Sequence[Cloud]],
-    classes: Sequence[str],
-    domains: Sequence[str],
-) -> Picture:
-    """Draw embeddings, rounds across; each once by class, as its number, and once by domain."""
     from matplotlib.lines import Line2D
 
-    across = max(map(len, lines))
-    figure = new_figure(0.5 + 2.4 * across, 1.2 + 4.5 * len(lines))
-    grid = figure.subplots(2 * len(lines), across, squeeze=False)
-    for number, line in enumerate(lines):
-        for column in range(across):
-            upper, lower = grid[2 * number, column], grid[2 * number + 1, column]
-            cloud = line[column]
-            _scatter(upper, cloud, by_class=True)
-            _scatter(lower, cloud, by_class=False)
-            upper.set_title(f"{cloud.title}: classes")
-            lower.set_title(f"{cloud.title}: domains")
-    handles = [
-        Line2D(
-            [], [], linestyle="", color=COLOURS[n % 6], marker=MARKERS[n % 6],
-            markerfacecolor="white" if n % 2 else COLOURS[n % 6],
+    first = runs[0]
+    parts = sample(first, count, keep=lambda labels: labels < CLASSES)
+    index = np.concatenate([part for _, part in parts])
+    if len(index) < 4:
+        raise DataError(
+            f"t-SNE needs 4 images at least, and {len(index)} are held out: raise "
+            f"data.id_test_fraction or --images"
         )
-        for n in range(len(domains))
-    ]  # fmt: skip
-    add_key(figure, handles, domains)
-    shown = sorted({int(label) for line in lines for cloud in line for label in cloud.labels})
-    key = ""
-    if any(classes[label] != str(label) for label in shown):
-        key = ", ".join(f"{label} {classes[label]}" for label in shown)
-    entitle(figure, title, key)
-    clouds = [cloud for line in lines for cloud in line]
-    sheet = Sheet(
-        ("model", "class", "domain", "x", "y"),
-        tuple(
-            (cloud.title, classes[label], domains[domain], round(float(x), 4), round(float(y), 4))
-            for cloud in clouds
-            for (x, y), label, domain in zip(cloud.places, cloud.labels, cloud.domains, strict=True)
-        ),
-    )
-    return Picture(name, figure, sheet)
+    names = [domain for domain, _ in parts]
+    domains = np.repeat(np.arange(len(parts)), [len(part) for _, part in parts])
+    across = max(len(run.models) for run in runs)
+    figure = new_figure(0.5 + 2.4 * across, 1.2 + 4.5 * len(runs))
+    grid = figure.subplots(2 * len(runs), across, squeeze=False)
+    rows: list[tuple[str, str, str, float, float]] = []
+    shown = set[int]()
+    for line, run in enumerate(runs):
+        images, labels = (part.cpu() for part in run.images(index))
+        truth = labels.numpy()
+        shown |= set(truth.tolist())
+        for column, (number, weights) in enumerate(run.models.items()):
+            found = features(run.load(weights), images.to(run.device))
+            places = embed(found, run.plan.settings.seed)
+            model = f"{run.plan.settings.method}, round {number}"
+            _scatter(grid[2 * line, column], places, truth, _by_class)
+            _scatter(grid[2 * line + 1, column], places, domains, _by_domain)
+            grid[2 * line, column].set_title(f"{model}: classes")
+            grid[2 * line + 1, column].set_title(f"{model}: domains")
+            rows += [
+                (model, first.classes[label], names[domain], round(float(x), 4), round(float(y), 4))
+                for (x, y), label, domain in zip(places, truth, domains, strict=True)
+            ]
+    handles = [Line2D([], [], **_by_domain(n)) for n in range(len(names))]
+    classes = {label: first.classes[label] for label in sorted(shown)}
+    key = ", ".join(f"{label} {name}" for label, name in classes.items() if name != str(label))
+    said = f"t-SNE of features of {len(index)} images that no client holds"
+    entitle(figure, f"{title_of(first)}: {said}", key and f"classes: {key}", handles, names)
+    sheet = Sheet(("model", "class", "domain", "x", "y"), tuple(rows))
+    return Picture(file_name("tsne", runs), figure, sheet)
 
 
-def _scatter(axes: Axes, cloud: Cloud, *, by_class: bool) -> None:
-    x, y = cloud.places.T
-    if by_class:
-        for label in np.unique(cloud.labels):
-            mine = cloud.labels == label
-            axes.plot(
-                x[mine], y[mine], linestyle="", marker=f"${label}$", markersize=4,
-                markeredgewidth=0, color=TONES[label % len(TONES)],
-            )  # fmt: skip
-    else:
-        for domain in np.unique(cloud.domains):
-            mine = cloud.domains == domain
-            colour = COLOURS[domain % 6]
-            axes.plot(
-                x[mine], y[mine], linestyle="", marker=MARKERS[domain % 6], markersize=3.2,
-                color=colour, markerfacecolor="white" if domain % 2 else colour,
-                markeredgewidth=0.6,
-            )  # fmt: skip
+def _by_class(label: int) -> dict[str, Any]:
+    colour = TONES[label % len(TONES)]
+    return {"linestyle": "", "marker": f"${label}$", "markeredgewidth": 0, "color": colour}
+
+
+def _by_domain(domain: int) -> dict[str, Any]:
+    colour, marker = COLOURS[domain % 6], MARKERS[domain % 6]
+    face = "white" if domain % 2 else colour
+    style = {"linestyle": "", "marker": marker, "color": colour, "markerfacecolor": face}
+    return {**style, "markersize": 3.2, "markeredgewidth": 0.6}
+
+
+def _scatter(
+    axes: Axes,
+    places: NDArray[np.float64],
+    kinds: NDArray[np.int64],
+    style: Callable[[int], dict[str, Any]],
+) -> None:
+    for kind in np.unique(kinds):
+        axes.plot(*places[kinds == kind].T, **style(int(kind)))
     axes.set_xticks([])
     axes.set_yticks([])
     for side in axes.spines.values():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from feddg_bench.analysis.figures.drawing import Picture, entitle
-from feddg_bench.analysis.figures.styles import image_grid
+from feddg_bench.analysis.figures.shared import file_name, image_grid, pixels, title_of
+from feddg_bench.analysis.figures.training import Trained, sample
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.core.method import Method
 
@@ -29,11 +29,11 @@ def grad_cam(maps: Tensor, gradients: Tensor) -> Tensor:
     """Return ReLU(sum over k of alpha_k A_k), alpha_k the mean gradient over positions.
 
     Args:
-        maps: A, (B, K, H, W).
-        gradients: Of the score of a class with respect to A, (B, K, H, W).
+        maps: A, [B, K, H, W].
+        gradients: Of the score of a class with respect to A, [B, K, H, W].
 
     Returns:
-        (B, H, W), not negative, not scaled.
+        [B, H, W], not negative, not scaled.
     """
     alpha = gradients.mean(dim=(-2, -1), keepdim=True)
     return (alpha * maps).sum(dim=1).relu()
@@ -47,12 +47,12 @@ def explain(method: Method, images: Tensor, target: Tensor | None = None) -> tup
 
     Args:
         method: The model, in evaluation mode.
-        images: (B, 3, H, W) in [0, 1].
-        target: Classes (B,); those that are predicted if not given.
+        images: [B, 3, H, W] in [0, 1].
+        target: Classes [B]; those that are predicted if not given.
 
     Returns:
-        Maps (B, H, W) of the images' size, each divided by its largest value, in [0, 1]; 0 where
-        nothing speaks for the class. Classes (B,).
+        Maps [B, H, W] of the images' size, each divided by its largest value, in [0, 1]; 0 where
+        nothing speaks for the class. Classes [B].
 
     Raises:
         SettingsError: If the backbone has no maps.
@@ -79,7 +79,7 @@ def explain(method: Method, images: Tensor, target: Tensor | None = None) -> tup
 
 @contextmanager
 def _maps_of(backbone: nn.Module) -> Iterator[list[Tensor]]:
-    """Collect every output of a layer that is maps (B, K, H, W), in the order of execution."""
+    """Collect every output of a layer that is maps [B, K, H, W], in the order of execution."""
     found: list[Tensor] = []
     convolved = [False]
 
@@ -96,46 +96,53 @@ def _maps_of(backbone: nn.Module) -> Iterator[list[Tensor]]:
             handle.remove()
 
 
-@dataclass(frozen=True)
-class Seen:
-    """One image and what each model sees in it.
-
-    Attributes:
-        image: (H, W, 3) in [0, 1].
-        truth: Name of its class.
-        maps: A map (H, W) in [0, 1] and the predicted class for each model.
-    """
-
-    image: NDArray[np.float32]
-    truth: str
-    maps: tuple[tuple[NDArray[np.float32], str], ...]
+Seen = tuple[NDArray[np.float32], str, list[tuple[NDArray[np.float32], str]]]
+"""An image [H, W, 3] in [0, 1], its class, and of each model a map [H, W] and the class it saw."""
 
 
-def draw_maps(
-    name: str, title: str, models: Sequence[str], domains: Sequence[tuple[str, Sequence[Seen]]]
-) -> Picture:
-    """Draw images as they are and lit by their maps, domains down, models across."""
-    figure = image_grid(("image", *models), domains, _draw_seen, row_height=1.15)
-    entitle(figure, title, "bright: what speaks for the class below; line: half of the maximum")
-    return Picture(name, figure, photos=True)
+def gradcam_picture(runs: Sequence[Trained], count: int) -> Picture:
+    """Draw ``count`` images of each domain, and lit by what each model looks at."""
+    first, names = runs[0], runs[0].classes
+    parts = sample(first, count)
+    domains: list[tuple[str, list[Seen]]] = []
+    for domain, index in parts:
+        images, labels = first.images(index)
+        truth = [names[label] for label in labels.tolist()]
+        shown = zip(pixels(images), truth, strict=True)
+        domains.append((domain, [(image, name, []) for image, name in shown]))
+    heads = ["image"]
+    for run in runs:
+        for number, weights in run.models.items():
+            run.load(weights)
+            heads.append(f"{run.plan.settings.method}\nround {number}")
+            for (_, index), (_, seen) in zip(parts, domains, strict=True):
+                heat, classes = explain(run.method, run.images(index)[0])
+                maps = heat.float().cpu().numpy()
+                for n, (_, _, found) in enumerate(seen):
+                    found.append((maps[n], names[int(classes[n])]))
+    figure = image_grid(heads, domains, _draw_seen, row_height=1.15)
+    said = "bright: what speaks for the class below; line: half of the maximum"
+    entitle(figure, f"{title_of(first)}: Grad-CAM", said)
+    return Picture(file_name("gradcam", runs), figure, photos=True)
 
 
 def _draw_seen(seen: Seen, line: Sequence[Axes]) -> None:
     from matplotlib.patheffects import withStroke
 
-    pictures = (seen.image, *(_lit(seen.image, heat) for heat, _ in seen.maps))
+    image, truth, found = seen
+    pictures = (image, *(_lit(image, heat) for heat, _ in found))
     for axes, shown, said in zip(
-        line, pictures, (seen.truth, *(guess for _, guess in seen.maps)), strict=True
+        line, pictures, (truth, *(guess for _, guess in found)), strict=True
     ):
         axes.imshow(shown, vmin=0, vmax=1, interpolation="nearest")
-        right = said == seen.truth
+        right = said == truth
         axes.set_xlabel(
             said if right else f"{said} (wrong)",
             labelpad=2,
             fontsize=7,
             fontweight="normal" if right else "bold",
         )
-    for axes, (heat, _) in zip(line[1:], seen.maps, strict=True):
+    for axes, (heat, _) in zip(line[1:], found, strict=True):
         if heat.max() > 0:
             edge = axes.contour(heat, levels=[0.5], colors=["white"], linewidths=0.8)
             edge.set_path_effects([withStroke(linewidth=2, foreground="black")])

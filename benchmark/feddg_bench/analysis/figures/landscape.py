@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,7 +19,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from feddg_bench.analysis.figures.drawing import Picture, Sheet, entitle, new_figure
+from feddg_bench.analysis.figures.shared import file_name, holding, shares, title_of
+from feddg_bench.analysis.figures.training import Trained
+from feddg_bench.common.errors import DataError, SettingsError, unknown
+from feddg_bench.common.streams import generator
 from feddg_bench.core.messages import Weights
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LOW, HIGH = -0.5, 1.5
 """Ends of both axes, in steps along a client's update."""
@@ -99,27 +108,112 @@ def cosine(
 
 @dataclass(frozen=True)
 class Landscape:
-    """What is drawn of one method.
+    """Losses of two clients around the model that one method sent them.
 
     Attributes:
         method: Its name.
-        clients: Names of the two clients.
-        held: What each of them holds, in words.
+        held: What each of the clients holds, in words.
         grid: Losses of the first and the second client, [2, y, x].
         corners: The same at the global model and the two clients' models, [2, 3].
         cosine: Between the two updates.
     """
 
     method: str
-    clients: tuple[str, str]
-    held: tuple[str, str]
+    held: tuple[str, ...]
     grid: NDArray[np.float64]
     corners: NDArray[np.float64]
     cosine: float
 
 
-def draw_landscapes(name: str, title: str, found: Sequence[Landscape]) -> Picture:
-    """Draw contours of both clients' losses, methods down; one scale for all."""
+def landscape_picture(
+    runs: Sequence[Trained], pair: Sequence[str], count: int, steps: int
+) -> Picture:
+    """Draw the losses of two clients around the model that they were sent.
+
+    Args:
+        runs: Trained to the round that is drawn.
+        pair: Names of two clients; empty takes those whose domains differ most.
+        count: Training images of each client, at most.
+        steps: Points a side of the grid.
+
+    Raises:
+        SettingsError: If a client of the pair did not train in that round.
+        DataError: If no two clients did.
+    """
+    first = runs[0]
+    clients = _pair(first, pair)
+    found = []
+    for run in runs:
+        for client in clients:
+            if client not in run.updates:
+                raise DataError(
+                    f"{run.plan.settings.method}: {client} sent no model in round "
+                    f"{max(run.models)}; choose others with --pair"
+                )
+        found.append(_measure(run, clients, count, steps))
+    figure, sheet = _draw(found, clients)
+    said = f"loss around the global model, round {max(first.models)}"
+    entitle(figure, f"{title_of(first)}: {said}")
+    return Picture(file_name("landscape", runs), figure, sheet)
+
+
+def _measure(run: Trained, clients: tuple[str, str], count: int, steps: int) -> Landscape:
+    trainable = frozenset(run.method.trainable)
+    models = (run.before, run.updates[clients[0]], run.updates[clients[1]])
+    images = [run.images(_some(run, client, count)) for client in clients]
+
+    def losses(weights: Weights) -> tuple[float, ...]:
+        return tuple(
+            mean_loss(run.load(weights, client), *data)
+            for client, data in zip(clients, images, strict=True)
+        )
+
+    return Landscape(
+        run.plan.settings.method,
+        tuple(holding(run, client) for client in clients),
+        grid_losses(lambda x, y: on_plane(*models, x, y, trainable), losses, steps),
+        np.array([losses(model) for model in models]).T,
+        cosine(*models, sorted(trainable & set(run.before))),
+    )
+
+
+def _pair(run: Trained, pair: Sequence[str]) -> tuple[str, str]:
+    """Return the clients asked for, or the two of the round whose domains differ most."""
+    there = sorted(run.updates)
+    for client in pair:
+        if client not in there:
+            raise SettingsError(unknown(f"client of round {max(run.models)}", client, there))
+    if len(pair) == 2 and pair[0] != pair[1]:
+        return pair[0], pair[1]
+    if pair:
+        raise SettingsError("expected two clients for --pair, such as client_001,client_014")
+    if len(there) < 2:
+        raise DataError(
+            f"{run.plan.settings.method} trained {len(there)} client in round {max(run.models)}, "
+            f"and a landscape needs two: raise --per-round, or choose a method with clients"
+        )
+
+    def distance(two: tuple[str, str]) -> float:
+        one, other = (shares(run, client) for client in two)
+        return float(np.abs(one - other).sum())
+
+    return max(combinations(there, 2), key=lambda two: (round(distance(two), 9), _back(two)))
+
+
+def _back(two: tuple[str, str]) -> tuple[int, ...]:
+    """Return a key that is larger for names that come first."""
+    return tuple(-ord(letter) for letter in "".join(two))
+
+
+def _some(run: Trained, client: str, count: int) -> NDArray[np.int64]:
+    """Return some of a client's training images, the same for all methods."""
+    rng = generator(run.plan.settings.seed, "figures", "landscape", client)
+    chosen: NDArray[np.int64] = np.sort(rng.permutation(run.federation.clients[client])[:count])
+    return chosen
+
+
+def _draw(found: Sequence[Landscape], clients: Sequence[str]) -> tuple[Figure, Sheet]:
+    """Return contours of both clients' losses, methods down, on one scale; and the numbers."""
     from matplotlib.colors import LogNorm
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
@@ -148,7 +242,7 @@ def draw_landscapes(name: str, title: str, found: Sequence[Landscape]) -> Pictur
                 )  # fmt: skip
             axes.set_aspect("equal")
             letter = "AB"[number]
-            said = f"{one.method}: loss of client {letter}, {one.clients[number]}"
+            said = f"{one.method}: loss of client {letter}, {clients[number]}"
             axes.set_title(f"{said}\n{one.held[number]}")
         line[0].set_ylabel(f"steps along B's update\n(cosine with A's: {one.cosine:.2f})")
     for axes in panels[-1]:
@@ -157,15 +251,14 @@ def draw_landscapes(name: str, title: str, found: Sequence[Landscape]) -> Pictur
     bar.ax.yaxis.set_major_locator(FixedLocator(list(levels[::2])))
     bar.ax.yaxis.set_minor_locator(NullLocator())
     bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.2g}"))
-    entitle(figure, title)
     sheet = Sheet(
         ("method", "client", "x", "y", "loss"),
         tuple(
-            (one.method, one.clients[n], float(x), float(y), float(one.grid[n, row, column]))
+            (one.method, clients[n], float(x), float(y), float(one.grid[n, row, column]))
             for one in found
             for n in range(2)
             for row, y in enumerate(steps)
             for column, x in enumerate(steps)
         ),
     )
-    return Picture(name, figure, sheet)
+    return figure, sheet

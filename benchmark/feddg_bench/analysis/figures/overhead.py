@@ -9,82 +9,87 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from feddg_bench.analysis.figures.drawing import (
-    HATCHES,
-    Picture,
-    Sheet,
-    add_key,
-    entitle,
-    new_figure,
-)
-from feddg_bench.analysis.figures.series import Frame, Wanted, comparable, groups
-from feddg_bench.records.record import RoundRecord
-from feddg_bench.records.store import read_record
+import numpy as np
+import pandas as pd
 
-PHASES = ("training", "aggregation", "communication", "evaluation")
+from feddg_bench.analysis.figures.drawing import Picture, Sheet, entitle, new_figure
+from feddg_bench.analysis.figures.series import Choice, Frame, comparable, measure
+from feddg_bench.records.record import RoundRecord
+from feddg_bench.records.runs import Run
+
+PHASES = {
+    "training": {"color": "#4d4d4d"},
+    "aggregation": {"color": "#ffffff", "hatch": "////"},
+    "communication": {"color": "#bdbdbd", "hatch": "...."},
+    "evaluation": {"color": "#ededed", "hatch": "xxxx"},
+}
+"""Phase of a round -> how its bar looks."""
 ONCE = "before round 1"
 
 
-def overhead(frame: Frame, wanted: Wanted) -> Picture:
+def overhead(frame: Frame, choice: Choice) -> Picture:
     """Draw where the seconds of a round go, and what came before round 1, for each method."""
-    found, scenarios, notes = comparable(groups(frame.runs))
-    rows: list[tuple[str, dict[str, float], float, int]] = []
     places: set[str] = set()
-    for group in found:
-        seconds: list[dict[str, float]] = []
-        once: list[float] = []
-        for runs in (v for (s, _), v in sorted(group.runs.items()) if s in scenarios):
-            for run in runs:
-                record = read_record(run.path)
-                seconds.append({phase: _usual(record.rounds, phase) for phase in PHASES})
-                once.append(sum(record.once.seconds.values()))
-                e = record.environment
-                places.add(f"{e.device}, workers {e.workers}, threads {e.threads}")
-        usual = {phase: median(s[phase] for s in seconds) for phase in PHASES}
-        rows.append((group.label, usual, median(once), len(seconds)))
-    rows.sort(key=lambda row: (sum(row[1].values()), row[0]))
+
+    def numbers(run: Run) -> dict[str, float]:
+        record = run.record()
+        e = record.environment
+        places.add(f"{e.device}, workers {e.workers}, threads {e.threads}")
+        found = {phase: _usual(record.rounds, phase) for phase in PHASES}
+        once = sum(record.once.seconds.values())
+        return {**found, "total": sum(found.values()), ONCE: once}
+
+    values, _, notes = comparable(measure(frame.runs, numbers))
+    of = values.groupby(["series", "x"]).value
+    rows = of.median().unstack()
+    low, high = (of.quantile(q).unstack().total for q in (0.25, 0.75))
+    rows["total"] = rows[list(PHASES)].sum(axis=1)
+    alike = np.ptp(rows.total) < (high - low).median()  # an order would be one of noise
+    rows = rows.sort_index() if alike else rows.sort_values("total")
     figure = new_figure(6.6, 1.2 + 0.2 * len(rows))
     # What is less than a hundredth of a round is noise.
-    prepared = any(first > 0.01 * sum(usual.values()) for _, usual, first, _ in rows)
+    prepared = (rows[ONCE] > 0.01 * rows.total).any()
     labels = ("seconds a round", *([f"seconds {ONCE}"] if prepared else []))
     ratios = (3, 1)[: len(labels)]
     panels = figure.subplots(1, len(labels), sharey=True, width_ratios=ratios, squeeze=False)[0]
     axes, *before = panels
-    greys = ("#4d4d4d", "#ffffff", "#bdbdbd", "#ededed")
-    for place, (_, usual, first, _) in enumerate(rows):
-        left = 0.0
-        for phase, grey, hatch in zip(PHASES, greys, HATCHES, strict=False):
-            axes.barh(
-                place,
-                usual[phase],
-                left=left,
-                height=0.7,
-                color=grey,
-                hatch=hatch,
-                edgecolor="black",
-                linewidth=0.4,
-                label=phase if place == 0 else None,
-            )
-            left += usual[phase]
-        axes.annotate(f" {left:.2f}", (left, place), va="center", fontsize=7)
-        for part in before:
-            part.barh(place, first, height=0.7, color="#8a8a8a", edgecolor="black", linewidth=0.4)
-    axes.set_yticks(range(len(rows)), labels=[row[0] for row in rows])
+    edge = {"height": 0.7, "edgecolor": "black", "linewidth": 0.4}
+    left = pd.Series(0.0, rows.index)
+    handles = []
+    for phase, style in PHASES.items():
+        handles.append(axes.barh(range(len(rows)), rows[phase], left=left, **edge, **style))
+        left = left + rows[phase]
+    middle = (low + high)[rows.index] / 2
+    half = (high - low)[rows.index] / 2
+    axes.errorbar(
+        middle, range(len(rows)), xerr=half, linestyle="", color="#0072B2", capsize=2, linewidth=1
+    )
+    for place, total in enumerate(rows.total):
+        axes.annotate(f" {total:.2f}", (max(total, (middle + half).iloc[place]), place),
+                      va="center", fontsize=7)  # fmt: skip
+    for part in before:
+        part.barh(range(len(rows)), rows[ONCE], color="#8a8a8a", **edge)
+    axes.set_yticks(range(len(rows)), labels=rows.index)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.margins(x=0.1)
     for part, label in zip(panels, labels, strict=True):
         part.set_xlabel(label)
         part.grid(axis="x")
-    add_key(figure, axes.get_legend_handles_labels()[0], PHASES)
-    where = "; ".join(sorted(places))
-    entitle(figure, f"{frame.title}: where the time goes, medians over rounds and runs", where)
+    said = f"{'; '.join(sorted(places))}; medians over rounds and runs; whiskers: quartiles of runs"
+    if alike:
+        said += "; by name, since methods differ less than the runs of one"
+    entitle(figure, f"{frame.title}: where the time goes", said, handles, list(PHASES))
     if len(places) > 1:
         notes.append(f"the runs were measured in {len(places)} ways, which cannot be compared")
+    runs = of.count().unstack().total
     sheet = Sheet(
         ("series", *PHASES, ONCE, "runs"),
-        tuple((label, *(usual[p] for p in PHASES), first, n) for label, usual, first, n in rows),
+        tuple(
+            (name, *rows.loc[name, list(PHASES)], rows.loc[name, ONCE], int(runs[name]))
+            for name in rows.index
+        ),
     )
-    return Picture(f"overhead-{frame.name}{wanted.suffix()}", figure, sheet, tuple(notes))
+    return Picture(f"overhead-{frame.name}{choice.suffix}", figure, sheet, tuple(notes))
 
 
 def _usual(rounds: Sequence[RoundRecord], phase: str) -> float:

@@ -2,72 +2,116 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feddg_bench.analysis.figures.drawing import Picture, Sheet, entitle, new_figure
+from feddg_bench.common.errors import SettingsError
+
+if TYPE_CHECKING:
+    from feddg_bench.runs.run import Plan, RunData
 
 By = Literal["domain", "label"]
 FEW = 24
 """Clients up to which each cell says its number."""
 MANY = 40
 """Rows beyond which they are not named one by one."""
+RULE_SETTINGS = {
+    "heterogeneous": ("heterogeneity", "\N{GREEK SMALL LETTER LAMDA}"),
+    "dirichlet": ("alpha", "\N{GREEK SMALL LETTER ALPHA}"),
+}
+"""Kind of partition -> the setting that a panel names, and how."""
 
 
-@dataclass(frozen=True)
-class Spread:
-    """A partition that is drawn.
+def partition_picture(plans: Sequence[Plan], data: RunData, by: By) -> Picture:
+    """Draw the partitions of plans that differ in nothing but the partition, spread as in a run.
 
-    Attributes:
-        label: What sets it apart, such as ``lambda = 0.1``.
-        counts: Images by row (domain or class) and client, int64 [R, N].
+    Raises:
+        DataError: If the data set is not here or not whole.
+        SettingsError: If the images cannot be spread so, or have no classes to be counted by.
     """
+    from feddg_bench.records.store import ResultsStore
+    from feddg_bench.runs.run import open_federation
 
-    label: str
-    counts: NDArray[np.int64]
+    if by == "label" and data.dataset.task != "classification":
+        raise SettingsError(f"{data.dataset.title} has no classes: use --by domain")
+    spreads, rows = {}, tuple[str, ...]()
+    first = plans[0]
+    with tempfile.TemporaryDirectory() as scratch:  # a run would keep its index lists
+        for plan in plans:
+            federation, _ = open_federation(plan, data, ResultsStore(Path(scratch)))
+            values = federation.domain_ids if by == "domain" else federation.labels
+            rows = federation.sources if by == "domain" else data.dataset.classes
+            counts = [
+                np.bincount(values[index], minlength=len(rows))
+                for index in federation.clients.values()
+            ]
+            spreads[_label(plan)] = np.stack(counts, axis=1)
+    s = first.settings
+    n = max(counts.shape[1] for counts in spreads.values())
+    name = f"partition-{s.dataset}-{s.protocol}-{first.scenario.name}-{s.partition.kind}-{n}"
+    name += "-by_label" if by == "label" else ""
+    title = f"{data.dataset.title}, {s.protocol}, scenario {first.scenario.name}, seed {s.seed}"
+    said = f"training images of {n} clients, partition {s.partition.kind}"
+    return heat_maps(re.sub(r"[^A-Za-z0-9._+-]+", "_", name), f"{title}: {said}", rows, spreads, by)
+
+
+def _label(plan: Plan) -> str:
+    partition = plan.settings.partition
+    if partition.kind not in RULE_SETTINGS:
+        return partition.kind
+    key, letter = RULE_SETTINGS[partition.kind]
+    return f"{letter} = {getattr(partition, key):g}"
 
 
 def heat_maps(
-    name: str, title: str, rows: Sequence[str], spreads: Sequence[Spread], by: By
+    name: str, title: str, rows: Sequence[str], spreads: Mapping[str, NDArray[np.int64]], by: By
 ) -> Picture:
-    """Draw partitions one under the other, all on one scale of greys."""
+    """Draw partitions one under the other, all on one scale of greys.
+
+    Args:
+        name: Stem of the files.
+        title: Above all.
+        rows: Names of domains or classes.
+        spreads: What sets a partition apart -> images by row and client, [R, N].
+        by: What rows are.
+    """
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
     from matplotlib.ticker import MaxNLocator
 
-    most = max(int(spread.counts.max()) for spread in spreads)
-    clients = max(spread.counts.shape[1] for spread in spreads)
+    most = max(int(counts.max()) for counts in spreads.values())
+    clients = max(counts.shape[1] for counts in spreads.values())
     named = len(rows) <= MANY
     height = max(0.5, (0.19 if named else 0.04) * len(rows))
     figure = new_figure(7.2, 0.9 + (height + 0.35) * len(spreads))
     grid = figure.subplots(len(spreads), 1, sharex=True, squeeze=False)[:, 0]
     scale = Normalize(0, most)
-    for axes, spread in zip(grid, spreads, strict=True):
-        n = spread.counts.shape[1]
+    for axes, (label, counts) in zip(grid, spreads.items(), strict=True):
         axes.pcolormesh(
-            np.arange(n + 1) - 0.5,
+            np.arange(counts.shape[1] + 1) - 0.5,
             np.arange(len(rows) + 1) - 0.5,
-            spread.counts,
+            counts,
             cmap="Greys",
             norm=scale,
             edgecolors="#d0d0d0" if clients <= 100 else "none",
             linewidth=0.3,
-            rasterized=clients * len(rows) > 2000,  # else the PDF holds a path for each cell
+            rasterized=clients * len(rows) > 2000,  # else a PDF holds a path for each cell
         )
         if clients <= FEW:
-            _say_numbers(axes, spread.counts, most)
+            _say_numbers(axes, counts, most)
         axes.invert_yaxis()
         axes.set_yticks(range(len(rows)) if named else [], labels=rows if named else [])
         axes.tick_params(length=0)
-        pure = np.mean((spread.counts > 0).sum(axis=0) == 1)
+        pure = np.mean((counts > 0).sum(axis=0) == 1)
         kind = {"domain": "domain", "label": "class"}[by]
-        axes.set_title(
-            f"{spread.label}: {100 * pure:.0f} % of clients hold a single {kind}", loc="left"
-        )
+        axes.set_title(f"{label}: {100 * pure:.0f} % of clients hold a single {kind}", loc="left")
         for side in axes.spines.values():
             side.set_visible(True)
     if not named:
@@ -78,7 +122,14 @@ def heat_maps(
     whole = MaxNLocator(integer=True, nbins=8)
     figure.colorbar(mappable, ax=list(grid), label="images", fraction=0.03, pad=0.01, ticks=whole)
     entitle(figure, title)
-    return Picture(name, figure, _sheet(rows, spreads, by))
+    held = tuple(
+        (label, client, row, int(counts[n, client]))
+        for label, counts in spreads.items()
+        for client in range(counts.shape[1])
+        for n, row in enumerate(rows)
+        if counts[n, client]  # thousands of writers are mostly zeros
+    )
+    return Picture(name, figure, Sheet(("partition", "client", by, "images"), held))
 
 
 def _say_numbers(axes: Any, counts: NDArray[np.int64], most: int) -> None:
@@ -86,16 +137,3 @@ def _say_numbers(axes: Any, counts: NDArray[np.int64], most: int) -> None:
         if count:
             ink = "white" if count > 0.55 * most else "black"
             axes.text(client, row, int(count), ha="center", va="center", color=ink, fontsize=6)
-
-
-def _sheet(rows: Sequence[str], spreads: Sequence[Spread], by: By) -> Sheet:
-    return Sheet(
-        ("partition", "client", by, "images"),
-        tuple(
-            (spread.label, client, name, int(spread.counts[row, client]))
-            for spread in spreads
-            for client in range(spread.counts.shape[1])
-            for row, name in enumerate(rows)
-            if spread.counts[row, client]  # thousands of writers are mostly zeros
-        ),
-    )

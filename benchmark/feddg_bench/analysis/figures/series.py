@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from feddg_bench.analysis.tables.generic import generic_tables
 from feddg_bench.common.errors import DataError, SettingsError, unknown
+from feddg_bench.data.protocols import PROTOCOLS
 from feddg_bench.plugins import names
 from feddg_bench.records.record import Evaluation
-from feddg_bench.records.rules import Rule, split_metric
-from feddg_bench.records.runs import Run
-from feddg_bench.records.statistics import mean_and_std
-from feddg_bench.records.store import read_record
+from feddg_bench.records.rules import RULES, Rule, split_metric
+from feddg_bench.records.runs import Run, read_runs
 from feddg_bench.records.variants import split as split_variants
 
-SPLITS = ("test", "val", "id_test", "id_val")
 SPLIT_NAMES: Mapping[str, str] = {
     "test": "test domain",
     "val": "validation domain",
@@ -28,85 +28,84 @@ SPLIT_NAMES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What the user asks for; ``None`` is everything.
+class Choice:
+    """Which records are drawn, and what of them; ``None`` is everything.
 
     Attributes:
+        results: Folder of records.
         dataset: Name of a data set.
         protocol: Name of a protocol.
-        scenarios: Names of scenarios.
-        methods: Names of methods.
+        scenario: Names of scenarios.
+        method: Names of methods.
         recipe: Label of a recipe.
+        split: The split whose key metric is drawn.
+        rule: The selection rule, where one round of a run counts.
     """
 
+    results: Path = Path("results")
     dataset: str | None = None
     protocol: str | None = None
-    scenarios: tuple[str, ...] | None = None
-    methods: tuple[str, ...] | None = None
+    scenario: tuple[str, ...] | None = None
+    method: tuple[str, ...] | None = None
     recipe: str | None = None
+    split: str = "test"
+    rule: Rule = "last"
 
+    @property
     def suffix(self) -> str:
-        """Return what sets the files of this choice apart from those of everything."""
-        parts = [*(self.scenarios or ()), *(self.methods or ())]
+        """What sets the files of this choice apart from those of everything."""
+        parts = [*(self.scenario or ()), *(self.method or ())]
+        parts += [self.split] if self.split != "test" else []
+        parts += [self.rule] if self.rule != "last" else []
         return "".join(f"-{re.sub(r'[^A-Za-z0-9._+]+', '_', part)}" for part in parts)
 
-    def command(self, results: Path) -> str:
+    def runs(self) -> list[Run]:
+        """Return the runs that are asked for.
+
+        Raises:
+            SettingsError: If a name is known neither to the suite nor to the records.
+            DataError: If there are no such runs, or a record is damaged.
+        """
+        for kind, name, known in (
+            ("split", self.split, SPLIT_NAMES),
+            ("selection rule", self.rule, RULES),
+            ("protocol", self.protocol, PROTOCOLS),
+        ):
+            if name is not None and name not in known:
+                raise SettingsError(unknown(kind, name, known))
+        found = read_runs(self.results)
+        for field, installed, what in (
+            ("dataset", names("data set"), "data set"),
+            ("protocol", PROTOCOLS, "protocol"),
+            ("method", names("method"), "method"),
+            ("scenario", (), "scenario of these records"),
+            ("recipe", (), "recipe of these records"),
+        ):
+            asked = getattr(self, field)
+            asked = (asked,) if isinstance(asked, str) else asked
+            have = {getattr(run, field) for run in found}
+            for name in asked or ():
+                if name not in have.union(installed) and (installed or found):
+                    raise SettingsError(unknown(what, name, have.union(installed)))
+            found = [run for run in found if asked is None or getattr(run, field) in asked]
+        if not found:
+            raise DataError(f"no records in {self.results} match; make some: {self._command()}")
+        return found
+
+    def _command(self) -> str:
         """Return the command that makes records of this choice."""
-        parts = ["feddg-bench run", f"--method {','.join(self.methods or ('fedavg', 'pardon'))}"]
+        parts = ["feddg-bench run", f"--method {','.join(self.method or ('fedavg', 'pardon'))}"]
         for flag, value in (
             ("dataset", self.dataset),
             ("protocol", self.protocol),
-            ("scenario", ",".join(self.scenarios or ())),
+            ("scenario", ",".join(self.scenario or ())),
             ("recipe", self.recipe),
         ):
             if value:
                 parts.append(f"--{flag} {value}")
-        if results != Path("results"):
-            parts.append(f"--results {results}")
+        if self.results != Path("results"):
+            parts.append(f"--results {self.results}")
         return " ".join(parts)
-
-
-def select(runs: Sequence[Run], wanted: Wanted, results: Path) -> list[Run]:
-    """Return the runs that are asked for.
-
-    Raises:
-        SettingsError: If a name is known neither to the suite nor to the records.
-        DataError: If there are no such runs.
-    """
-    for kind, asked, field in (
-        ("data set", (wanted.dataset,), "dataset"),
-        ("method", wanted.methods or (), "method"),
-    ):
-        known = {*names(kind), *(getattr(run, field) for run in runs)}
-        for name in asked:
-            if name is not None and name not in known:
-                raise SettingsError(unknown(kind, name, known))
-    if wanted.protocol is not None:
-        from feddg_bench.data.protocols import validate_protocol
-
-        validate_protocol(wanted.protocol)
-    chosen = [
-        run
-        for run in runs
-        if wanted.dataset in (None, run.dataset) and wanted.protocol in (None, run.protocol)
-    ]
-    for kind, asked_for, have in (
-        ("scenario", wanted.scenarios, {run.scenario for run in chosen}),
-        ("recipe", wanted.recipe and (wanted.recipe,), {run.recipe for run in chosen}),
-    ):
-        for name in asked_for or ():
-            if chosen and name not in have:
-                raise SettingsError(f"{unknown(f'{kind} of these records', name, have)}")
-    chosen = [
-        run
-        for run in chosen
-        if (wanted.scenarios is None or run.scenario in wanted.scenarios)
-        and (wanted.methods is None or run.method in wanted.methods)
-        and wanted.recipe in (None, run.recipe)
-    ]
-    if not chosen:
-        raise DataError(f"no records in {results} match; make some: {wanted.command(results)}")
-    return chosen
 
 
 @dataclass(frozen=True)
@@ -122,6 +121,16 @@ class Frame:
     name: str
     title: str
     runs: tuple[Run, ...]
+
+    def metric_label(self, split: str) -> str:
+        """Return the key metric of the data set on a split as an axis names it."""
+        return f"{split} {self.runs[0].metric.label}"
+
+    def scenario_labels(self) -> dict[str, str]:
+        """Return what scenarios are called: by their test domains, if these tell them apart."""
+        tests = {run.scenario: run.test for run in self.runs}
+        alike = len(set(tests.values())) < len(tests)
+        return {name: name if alike else tests[name] for name in sorted(tests)}
 
 
 def frames(runs: Sequence[Run], free: Collection[str] = ()) -> list[Frame]:
@@ -145,22 +154,8 @@ def frames(runs: Sequence[Run], free: Collection[str] = ()) -> list[Frame]:
     ]
 
 
-@dataclass(frozen=True)
-class Group:
-    """The runs of one series: one method, settings alike, by scenario and seed."""
-
-    label: str
-    method: str
-    runs: Mapping[tuple[str, int], tuple[Run, ...]]
-
-    @property
-    def scenarios(self) -> frozenset[str]:
-        """Scenarios of which there is a run."""
-        return frozenset(scenario for scenario, _ in self.runs)
-
-
-def groups(runs: Iterable[Run], free: Collection[str] = ()) -> list[Group]:
-    """Return the series among runs: each method, told apart by what else differs.
+def series(runs: Iterable[Run], free: Collection[str] = ()) -> Iterator[tuple[str, Run]]:
+    """Yield the runs of a frame with their series: the method, and what else sets it apart.
 
     Args:
         runs: Of a frame.
@@ -169,117 +164,117 @@ def groups(runs: Iterable[Run], free: Collection[str] = ()) -> list[Group]:
     by_method: dict[str, list[Run]] = {}
     for run in runs:
         by_method.setdefault(run.method, []).append(run)
-    found = []
     for method, mine in sorted(by_method.items()):
         for variant in split_variants(mine, free):
-            together: dict[tuple[str, int], list[Run]] = {}
-            for run in sorted(variant.runs, key=lambda run: run.key):
-                together.setdefault((run.scenario, run.seed), []).append(run)
             label = f"{method} ({variant.label})" if variant.label else method
-            found.append(
-                Group(label, method, {pair: tuple(runs) for pair, runs in together.items()})
-            )
-    return found
+            for run in sorted(variant.runs, key=lambda run: run.key):
+                yield label, run
 
 
-def comparable(found: Sequence[Group]) -> tuple[list[Group], frozenset[str], list[str]]:
-    """Return the series that share scenarios, these scenarios, and a note on each that is left out.
-
-    Means over different scenarios cannot be compared (see `most_means`).
-    """
-    best = most_means([[group.scenarios] for group in found])
-    notes = [
-        f"{group.label} is left out: it has no run of {', '.join(sorted(best - group.scenarios))}"
-        for group in found
-        if not best <= group.scenarios
-    ]
-    return [group for group in found if best <= group.scenarios], best, notes
-
-
-def most_means(series: Sequence[Sequence[Set[str]]], least: int = 1) -> frozenset[str]:
-    """Return the scenarios to take means over: those that keep most means of a scenario.
+def measure(
+    runs: Iterable[Run], numbers: Callable[[Run], Mapping[Any, float]], free: Collection[str] = ()
+) -> pd.DataFrame:
+    """Return what was measured, with columns ``series, scenario, seed, x, value``.
 
     Args:
-        series: The scenarios at each point of each series.
+        runs: Of a frame.
+        numbers: Values of a run by x.
+        free: See `series`.
+    """
+    rows = [
+        (label, run.scenario, run.seed, x, value)
+        for label, run in series(runs, free)
+        for x, value in numbers(run).items()
+    ]
+    return pd.DataFrame(rows, columns=["series", "scenario", "seed", "x", "value"])
+
+
+def comparable(
+    values: pd.DataFrame, least: int = 1
+) -> tuple[pd.DataFrame, frozenset[str], list[str]]:
+    """Return the points that share scenarios, these scenarios, and a note on each series left out.
+
+    Means over different scenarios cannot be compared. The scenarios are those that keep most means
+    of a scenario.
+
+    Args:
+        values: See `measure`.
         least: Points that a series needs to be drawn.
     """
+    there = values.groupby(["series", "x"]).scenario.agg(frozenset)
 
     def kept(scenarios: frozenset[str]) -> int:
-        counts = [sum(scenarios <= there for there in points) for points in series]
-        return sum(count for count in counts if count >= least)
+        counts = there.map(scenarios.issubset).groupby(level="series").sum()
+        return int(counts[counts >= least].sum())
 
-    return max(
-        {frozenset(there) for points in series for there in points},
+    best: frozenset[str] = max(
+        set(there),
         key=lambda chosen: (kept(chosen) * len(chosen), kept(chosen), sorted(chosen)),
         default=frozenset(),
     )
+    whole = there.map(best.issubset)
+    notes = []
+    for name, count in whole.groupby(level="series").sum().items():
+        if count < least:
+            have = frozenset().union(*there[name])
+            lacks = ", ".join(sorted(best - have))
+            why = f"it has no run of {lacks}" if lacks else f"it has {count} point on this axis"
+            notes.append(f"{name} is left out: {why}")
+    counts = whole.groupby(level="series").transform("sum")
+    index = pd.MultiIndex.from_frame(values[["series", "x"]])
+    keep = (whole & (counts >= least)).reindex(index).to_numpy(dtype=bool)
+    return values[keep & values.scenario.isin(best).to_numpy()], best, notes
 
 
-@dataclass(frozen=True)
-class Point:
-    """A mean over seeds of means over scenarios.
+def means(values: pd.DataFrame, scenarios: Collection[str]) -> pd.DataFrame:
+    """Return means over seeds of means over scenarios: ``series, x, mean, std, seeds``.
 
-    Attributes:
-        x: Where.
-        mean: The mean.
-        std: Sample standard deviation over seeds; ``None`` for one seed.
-        seeds: The seeds that have all scenarios.
+    A seed counts at an x if it has all scenarios there; ``std`` is the sample standard deviation
+    over seeds, NaN for one.
     """
+    here = values[values.scenario.isin(list(scenarios))].drop_duplicates(
+        ["series", "x", "seed", "scenario"], keep="last"
+    )
+    seeds = here.groupby(["series", "x", "seed"]).value.agg(["mean", "count"]).reset_index()
+    whole = seeds[seeds["count"] == len(scenarios)].groupby(["series", "x"])
+    found = whole.agg(mean=("mean", "mean"), std=("mean", "std"), seeds=("seed", tuple))
+    return found.reset_index()
 
-    x: float
-    mean: float
-    std: float | None
-    seeds: tuple[int, ...]
 
-
-def points(
-    values: Mapping[tuple[float, str, int], float], scenarios: Collection[str]
-) -> list[Point]:
-    """Return the points that whole seeds give, by x.
+def over(scenarios: Collection[str], labels: Mapping[str, str], seeds: Iterable[int]) -> str:
+    """Return what means are over, in words.
 
     Args:
-        values: By x, scenario and seed.
-        scenarios: What a seed must have at an x to count there.
+        scenarios: Their names.
+        labels: What they are called.
+        seeds: How many seeds there are, at each point.
     """
-    found = []
-    for x in sorted({x for x, _, _ in values}):
-        seeds = sorted({seed for at, _, seed in values if at == x})
-        whole = {
-            seed: [values[x, scenario, seed] for scenario in sorted(scenarios)]
-            for seed in seeds
-            if all((x, scenario, seed) in values for scenario in scenarios)
-        }
-        if whole:
-            mean, std = mean_and_std([sum(v) / len(v) for v in whole.values()])
-            found.append(Point(x, mean, std, tuple(whole)))
-    return found
+    counts = sorted(set(seeds)) or [0]
+    many = " to ".join(map(str, counts if len(counts) == 1 else (counts[0], counts[-1])))
+    said = f"{many} seed{'' if counts == [1] else 's'}"
+    if len(scenarios) == 1:
+        return f"scenario {labels[next(iter(scenarios))]}, {said}"
+    return f"mean over {len(scenarios)} scenarios, {said}"
 
 
-def metric_label(run: Run) -> str:
-    """Return the key metric of a run's data set as an axis names it."""
-    return run.metric.label
+def key_metric(run: Run, evaluation: Evaluation | None, split: str) -> float | None:
+    """Return the key metric on a split, a share in percent; ``None`` if it was not measured."""
+    value = None if evaluation is None else split_metric(evaluation, split, run.metric.name)
+    return None if value is None else run.metric.display(value)
 
 
-def score(run: Run, split: str, rule: Rule) -> float | None:
-    """Return the key metric on a split, a share in percent, in the round that a rule chooses."""
-    evaluation = run.evaluation(rule)
-    return None if evaluation is None else _score(run, evaluation, split)
+def chosen_value(run: Run, choice: Choice) -> float | None:
+    """Return the key metric in the round that the selection rule chooses."""
+    return key_metric(run, run.evaluation(choice.rule), choice.split)
 
 
-def scores(run: Run, split: str) -> dict[int, float]:
-    """Return the key metric on a split, a share in percent, after each round that was evaluated.
+def curve_of(run: Run, split: str) -> dict[int, float]:
+    """Return the key metric on a split after each round that was evaluated.
 
     Raises:
         DataError: If the record is damaged.
     """
-    found = {}
-    for entry in read_record(run.path).rounds:
-        value = _score(run, entry.evaluation or {}, split)
-        if value is not None:
-            found[entry.round] = value
-    return found
-
-
-def _score(run: Run, evaluation: Evaluation, split: str) -> float | None:
-    value = split_metric(evaluation, split, run.metric.name)
-    return None if value is None else run.metric.display(value)
+    values = {
+        entry.round: key_metric(run, entry.evaluation, split) for entry in run.record().rounds
+    }
+    return {number: value for number, value in values.items() if value is not None}

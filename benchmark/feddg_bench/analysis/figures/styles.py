@@ -2,77 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feddg_bench.analysis.figures.drawing import PALE, Picture, bare, entitle, new_figure
+from feddg_bench.analysis.figures.drawing import Picture, entitle
+from feddg_bench.analysis.figures.shared import file_name, holding, image_grid, pixels, title_of
+from feddg_bench.analysis.figures.training import Trained, sample
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.engine.worker import Worker
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-T = TypeVar("T")
 
 
-def image_grid(
-    heads: Sequence[str],
-    domains: Sequence[tuple[str, Sequence[T]]],
-    draw: Callable[[T, Sequence[Axes]], None],
-    *,
-    row_height: float,
-) -> Figure:
-    """Return a figure with domains down and their images across, several columns for each.
+def styles_picture(runs: Sequence[Trained], count: int) -> Picture:
+    """Draw ``count`` images of each domain, and what the methods make of them for one client.
 
-    Args:
-        heads: Of the columns of one image.
-        domains: Name and images of each.
-        draw: Fills the axes of one image, one for each head.
-        row_height: Inches.
+    Raises:
+        SettingsError: If a method restyles nothing.
     """
-    many, across = max(len(images) for _, images in domains), len(heads)
-    figure = new_figure(0.5 + 0.95 * across * many, 0.6 + row_height * len(domains))
-    # A narrow column between images, so that one sees which columns belong together.
-    widths = ([1.0] * across + [0.12]) * many
-    grid = figure.subplots(len(domains), len(widths), squeeze=False, width_ratios=widths)
-    for axes in grid.flat:
-        bare(axes)
-    for line, (domain, images) in zip(grid, domains, strict=True):
-        for number, image in enumerate(images):
-            start = number * (across + 1)
-            draw(image, list(line[start : start + across]))
-            for axes in line[start : start + across]:
-                for side in axes.spines.values():  # or white images would have no edge
-                    side.set(visible=True, color=PALE, linewidth=0.4)
-        line[0].set_ylabel(domain.replace(" (", "\n("), fontsize=7)
-    for column, axes in enumerate(grid[0]):
-        if column % (across + 1) < across:
-            axes.set_title(heads[column % (across + 1)])
-    return figure
+    first = runs[0]
+    parts = sample(first, count)
+    images, _ = first.images(np.concatenate([index for _, index in parts]))
+    client = min(first.tasks)
+    made = [pixels(images)]
+    for run in runs:
+        task = run.tasks[client]
+        told = {**task.told, "images": images.to(run.device)}
+        worker = Worker(run.spec, run.method)
+        styled = worker.run(replace(task, call="styled", told=told)).value
+        if styled is None:
+            name = run.plan.settings.method
+            raise SettingsError(
+                f"{name} restyles no images with these settings: choose methods such as pardon, "
+                f"ccst and fedccrl"
+            )
+        made.append(pixels(styled))
+    domains, start = [], 0
+    for domain, index in parts:
+        rows = [[m[n] for m in made] for n in range(start, start + len(index))]
+        domains.append((domain, rows))
+        start += len(index)
+    heads = ("image", *(run.plan.settings.method for run in runs))
+    figure = image_grid(heads, domains, _draw_line, row_height=0.98)
+    said = f"images as {client} ({holding(first, client)}) restyles them in round 1"
+    entitle(figure, title_of(first), said)
+    return Picture(file_name("styles", runs), figure, photos=True)
 
 
-def draw_styles(
-    name: str,
-    title: str,
-    methods: Sequence[str],
-    domains: Sequence[tuple[str, Sequence[Sequence[NDArray[np.float32]]]]],
-) -> Picture:
-    """Draw images side by side.
-
-    Args:
-        name: Stem of the files.
-        title: Above all.
-        methods: Heads of the columns after the first.
-        domains: Name, and for each image what it is and what each method makes of it, (H, W, 3)
-            in [0, 1] each.
-    """
-
-    def draw(versions: Sequence[NDArray[np.float32]], line: Sequence[Axes]) -> None:
-        for axes, version in zip(line, versions, strict=True):
-            axes.imshow(np.clip(version, 0, 1), interpolation="nearest")
-
-    figure = image_grid(("image", *methods), domains, draw, row_height=0.98)
-    entitle(figure, title)
-    return Picture(name, figure, photos=True)
+def _draw_line(versions: Sequence[NDArray[np.float32]], line: Sequence[Axes]) -> None:
+    for axes, version in zip(line, versions, strict=True):
+        axes.imshow(np.clip(version, 0, 1), interpolation="nearest")

@@ -1,0 +1,93 @@
+"""What figures of trained models share: names, titles, and a grid of images by domain."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from feddg_bench.analysis.figures.drawing import PALE, bare, new_figure
+from feddg_bench.analysis.figures.training import Trained
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+T = TypeVar("T")
+
+
+def title_of(run: Trained) -> str:
+    """Return which experiment a figure is about, in words."""
+    s = run.plan.settings
+    return f"{s.dataset}, {s.protocol}, scenario {s.scenario}, recipe {run.plan.recipe}"
+
+
+def file_name(figure: str, runs: Sequence[Trained]) -> str:
+    """Return the stem of a figure's files."""
+    s = runs[0].plan.settings
+    methods = "-".join(run.plan.settings.method for run in runs)
+    text = f"{figure}-{s.dataset}-{s.protocol}-{s.scenario}-{methods}"
+    return re.sub(r"[^A-Za-z0-9._+-]+", "_", text)
+
+
+def pixels(images: Tensor) -> NDArray[np.float32]:
+    """Return images [B, 3, H, W] as matplotlib draws them, [B, H, W, 3]."""
+    found: NDArray[np.float32] = images.detach().cpu().float().permute(0, 2, 3, 1).numpy()
+    return found
+
+
+def shares(run: Trained, client: str) -> NDArray[np.float64]:
+    """Return the share of each training domain in a client's images, [D]."""
+    domains = run.federation.domains_of(client)
+    counts = np.bincount(domains, minlength=len(run.federation.sources)).astype(np.float64)
+    found: NDArray[np.float64] = counts / counts.sum()
+    return found
+
+
+def holding(run: Trained, client: str) -> str:
+    """Return what a client mostly holds, such as ``95 % ink, 5 % chalk``."""
+    found = shares(run, client)
+    most = np.argsort(-found, kind="stable")[:2]
+    return ", ".join(
+        f"{100 * found[d]:.0f} % {run.federation.sources[d]}" for d in most if found[d]
+    )
+
+
+def image_grid(
+    heads: Sequence[str],
+    domains: Sequence[tuple[str, Sequence[T]]],
+    draw: Callable[[T, Sequence[Axes]], None],
+    *,
+    row_height: float,
+) -> Figure:
+    """Return a figure with domains down and their images across, several columns for each.
+
+    Args:
+        heads: Of the columns of one image.
+        domains: Name and images of each.
+        draw: Fills the axes of one image, one for each head.
+        row_height: Inches.
+    """
+    many, across = max(len(images) for _, images in domains), len(heads)
+    figure = new_figure(0.5 + 0.95 * across * many, 0.6 + row_height * len(domains))
+    # A narrow column between images, so that one sees which columns belong together.
+    widths = ([1.0] * across + [0.12]) * many
+    grid = figure.subplots(len(domains), len(widths), squeeze=False, width_ratios=widths)
+    for axes in grid.flat:
+        bare(axes)
+    for line, (domain, images) in zip(grid, domains, strict=True):
+        for number, image in enumerate(images):
+            start = number * (across + 1)
+            draw(image, list(line[start : start + across]))
+            for axes in line[start : start + across]:
+                for side in axes.spines.values():  # or white images would have no edge
+                    side.set(visible=True, color=PALE, linewidth=0.4)
+        line[0].set_ylabel(domain.replace(" (", "\n("), fontsize=7)
+    for column, axes in enumerate(grid[0]):
+        if column % (across + 1) < across:
+            axes.set_title(heads[column % (across + 1)])
+    return figure

@@ -1,0 +1,36 @@
+"""CSV: numbers stay numbers, and no cell can start a formula in a spreadsheet."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+def csv_lines(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Return rows as CSV under a head; floats have six digits after the point.
+
+    >>> print(csv_lines(("name", "value"), [("=1+1", -0.5), ("-0.5", None)]), end="")
+    name,value
+    '=1+1,-0.5
+    -0.5,
+    """
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([_cell(name) for name in head])
+    writer.writerows([_cell(value) for value in row] for row in rows)
+    return file.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """Return a value as a cell; a text that a spreadsheet would compute begins with ``'``."""
+    if isinstance(value, float):
+        return "" if value != value else round(value, 6)
+    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
