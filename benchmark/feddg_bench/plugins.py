@@ -27,7 +27,8 @@ _GROUPS = {"method": "feddg_bench.methods", "data set": "feddg_bench.datasets"}
 def names(kind: str) -> tuple[str, ...]:
     """Return the known names of a kind, ``method`` or ``data set``, without importing any."""
     package = importlib.import_module(_PACKAGES[kind])
-    own = [m.name for m in pkgutil.iter_modules(package.__path__) if not m.ispkg]
+    modules = pkgutil.iter_modules(package.__path__)
+    own = [m.name for m in modules if not m.ispkg and m.name != "functional"]
     return tuple(sorted({*own, *(e.name for e in entry_points(group=_GROUPS[kind]))}))
 
 

@@ -6,12 +6,14 @@ from collections.abc import Iterable
 from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from feddg_bench.config.schema import MethodSettings
 from feddg_bench.core.aggregation import server_step
 from feddg_bench.core.messages import LocalUpdate, Reply, Weights
 from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
+from feddg_methods.shared.choices import reduced
 from feddg_methods.shared.round_updates import average_updates, one_each
 from feddg_methods.shared.sign_votes import SignVotes, warn_of_rare_agreement
 
@@ -41,10 +43,6 @@ class AgrSum(Method):
         "Mansilla, Echeveste, Milone and Ferrante: Domain Generalization via Gradient Surgery, "
         "ICCV 2021, arXiv 2108.01621"
     )
-    deviations: ClassVar[tuple[str, ...]] = (
-        "Paper and code sum the agreeing gradients, which Adam's scaling hides; a server step of "
-        "the sum is K times too long and diverges, so we take the mean (reduction).",
-    )
 
     def prepare(self, server: Server) -> None:
         warn_of_rare_agreement(server, "the model will hardly move")
@@ -58,3 +56,31 @@ class AgrSum(Method):
         for name in self.trainable:
             new[name] = torch.where(votes.unanimous(name), new[name], old[name])
         return new
+
+
+def agreement_sum(deltas: Tensor, *, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
+    """Return the mean update, with 0 in every coordinate where the clients' signs differ.
+
+    1/K sum_k Delta_k where |sum_k sign(Delta_k)| = K, and 0 elsewhere. A client that does not
+    change a coordinate disagrees there. The paper sums the gradients of domains, under Adam, to
+    which a constant factor means nothing; to a server step the sum is K times too long.
+
+    Args:
+        deltas: Updates Delta_k, [K, P].
+        reduction: Mean or sum of the agreeing updates.
+
+    Returns:
+        Update, [P].
+
+    Raises:
+        SettingsError: If ``reduction`` is unknown.
+    """
+    agreed = deltas.sign().sum(dim=0).abs() == len(deltas)
+    return torch.where(agreed, reduced(deltas, reduction), 0)
+
+
+DEVIATIONS = (
+    "Paper and code sum the agreeing gradients, which does no harm under Adam. As a server step "
+    "the sum is K times too long and diverges, so we take the mean (`reduction`).",
+)
+"""Where published code differs from its paper, and what this module does."""

@@ -17,15 +17,7 @@ from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
 from feddg_methods.shared.adain import image_moments, image_styles, pooled_style
 from feddg_methods.shared.draws import draw_rows, share_count
-from feddg_methods.shared.passes import features_of_each
-from feddg_methods.shared.pixels import to_bytes
-from feddg_methods.shared.style_bank import (
-    draw_clients,
-    draw_for_images,
-    draw_kind,
-    pooled,
-    without,
-)
+from feddg_methods.shared.passes import features_of_each, to_bytes
 from feddg_methods.shared.style_settings import StyleSettings
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -52,6 +44,13 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """What a preset changes of the defaults below: the readings of PARDON's code, of the authors' and
 of FedCCRL's."""
+
+
+Styles = Mapping[str, Tensor]
+"""Styles by kind, [J, 2, C] each: ``overall`` of all images, ``single`` of one image each."""
+
+Bank = Mapping[str, Styles]
+"""What each client sent; all sent the same kinds."""
 
 
 class CCSTSettings(StyleSettings):
@@ -119,33 +118,6 @@ class CCST(Method):
         "J. Chen, M. Jiang, Q. Dou, Q. Chen: Federated Domain Generalization for Image Recognition "
         "via Cross-Client Style Transfer, WACV 2023, arXiv 2210.00912"
     )
-    deviations = (
-        "The authors restyle every image to K source clients' styles with alpha = 1 before "
-        "training; PARDON's code, our default, restyles every batch to one other client's style "
-        "with alpha = 0.5 and adds both cross-entropies: preset.",
-        "PARDON's code measures styles before the last ReLU, as we do by default, the authors' "
-        "after it: style_layer.",
-        "PARDON's code encodes ImageNet-normalised images, as we do by default, the authors' "
-        "images in [0, 1]: adain_input.",
-        "FedCCRL's code flattens the maps of several images without exchanging the axes, so that "
-        "its overall style mixes images with channels; ours is a statistic of each channel.",
-        "FedCCRL's code stops where a client has too few batches for its share, and takes one "
-        "batch less; we take ceil(share x n) images, at least one.",
-        "FedCCRL's code adds 1e-8 to variances and takes the unbiased one for the overall style; "
-        "we add 1e-5 and take the biased one, as the authors do.",
-        "PARDON's code hands GPU tensors to a constructor for CPU tensors when styles are new, so "
-        "that it works from cached files only; ours works from the first run.",
-        "The authors' released code stops at a breakpoint, uses an option that does not exist and "
-        "has the line that saves styles commented out; ours follows what it was meant to do.",
-        "The authors transfer at 512 pixels and store JPEG; we transfer at the run's size and "
-        "store 8 bits without loss: data.image_size.",
-        "The authors draw one image of the other client for a batch where styles are of single "
-        "images; we draw one for each image.",
-        "The authors shuffle the K n images of an epoch together; we go through the n images K "
-        "times.",
-        "The authors average clients uniformly, PARDON's and FedCCRL's code by images: "
-        "federation.weighting.",
-    )
 
     def build(self) -> None:
         self.style = self.settings.build_backend()
@@ -186,7 +158,7 @@ class CCST(Method):
 
     @torch.no_grad()
     def local_styles(self, client: Client) -> dict[str, Tensor]:
-        """Return the client's styles, (1, 2, C) overall and (J, 2, C) of single images."""
+        """Return the client's styles, [1, 2, C] overall and [J, 2, C] of single images."""
         s, count = self.settings, len(client.data)
         chosen = torch.zeros(count, dtype=torch.bool)
         share = share_count(count, s.upload_ratio)
@@ -243,7 +215,7 @@ class CCST(Method):
         )
 
     def transferred(self, client: Client) -> list[Tensor]:
-        """Return K restyled copies of the client's stored images, uint8 (n, H, W, 3) each."""
+        """Return K restyled copies of the client's stored images, uint8 [n, H, W, 3] each."""
         parts = [self.restyled(images) for images, _ in client.batches(train=False)]
         return [
             to_bytes(torch.cat(copies)).permute(0, 2, 3, 1).contiguous()
@@ -252,7 +224,7 @@ class CCST(Method):
 
     @torch.no_grad()
     def restyled(self, images: Tensor) -> list[Tensor]:
-        """Return copies of images (B, 3, H, W) in the styles that are drawn for them."""
+        """Return copies of images [B, 3, H, W] in the styles that are drawn for them."""
         s, told, generator = self.settings, self.client.broadcast, self.generator
         assert generator is not None  # noqa: S101 - fit made it
         if s.selection == "client":
@@ -278,12 +250,12 @@ class CCST(Method):
         return copies
 
     def transfer(self, images: Tensor, styles: Tensor) -> Tensor:
-        """Return images in one style (2, C), or in one each (B, 2, C)."""
+        """Return images in one style [2, C], or in one each [B, 2, C]."""
         return self.style.transfer(images, styles.to(images.device), self.settings.strength)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         images, labels = batch
-        if images.dim() == 5:  # (1 + K, B, 3, H, W): copies were made beforehand
+        if images.dim() == 5:  # [1 + K, B, 3, H, W]: copies were made beforehand
             images, *copies = images.unbind(0)
         else:
             copies = [] if self.settings.transfer == "cached" else self.restyled(images)
@@ -295,3 +267,88 @@ class CCST(Method):
             for z in features_of_each(self, [images, *views])
         ]
         return torch.stack(losses).sum()
+
+
+# ---------------------------------------------------------------------------------- style bank
+
+
+def without(bank: Bank, client: str) -> dict[str, Styles]:
+    """Return the bank without a client's own styles."""
+    return {name: bank[name] for name in sorted(bank) if name != client}
+
+
+def pooled(bank: Bank) -> dict[str, Tensor]:
+    """Return all styles of each kind, [J, 2, C]; nothing if the bank is empty."""
+    kinds = next(iter(bank.values()), {})
+    return {kind: torch.cat([bank[name][kind] for name in sorted(bank)]) for kind in kinds}
+
+
+def draw_kind(styles: Styles, generator: torch.Generator) -> Tensor:
+    """Return the styles [J, 2, C] of one kind; all kinds are equally likely."""
+    kinds = sorted(styles)
+    return styles[kinds[int(torch.randint(len(kinds), (), generator=generator))]]
+
+
+def draw_style(styles: Styles, generator: torch.Generator) -> Tensor:
+    """Return one style [2, C] of a client, first its kind and then which."""
+    rows = draw_kind(styles, generator)
+    return rows[int(torch.randint(len(rows), (), generator=generator))]
+
+
+def draw_clients(bank: Bank, count: int, generator: torch.Generator) -> Tensor:
+    """Return a style each [K, 2, C] of ``count`` clients, or of all where there are fewer."""
+    names = sorted(bank)
+    drawn = draw_rows(len(names), min(count, len(names)), generator).tolist()
+    return torch.stack([draw_style(bank[names[i]], generator) for i in drawn])
+
+
+def draw_for_images(
+    bank: Bank, own: str, size: int, count: int, generator: torch.Generator
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Draw for every image ``count`` clients without replacement, its own among them.
+
+    Args:
+        bank: Of all clients, at least one.
+        own: Client that holds the images.
+        size: Number of images B.
+        count: K; clipped to the number of clients.
+        generator: On the CPU.
+
+    Yields:
+        K times the drawn styles [B, 2, C], and which images drew their own client [B], bool.
+    """
+    names = sorted(bank)
+    order = torch.rand(size, len(names), generator=generator).argsort(1)[:, :count]  # [B, K]
+    for column in order.T.tolist():
+        drawn = [names[i] for i in column]
+        styles = torch.stack([draw_style(bank[name], generator) for name in drawn])
+        yield styles, torch.tensor([name == own for name in drawn])
+
+
+DEVIATIONS = (
+    "The authors restyle every image to the styles of K source clients with alpha = 1 before "
+    "training. PARDON's code, our default, restyles every batch to one other client's style with "
+    "alpha = 0.5 and adds both cross-entropies (`preset`).",
+    "The authors' code measures styles after the last ReLU; PARDON's code measures them before "
+    "it, as we do by default (`style_layer`).",
+    "The authors' code encodes images in [0, 1]; PARDON's code encodes ImageNet-normalised "
+    "images, as we do by default (`adain_input`).",
+    "FedCCRL's code flattens the maps of several images without exchanging the axes, so its "
+    "overall style mixes images with channels. Ours is a statistic of each channel.",
+    "FedCCRL's code stops where a client has too few batches for its share, and takes one batch "
+    "too few. We take ceil(share x n) images, at least one.",
+    "FedCCRL's code adds 1e-8 to variances and takes the unbiased variance for the overall style."
+    " We add 1e-5 and take the biased one, as the authors do.",
+    "PARDON's code hands GPU tensors to a constructor for CPU tensors when styles are new, so it "
+    "works from cached files only. Ours works from the first run.",
+    "The authors' released code stops at a breakpoint, uses an option that does not exist and has"
+    " the line that saves styles commented out. Ours does what it was meant to do.",
+    "The authors transfer at 512 pixels and store JPEG files. We transfer at the run's image size"
+    " and store 8 bits without loss (`data.image_size`).",
+    "Where styles are of single images, the authors draw one image of the other client for a "
+    "whole batch. We draw one for each image.",
+    "The authors shuffle the K n images of an epoch together. We go through the n images K times.",
+    "The authors average clients equally, PARDON's and FedCCRL's code by their images "
+    "(`federation.weighting`).",
+)
+"""Where published code differs from its paper, and what this module does."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -16,8 +17,6 @@ from feddg_bench.core.client import Batch, Client
 from feddg_bench.core.messages import LocalUpdate, Reply, Weights
 from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
-from feddg_methods.shared.batch_instance_norm import clip_rho, mix_batch_norm
-from feddg_methods.shared.ensemble import Ensemble, assemble, ensemble_logits, frozen_loss
 
 MAX_CLIENT_SLOTS = 16
 """Most clients that get a classifier each by default: all classifiers travel to everybody."""
@@ -58,20 +57,6 @@ class Copa(Method):
     citation = (
         "Guile Wu, Shaogang Gong: Collaborative Optimization and Aggregation for Decentralized "
         "Domain Generalization and Adaptation, ICCV 2021"
-    )
-    deviations = (
-        "No published code was found, so this method is a reconstruction from the paper's abstract "
-        "and from its description as a baseline of PPDG; the prediction agreement, which is for "
-        "domain adaptation only, is left out",
-        "The losses of frozen classifiers are averaged; M - 1 times the weight gives their sum: "
-        "beta",
-        "The paper has one client a domain; with more, classifiers belong to clients or to domains "
-        "by number: slot",
-        "Extractors are averaged with equal shares; shares by image counts are a setting: "
-        "federation.weighting",
-        "The ensemble averages probabilities; a mean of logits predicts otherwise: ensemble",
-        "Batch-instance normalisation starts as batch normalisation, so that pretrained networks "
-        "keep their worth; it can be left out: norm",
     )
     Settings = CopaSettings
     settings: CopaSettings
@@ -165,3 +150,150 @@ def _leave_out(module: nn.Module, state: dict[str, Any], prefix: str, _metadata:
     """Take a module's own parameters out of the state dict that was just made."""
     for name, _ in module.named_parameters():
         del state[prefix + name]
+
+
+class Ensemble(nn.Module):
+    """The classifiers of all slots, as buffers: weight [S, C, D] and bias [S, C].
+
+    Args:
+        classifier: What every slot starts from.
+        slots: S.
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, classifier: nn.Linear, slots: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", classifier.weight.detach().repeat(slots, 1, 1))
+        self.register_buffer("bias", classifier.bias.detach().repeat(slots, 1))
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Map features [B, D] to the logits of every slot, [B, S, C], in the buffers' type."""
+        logits = F.linear(z, self.weight.flatten(0, 1), self.bias.flatten())
+        return logits.view(len(z), *self.bias.shape).to(self.bias.dtype)
+
+
+def ensemble_logits(
+    logits: Tensor, mean: Literal["probabilities", "logits"] = "probabilities"
+) -> Tensor:
+    """Return the logits [B, C] of an ensemble whose members have the logits [B, S, C].
+
+    The logarithm of the mean of probabilities, or the mean of logits; of one member its own.
+    """
+    if logits.shape[1] == 1 or mean == "logits":
+        return logits.mean(dim=1)
+    return logits.log_softmax(dim=2).logsumexp(dim=1) - math.log(logits.shape[1])
+
+
+def frozen_loss(logits: Tensor, labels: Tensor, slot: int) -> Tensor:
+    """Return the cross-entropy of all slots but one, mean over slots and images: a scalar.
+
+    Args:
+        logits: Of all slots, [B, S, C], with S at least 2.
+        labels: Class ids, [B].
+        slot: The one to leave out.
+    """
+    others = [j for j in range(logits.shape[1]) if j != slot]
+    return F.cross_entropy(logits[:, others].flatten(0, 1), labels.repeat_interleave(len(others)))
+
+
+def assemble(
+    old: Mapping[str, Tensor], received: Mapping[int, list[tuple[Weights, float]]], lr: float = 1.0
+) -> Weights:
+    """Put classifiers into their slots: new tensors, with slots nobody sent to as they were.
+
+    Args:
+        old: Tensors of all slots, [S, ...] each.
+        received: For a slot, what its clients sent, (...) each, with their shares in its mean.
+        lr: Step from a slot's old classifier to its new one.
+    """
+    new = {name: tensor.clone() for name, tensor in old.items()}
+    for slot, states in received.items():
+        before = {name: tensor[slot] for name, tensor in old.items()}
+        after = server_step(before, streaming_mean(states), lr, before)
+        for name, tensor in after.items():
+            new[name][slot] = tensor
+    return new
+
+
+class BatchInstanceNorm(nn.Module):
+    """A mixture of batch and instance normalisation: rho BN(x) + (1 - rho) IN(x).
+
+    Both share the affine part of the batch normalisation. rho has one entry a channel and starts at
+    1, so that a network computes at first what it computed before, bit for bit. Maps of a single
+    pixel have no statistics of their own: their instance normalisation is the affine bias.
+
+    Source: Nam & Kim, NeurIPS 2018, arXiv 1805.07925. As there, rho stays in [0, 1] because it is
+    clipped after every optimizer step (`clip_rho`).
+
+    The batch normalisation remains a layer of its own, so that code which looks for layers of that
+    type still finds it. To freeze it is to freeze its statistics only; to keep it with a client
+    leaves rho shared.
+
+    Attributes:
+        batch: The batch normalisation.
+        rho: Share of batch normalisation, [C], in [0, 1].
+
+    Args:
+        layer: The batch normalisation that this layer takes over.
+    """
+
+    def __init__(self, layer: nn.BatchNorm2d) -> None:
+        super().__init__()
+        self.batch = layer
+        like = layer.running_mean if layer.weight is None else layer.weight
+        device = None if like is None else like.device
+        self.rho = nn.Parameter(torch.ones(layer.num_features, device=device))
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Return normalised maps of the shape of ``maps``, [B, C, H, W]."""
+        layer = self.batch
+        together: Tensor = layer(maps)
+        # One group a channel; `F.instance_norm` would refuse maps of one pixel.
+        alone = torch.group_norm(maps, layer.num_features, layer.weight, layer.bias, layer.eps)
+        # Not in half precision, which cannot tell the steps of rho near 1 apart.
+        rho = self.rho[:, None, None]
+        mixed = torch.lerp(alone.to(rho.dtype), together.to(rho.dtype), rho)
+        return mixed.to(together.dtype)
+
+
+def mix_batch_norm(module: nn.Module) -> None:
+    """Replace every ``BatchNorm2d`` inside ``module`` by a `BatchInstanceNorm` that holds it.
+
+    Doing it twice changes nothing, and neither does it where there is no such layer.
+    """
+    for parent in list(module.modules()):
+        if isinstance(parent, BatchInstanceNorm):
+            continue
+        for name, child in parent.named_children():
+            if isinstance(child, nn.BatchNorm2d):
+                setattr(parent, name, BatchInstanceNorm(child))
+
+
+@torch.no_grad()
+def clip_rho(module: nn.Module) -> None:
+    """Clip every rho inside ``module`` to [0, 1], in place."""
+    shares: list[Tensor] = [
+        layer.rho for layer in module.modules() if isinstance(layer, BatchInstanceNorm)
+    ]
+    if shares:
+        torch._foreach_clamp_min_(shares, 0.0)
+        torch._foreach_clamp_max_(shares, 1.0)
+
+
+DEVIATIONS = (
+    "No published code was found: this is a reconstruction from the paper's abstract and from its"
+    " description as a baseline of PPDG. The agreement of predictions, which is for domain "
+    "adaptation only, is left out.",
+    "The losses of the frozen classifiers are averaged. M - 1 times the weight gives their sum "
+    "(`beta`).",
+    "The paper has one client for each domain. With more clients, a classifier belongs to a "
+    "client or to a domain, depending on how many clients there are (`slot`).",
+    "Extractors are averaged with equal shares. Shares by image counts are a setting "
+    "(`federation.weighting`).",
+    "The ensemble averages probabilities. A mean of logits predicts differently (`ensemble`).",
+    "Batch-instance normalisation starts as batch normalisation, so that pretrained networks keep"
+    " their worth. It can be left out (`norm`).",
+)
+"""Where published code differs from its paper, and what this module does."""

@@ -36,12 +36,6 @@ class ERM(Method):
         "Gulrajani and Lopez-Paz: In Search of Lost Domain Generalization, ICLR 2021, "
         "arXiv 2007.01434 (as the baseline ERM)"
     )
-    deviations = (
-        "FedDG_Benchmark makes a new optimizer in each epoch, so that Adam forgets its moments; "
-        "ours is kept: train.optimizer_state.",
-        "The baseline of the authors of AgrSum takes equal parts of every domain in each step; "
-        "ours pools the images: balanced_domains.",
-    )
     needs = {  # noqa: RUF012 - read only
         "partition": {"kind": "pooled", "clients": 1},
         "federation": {"per_round": None},
@@ -62,12 +56,12 @@ def balanced_parts(domains: Tensor, size: int, generator: torch.Generator) -> li
     A domain that is used up is shuffled and used again; as many batches as the largest needs.
 
     Args:
-        domains: Domain id of each image, int64 (n,).
+        domains: Domain id of each image, int64 [n].
         size: Images of a domain in a batch.
         generator: On the CPU.
 
     Returns:
-        Positions in [0, n), int64 (domains x size,) each.
+        Positions in [0, n), int64 [domains x size] each.
     """
     members = [(domains == d).nonzero().flatten() for d in domains.unique()]
     steps = -(-max(map(len, members)) // size)
@@ -77,3 +71,12 @@ def balanced_parts(domains: Tensor, size: int, generator: torch.Generator) -> li
         order = [mine[torch.randperm(len(mine), generator=generator)] for _ in range(times)]
         columns.append(torch.cat(order)[: steps * size].view(steps, size))
     return list(torch.cat(columns, dim=1))
+
+
+DEVIATIONS = (
+    "FedDG_Benchmark builds a new optimizer in every epoch, so Adam forgets its moments. We keep "
+    "it (`train.optimizer_state`).",
+    "The baseline in AgrSum's code takes equal parts of every domain in each step. We pool all "
+    "images (`balanced_domains`).",
+)
+"""Where published code differs from its paper, and what this module does."""

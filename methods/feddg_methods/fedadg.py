@@ -16,14 +16,8 @@ from feddg_bench.core.client import Client
 from feddg_bench.core.messages import LocalUpdate
 from feddg_bench.core.method import Method
 from feddg_bench.models.backbones import Backbone
-from feddg_methods.shared.adversarial import (
-    Discriminator,
-    Generator,
-    alignment_loss,
-    discriminator_loss,
-    generator_loss,
-    smoothed_cross_entropy,
-)
+from feddg_methods.shared.choices import choose
+from feddg_methods.shared.passes import widened
 
 _DERIVED: dict[str, Any] = {
     "train_generator": False,
@@ -58,6 +52,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
 """What a variant changes of the defaults below."""
 
 
+Form = Literal["pacs", "vlcs"]
+"""The data set that the published program is for: they differ in the losses of D and G."""
+
+
 class FedADGSettings(MethodSettings):
     """Readings, loss weights and sizes; defaults follow the program published for PACS."""
 
@@ -79,7 +77,7 @@ class FedADGSettings(MethodSettings):
     noise: float = Field(0.5, ge=0)
     """q / D, numbers of noise by width of the features; 2048 / 4096 as published."""
     form: Literal["pacs", "vlcs"] = "pacs"
-    """Losses of D and G, see `feddg_methods.shared.adversarial`."""
+    """Losses of D and G, see `discriminator_loss` and `generator_loss`."""
     order: Literal["discriminator_first", "model_first"] = "discriminator_first"
     """D, then F and C, then G; or F and C, then D, then G, where F and C stay in evaluation mode
     from the first such batch of a round on, as in the derived programs."""
@@ -131,40 +129,6 @@ class FedADG(Method):
     citation = (
         "Liling Zhang, Xinyu Lei, Yichun Shi, Hongyu Huang, Chao Chen: Federated Learning with "
         "Domain Generalization, 2021, arXiv 2111.10487"
-    )
-    deviations = (
-        "The published program for VLCS, FedDG_Benchmark and FedCCRL detach the generator's output "
-        "before its loss, so that it never learns; ours learns: train_generator",
-        "The published programs for PACS and VLCS have different losses of D and G; ours are those "
-        "for PACS: form",
-        "The published program for PACS shows D the label after the projection, and undoes the "
-        "norm of its start; ours shows it before, with the norm 1, as all others: label",
-        "FedDG_Benchmark and FedCCRL train F and C before D and leave them in evaluation mode "
-        "after the first such batch; ours trains D first, in training mode: order",
-        "The published programs compute F twice a batch, for D in evaluation mode; ours once",
-        "FedDG_Benchmark takes w = 0.15, FedCCRL 0.45, the published programs and ours 0.85: "
-        "ce_weight",
-        "FedDG_Benchmark smooths labels in the second phase only, in PyTorch's form, FedCCRL not "
-        "at all; ours does as the published programs: smoothing_in, spread, smoothing",
-        "The published program for VLCS, FedDG_Benchmark and FedCCRL scale labels by 0.6, that for "
-        "PACS and ours by 0.7: label_scale",
-        "FedDG_Benchmark's default for PACS and iWildCam is no noise, FedCCRL's as much as there "
-        "are features; ours is half as much, as in the published programs: noise",
-        "FedCCRL sends and averages D and gives it and G a weight decay of 1e-4; ours keeps it at "
-        "the client, with 1e-5: discriminator, adversary_weight_decay",
-        "FedDG_Benchmark trains 1 + 1 epochs and FedCCRL 3 + 3 where other methods train 1 and 3; "
-        "ours trains as many as they: first_epochs, second_epochs",
-        "The published programs step their warm-up once an epoch and begin it anew in every round, "
-        "so that rates stay far below those asked for; ours are those asked for: adversary_lr, "
-        "train.lr",
-        "The weights that the published programs keep as the best of a round are references to the "
-        "last; ours are the last",
-        "The published program for PACS expects four results of a function that returns three, and "
-        "stops; ours runs",
-        "The published programs average clients uniformly, the derived ones by their images, and "
-        "so does ours: federation.weighting",
-        "FedCCRL leaves out batches of one image in the first phase only; ours does in both, where "
-        "batch normalisation would train on them",
     )
     local: ClassVar[tuple[str, ...]] = ("discriminator.",)
 
@@ -228,11 +192,11 @@ class FedADG(Method):
         """Train all players on a batch of the second phase; return the loss of F and C."""
         s, autocast = self.settings, self.client.fabric.autocast
         like = self.classifier.weight
-        y = (s.label_scale * F.one_hot(labels, self.num_classes)).to(like)  # (B, C)
-        u = torch.rand(len(labels), self.generator.noise, generator=noise).to(like)  # (B, q)
+        y = (s.label_scale * F.one_hot(labels, self.num_classes)).to(like)  # [B, C]
+        u = torch.rand(len(labels), self.generator.noise, generator=noise).to(like)  # [B, q]
         # One block of autocast a step: it keeps the weights that it has rounded until it ends.
         with autocast():
-            f, generated = self.features(images), self.generator(u, y)  # (B, D) each
+            f, generated = self.features(images), self.generator(u, y)  # [B, D] each
         if s.order == "discriminator_first":
             self.discriminate(f, generated, y)
         with autocast():
@@ -252,7 +216,7 @@ class FedADG(Method):
         return loss
 
     def discriminate(self, f: Tensor, generated: Tensor, y: Tensor) -> None:
-        """Train D on features of images and generated ones, (B, D) each, of labels y (B, C)."""
+        """Train D on features of images and generated ones, [B, D] each, of labels y [B, C]."""
         client = self.client
         with client.fabric.autocast():
             on_features = self.discriminator(f.detach(), y)
@@ -312,3 +276,177 @@ def phases(settings: FedADGSettings, local_epochs: int) -> tuple[int, int]:
             f"second phase: give hyper.second_epochs, or more local epochs"
         )
     return first, second
+
+
+class Generator(nn.Module):
+    """G: noise and a label to a feature of that class, the reference that clients align with.
+
+    [u || y] of q + C numbers to ``hidden`` to D, with a leaky ReLU between. Weights start
+    Xavier-uniform with gain 1/2.
+
+    Args:
+        noise: q, numbers of noise; 0 leaves one feature a class.
+        classes: C.
+        features: D.
+        hidden: Width between.
+        relu: End with a ReLU, for features that cannot be negative.
+    """
+
+    def __init__(self, *, noise: int, classes: int, features: int, hidden: int, relu: bool) -> None:
+        super().__init__()
+        self.noise = noise
+        first, second = nn.Linear(noise + classes, hidden), nn.Linear(hidden, features)
+        for layer in (first, second):
+            nn.init.xavier_uniform_(layer.weight, gain=0.5)
+        end = nn.ReLU() if relu else nn.Identity()
+        self.net = nn.Sequential(first, nn.LeakyReLU(), second, end)
+
+    def forward(self, u: Tensor, y: Tensor) -> Tensor:
+        """Map noise u [B, q] in [0, 1] and labels y [B, C] to features [B, D]."""
+        features: Tensor = self.net(torch.cat([u, y], dim=1))
+        return features
+
+
+class Discriminator(nn.Module):
+    """D: a feature and its label to the probability of one of the two origins.
+
+    A projection without bias, which starts random with Frobenius norm 1, then two layers with a
+    leaky ReLU between. As in published code, the projection is trained with the rest.
+
+    Args:
+        features: D.
+        classes: C.
+        projection: Width of the projection and of the layer after it.
+        label: Where the label enters: ``before`` the projection or ``after`` it.
+    """
+
+    def __init__(
+        self, *, features: int, classes: int, projection: int, label: Literal["before", "after"]
+    ) -> None:
+        super().__init__()
+        self.before = choose("place of the label", label, {"before": True, "after": False})
+        joint = classes if self.before else 0
+        self.projection = nn.Linear(features + joint, projection, bias=False)
+        with torch.no_grad():
+            self.projection.weight /= self.projection.weight.norm()
+        self.net = nn.Sequential(
+            nn.Linear(projection + classes - joint, projection),
+            nn.LeakyReLU(),
+            nn.Linear(projection, 1),
+        )
+
+    def forward(self, features: Tensor, y: Tensor) -> Tensor:
+        """Map features [B, D] and labels y [B, C] to probabilities [B], at least float32."""
+        if self.before:
+            score = self.net(self.projection(torch.cat([features, y], dim=1)))
+        else:
+            score = self.net(torch.cat([self.projection(features), y], dim=1))
+        return torch.sigmoid(widened(score)).squeeze(1)
+
+
+def discriminator_loss(on_generated: Tensor, on_features: Tensor, form: Form = "pacs") -> Tensor:
+    """Return what D minimises, the mean over the batch.
+
+    ``pacs``: (1 - D(G))^2 + D(F)^2, least squares; ``vlcs``: -(D(G)^2 + (1 - D(F))^2). Both push
+    D up on generated features and down on real ones, with different gradients.
+
+    Args:
+        on_generated: D of generated features, [B] in [0, 1].
+        on_features: D of the images' features, [B] in [0, 1].
+        form: Which of the two.
+
+    Returns:
+        A scalar.
+
+    Raises:
+        SettingsError: If ``form`` is unknown.
+    """
+    g, f = on_generated, on_features
+    pacs, vlcs = (1 - g).square() + f.square(), -(g.square() + (1 - f).square())
+    return choose("form", form, {"pacs": pacs, "vlcs": vlcs}).mean()
+
+
+def alignment_loss(on_features: Tensor) -> Tensor:
+    """Return the mean of (1 - D(F))^2: features should pass for generated ones; a scalar."""
+    return (1 - on_features).square().mean()
+
+
+def generator_loss(on_generated: Tensor, form: Form = "pacs") -> Tensor:
+    """Return what G minimises, the mean over the batch.
+
+    ``pacs``: D(G)^2, towards what D takes for real features; ``vlcs``: (1 - D(G))^2, the opposite.
+
+    Args:
+        on_generated: D of generated features, [B] in [0, 1].
+        form: Which of the two.
+
+    Returns:
+        A scalar.
+
+    Raises:
+        SettingsError: If ``form`` is unknown.
+    """
+    g = on_generated
+    return choose("form", form, {"pacs": g, "vlcs": 1 - g}).square().mean()
+
+
+def smoothed_cross_entropy(
+    logits: Tensor, labels: Tensor, smoothing: float, spread: Literal["others", "all"] = "others"
+) -> Tensor:
+    """Return the cross-entropy with smoothed labels.
+
+    The class gets 1 - smoothing and each of the C - 1 others smoothing / (C - 1); with ``all``,
+    as in PyTorch, smoothing / C goes to every class, the right one included.
+
+    Args:
+        logits: [B, C], C at least 2.
+        labels: Class ids, [B].
+        smoothing: In [0, 1 - 1/C]; 0 is plain cross-entropy, bit for bit.
+        spread: Over which classes.
+
+    Returns:
+        A scalar, at least float32.
+
+    Raises:
+        SettingsError: If ``spread`` is unknown.
+    """
+    classes = logits.shape[1]
+    factor = choose("spread", spread, {"others": classes / (classes - 1), "all": 1.0})
+    return F.cross_entropy(widened(logits), labels, label_smoothing=smoothing * factor)
+
+
+DEVIATIONS = (
+    "The program published for VLCS, FedDG_Benchmark and FedCCRL detach the generator's output "
+    "before its loss, so the generator never learns. Ours learns (`train_generator`).",
+    "The programs published for PACS and for VLCS have different losses of D and G. Ours are "
+    "those for PACS (`form`).",
+    "The program published for PACS shows D the label after the projection and undoes the norm of"
+    " its initial weights. Like all the others we show it before, with norm 1 (`label`).",
+    "FedDG_Benchmark and FedCCRL train F and C before D, and leave them in evaluation mode after "
+    "the first such batch. We train D first, and stay in training mode (`order`).",
+    "The published programs run F twice for each batch, for D in evaluation mode. We run it once.",
+    "FedDG_Benchmark takes w = 0.15 and FedCCRL 0.45. We take 0.85, as the published programs do "
+    "(`ce_weight`).",
+    "FedDG_Benchmark smooths labels in the second phase only, in PyTorch's form, and FedCCRL not "
+    "at all. We follow the published programs (`smoothing_in`, `spread`, `smoothing`).",
+    "The program published for VLCS, FedDG_Benchmark and FedCCRL scale labels by 0.6. We scale "
+    "them by 0.7, as the one for PACS does (`label_scale`).",
+    "FedDG_Benchmark's default for PACS and iWildCam is no noise; FedCCRL has as many numbers of "
+    "noise as features. We have half as many, as the published programs do (`noise`).",
+    "FedCCRL sends and averages D, and gives D and G a weight decay of 1e-4. We keep D with its "
+    "client, with 1e-5 (`discriminator`, `adversary_weight_decay`).",
+    "Where other methods train for 1 and 3 epochs, FedDG_Benchmark trains this one for 1 + 1 and "
+    "FedCCRL for 3 + 3. We train it for as many as the others (`first_epochs`, `second_epochs`).",
+    "The published programs advance their warm-up once an epoch and start it anew in every round,"
+    " so the learning rates stay far below those asked for. Ours are those asked for "
+    "(`adversary_lr`, `train.lr`).",
+    "What the published programs keep as the best weights of a round are references to the last "
+    "ones. We keep the last ones.",
+    "The program published for PACS unpacks four results of a function that returns three, and "
+    "stops. Ours runs.",
+    "The published programs average clients equally, the derived ones by their images. So do we "
+    "(`federation.weighting`).",
+    "FedCCRL leaves out batches of one image in the first phase only. We leave them out in both, "
+    "wherever batch normalisation would have to train on them.",
+)
+"""Where published code differs from its paper, and what this module does."""

@@ -18,9 +18,12 @@ class FedAvg(Method):
         "McMahan, Moore, Ramage, Hampson and Agüera y Arcas: Communication-Efficient Learning of "
         "Deep Networks from Decentralized Data, AISTATS 2017, arXiv 1602.05629"
     )
-    deviations = (
-        "FedDG_Benchmark, PARDON and FedCCRL average the counters of batch normalisation and cut "
-        "the result to an integer; we take the largest.",
-        "FedIIR's and FedDG-GA's code weight clients uniformly or by the size of a whole domain; "
-        "we weight by training images: federation.weighting.",
-    )
+
+
+DEVIATIONS = (
+    "FedDG_Benchmark, PARDON and FedCCRL average the batch counters of batch normalisation and "
+    "cut the result to an integer. We take the largest.",
+    "The code of FedIIR and of FedDG-GA weights clients equally, or by the size of a whole "
+    "domain. We weight them by their training images (`federation.weighting`).",
+)
+"""Where published code differs from its paper, and what this module does."""

@@ -52,14 +52,6 @@ class FedBN(Method):
         "Xiaoxiao Li, Meirui Jiang, Xiaofei Zhang, Michael Kamp, Qi Dou: FedBN: Federated Learning "
         "on Non-IID Features via Local Batch Normalization, ICLR 2021, arXiv 2102.07623"
     )
-    deviations = (
-        "The authors' code finds batch normalisation by names that contain 'bn', which misses 4 of "
-        "ResNet-50's 53 layers and all 121 of DenseNet-121; we go by layer type",
-        "The authors' code weights clients uniformly; we weight them as FedAvg does, so that batch "
-        "normalisation is the only difference: federation.weighting",
-        "The paper measures each client's model on that client's own domain; for new domains we "
-        "average the clients' batch normalisation, which they send for this purpose: evaluation",
-    )
     group = "personalisation"
     Settings = FedBNSettings
     settings: FedBNSettings
@@ -112,3 +104,14 @@ def batch_statistics(module: nn.Module) -> Iterator[None]:
     finally:
         for layer, state in zip(layers, before, strict=True):
             layer.training, layer.track_running_stats = state
+
+
+DEVIATIONS = (
+    "The authors' code finds batch normalisation by names that contain 'bn', which misses 4 of "
+    "ResNet-50's 53 layers and all 121 of DenseNet-121. We go by the type of the layer.",
+    "The authors' code weights clients equally. We weight them as FedAvg does, so that batch "
+    "normalisation is the only difference (`federation.weighting`).",
+    "The paper measures each client's model on that client's own domain. For a new domain we "
+    "average the clients' batch normalisation, which they send for this purpose (`evaluation`).",
+)
+"""Where published code differs from its paper, and what this module does."""

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor
+from torchvision.transforms import v2
 
-from feddg_bench.common.streams import torch_generator
+from feddg_bench.common.streams import torch_generator, torch_stream
 from feddg_bench.config.schema import MethodSettings
 from feddg_bench.core.client import Batch, Client
 from feddg_bench.core.messages import LocalUpdate
 from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
-from feddg_methods.shared.augmix import augmix
-from feddg_methods.shared.draws import draw_beta, draw_rows, share_count
-from feddg_methods.shared.losses import jensen_shannon, supervised_contrastive
-from feddg_methods.shared.passes import features_of_each
-from feddg_methods.shared.pixels import channel_statistics, restyle, to_bytes
+from feddg_methods.shared.choices import choose
+from feddg_methods.shared.draws import draw_rows, share_count
+from feddg_methods.shared.passes import features_of_each, to_bytes, widened
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -27,6 +27,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "paper_mean_ce": {"classification": "mean"},
 }
 """What a variant changes of the defaults: the authors' code, and the paper's mean over views."""
+
+
+MIN_PROBABILITY = 1e-7
+"""Smallest mean probability inside the logarithm of the Jensen-Shannon divergence."""
+
+EPS = 1e-6
+"""Added to each variance before the root, so that a constant image can be divided by its std."""
+
+
+MOST_CHAINS = 3
+"""Chains at most where their number is drawn."""
 
 
 class FedCCRLSettings(MethodSettings):
@@ -106,29 +117,6 @@ class FedCCRL(Method):
         "X. Wang, Y. Guo, X. Tang: FedCCRL: Federated Domain Generalization with Cross-Client "
         "Representation Learning, 2024, arXiv 2410.11267"
     )
-    deviations = (
-        "The paper averages the cross-entropies of the three views; the code adds them up, and so "
-        "do we: classification.",
-        "The paper sums the representation alignment over the 2B anchors; the code takes the mean, "
-        "and so do we: contrast.",
-        "The code counts an anchor among its own positives, which weakens their pull; the paper "
-        "and we do not: count_self.",
-        "The prediction alignment weighs 1.0 in the paper's sensitivity study, as with us, and 0.1 "
-        "by default in the code: lambda2.",
-        "The code sends int(r n) pairs, which may be none; we send max(1, ceil(r n)): "
-        "upload_rounding.",
-        "The code casts to 8 bits without clamping, so that bright and dark pixels wrap around; we "
-        "clamp and round: clamp.",
-        "The paper draws AugMix's operations for every image; the code draws them once a batch, "
-        "and so do we: per_image.",
-        "The paper draws 1, 2 or 3 AugMix chains; the code always has 3, and so do we: chains.",
-        "The paper's algorithm box exchanges the mixed mean and the mixed deviation; the code and "
-        "we do not.",
-        "The paper weighs the foreign statistics with lambda, the code and we the image's own: the "
-        "same distribution.",
-        "The code decodes its images anew in each round to measure a random part; we measure all "
-        "once and draw a part in each round.",
-    )
 
     def build(self) -> None:
         self.generator: torch.Generator | None = None
@@ -149,13 +137,13 @@ class FedCCRL(Method):
 
     @torch.no_grad()
     def statistics(self, client: Client) -> dict[str, Tensor]:
-        """Return channel means and deviations of some stored images, (m, 2, 3) in [0, 1]."""
+        """Return channel means and deviations of some stored images, [m, 2, 3] in [0, 1]."""
         s = self.settings
         if "statistics" not in client.memory:
             batches = client.batches(train=False)
             parts = [torch.stack(channel_statistics(images), dim=1) for images, _ in batches]
             client.memory["statistics"] = torch.cat(parts)
-        known = client.memory["statistics"]  # (n, 2, 3)
+        known = client.memory["statistics"]  # [n, 2, 3]
         if s.upload_subset == "fixed":
             generator = torch_generator(client.seed, "upload", client.name)
         else:
@@ -178,7 +166,7 @@ class FedCCRL(Method):
 
     @torch.no_grad()
     def view(self, images: Tensor) -> Tensor:
-        """Return one augmented view DIFP(CCDT(X)) of images (B, 3, H, W)."""
+        """Return one augmented view DIFP(CCDT(X)) of images [B, 3, H, W]."""
         s, generator = self.settings, self.generator
         assert generator is not None  # noqa: S101 - fit made it
         if s.ccdt:
@@ -186,7 +174,7 @@ class FedCCRL(Method):
             if not len(pool):  # nobody else sent any: as MixStyle does, take the batch's own
                 pool = torch.stack(channel_statistics(images), dim=1)
             rows = draw_rows(len(pool), len(images), generator)
-            mean, std = pool[rows.to(pool.device)].to(images.device).unbind(1)  # (B, 3) each
+            mean, std = pool[rows.to(pool.device)].to(images.device).unbind(1)  # [B, 3] each
             mix = draw_beta(s.alpha, len(images), generator).to(images.device)
             images = restyle(images, mean, std, mix)
         if s.difp:
@@ -200,7 +188,7 @@ class FedCCRL(Method):
         if not (s.ccdt or s.difp):
             return super().training_step(batch, batch_idx)
         views = [images, self.view(images), self.view(images)]
-        z = features_of_each(self, views)  # Z, Z1, Z2: (B, D) each
+        z = features_of_each(self, views)  # Z, Z1, Z2: [B, D] each
         logits = [self.classifier(features) for features in z]
         losses = torch.stack([F.cross_entropy(scores, labels) for scores in logits])
         loss = losses.mean() if s.classification == "mean" else losses.sum()
@@ -226,3 +214,198 @@ class FedCCRL(Method):
             for view in z[1:]
         ]
         return torch.stack(terms).mean()
+
+
+def supervised_contrastive(
+    z: Tensor,
+    labels: Tensor,
+    *,
+    temperature: float,
+    reduction: Literal["mean", "sum"] = "mean",
+    count_self: bool = False,
+) -> Tensor:
+    """Contrast features of one class with all others, over the views of a batch.
+
+    An anchor's loss is the mean, over the other features of its class, of the negative
+    log-softmax of their cosine similarities; the softmax runs over all features but the anchor.
+    An anchor whose class has no other feature counts as 0.
+
+    Source: Khosla et al., NeurIPS 2020, Eq. 2; FedCCRL's representation alignment is the mean of
+    two such terms. FedCCRL's text sums over anchors; its code takes the mean, and counts the
+    anchor among its own positives (``count_self``), which weakens their pull.
+
+    Args:
+        z: Features, [2B, D], one view after the other, not normalised.
+        labels: Class ids of the features, [2B], or of one view, [B].
+        temperature: Divides the cosine similarities, above 0.
+        reduction: How anchors are put together.
+        count_self: Count an anchor as a positive of itself; for the authors' code.
+
+    Returns:
+        A scalar.
+
+    Raises:
+        SettingsError: If ``reduction`` is unknown.
+    """
+    labels = labels.repeat(len(z) // len(labels))
+    with torch.autocast(z.device.type, enabled=False):
+        z = F.normalize(widened(z), dim=1, eps=1e-12)
+        similarity = z @ z.T / temperature  # [2B, 2B]
+    itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
+    positive = labels[:, None] == labels
+    if not count_self:
+        positive = positive & ~itself
+    others = similarity.masked_fill(itself, -torch.inf)
+    log_softmax = similarity - others.logsumexp(dim=1, keepdim=True)
+    pulls = log_softmax.masked_fill(~positive, 0).sum(dim=1)
+    losses = -pulls / positive.sum(dim=1).clamp(min=1)
+    return losses.sum() / choose("reduction", reduction, {"mean": len(z), "sum": 1})
+
+
+def jensen_shannon(probabilities: Sequence[Tensor]) -> Tensor:
+    """Return the Jensen-Shannon divergence of several predictions for the same images, in nats.
+
+    It is the mean over predictions of their Kullback-Leibler divergence from the mean prediction,
+    averaged over the batch. Gradients flow through the mean prediction too.
+
+    Source: FedCCRL's prediction alignment, with three predictions; as in its code the mean
+    prediction is at least 1e-7 inside the logarithm.
+
+    Args:
+        probabilities: V tensors [B, C], rows in the simplex.
+
+    Returns:
+        A scalar between 0 and log V, up to the clamp.
+    """
+    views = torch.stack([widened(p) for p in probabilities])  # [V, B, C]
+    mean = views.mean(dim=0).clamp(MIN_PROBABILITY, 1)
+    # A softmax can underflow to 0, where p log p has no finite gradient.
+    logs = views.clamp(min=torch.finfo(views.dtype).tiny).log()
+    return (views * (logs - mean.log())).sum(dim=-1).mean()
+
+
+def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean and the standard deviation of every channel of every image.
+
+    Args:
+        images: [B, C, H, W], any affine scale of pixel values.
+
+    Returns:
+        Mean and standard deviation, [B, C] each. The variance is the unbiased one, and the biased
+        one, 0, for images of a single pixel, which have no unbiased variance.
+    """
+    several = images.shape[-2] * images.shape[-1] > 1
+    variance = images.var(dim=(-2, -1), correction=int(several))
+    return images.mean(dim=(-2, -1)), (variance + EPS).sqrt()
+
+
+def restyle(images: Tensor, mean: Tensor, std: Tensor, mix: Tensor) -> Tensor:
+    """Move every image towards a foreign style: cross-client domain transfer of FedCCRL.
+
+    An image is standardised per channel by its own statistics, which are constants to autograd,
+    and given mixed ones: ``mix`` parts its own, ``1 - mix`` parts foreign. The map commutes with a
+    normalisation of the channels as long as the foreign statistics are on the scale of the images.
+    Nothing is clamped: the result may leave the range of the images.
+
+    FedCCRL (Wang et al., 2024) writes the weight on the foreign pair; for its symmetric Beta
+    distribution the two readings are the same.
+
+    Args:
+        images: [B, 3, H, W].
+        mean: Foreign mean of each image and channel, [B, 3].
+        std: Foreign standard deviation, [B, 3], not negative.
+        mix: Weight of the image's own statistics, [B], in [0, 1].
+
+    Returns:
+        Images, [B, 3, H, W].
+    """
+    own_mean, own_std = (s.detach()[..., None, None] for s in channel_statistics(images))
+    mix = mix[:, None, None, None]
+    new_mean = mix * own_mean + (1 - mix) * mean[..., None, None]
+    new_std = mix * own_std + (1 - mix) * std[..., None, None]
+    return new_std * (images - own_mean) / own_std + new_mean
+
+
+class _AugMix(v2.AugMix):  # type: ignore[misc]  # torchvision has no types
+    """Draws the mixing weights on the CPU, where torchvision draws everything else."""
+
+    def _sample_dirichlet(self, params: Tensor) -> Tensor:
+        return torch._sample_dirichlet(params.cpu()).to(params.device)
+
+
+def augmix(
+    images: Tensor,
+    generator: torch.Generator,
+    *,
+    chains: int | None = 3,
+    per_image: bool = False,
+) -> Tensor:
+    """Return AugMix of images: a mixture of each with itself after chains of random operations.
+
+    Chains are 1 to 3 operations long, out of 13 at severity 3; mixing weights come from a flat
+    Dirichlet distribution over chains and a flat Beta distribution between the mixture and the
+    image. The weights are drawn for every image by itself, the operations for the whole batch
+    unless ``per_image``: no slower on a CPU, but a GPU then works on one image at a time.
+
+    Args:
+        images: uint8 [B, 3, H, W], on any device.
+        generator: On the CPU; it advances by one number, whatever is drawn.
+        chains: Number of chains; ``None`` draws 1, 2 or 3 each time operations are drawn.
+        per_image: Draw operations, their order and strengths for every image by itself.
+
+    Returns:
+        uint8 [B, 3, H, W].
+    """
+    seed = int(torch.randint(2**62, (), generator=generator))
+    groups = images.split(1) if per_image else (images,)
+    # torchvision draws from the global generator, and autocast would round its pixel coordinates.
+    with torch_stream(seed, "augmix"), torch.autocast(images.device.type, enabled=False):
+        return torch.cat([_mixed(group, chains) for group in groups])
+
+
+def _mixed(images: Tensor, chains: int | None) -> Tensor:
+    width = int(torch.randint(1, MOST_CHAINS + 1, ())) if chains is None else chains
+    mixed: Tensor = _AugMix(mixture_width=width)(images)
+    return mixed
+
+
+def draw_beta(alpha: float, size: int, generator: torch.Generator) -> Tensor:
+    """Draw ``size`` numbers from Beta(alpha, alpha), float32 (size,) in [0, 1].
+
+    Args:
+        alpha: Above 0; small values put most of the mass next to 0 and 1.
+        size: How many to draw.
+        generator: On the CPU.
+    """
+    # G1 / (G1 + G2) for Gamma draws G; in logarithms, as small alphas let both underflow. And
+    # Gamma(alpha) is Gamma(alpha + 1) U^(1 / alpha).
+    shape = torch.full((2, size), alpha + 1, dtype=torch.float64)
+    uniform = 1 - torch.rand(2, size, dtype=torch.float64, generator=generator)
+    first, second = torch._standard_gamma(shape, generator=generator).log() + uniform.log() / alpha
+    return torch.sigmoid(first - second).float()
+
+
+DEVIATIONS = (
+    "The paper averages the cross-entropies of the three views; the code adds them up. So do we "
+    "(`classification`).",
+    "The paper sums the representation alignment over the 2B anchors; the code takes the mean. So"
+    " do we (`contrast`).",
+    "The code counts an anchor among its own positives, which weakens their pull. The paper does "
+    "not, and neither do we (`count_self`).",
+    "The prediction alignment has weight 1.0 in the paper's sensitivity study and 0.1 by default "
+    "in the code. We take 1.0 (`lambda2`).",
+    "The code sends int(r n) pairs of statistics, which may be none. We send max(1, ceil(r n)) "
+    "(`upload_rounding`).",
+    "The code casts to 8 bits without clamping, so bright and dark pixels wrap around. We clamp "
+    "and round (`clamp`).",
+    "The paper draws AugMix's operations for every image; the code draws them once for a batch. "
+    "So do we (`per_image`).",
+    "The paper draws 1, 2 or 3 AugMix chains; the code always has 3. So do we (`chains`).",
+    "The paper's algorithm box exchanges the mixed mean and the mixed deviation. The code does "
+    "not, and neither do we.",
+    "The paper puts lambda on the foreign statistics; the code and we put it on the image's own, "
+    "which has the same distribution.",
+    "The code decodes images anew in every round to measure a random part of them. We measure all"
+    " of them once and draw a part in every round.",
+)
+"""Where published code differs from its paper, and what this module does."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -12,13 +12,13 @@ from torch import Tensor
 
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.schema import MethodSettings
-from feddg_bench.core.aggregation import server_step
+from feddg_bench.core.aggregation import server_step, streaming_mean
 from feddg_bench.core.client import Batch, Client
 from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Weights
 from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
 from feddg_bench.core.tasks import CLASSIFICATION, LearningTask
-from feddg_methods.shared.updates import adjusted_weights, signed_mean
+from feddg_methods.shared.choices import choose
 
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -41,13 +41,20 @@ PRESETS: dict[str, dict[str, Any]] = {
 """What a variant changes of the settings' defaults, besides the rule for the weights itself."""
 
 
+NO_SPREAD = 1e-12
+"""Largest gap between generalisation gaps at which clients count as equal."""
+
+LAST_RESORT = 1e-300
+"""Share of a client without weight: it vanishes beside any weight, and is all there is without."""
+
+
 class FedDGGASettings(MethodSettings):
     """Readings of the gap and of the weights' rule."""
 
     labels: ClassVar[tuple[str, ...]] = ("variant", "gap_timing")
 
     variant: Literal["default", "official", "paper", "pardon", "fedccrl"] = "default"
-    """Rule for the weights (`feddg_methods.shared.updates.adjusted_weights`); sets the defaults of
+    """Rule for the weights (`adjusted_weights`); sets the defaults of
     the settings below, of which each can still be given by itself."""
     metric: Literal["loss", "accuracy"] = "loss"
     """What a gap is a difference of: cross-entropy as in the paper, or accuracy."""
@@ -96,28 +103,6 @@ class FedDGGA(Method):
     citation = (
         "R. Zhang, Q. Xu, J. Yao, Y. Zhang, Q. Tian, Y. Wang: Federated Domain Generalization "
         "with Generalization Adjustment, CVPR 2023"
-    )
-    deviations = (
-        "The paper's gap is one of losses, the authors' script measures accuracy unless told "
-        "otherwise; we measure the loss: metric",
-        "The paper takes the mean gap off and divides by the largest, the authors' code divides "
-        "raw gaps by the largest absolute one; we centre and divide by the absolute: variant",
-        "The paper's step is d (1 - r/R), the authors' code takes a third of it, for three clients "
-        "of weight 1/3; ours is relative to the uniform weight too, d (1 - r/R) / N: variant",
-        "The authors' code decays one round late, from d (1 + 1/R), over R + 1 rounds; we count "
-        "as the paper, and for them take R to be federation.rounds - 1: variant",
-        "The paper compares when a client next receives a model, the authors' code sends the new "
-        "model to the same clients at once, and so do we: gap_timing",
-        "The authors' code measures on a held-out part of each source domain, we on validation "
-        "images of each client: gap_data",
-        "Neither says what becomes of clients that are not sampled; ours keep their weights, and "
-        "the others the sum of theirs: variant",
-        "PARDON takes 1/3 for the whole step, training images, augmented, and their running loss "
-        "for the gap, 0 for the local term of newcomers and the gap of absent clients, and image "
-        "counts for weights in the first round and when a gap is NaN; we do none of it: variant",
-        "PARDON goes on to train in evaluation mode once it has measured; we go back: no setting",
-        "FedCCRL starts from numbers of batches and moves by at most a third of 0.001, which is "
-        "FedAvg in effect: variant",
     )
 
     def build(self) -> None:
@@ -235,7 +220,7 @@ class FedDGGA(Method):
         return values
 
     def mean(self, values: list[Tensor]) -> float | None:
-        """Return the mean of values of batches, (B,) each; ``None`` if it is not finite."""
+        """Return the mean of values of batches, [B] each; ``None`` if it is not finite."""
         if self.settings.gap_mean == "batches":
             values = [batch.mean(dtype=torch.float64, dim=0, keepdim=True) for batch in values]
         mean = float(torch.cat(values).mean(dtype=torch.float64))
@@ -249,7 +234,144 @@ class FedDGGA(Method):
 def badness(
     outputs: Tensor, labels: Tensor, metric: str, task: LearningTask = CLASSIFICATION
 ) -> Tensor:
-    """Return (B,) losses or, for accuracy, errors (0 or 1): larger is worse for both."""
+    """Return [B] losses or, for accuracy, errors (0 or 1): larger is worse for both."""
     if metric == "accuracy":
         return (outputs.argmax(dim=1) != labels).float()
     return task.loss(outputs.float(), labels, "none")
+
+
+def adjusted_weights(
+    weights: Tensor,
+    gaps: Mapping[int, float],
+    *,
+    round: int,
+    rounds: int,
+    step: float,
+    variant: Literal["default", "official", "paper", "pardon", "fedccrl"] = "default",
+) -> Tensor:
+    """Raise the weights of clients that lost most when their model was replaced by the average.
+
+    a_i <- a_i + d (1 - r/R) (G_i - mean G) / max G, then a <- a / sum of a.
+
+    Clients without a gap, or whose gap is NaN or infinite, did not take part. By default they
+    keep their weights, and the weights of the others keep their sum; in the other variants, made
+    for full participation, they have a gap of 0 after centring, and all weights are divided by
+    their sum. Equal gaps where the mean is taken off, and gaps of 0, change nothing.
+
+    Source: FedDG-GA (Zhang et al., CVPR 2023). ``paper`` is its formula, ``official`` its code
+    (no centring, largest absolute gap, a factor 1/3, decay one round late), ``pardon`` and
+    ``fedccrl`` those codes. ``default`` is the paper's with the largest absolute gap, and with
+    its step relative to the uniform weight 1/N, as in the official code, where N is 3.
+
+    Args:
+        weights: Weights of all clients, [N], in the simplex.
+        gaps: Generalisation gap of each participant by index: metric of the averaged model minus
+            that of its own, positive where averaging made it worse.
+        round: Round in the formula of the step, which falls with ``round / rounds``.
+        rounds: Rounds in the formula of the step.
+        step: Step size before the decay: 0.2 in the paper, 1/3 in PARDON, 0.001 in FedCCRL.
+        variant: Whose rule.
+
+    Returns:
+        New weights, [N].
+
+    Raises:
+        SettingsError: If ``variant`` is unknown.
+    """
+    choose("variant", variant, PRESETS)
+    known = {i: gap for i, gap in gaps.items() if math.isfinite(gap)}
+    if not known:
+        return weights.clone()
+    g = weights.new_tensor(list(known.values()))
+    if variant in ("default", "paper", "fedccrl"):
+        g = g - g.mean()
+    largest = g.max() if variant in ("paper", "fedccrl") else g.abs().max()
+    if largest < NO_SPREAD:
+        return weights.clone()
+
+    r = round - 1 if variant == "official" else round  # its decay comes one round late
+    d = step * (1 - r / rounds)
+    if variant == "default":
+        d /= len(weights)
+    elif variant in ("official", "fedccrl"):
+        d /= 3
+    a = weights.clone()
+    a[list(known)] += d * g / largest
+    if variant == "paper":
+        a = a.clamp(min=0)
+    elif variant != "fedccrl":
+        a = a.clamp(0, 1)
+    group = list(known) if variant == "default" else list(range(len(weights)))
+    if a[group].sum() == 0:
+        return weights.clone()
+    a[group] *= weights[group].sum() / a[group].sum()
+    return a
+
+
+def signed_mean(
+    states: Iterable[tuple[Mapping[str, Tensor], float]], names: Sequence[str]
+) -> Weights:
+    """Return the mean of model states by weights that may be 0 or negative.
+
+    Clients of weight 0 count only where no client has a positive one, and then equally; integer
+    tensors take the maximum over all. Without negative weights this is
+    `feddg_bench.core.aggregation.streaming_mean`, bit for bit. Negative ones move trainable
+    parameters alone, since a running variance must not be extrapolated, and nothing where the
+    weights' sum is not positive. Streams: one of the given states is alive at a time.
+
+    Args:
+        states: K states with equal names and shapes, each with its weight; normalised here.
+        names: Names of trainable parameters.
+
+    Returns:
+        A new state; no input is changed.
+
+    Raises:
+        ValueError: If there are no states.
+    """
+    gained = lost = 0.0
+    taken: Weights = {}
+
+    def convex(pair: tuple[Mapping[str, Tensor], float]) -> tuple[Mapping[str, Tensor], float]:
+        nonlocal gained, lost
+        state, weight = pair
+        if weight < 0:
+            lost -= weight
+            for name in names:
+                part = -weight * state[name]
+                taken[name] = taken[name] + part if name in taken else part
+        gained += max(weight, 0.0)
+        return state, max(weight, LAST_RESORT)
+
+    mean = streaming_mean(map(convex, states))
+    if gained > lost:
+        for name, sum_taken in taken.items():
+            mean[name] = (gained * mean[name] - sum_taken) / (gained - lost)
+    return mean
+
+
+DEVIATIONS = (
+    "The paper's gap is a difference of losses; the authors' script uses accuracy by default. We "
+    "use the loss (`metric`).",
+    "The paper subtracts the mean gap and divides by the largest; the authors' code divides raw "
+    "gaps by the largest absolute value. We subtract the mean and divide by the largest absolute "
+    "value (`variant`).",
+    "The paper's step is d (1 - r/R); the authors' code takes a third of it, for three clients of"
+    " weight 1/3. Ours too is relative to the uniform weight: d (1 - r/R) / N (`variant`).",
+    "The authors' code decays one round late, from d (1 + 1/R), over R + 1 rounds. We count as "
+    "the paper does; for the authors' variant R is `federation.rounds` - 1 (`variant`).",
+    "The paper compares models when a client next receives one; the authors' code sends the new "
+    "model to the same clients at once. So do we (`gap_timing`).",
+    "The authors' code measures on a held-out part of each source domain. We measure on each "
+    "client's validation images (`gap_data`).",
+    "Neither says what becomes of clients that are not sampled. Ours keep their weights, and the "
+    "weights of the others keep their sum (`variant`).",
+    "PARDON's code takes 1/3 for the whole step, measures gaps by the running loss on augmented "
+    "training images, takes 0 for the local term of a newcomer and for the gap of an absent "
+    "client, and falls back to image counts in the first round and whenever a gap is NaN. We do "
+    "none of this by default (`variant`).",
+    "PARDON's code goes on training in evaluation mode once it has measured. We switch back.",
+    "FedCCRL's code starts from numbers of batches and moves by at most a third of 0.001, which "
+    "is FedAvg in effect. We do so only on request (`variant`).",
+)
+"""Where published code differs from its paper, and what this module does."""

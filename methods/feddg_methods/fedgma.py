@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from feddg_bench.config.schema import MethodSettings
 from feddg_bench.core.messages import LocalUpdate, Reply, Weights
 from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
+from feddg_methods.shared.choices import choose
 from feddg_methods.shared.round_updates import average_updates, image_count, one_each
 from feddg_methods.shared.sign_votes import SignVotes
-from feddg_methods.shared.updates import agreement_mask
+
+TIE = 1e-6
+"""Agreement this close to the threshold is equal to it: it is a ratio rounded in float32."""
+
+VOTE_TIE = 1e-9
+"""What the product of a threshold and a number of votes may lack of an integer, or exceed it."""
 
 
 class FedGMASettings(MethodSettings):
@@ -60,17 +68,6 @@ class FedGMA(Method):
         "Tenison, Sreeramadas, Mugunthan, Oyallon, Rish and Belilovsky: Gradient Masked Averaging "
         "for Federated Learning, TMLR 2023, arXiv 2201.11986"
     )
-    deviations: ClassVar[tuple[str, ...]] = (
-        "By a slip of arithmetic FedDG_Benchmark and PARDON multiply by 1 + A from the threshold "
-        "on and by 0 below it, where the paper has 1 and A; we follow the paper (variant).",
-        "They mask the running statistics and counters of batch normalisation too, which can "
-        "make a variance negative; we mask trainable parameters only, in every variant.",
-        "FedDG_Benchmark uses one number for the threshold and the server's step, where the paper "
-        "and PARDON have a step of 1; ours are two settings (federation.server_lr).",
-        "In declearn agreement at the threshold does not pass; here it does (compare).",
-        "In declearn clients vote on signs by their training steps; here they have equal votes "
-        "(agreement_weights).",
-    )
 
     def aggregate(self, server: Server, updates: Iterable[Reply[LocalUpdate]]) -> Weights:
         s, old = self.settings, server.weights
@@ -93,3 +90,93 @@ class FedGMA(Method):
             # Not w + m * step: this gives the step's end bit for bit where the factor is 1.
             new[name] = torch.lerp(old[name], new[name], mask.to(old[name]))
         return new
+
+
+def agreement_mask(
+    agreement: Tensor,
+    threshold: float,
+    *,
+    total: int = 1,
+    below: Literal["score", "zero"] = "score",
+    compare: Literal["ge", "gt"] = "ge",
+    variant: Literal["paper", "reference"] = "paper",
+) -> Tensor:
+    """Return the factor m of every coordinate: 1 where A >= tau, and A elsewhere.
+
+    Args:
+        agreement: A, the absolute mean of the clients' signs, any shape, in [0, 1]; or the absolute
+            sum of their votes, integers in [0, total], which are compared as such: 2 of 5 votes
+            reach the threshold 0.4 whatever 2 / 5 is rounded to.
+        threshold: tau, the agreement from which a coordinate passes whole, in [0, 1].
+        total: Votes that were cast, where ``agreement`` is a sum of votes.
+        below: Factor below the threshold: the agreement itself, or 0.
+        compare: Whether a coordinate at the threshold passes.
+        variant: ``reference`` is what FedDG_Benchmark and PARDON compute by mistake, 1 + A from
+            the threshold on and 0 below; ``below`` has no say in it.
+
+    Returns:
+        Factors of the shape of ``agreement``, float32 where it holds integers.
+
+    Raises:
+        SettingsError: For an unknown name.
+    """
+    if agreement.is_floating_point():
+        limits = {"ge": threshold - TIE, "gt": threshold + TIE}
+    else:  # the sums of votes next to the threshold, on the side where they pass
+        needed = threshold * total
+        limits = {"ge": math.ceil(needed - VOTE_TIE), "gt": math.floor(needed + VOTE_TIE)}
+    limit = choose("comparison", compare, limits)
+    passes = agreement >= limit if compare == "ge" else agreement > limit
+    agreement = agreement / total
+    nothing = torch.zeros_like(agreement)
+    rest = choose("factor below the threshold", below, {"score": agreement, "zero": nothing})
+    if choose("variant", variant, {"paper": False, "reference": True}):
+        return torch.where(passes, 1 + agreement, nothing)
+    return torch.where(passes, torch.ones_like(agreement), rest)
+
+
+def masked_update(
+    deltas: Tensor,
+    shares: Tensor | Sequence[float],
+    *,
+    threshold: float,
+    below: Literal["score", "zero"] = "score",
+    compare: Literal["ge", "gt"] = "ge",
+    variant: Literal["paper", "reference"] = "paper",
+) -> Tensor:
+    """Return the mean update, damped where clients disagree on the sign.
+
+    m * sum_k p_k Delta_k with A = |1/K sum_k sign(Delta_k)| and m from `agreement_mask`.
+
+    Args:
+        deltas: Updates Delta_k, [K, P].
+        shares: Weights p_k of the clients in the mean, [K], with sum 1.
+        threshold: tau, in [0, 1].
+        below: See `agreement_mask`; so for ``compare`` and ``variant``.
+        compare: See `agreement_mask`.
+        variant: See `agreement_mask`.
+
+    Returns:
+        The update before the server's step size, [P].
+
+    Raises:
+        SettingsError: For an unknown name.
+    """
+    shares = torch.as_tensor(shares, dtype=deltas.dtype, device=deltas.device)
+    agreement = deltas.sign().sum(dim=0).abs() / len(deltas)
+    mask = agreement_mask(agreement, threshold, below=below, compare=compare, variant=variant)
+    return mask * (shares @ deltas)
+
+
+DEVIATIONS = (
+    "FedDG_Benchmark and PARDON slip: they multiply by 1 + A from the threshold on and by 0 below"
+    " it, where the paper has 1 and A. We follow the paper (`variant`).",
+    "They also mask the running statistics and counters of batch normalisation, which can make a "
+    "variance negative. We only ever mask trainable parameters.",
+    "FedDG_Benchmark uses one number for the threshold and for the server's step, where the paper"
+    " and PARDON have a step of 1. We have two settings (`threshold`, `federation.server_lr`).",
+    "In declearn agreement equal to the threshold does not pass. Here it does (`compare`).",
+    "In declearn a client has one vote for each of its training steps. Here all clients have one "
+    "vote (`agreement_weights`).",
+)
+"""Where published code differs from its paper, and what this module does."""

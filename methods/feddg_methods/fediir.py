@@ -59,21 +59,6 @@ class FedIIR(Method):
         "Yaming Guo, Kai Guo, Xiaofeng Cao, Tieru Wu, Yi Chang: Out-of-Distribution Generalization "
         "of Federated Learning via Implicit Invariant Relationships, ICML 2023"
     )
-    deviations = (
-        "The paper has the moving average of the mean gradient in its appendix; the authors' code "
-        "starts it at zero without correcting the bias, and so do we: ema_bias_correction",
-        "FedCCRL averages the clients' mean gradients, the authors' code the gradients of all "
-        "batches, and so do we: mean",
-        "FedCCRL weights models by image counts, the authors' code equally, and so do we: "
-        "federation.weighting",
-        "FedCCRL computes the first gradients in training mode, which moves the statistics of "
-        "batch normalisation; we compute them in evaluation mode",
-        "FedCCRL skips batches of one image; we keep them: train.drop_last_if_single",
-        "The authors' code has a classifier with a hidden layer for all data sets but Rotated "
-        "MNIST; ours is linear, as in all methods: head",
-        "The authors' code freezes batch normalisation, FedCCRL does not; we do what the recipe "
-        "says: federation.bn",
-    )
     Settings = FedIIRSettings
     settings: FedIIRSettings
     needs: ClassVar = {"federation": {"weighting": "uniform"}}
@@ -142,9 +127,9 @@ def head_gradient(
     Runs outside autocast: the gradient of half-precision products would be in half precision.
 
     Args:
-        head: Maps features to logits (B, C).
-        z: Features (B, D).
-        labels: Class ids (B,), int64.
+        head: Maps features to logits [B, C].
+        z: Features [B, D].
+        labels: Class ids [B], int64.
         create_graph: Make the gradient differentiable, with respect to ``z`` too.
     """
     parameters = dict(head.named_parameters())
@@ -184,3 +169,21 @@ def mean_gradient(sums: Iterable[tuple[Gradient, int]], *, over: str = "batches"
 def moving_average(old: Gradient | None, new: Gradient, ema: float) -> Gradient:
     """Return ema * old + (1 - ema) * new; ``None`` stands for zero."""
     return {n: (1 - ema) * g + (ema * old[n] if old else 0.0) for n, g in new.items()}
+
+
+DEVIATIONS = (
+    "The paper mentions the moving average of the mean gradient in its appendix; the authors' "
+    "code starts it at zero and does not correct the bias. So do we (`ema_bias_correction`).",
+    "FedCCRL averages the clients' mean gradients, the authors' code the gradients of all "
+    "batches. So do we (`mean`).",
+    "FedCCRL weights models by image counts, the authors' code equally. So do we "
+    "(`federation.weighting`).",
+    "FedCCRL computes the first gradients in training mode, which moves the statistics of batch "
+    "normalisation. We compute them in evaluation mode.",
+    "FedCCRL skips batches of one image. We keep them (`train.drop_last_if_single`).",
+    "The authors' code has a classifier with a hidden layer for every data set but Rotated MNIST."
+    " Ours is linear, as in all methods (`head`).",
+    "The authors' code freezes batch normalisation, FedCCRL does not. We do what the recipe says "
+    "(`federation.bn`).",
+)
+"""Where published code differs from its paper, and what this module does."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import ClassVar, Literal
 
+import numpy as np
+import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -13,7 +16,9 @@ from feddg_bench.core.messages import LocalUpdate, Reply, Weights
 from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
 from feddg_methods.shared.round_updates import combine_updates
-from feddg_methods.shared.updates import conflict_averse_coefficients
+
+SOFT = 1e-4
+"""What CAGrad adds under its roots and to a norm that divides."""
 
 
 class FedOMGSettings(MethodSettings):
@@ -49,14 +54,6 @@ class FedOMG(Method):
         "Nguyen, Nguyen, Park, Pham and Hwang: Federated Domain Generalization with Data-free "
         "On-server Matching Gradient, ICLR 2025, arXiv 2501.14653"
     )
-    deviations: ClassVar[tuple[str, ...]] = (
-        "The authors' code multiplies updates by the clients' shares and then averages them over "
-        "the K clients, so that its step is K times shorter than FedAvg's; we take the shares "
-        "once (variant).",
-        "The authors' code writes back parameters alone, so that the running statistics of batch "
-        "normalisation stay those of the initial weights for ever; we average them.",
-        "The authors' code expects exactly three clients; ours takes any number.",
-    )
 
     def aggregate(self, server: Server, updates: Iterable[Reply[LocalUpdate]]) -> Weights:
         s = self.settings
@@ -69,3 +66,59 @@ class FedOMG(Method):
             return scale * conflict_averse_coefficients(scaled, kappa=s.kappa, steps=s.steps)
 
         return combine_updates(server, updates, self.trainable, matched, share=server.share)
+
+
+def conflict_averse_coefficients(
+    gram: Tensor, *, kappa: float, steps: int = 20, lr: float = 25.0, momentum: float = 0.5
+) -> Tensor:
+    """Return the coefficients with which the worst-off of the updates gains most.
+
+    The step is d = d_0 + c / ||d_u|| d_u, divided by 1 + kappa^2, where d_0 is the mean of the
+    updates, c = kappa ||d_0||, and d_u = sum_k u_k d_k with the weights u in the simplex that
+    make <d_u, d_0> + c ||d_u|| least. Weights are softmax values of K numbers, from 0 on, under
+    gradient descent with momentum; the best of all visited ones counts.
+
+    Source: CAGrad (Liu et al., NeurIPS 2021, arXiv 2110.14048) as the code of FedOMG (Nguyen et
+    al., ICLR 2025, arXiv 2501.14653) has it: the updates are divided by their mean length, and
+    1e-4 is added under the roots, so that updates of 0 need no care.
+
+    Args:
+        gram: Inner products of the updates, [K, K].
+        kappa: At least 0; 0 gives the mean.
+        steps: Of gradient descent.
+        lr: Learning rate of gradient descent.
+        momentum: Momentum of gradient descent.
+
+    Returns:
+        [K], float64, on the CPU.
+    """
+    products = gram.detach().double().cpu().numpy()
+    products = products / np.sqrt(products.diagonal() + SOFT).mean() ** 2
+    along_mean = products.mean(axis=1)
+    c = kappa * np.sqrt(along_mean.mean() + SOFT)
+    logits, velocity = np.zeros(len(products)), np.zeros(len(products))
+    least, best = math.inf, logits
+    for step in range(steps + 1):
+        u = np.exp(logits - logits.max())
+        u /= u.sum()
+        norm = np.sqrt(u @ products @ u + SOFT)
+        objective = u @ along_mean + c * norm
+        if objective < least:
+            least, best = objective, u
+        if step < steps:
+            slope = along_mean + c * (products @ u) / norm
+            velocity = momentum * velocity + u * (slope - u @ slope)
+            logits = logits - lr * velocity
+    norm = np.sqrt(best @ products @ best + SOFT)
+    rows = (1 / len(products) + best * c / (norm + SOFT)) / (1 + kappa**2)
+    return torch.from_numpy(rows)
+
+
+DEVIATIONS = (
+    "The authors' code multiplies updates by the clients' shares and then averages over the K "
+    "clients, so its step is K times shorter than FedAvg's. We apply the shares once (`variant`).",
+    "The authors' code writes back parameters only, so the running statistics of batch "
+    "normalisation keep their initial values for ever. We average them.",
+    "The authors' code expects exactly three clients. Ours takes any number.",
+)
+"""Where published code differs from its paper, and what this module does."""

@@ -37,12 +37,6 @@ class FedProx(Method):
         "Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith: Federated Optimization in Heterogeneous "
         "Networks, MLSys 2020, arXiv 1812.06127"
     )
-    deviations = (
-        "FedDG_Benchmark takes the norm of each tensor's distance without the square, so that the "
-        "pull is as strong near the global model as far from it; we square: norm.",
-        "FedDG-GA's code adds the proximal gradient to the momentum buffer, where it piles up; "
-        "ours goes into the gradient before momentum or Adam see it.",
-    )
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         received = self.client.weights
@@ -62,3 +56,12 @@ def proximal_gradient(theta: Tensor, w: Tensor, *, mu: float, norm: str = "squar
         return mu * (theta - w)
     distance = (theta - w).norm()
     return 0.5 * mu * (theta - w) / distance if distance > 0 else torch.zeros_like(theta)
+
+
+DEVIATIONS = (
+    "FedDG_Benchmark takes the norm of each tensor's distance without squaring it, so the pull is"
+    " as strong near the global model as far from it. We square it (`norm`).",
+    "FedDG-GA's code adds the proximal gradient to the momentum buffer, where it piles up. We add"
+    " it to the gradient before momentum or Adam see it.",
+)
+"""Where published code differs from its paper, and what this module does."""

@@ -105,3 +105,7 @@ def same_random_numbers(states: list[Tensor], device: torch.device) -> Iterator[
         if device.type == "cuda":
             torch.cuda.set_rng_state(states[1], device)
         yield
+
+
+DEVIATIONS: tuple[str, ...] = ()
+"""Where published code differs from its paper, and what this module does."""

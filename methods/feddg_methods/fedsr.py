@@ -13,7 +13,10 @@ from torch import Tensor, nn
 from feddg_bench.config.schema import MethodSettings
 from feddg_bench.core.client import Batch
 from feddg_bench.core.method import Method
-from feddg_methods.shared.losses import conditional_mutual_information
+from feddg_methods.shared.passes import widened
+
+MIN_STD = 1e-6
+"""Smallest standard deviation inside a Gaussian divergence: softplus can underflow to 0."""
 
 
 class FedSRSettings(MethodSettings):
@@ -53,24 +56,6 @@ class FedSR(Method):
         "A. Tuan Nguyen, Philip Torr, Ser-Nam Lim: FedSR: A Simple and Effective Domain "
         "Generalization Method for Federated Learning, NeurIPS 2022"
     )
-    deviations = (
-        "The authors' code takes the norm of z, FedDG_Benchmark and PARDON its square; we take the "
-        "norm: variant",
-        "The authors' code learns a scale C of z inside the CMI, FedDG_Benchmark fixes it at 1; we "
-        "learn it, as a logarithm, so that it stays positive: variant",
-        "FedDG_Benchmark starts the reference means at 1, the authors' code at 0, and so do we: "
-        "variant",
-        "The authors' code keeps each client's reference, FedCCRL sends and averages it, PARDON "
-        "starts it anew in every round; we keep it: variant",
-        "FedDG_Benchmark and FedCCRL predict from one random sample of z, the authors' code from "
-        "the mean probability of 20, and so do we, with the same noise for all images: "
-        "test_samples",
-        "The authors' code trains the reference with a momentum of its own, 0.9; ours shares the "
-        "model's optimizer: train.optimizer",
-        "PARDON's settings ask for SGD with rate 0.002 and momentum, but its program replaces them "
-        "by rate 3e-5 without momentum, the likeliest reason for its FedSR at chance level; we "
-        "train like every other method: train.lr",
-    )
     Settings = FedSRSettings
     settings: FedSRSettings
     local: ClassVar[tuple[str, ...]] = ("reference.",)
@@ -95,16 +80,16 @@ class FedSR(Method):
             self.register_buffer("test_noise", torch.randn(s.test_samples, d_z))
 
     def distribution(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mu_z and sigma_z > 0, both (B, d_z), of images (B, 3, H, W)."""
+        """Return mu_z and sigma_z > 0, both [B, d_z], of images [B, 3, H, W]."""
         mu, sigma = widened(self.backbone(images)).chunk(2, dim=1)
         return mu, F.softplus(sigma)
 
     def features(self, images: Tensor) -> Tensor:
-        """Map images (B, 3, H, W) to the means of their representations, (B, d_z)."""
+        """Map images [B, 3, H, W] to the means of their representations, [B, d_z]."""
         return self.distribution(images)[0]
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map images (B, 3, H, W) to scores (B, C) whose softmax is the prediction.
+        """Map images [B, 3, H, W] to scores [B, C] whose softmax is the prediction.
 
         In evaluation mode these are logarithms of the samples' mean probabilities, or the logits of
         the mean of z; in training mode the logits of one sample.
@@ -142,15 +127,67 @@ def draw(mu: Tensor, sigma: Tensor) -> Tensor:
 
 
 def l2_regulariser(z: Tensor, *, squared: bool = False) -> Tensor:
-    """Return the mean norm of the rows of z (B, d_z), a scalar; the mean of squares if asked."""
+    """Return the mean norm of the rows of z [B, d_z], a scalar; the mean of squares if asked."""
     return z.square().sum(dim=1).mean() if squared else z.norm(dim=1).mean()
 
 
 def mean_log_probabilities(logits: Tensor) -> Tensor:
-    """Return the logarithm of the mean softmax of S samples' logits (S, B, C): (B, C)."""
+    """Return the logarithm of the mean softmax of S samples' logits [S, B, C]: [B, C]."""
     return widened(logits).log_softmax(dim=-1).logsumexp(dim=0) - math.log(len(logits))
 
 
-def widened(values: Tensor) -> Tensor:
-    """Return half precision as float32, other types as they are."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))
+def conditional_mutual_information(
+    mean: Tensor,
+    std: Tensor,
+    reference_mean: Tensor,
+    reference_std: Tensor,
+    labels: Tensor,
+    *,
+    scale: float | Tensor = 1.0,
+) -> Tensor:
+    """Bound the information that a feature has on its image beyond the class.
+
+    The mean over the batch of the Kullback-Leibler divergence, in nats, of the feature's
+    distribution N(scale * mean, (scale * std)^2) from its class's reference distribution.
+    Gradients flow into the features and into the reference.
+
+    Source: FedSR (Nguyen et al., NeurIPS 2022), the CMI regulariser; ``scale`` is a learned
+    positive number in the authors' code and 1 in FedDG_Benchmark's.
+
+    Args:
+        mean: Means of the features, [B, D].
+        std: Their standard deviations, [B, D], taken as 1e-6 where smaller.
+        reference_mean: Mean of each class's reference distribution, [C, D].
+        reference_std: Its standard deviations, [C, D], taken as 1e-6 where smaller.
+        labels: Class ids, [B], int64.
+        scale: Factor on features, above 0.
+
+    Returns:
+        A scalar, 0 or more.
+    """
+    mean, std = scale * widened(mean), scale * widened(std).clamp(min=MIN_STD)
+    target_mean = widened(reference_mean)[labels]  # [B, D]
+    target_std = widened(reference_std).clamp(min=MIN_STD)[labels]
+    square = std.square() + (mean - target_mean).square()
+    divergence = (target_std / std).log() + square / (2 * target_std.square()) - 0.5
+    return divergence.sum(dim=1).mean()
+
+
+DEVIATIONS = (
+    "The authors' code takes the norm of z; FedDG_Benchmark and PARDON take its square. We take "
+    "the norm (`variant`).",
+    "The authors' code learns a scale C of z inside the CMI; FedDG_Benchmark fixes it at 1. We "
+    "learn its logarithm, so that it stays positive (`variant`).",
+    "FedDG_Benchmark starts the reference means at 1, the authors' code at 0. So do we "
+    "(`variant`).",
+    "The authors' code keeps each client's reference, FedCCRL sends and averages it, PARDON "
+    "starts it anew in every round. We keep it (`variant`).",
+    "FedDG_Benchmark and FedCCRL predict from one random sample of z, the authors' code from the "
+    "mean probability of 20. So do we, with the same noise for all images (`test_samples`).",
+    "The authors' code trains the reference with a momentum of its own, 0.9. Ours shares the "
+    "model's optimizer (`train.optimizer`).",
+    "PARDON's settings ask for SGD with a learning rate of 0.002 and momentum, but its program "
+    "replaces them by 3e-5 without momentum, the likeliest reason why its FedSR stays at chance "
+    "level. We train FedSR like every other method (`train.lr`).",
+)
+"""Where published code differs from its paper, and what this module does."""

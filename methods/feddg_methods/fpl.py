@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar, Literal
 
 import torch
@@ -16,8 +16,9 @@ from feddg_bench.core.client import Batch, Client
 from feddg_bench.core.messages import LocalUpdate, Reply, Weights
 from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
+from feddg_methods.shared.choices import choose
 from feddg_methods.shared.finch import finch_gram
-from feddg_methods.shared.losses import prototype_loss
+from feddg_methods.shared.passes import widened
 
 
 class FPLSettings(MethodSettings):
@@ -57,21 +58,6 @@ class FPL(Method):
         "W. Huang, M. Ye, Z. Shi, H. Li, B. Du: Rethinking Federated Learning with Domain Shift: "
         "A Prototype View, CVPR 2023"
     )
-    deviations = (
-        "PARDON's copy gives the class stored first, which changes from round to round, no "
-        "contrastive term and takes only the first prototype of every other class as a negative; "
-        "we take all, for every class: pardon_bugs",
-        "PARDON's copy fails where one class alone has prototypes; the contrastive term is 0 here",
-        "The authors' code divides the summed loss by the batch, PARDON's by the images whose "
-        "class has prototypes, as we do: divide_by",
-        "Both codes keep the features of the last epoch with their autograd graphs; we sum them "
-        "detached, which gives the same prototypes",
-        "Both codes take the mean over coordinates, not the sum, of the square in the second "
-        "term; so do we",
-        "In the authors' code the lone prototype of a class that one client holds loses a "
-        "dimension and its mean becomes a number; we keep prototypes as (J, D) always",
-        "Both codes forget a class that no client of the round holds; so do we: keep_absent",
-    )
 
     def build(self) -> None:
         self.table: dict[int, Tensor] = {}
@@ -93,17 +79,13 @@ class FPL(Method):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         images, labels = batch
-        z = self.features(images)  # (B, D)
+        z = self.features(images)  # [B, D]
         self.sums.add(z.detach(), labels)
         loss = F.cross_entropy(self.classifier(z), labels)
         if self.table:
-            loss = loss + prototype_loss(
-                z,
-                labels,
-                self.table,
-                temperature=self.settings.temperature,
-                divide_by=self.settings.divide_by,
-                variant="pardon" if self.settings.pardon_bugs else "official",
+            s = self.settings
+            loss = loss + prototype_loss_by(
+                z, labels, self.table, s.temperature, s.divide_by, pardon_bugs=s.pardon_bugs
             )
         return loss
 
@@ -144,14 +126,14 @@ class ClassSums:
         self.labels = [torch.zeros(0, dtype=torch.int64, device=device)]
 
     def add(self, z: Tensor, labels: Tensor) -> None:
-        """Add features (B, D) to the sums of their classes, labels (B,), in float32."""
+        """Add features [B, D] to the sums of their classes, labels [B], in float32."""
         classes = torch.arange(len(self.sums), device=z.device)
         with torch.autocast(z.device.type, enabled=False):
             self.sums += (classes[:, None] == labels).to(self.sums) @ z.to(self.sums)
         self.labels.append(labels)
 
     def means(self) -> tuple[Tensor, Tensor]:
-        """Return classes (M,), in order of first appearance, and their mean features (M, D)."""
+        """Return classes [M], in order of first appearance, and their mean features [M, D]."""
         labels = torch.cat(self.labels)
         classes = torch.tensor(list(dict.fromkeys(labels.tolist())), dtype=torch.int64)
         index = classes.to(labels.device)
@@ -160,7 +142,7 @@ class ClassSums:
 
 
 def cluster_prototypes(prototypes: Tensor) -> Tensor:
-    """Return the means (J, D) of the clusters of one class's prototypes, from n clients: (n, D).
+    """Return the means [J, D] of the clusters of one class's prototypes, from n clients: [n, D].
 
     FINCH by cosine distance, last partition; every client counts once, however many images it has.
     """
@@ -168,3 +150,98 @@ def cluster_prototypes(prototypes: Tensor) -> Tensor:
     labels = finch_gram(points @ points.T)[-1]
     sums = points.new_zeros(int(labels.max()) + 1, points.shape[1]).index_add_(0, labels, points)
     return (sums / labels.bincount()[:, None]).to(prototypes)
+
+
+def prototype_loss(
+    z: Tensor,
+    labels: Tensor,
+    prototypes: Mapping[int, Tensor],
+    *,
+    temperature: float,
+    divide_by: Literal["matched", "batch"] = "matched",
+) -> Tensor:
+    """Pull features to the cluster prototypes of their class and to the mean of these.
+
+    The mean over images of -log(sum_own e^s / (sum_own e^s + sum_others e^s)) + ||z - u_c||^2 / D,
+    with s the cosine similarity of z with a prototype over tau, and u_c the mean of the prototypes
+    P_c of the image's class. Prototypes are constants. Images whose class has no prototype do not
+    count; without any, the loss is 0 and still part of the graph.
+
+    Args:
+        z: Features, [B, D].
+        labels: Class ids, [B].
+        prototypes: P_c, the cluster prototypes of each known class, [J, D].
+        temperature: tau, above 0.
+        divide_by: The number of images whose class has a prototype, or of all (authors' code).
+
+    Returns:
+        A scalar, 0 or more.
+
+    Raises:
+        SettingsError: If ``divide_by`` is unknown.
+    """
+    return prototype_loss_by(z, labels, prototypes, temperature, divide_by, pardon_bugs=False)
+
+
+def prototype_loss_by(
+    z: Tensor,
+    labels: Tensor,
+    prototypes: Mapping[int, Tensor],
+    temperature: float,
+    divide_by: str,
+    *,
+    pardon_bugs: bool,
+) -> Tensor:
+    """Return `prototype_loss`, or PARDON's copy of it.
+
+    With ``pardon_bugs`` the class stored first has no contrastive term, and only the first
+    prototype of every other class is a negative.
+    """
+    z = widened(z)
+    if not prototypes:
+        return 0 * z.sum()
+    bundles = [p.detach().to(z) for p in prototypes.values()]
+    classes = torch.tensor(list(prototypes), device=z.device)
+    owner = [(c, j) for c, p in prototypes.items() for j in range(len(p))]
+    row_class, row_rank = torch.tensor(owner, device=z.device).T  # [M] each
+    table = torch.cat(bundles)  # [M, D]
+    u = torch.stack([p.mean(dim=0) for p in bundles])  # [classes, D]
+    hit = labels[:, None] == classes  # [B, classes]
+    matched = hit.any(dim=1)
+    own = labels[:, None] == row_class  # [B, M]
+    others = ~own & (row_rank == 0) if pardon_bugs else ~own
+
+    with torch.autocast(z.device.type, enabled=False):
+        cosine = F.normalize(z, dim=1, eps=1e-12) @ F.normalize(table, dim=1, eps=1e-12).T
+    s = cosine / temperature
+    # -log(p / (p + q)) from log p - log q: exact where p is all but certain, and never negative.
+    contrast = -F.logsigmoid(_masked_logsumexp(s, own) - _masked_logsumexp(s, others))
+    if pardon_bugs:
+        contrast = contrast.masked_fill(hit[:, 0], 0)
+    spread = (z - u[hit.int().argmax(dim=1)]).square().mean(dim=1)
+    losses = torch.where(matched, contrast + spread, 0)
+    count = {"matched": matched.sum().clamp(min=1), "batch": torch.tensor(len(z))}
+    return losses.sum() / choose("divisor", divide_by, count)
+
+
+def _masked_logsumexp(values: Tensor, mask: Tensor) -> Tensor:
+    # The lowest finite number keeps the gradient of rows without any entry finite.
+    return values.masked_fill(~mask, torch.finfo(values.dtype).min).logsumexp(dim=1)
+
+
+DEVIATIONS = (
+    "PARDON's copy gives no contrastive term to the class stored first, which changes from round "
+    "to round, and takes only the first prototype of every other class as a negative. We take all"
+    " prototypes, for every class (`pardon_bugs`).",
+    "PARDON's copy fails where only one class has prototypes. Our contrastive term is then 0.",
+    "The authors' code divides the summed loss by the batch; PARDON's divides it by the images "
+    "whose class has prototypes. So do we (`divide_by`).",
+    "Both codes keep the features of the last epoch with their autograd graphs. We sum them "
+    "detached, which gives the same prototypes.",
+    "In the second term both codes take the mean of the squares over coordinates, not their sum. "
+    "So do we.",
+    "In the authors' code the lone prototype of a class that one client holds loses a dimension, "
+    "and its mean becomes a number. Our prototypes are always [J, D].",
+    "Both codes forget a class that no client of the round holds. So do we (`keep_absent`).",
+)
+"""Where published code differs from its paper, and what this module does."""

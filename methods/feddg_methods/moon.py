@@ -57,12 +57,6 @@ class Moon(Method):
     citation = (
         "Q. Li, B. He, D. Song: Model-Contrastive Federated Learning, CVPR 2021, arXiv 2103.16257"
     )
-    deviations = (
-        "The authors' code compares a client that never trained with a random network of its own; "
-        "we take the model that it received, with which the contrast has no gradient",
-        "The authors' code puts a projection head between backbone and classifier for all methods; "
-        "we take the backbone's features, to train the same network as other methods: proj_dim",
-    )
 
     def build(self) -> None:
         self.head: nn.Module = nn.Identity()
@@ -104,7 +98,7 @@ class Moon(Method):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         s = self.settings
         images, labels = batch
-        z = self.features(images)  # (B, D)
+        z = self.features(images)  # [B, D]
         loss = self.task.loss(self.classifier(z), labels, "mean")
         if not self.previous:
             return loss + s.mu * math.log(2)
@@ -114,7 +108,7 @@ class Moon(Method):
 
     @torch.no_grad()
     def representation(self, images: Tensor, weights: Weights) -> Tensor:
-        """Return the features (B, D) of images under other weights, in evaluation mode."""
+        """Return the features [B, D] of images under other weights, in evaluation mode."""
         encoder = nn.Sequential(OrderedDict(backbone=self.backbone, head=self.head))
         encoder.eval()
         z: Tensor = functional_call(encoder, weights, (images,))
@@ -129,9 +123,9 @@ def model_contrast(z: Tensor, z_glob: Tensor, z_prev: Tensor, *, temperature: fl
     of z with z_glob and z_prev, divided by the temperature.
 
     Args:
-        z: Representations by the model in training, (B, D).
-        z_glob: Those by the global model, (B, D).
-        z_prev: Those by the client's previous model, (B, D).
+        z: Representations by the model in training, [B, D].
+        z_glob: Those by the global model, [B, D].
+        z_prev: Those by the client's previous model, [B, D].
         temperature: Above 0.
 
     Returns:
@@ -141,3 +135,13 @@ def model_contrast(z: Tensor, z_glob: Tensor, z_prev: Tensor, *, temperature: fl
     z, z_glob, z_prev = (values.to(dtype) for values in (z, z_glob, z_prev))
     pull = F.cosine_similarity(z, z_glob, dim=1) - F.cosine_similarity(z, z_prev, dim=1)
     return F.softplus(-pull / temperature).mean()
+
+
+DEVIATIONS = (
+    "The authors' code compares a client that never trained with a random network of its own. We "
+    "use the model it received, with which the contrast has no gradient.",
+    "The authors' code puts a projection head between backbone and classifier for every method. "
+    "We take the backbone's features, to train the same network as the other methods "
+    "(`proj_dim`).",
+)
+"""Where published code differs from its paper, and what this module does."""

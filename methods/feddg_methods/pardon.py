@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -10,23 +10,21 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from feddg_bench.common.errors import SettingsError
 from feddg_bench.core.client import Batch, Client
 from feddg_bench.core.messages import LocalUpdate
 from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
 from feddg_methods.shared.adain import (
-    gram_and_moments,
+    EPSILON,
+    Sigma,
     image_moments,
-    interpolation_style,
-    mean_style,
-    perturb_style,
     pooled_style,
     style_from_moments,
 )
-from feddg_methods.shared.finch import finch_gram
-from feddg_methods.shared.losses import feature_penalty, triplet_loss
-from feddg_methods.shared.passes import features_of_each
-from feddg_methods.shared.pixels import to_bytes
+from feddg_methods.shared.choices import choose
+from feddg_methods.shared.finch import finch, finch_gram
+from feddg_methods.shared.passes import features_of_each, to_bytes, widened
 from feddg_methods.shared.style_settings import StyleSettings
 
 _PAPER: dict[str, Any] = {
@@ -43,6 +41,14 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """What a preset changes of the defaults below: the readings of the authors' code, of the style
 files that ship with it, of the paper, and of its earlier version FISC, which reads alike."""
+
+
+DISTANCE_EPS = 1e-7
+"""Added to every coordinate of a difference: the distance of equal features has a gradient."""
+
+
+Preset = Literal["released", "paper", "artefact"]
+"""Readings of the server's style."""
 
 
 class PardonSettings(StyleSettings):
@@ -98,24 +104,6 @@ class Pardon(Method):
         "Nguyen, Johnson and Leach: PARDON: Privacy-Aware and Robust Federated Domain "
         "Generalization, ICDCS 2025, arXiv 2410.22622"
     )
-    deviations = (
-        "The paper measures styles after the last ReLU of images in [0, 1]; the code and our "
-        "default before it, of ImageNet-normalised images: style_layer, adain_input, preset.",
-        "The paper averages the deviations of a client's clusters, the code and our default take "
-        "that of their mixture: client_sigma.",
-        "The paper's transfer has no strength, which is alpha = 1; the code and our default take "
-        "0.5: strength.",
-        "The style files that come with the code were made by Euclidean FINCH and medians inside "
-        "clusters, where paper and code say cosine and means, as we do: server_style.",
-        "The paper's contrast reads like a mean over all negatives, the code and our default draw "
-        "one for each anchor: negatives.",
-        "The paper's penalty reads like a mean over images; the code and our default take the mean "
-        "over all entries, which the published coefficient goes with: feature_reduction.",
-        "The code reads cached styles of another seed or partition if their file is there; ours "
-        "are computed in each run.",
-        "The code repeats the backbone's pass for anchors, positives and negatives, five in all; "
-        "we make one for each of the two views, which gives the same with frozen statistics.",
-    )
     uplink: ClassVar = {"fit": ("weights",), "local_style": ("style",)}
     downlink = ("style",)
     frozen = ("style.",)
@@ -130,17 +118,16 @@ class Pardon(Method):
         if self.settings.ablation == "v4":
             return
         replies = server.ask(self.local_style, everyone=True, weights=False)
-        styles = torch.stack([reply.value["style"] for reply in replies])  # (N, 2, C)
+        styles = torch.stack([reply.value["style"] for reply in replies])  # [N, 2, C]
         if self.settings.ablation == "v2":
-            server.broadcast["style"] = mean_style(styles)
+            server.broadcast["style"] = styles.mean(0)
         else:
-            server.broadcast["style"] = interpolation_style(
-                styles, preset=self.settings.server_style, median=self.settings.median
-            )
+            centres = cluster_centres(styles, self.settings.server_style)
+            server.broadcast["style"] = median_of(centres, self.settings.median)
 
     @torch.no_grad()
     def local_style(self, client: Client) -> dict[str, Tensor]:
-        """Return the client's style S_k, (2, C); each cluster of its images counts once."""
+        """Return the client's style S_k, [2, C]; each cluster of its images counts once."""
         s = self.settings
 
         def maps() -> Iterator[Tensor]:
@@ -175,12 +162,12 @@ class Pardon(Method):
         return super().batches(client, epoch)
 
     def transferred(self, client: Client) -> Tensor:
-        """Return the client's stored images restyled, uint8 (n, H, W, 3)."""
+        """Return the client's stored images restyled, uint8 [n, H, W, 3]."""
         parts = [self.restyle(images) for images, _ in client.batches(train=False)]
         return to_bytes(torch.cat(parts)).permute(0, 2, 3, 1).contiguous()
 
     def restyle(self, images: Tensor) -> Tensor:
-        """Return images (B, 3, H, W) in the interpolation style S_g, without gradients."""
+        """Return images [B, 3, H, W] in the interpolation style S_g, without gradients."""
         return self.style.transfer(images, self.client.broadcast["style"], self.settings.strength)
 
     def styled(self, client: Client) -> Tensor | None:
@@ -189,11 +176,11 @@ class Pardon(Method):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         s = self.settings
         images, labels = batch
-        if images.dim() == 5:  # (2, B, 3, H, W): the second half was made beforehand
+        if images.dim() == 5:  # [2, B, 3, H, W]: the second half was made beforehand
             images, styled = images.unbind(0)
         else:
             styled = self.restyle(images)
-        z, z_styled = self.paired_features(images, styled)  # (B, D) each
+        z, z_styled = features_of_each(self, [images, styled])  # [B, D] each
         loss = F.cross_entropy(self.classifier(z), labels)
         if s.ablation == "v3":
             loss = (loss + F.cross_entropy(self.classifier(z_styled), labels)) / 2
@@ -208,7 +195,243 @@ class Pardon(Method):
             )
         return loss + s.feature_weight * feature_penalty(z, z_styled, s.feature_reduction)
 
-    def paired_features(self, images: Tensor, styled: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the features of both; in one pass unless batch statistics would mix them."""
-        z, z_styled = features_of_each(self, [images, styled])
-        return z, z_styled
+
+def triplet_loss(
+    z: Tensor,
+    z_styled: Tensor,
+    labels: Tensor,
+    *,
+    margin: float,
+    negatives: Literal["random_one", "set_mean", "hardest"] = "random_one",
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Pull features to those of the same image restyled, push them off other classes.
+
+    Anchors are the features of original images, positives those of the same images after style
+    transfer, negatives those of transferred images of other classes. Features are normalised and
+    compared by Euclidean distance, not squared. Gradients flow through all three. In a batch of one
+    class nothing is negative: the loss is 0 and still part of the graph.
+
+    Source: PARDON (Nguyen et al., ICDCS 2025, arXiv 2410.22622), Eq. 7; one random negative for
+    an anchor as in FISC, its earlier version, and in the authors' code. ``set_mean`` is the
+    expectation of ``random_one``, ``hardest`` takes the nearest negative; both hold a
+    [B, B, D] tensor.
+
+    Args:
+        z: Features of original images, [B, D].
+        z_styled: Features of the same images after style transfer, [B, D].
+        labels: Class ids, [B].
+        margin: Distance by which a negative must be farther than the positive, 0 or more.
+        negatives: Which negatives an anchor meets.
+        generator: Draws the negatives of ``random_one``.
+
+    Returns:
+        A scalar, 0 or more.
+
+    Raises:
+        SettingsError: For an unknown name, or if ``random_one`` has no generator.
+    """
+    anchors = F.normalize(widened(z), dim=1, eps=1e-12)
+    styled = F.normalize(widened(z_styled), dim=1, eps=1e-12)
+    near = F.pairwise_distance(anchors, styled, eps=DISTANCE_EPS)  # [B]
+    differs = labels[:, None] != labels  # [B, B]
+    counts = differs.sum(dim=1)
+    all_negatives = choose(
+        "choice of negatives",
+        negatives,
+        {"random_one": False, "set_mean": True, "hardest": True},
+    )
+    if all_negatives:
+        far = F.pairwise_distance(anchors[:, None], styled, eps=DISTANCE_EPS)  # [B, B]
+        every = F.relu(near[:, None] - far + margin) * differs
+        mean = every.sum(dim=1) / counts.clamp(min=1)
+        hinges = every.amax(dim=1) if negatives == "hardest" else mean
+    elif generator is None:
+        raise SettingsError(
+            "negatives='random_one' needs randomness: pass generator=torch.Generator(), "
+            "or choose 'set_mean' or 'hardest'"
+        )
+    else:
+        other = styled[random_negatives(labels, generator)]
+        hinges = F.relu(near - F.pairwise_distance(anchors, other, eps=DISTANCE_EPS) + margin)
+    # Either every image of a batch has one of another class beside it, or none has.
+    return (hinges * (counts > 0)).mean()
+
+
+def random_negatives(labels: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw for every anchor one index among the examples of other classes, uniformly.
+
+    The generator advances by one number an anchor, whatever the labels are.
+
+    Args:
+        labels: Class ids, [B].
+        generator: Source of randomness, usually on the CPU whatever device the labels are on.
+
+    Returns:
+        Indices [B], int64; of no meaning in a batch of one class.
+    """
+    differs = labels[:, None] != labels  # [B, B]
+    uniform = torch.rand(
+        len(labels), dtype=torch.float64, generator=generator, device=generator.device
+    )
+    rank = (uniform.to(labels.device) * differs.sum(dim=1)).long()
+    # The negative of rank r is the first column where more than r negatives have been counted.
+    index = (differs.cumsum(dim=1) <= rank[:, None]).sum(dim=1)
+    return index.clamp(max=len(labels) - 1)
+
+
+def feature_penalty(
+    z: Tensor, z_styled: Tensor, reduction: Literal["elements", "samples"] = "elements"
+) -> Tensor:
+    """Return the mean square of the features of original and transferred images.
+
+    Source: PARDON's L_reg. The authors' code takes the mean over all B x D elements; the text
+    reads like a mean over samples, which is D times larger and does not go with its coefficient.
+
+    Args:
+        z: Features of original images, [B, D].
+        z_styled: Features of the same images after style transfer, [B, D].
+        reduction: What the sum of squares is divided by.
+
+    Returns:
+        A scalar, 0 or more.
+
+    Raises:
+        SettingsError: If ``reduction`` is unknown.
+    """
+    count = choose("reduction", reduction, {"elements": z.numel(), "samples": len(z)})
+    return (widened(z).square() + widened(z_styled).square()).sum() / count
+
+
+# -------------------------------------------------------------------------------------- styles
+
+
+def cluster_style(maps: Tensor, labels: Tensor, *, sigma: Sigma = "mixture") -> Tensor:
+    """Return a client's style S_k [2, C] from its maps [N, C, H, W] and their clusters [N].
+
+    Clusters count equally, however many images they hold; see `style_from_moments`.
+    """
+    return style_from_moments(image_moments(maps), labels, sigma=sigma)
+
+
+def gram_and_moments(
+    encode_batches: Callable[[], Iterable[Tensor]], *, budget_bytes: int = 2**30
+) -> tuple[Tensor, Tensor]:
+    """Return what a client's style needs of its maps, without holding more than a budget of them.
+
+    The maps of the first batches that fit are held in float64 and multiplied with those of all
+    later batches; then the batches are encoded again for the next group, ceil(total / budget)
+    times in all. The result does not depend on the budget.
+
+    Args:
+        encode_batches: Returns maps [B, C, H, W] batch by batch, the same at every call.
+        budget_bytes: Size of the maps to hold, 8 bytes a number; one batch is held in any case
+            and one more passes by.
+
+    Returns:
+        The Gram matrix [N, N] of the flattened maps and `image_moments` [N, 2, C], both float64
+        and in the order of the images.
+    """
+    moments: list[Tensor] = []
+    blocks: dict[tuple[int, int], Tensor] = {}
+    start = 0  # first batch of the group that is held in this pass
+    while True:
+        held: list[Tensor] = []
+        held_bytes = 0
+        for index, maps in enumerate(encode_batches()):
+            if start == 0:
+                moments.append(image_moments(maps))
+            if index < start:
+                continue
+            rows = maps.double().flatten(1)
+            fits = not held or held_bytes + rows.nbytes <= budget_bytes
+            if fits and index == start + len(held):
+                held.append(rows)
+                held_bytes += rows.nbytes
+            for column, other in enumerate(held, start):
+                blocks[index, column] = rows @ other.T
+        start += len(held)
+        if start == len(moments):
+            break
+    batches = range(len(moments))
+    lower = {(j, i): block.T for (i, j), block in blocks.items()}
+    blocks = lower | blocks
+    gram = torch.cat([torch.cat([blocks[i, j] for j in batches], 1) for i in batches])
+    return gram, torch.cat(moments)
+
+
+def interpolation_style(styles: Tensor, *, preset: Preset = "released") -> Tensor:
+    """Return S_g, the style that the server broadcasts: the median of FINCH's finest clusters.
+
+    S_g = median_j mu(C_j), every coordinate by itself, so that mean and std may come from different
+    clusters; over an even number of clusters the lower of the middle two.
+
+    Args:
+        styles: S_k of the clients [K, 2, C], K >= 1; not weighted.
+        preset: See `cluster_centres`.
+
+    Returns:
+        [2, C].
+    """
+    return median_of(cluster_centres(styles, preset), "lower")
+
+
+def cluster_centres(styles: Tensor, preset: Preset = "released") -> Tensor:
+    """Return the centres [J, 2, C] of FINCH's finest clusters of styles [K, 2, C].
+
+    Args:
+        styles: Of the clients, K >= 1.
+        preset: ``released`` and ``paper``: cosine distance, mean inside a cluster; ``artefact``:
+            Euclidean distance, median inside a cluster (the average of the middle two of an even
+            number), which reproduces the files shipped with PARDON's code.
+    """
+    rows = styles.flatten(1)
+    artefact = preset == "artefact"
+    labels = finch(rows, distance="euclidean" if artefact else "cosine")[0]
+    clusters = [rows[labels == j] for j in range(int(labels.max()) + 1)]
+    centres = [median_of(c, "average") if artefact else c.mean(0) for c in clusters]
+    return torch.stack(centres).view(-1, *styles.shape[1:])
+
+
+def median_of(rows: Tensor, middle: Literal["lower", "average"]) -> Tensor:
+    """Return the median over the first axis; of an even number, by the middle two."""
+    if middle == "lower":
+        return rows.median(0).values
+    ordered = rows.sort(0).values
+    return (ordered[(len(rows) - 1) // 2] + ordered[len(rows) // 2]) / 2
+
+
+def perturb_style(style: Tensor, noise: Tensor, *, shrink: float) -> Tensor:
+    """Return (1 - shrink) style + noise, with standard deviations kept at least sqrt(1e-5).
+
+    The protection of uploaded styles in FISC (Table 10), which follows FedPCL.
+
+    Args:
+        style: [2, C].
+        noise: [2, C], drawn from N(0, s^2) by the caller.
+        shrink: p in [0, 1]; it scales the style, not the noise.
+    """
+    mean, std = (1 - shrink) * style + noise
+    return torch.stack([mean, std.clamp(min=EPSILON**0.5)])
+
+
+DEVIATIONS = (
+    "The paper measures styles after the last ReLU, of images in [0, 1]. The code and our default"
+    " measure them before it, of ImageNet-normalised images (`style_layer`, `adain_input`, "
+    "`preset`).",
+    "The paper averages the deviations of a client's clusters. The code and our default take the "
+    "deviation of their mixture (`client_sigma`).",
+    "The paper's transfer has no strength, which means alpha = 1. The code and our default take "
+    "0.5 (`strength`).",
+    "The style files that come with the code were made by Euclidean FINCH and medians inside "
+    "clusters. Paper and code say cosine distance and means, and so do we (`server_style`).",
+    "The paper's contrast reads like a mean over all negatives. The code and our default draw one"
+    " for each anchor (`negatives`).",
+    "The paper's penalty reads like a mean over images. The code and our default take the mean "
+    "over all entries, which fits the published coefficient (`feature_reduction`).",
+    "The code reads cached styles of another seed or partition if their file is there. We compute"
+    " them in each run.",
+    "The code runs the backbone five times for anchors, positives and negatives. We run it once "
+    "for each of the two views, which gives the same with frozen statistics.",
+)
+"""Where published code differs from its paper, and what this module does."""

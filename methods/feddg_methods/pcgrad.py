@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,8 +14,11 @@ from feddg_bench.config.schema import MethodSettings
 from feddg_bench.core.messages import LocalUpdate, Reply, Weights
 from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
-from feddg_methods.shared.round_updates import combine_updates, one_each
-from feddg_methods.shared.updates import project_coefficients
+from feddg_methods.shared.choices import reduced
+from feddg_methods.shared.round_updates import combine_updates, gram_matrix, one_each, permutation
+
+NO_DIRECTION = 1e-30
+"""Squared norm below which an update is taken as 0 and nothing is projected off it."""
 
 
 class PCGradSettings(MethodSettings):
@@ -45,10 +49,6 @@ class PCGrad(Method):
         "Yu, Kumar, Gupta, Levine, Hausman and Finn: Gradient Surgery for Multi-Task Learning, "
         "NeurIPS 2020, arXiv 2001.06782"
     )
-    deviations: ClassVar[tuple[str, ...]] = (
-        "Paper and code sum the projected gradients, which Adam's scaling hides; a server step "
-        "of the sum is K times too long, so we take the mean (reduction).",
-    )
 
     def aggregate(self, server: Server, updates: Iterable[Reply[LocalUpdate]]) -> Weights:
         s = self.settings
@@ -60,3 +60,60 @@ class PCGrad(Method):
             return mean if s.reduction == "mean" else len(gram) * mean
 
         return combine_updates(server, updates, self.trainable, projected, share=one_each)
+
+
+def project_conflicts(
+    deltas: Tensor,
+    *,
+    order: Sequence[int] | Tensor | None = None,
+    reduction: Literal["mean", "sum"] = "mean",
+) -> Tensor:
+    """Return the mean of updates without their components against others.
+
+    Each update h_i meets all original others in order; where <h_i, Delta_j> < 0,
+    h_i <- h_i - <h_i, Delta_j> / ||Delta_j||^2 Delta_j. The paper sums the h_i; a server step of
+    the sum is K times too long, hence the mean.
+
+    Args:
+        deltas: Updates Delta_k, [K, P].
+        order: Permutation of the clients, [K]; ascending if not given.
+        reduction: Mean or sum of the projected updates.
+
+    Returns:
+        Update, [P].
+
+    Raises:
+        SettingsError: If ``reduction`` is unknown or ``order`` no permutation.
+    """
+    rows = project_coefficients(gram_matrix(deltas), order=order)
+    return reduced(rows, reduction).to(deltas) @ deltas
+
+
+def project_coefficients(gram: Tensor, *, order: Sequence[int] | Tensor | None = None) -> Tensor:
+    """Return the projected updates as coefficients of the original ones.
+
+    Args:
+        gram: Inner products of the updates, [K, K].
+        order: See `project_conflicts`.
+
+    Returns:
+        [K, K], float64, on the CPU; row i holds the projected update of client i.
+
+    Raises:
+        SettingsError: If ``order`` is no permutation.
+    """
+    products = gram.detach().double().cpu().numpy()
+    h = np.eye(len(products))
+    for j in permutation(order, len(products)):
+        if products[j, j] >= NO_DIRECTION:
+            conflict = np.minimum(h @ products[:, j], 0)
+            conflict[j] = 0  # nothing is projected off itself
+            h[:, j] -= conflict / products[j, j]
+    return torch.from_numpy(h)
+
+
+DEVIATIONS = (
+    "Paper and code sum the projected gradients, which does no harm under Adam. As a server step "
+    "the sum is K times too long, so we take the mean (`reduction`).",
+)
+"""Where published code differs from its paper, and what this module does."""

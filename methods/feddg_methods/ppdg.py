@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.streams import torch_generator
 from feddg_bench.config.schema import MethodSettings
 from feddg_bench.core.messages import LocalUpdate, Reply, Weights
 from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
+from feddg_methods.shared.choices import choose
 from feddg_methods.shared.round_updates import (
     average_updates,
     combine_updates,
+    gram_matrix,
     image_count,
     one_each,
+    permutation,
 )
-from feddg_methods.shared.updates import align_coefficients
+
+Reading = Literal["running", "algorithm1", "eq5", "pcgrad_style"]
 
 
 class PPDGSettings(MethodSettings):
@@ -31,7 +37,7 @@ class PPDGSettings(MethodSettings):
     strength: float = Field(0.1, ge=0, lt=0.5)
     """lambda, the paper's for Camelyon17 and PovertyMap; 0.5 would replace an update by the other,
     and the paper's theorem wants less. 0 is federated averaging with these ``weights``."""
-    reading: Literal["running", "algorithm1", "eq5", "pcgrad_style"] = "running"
+    reading: Reading = "running"
     """``running``: both updates as modified so far, as in the proof (Eq. 9, 10). ``algorithm1``:
     line 6 as printed, each step starts from the original. ``eq5``: originals alone, the last
     conflict counts. ``pcgrad_style``: the modified update against originals of others."""
@@ -63,13 +69,6 @@ class PPDG(Method):
         "Tian, Li, Wang and Wang: Privacy-Preserving Constrained Domain Generalization via "
         "Gradient Alignment, TKDE 2024, arXiv 2105.08511"
     )
-    deviations: ClassVar[tuple[str, ...]] = (
-        "There is no public code; the paper's Algorithm 1, Equation 5 and proof (Equations 9 and "
-        "10) give three different rules, and ours is the proof's: both updates as modified so "
-        "far (reading).",
-        "Equation 1 weights clients by image counts and line 10 of Algorithm 1 equally; we do "
-        "the latter (weights).",
-    )
 
     def aggregate(self, server: Server, updates: Iterable[Reply[LocalUpdate]]) -> Weights:
         s = self.settings
@@ -97,3 +96,102 @@ class PPDG(Method):
             share=share,
             by_tensor=s.granularity == "tensor",
         )
+
+
+def align(
+    deltas: Tensor,
+    *,
+    strength: float,
+    reading: Reading = "running",
+    order: Sequence[int] | Tensor | None = None,
+    only_conflicts: bool = True,
+) -> Tensor:
+    """Return the mean of updates that were moved towards those they conflict with.
+
+    Clients i are visited in order; each meets all others j in the same order, and where
+    <h_i, h_j> < 0, h_i <- h_i - 2 lambda (h_i - h_j).
+
+    The paper's Algorithm 1, Eq. 5 and its proof (Eq. 9, 10) say different things. ``running`` works
+    on the copies modified so far: the only reading that agrees with the proof for two clients and
+    stays a convex combination of the inputs for more. ``algorithm1`` (line 6 as printed) starts
+    each step from the original, ``eq5`` uses originals alone, so that the last conflict counts,
+    ``pcgrad_style`` compares with originals of others.
+
+    Args:
+        deltas: Updates Delta_k, [K, P].
+        strength: lambda, in [0, 0.5).
+        reading: Which formula.
+        order: Permutation of the clients, [K]; ascending if not given.
+        only_conflicts: False aligns all pairs (the paper's ablation).
+
+    Returns:
+        Update, [P].
+
+    Raises:
+        SettingsError: For an unknown reading, a strength out of range or no permutation.
+    """
+    rows = align_coefficients(
+        gram_matrix(deltas),
+        strength=strength,
+        reading=reading,
+        order=order,
+        only_conflicts=only_conflicts,
+    )
+    return rows.mean(dim=0).to(deltas) @ deltas
+
+
+def align_coefficients(
+    gram: Tensor,
+    *,
+    strength: float,
+    reading: Reading = "running",
+    order: Sequence[int] | Tensor | None = None,
+    only_conflicts: bool = True,
+) -> Tensor:
+    """Return the aligned updates as coefficients of the original ones.
+
+    Args:
+        gram: Inner products of the updates, [K, K].
+        strength: See `align`; so for all others.
+        reading: See `align`.
+        order: See `align`.
+        only_conflicts: See `align`.
+
+    Returns:
+        [K, K], float64, on the CPU; row i holds the aligned update of client i.
+
+    Raises:
+        SettingsError: As `align`.
+    """
+    if not 0 <= strength < 0.5:
+        raise SettingsError(
+            f"alignment strength {strength} is not in [0, 0.5): "
+            f"0.5 would replace an update by the one that it conflicts with"
+        )
+    products = gram.detach().double().cpu().numpy()
+    delta = np.eye(len(products))
+    h = delta.copy()
+    # From where a step starts, and which two updates it compares.
+    readings = {
+        "running": (h, h, h),
+        "algorithm1": (delta, h, h),
+        "eq5": (delta, delta, delta),
+        "pcgrad_style": (h, h, delta),
+    }
+    start, own, other = choose("reading", reading, readings)
+    indices = permutation(order, len(products))
+    for i in indices:
+        for j in indices:
+            if i != j and (not only_conflicts or own[i] @ products @ other[j] < 0):
+                h[i] = start[i] - 2 * strength * (own[i] - other[j])
+    return torch.from_numpy(h)
+
+
+DEVIATIONS = (
+    "There is no public code, and the paper's Algorithm 1, Equation 5 and proof (Equations 9 and "
+    "10) give three different rules. We follow the proof: both updates as modified so far "
+    "(`reading`).",
+    "Equation 1 weights clients by their images, line 10 of Algorithm 1 weights them equally. We "
+    "do the latter (`weights`).",
+)
+"""Where published code differs from its paper, and what this module does."""

@@ -46,20 +46,6 @@ class Scaffold(Method):
         "Stich, Ananda Theertha Suresh: SCAFFOLD: Stochastic Controlled Averaging for Federated "
         "Learning, ICML 2020, arXiv 1910.06378"
     )
-    deviations = (
-        "FedDG_Benchmark divides a client's move by its local epochs, ours as the paper by its "
-        "steps and their learning rate",
-        "FedDG_Benchmark corrects by another move of the parameters after a step of Adam, ours "
-        "corrects the gradient and refuses Adam",
-        "FedDG_Benchmark has controls for the buffers of batch normalisation too, ours for "
-        "trainable parameters only",
-        "FedDG_Benchmark replaces c by the mean over the sampled clients, ours moves it by K/N "
-        "times their mean change",
-        "FedDG-GA's code leaves out 1 / lr, so that its controls are lr times too small; ours "
-        "has it",
-        "The paper averages clients uniformly; ours weighs them by their images unless told "
-        "otherwise: federation.weighting",
-    )
     needs: ClassVar = {"train": {"optimizer": "sgd"}}
     uplink: ClassVar = {"fit": ("weights", "control"), "count": ()}
     downlink = ("control",)
@@ -143,3 +129,19 @@ def control_change(w: Tensor, theta: Tensor, c: Tensor, entered: float) -> Tenso
         entered: tau lr; in general the sum of the weights with which gradients entered theta.
     """
     return (w - theta) / entered - c
+
+
+DEVIATIONS = (
+    "FedDG_Benchmark divides a client's move by its local epochs. We divide it, as the paper "
+    "does, by the number of steps and their learning rate.",
+    "FedDG_Benchmark corrects by a second move of the parameters after a step of Adam. We correct"
+    " the gradient, and refuse Adam.",
+    "FedDG_Benchmark also keeps controls for the buffers of batch normalisation. We keep them for"
+    " trainable parameters only.",
+    "FedDG_Benchmark replaces c by the mean over the sampled clients. We move c by K/N times "
+    "their mean change.",
+    "FedDG-GA's code leaves out 1 / lr, so its controls are lr times too small. We keep it.",
+    "The paper averages clients equally. We weight them by their images unless told otherwise "
+    "(`federation.weighting`).",
+)
+"""Where published code differs from its paper, and what this module does."""

@@ -11,9 +11,9 @@ from torchvision.transforms import v2
 
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.streams import torch_stream
-from feddg_methods.shared.augmix import augmix
-from feddg_methods.shared.draws import draw_beta, draw_rows, share_count
-from feddg_methods.shared.pixels import to_bytes
+from feddg_methods.fedccrl import augmix, draw_beta
+from feddg_methods.shared.draws import draw_rows, share_count
+from feddg_methods.shared.passes import to_bytes
 from tests.helpers import rng
 
 

@@ -16,9 +16,16 @@ from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import TrainSettings
 from feddg_bench.core.messages import nbytes
-from feddg_methods.ccst import CCST, PRESETS, CCSTSettings
+from feddg_methods.ccst import (
+    CCST,
+    PRESETS,
+    CCSTSettings,
+    draw_for_images,
+    draw_style,
+    pooled,
+    without,
+)
 from feddg_methods.shared.adain import adain
-from feddg_methods.shared.style_bank import draw_for_images, draw_style, pooled, without
 from feddg_methods.shared.style_transfer import PixelBackend
 from tests.helpers import PLAIN, bitwise, pixel, rng
 

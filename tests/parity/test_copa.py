@@ -20,10 +20,16 @@ from feddg_bench.core.batch_norm import batch_norm_state, freeze_batch_norm
 from feddg_bench.core.messages import LocalUpdate, Reply, nbytes
 from feddg_bench.core.server import Server
 from feddg_bench.models.backbones import build_backbone
-from feddg_methods.copa import Copa, CopaSettings
+from feddg_methods.copa import (
+    DEVIATIONS,
+    BatchInstanceNorm,
+    Copa,
+    CopaSettings,
+    clip_rho,
+    frozen_loss,
+    mix_batch_norm,
+)
 from feddg_methods.fedavg import FedAvg
-from feddg_methods.shared.batch_instance_norm import BatchInstanceNorm, clip_rho, mix_batch_norm
-from feddg_methods.shared.ensemble import frozen_loss
 from tests.helpers import UNIFORM, bitwise, hyper
 
 close = partial(assert_close, rtol=1e-6, atol=1e-9)
@@ -693,4 +699,4 @@ def test_equal_shares_are_the_default(start_run):
 
 def test_it_says_that_it_is_a_reconstruction():
     assert "reconstruction" in (Copa.__doc__ or "")
-    assert "reconstruction" in Copa.deviations[0]
+    assert "reconstruction" in DEVIATIONS[0]

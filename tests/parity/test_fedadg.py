@@ -22,13 +22,17 @@ from feddg_bench.config.schema import BackboneSettings, TrainSettings
 from feddg_bench.core.messages import Task, nbytes
 from feddg_bench.data.federated import Federation
 from feddg_bench.models.backbones import BACKBONES, build_backbone
-from feddg_methods.fedadg import VARIANTS, FedADG, FedADGSettings, non_negative, phases
-from feddg_methods.shared.adversarial import (
+from feddg_methods.fedadg import (
+    VARIANTS,
     Discriminator,
+    FedADG,
+    FedADGSettings,
     Generator,
     alignment_loss,
     discriminator_loss,
     generator_loss,
+    non_negative,
+    phases,
     smoothed_cross_entropy,
 )
 from tests.helpers import PLAIN, bitwise, hyper

@@ -19,8 +19,8 @@ from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import FederationSettings, TrainSettings
 from feddg_bench.core.messages import LocalUpdate, Reply, Task
 from feddg_bench.core.server import Server
-from feddg_methods.fedccrl import VARIANTS, FedCCRL, FedCCRLSettings
-from feddg_methods.shared.draws import draw_beta, draw_rows
+from feddg_methods.fedccrl import VARIANTS, FedCCRL, FedCCRLSettings, draw_beta
+from feddg_methods.shared.draws import draw_rows
 from tests.helpers import PLAIN, bitwise, hyper, rng
 
 OFF = {"ccdt": False, "difp": False, "ra": False, "js": False}

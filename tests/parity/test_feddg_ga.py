@@ -20,8 +20,7 @@ from feddg_bench.config.schema import FederationSettings
 from feddg_bench.core.aggregation import streaming_mean
 from feddg_bench.core.messages import LocalUpdate, Reply, Task
 from feddg_bench.core.server import Server
-from feddg_methods.feddg_ga import PRESETS, FedDGGA, FedDGGASettings, badness
-from feddg_methods.shared.updates import signed_mean
+from feddg_methods.feddg_ga import PRESETS, FedDGGA, FedDGGASettings, badness, signed_mean
 from tests.helpers import ALL, PLAIN, UNIFORM, bitwise, hyper
 
 # ---------------------------------------------------------------- whole rounds, answers given

@@ -20,9 +20,8 @@ from feddg_bench.core.messages import LocalUpdate, Reply, nbytes
 from feddg_bench.core.server import NoReplyError, Server
 from feddg_bench.plugins import load_method
 from feddg_methods.fedavg import FedAvg
-from feddg_methods.fedgma import FedGMA, FedGMASettings
+from feddg_methods.fedgma import FedGMA, FedGMASettings, agreement_mask
 from feddg_methods.shared.sign_votes import SignVotes
-from feddg_methods.shared.updates import agreement_mask
 from tests.helpers import bitwise
 
 DELTAS = [[1, 1, -1, 0, 2], [2, -1, -1, 0, 0], [3, 1, 1, 0, 0], [4, 1, -3, 0, -2]]

@@ -12,15 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feddg_bench.common.errors import SettingsError
-from feddg_methods.shared.losses import (
-    conditional_mutual_information,
-    feature_penalty,
-    jensen_shannon,
-    prototype_loss,
-    random_negatives,
-    supervised_contrastive,
-    triplet_loss,
-)
+from feddg_methods.fedccrl import jensen_shannon, supervised_contrastive
+from feddg_methods.fedsr import conditional_mutual_information
+from feddg_methods.fpl import prototype_loss_by
+from feddg_methods.pardon import feature_penalty, random_negatives, triplet_loss
 
 NEGATIVES = ("random_one", "set_mean", "hardest")
 seeds = st.integers(0, 2**32 - 1)
@@ -500,6 +495,10 @@ def prototype_oracle(z, labels, prototypes, temperature, bugs=False):
     return rows
 
 
+def prototype_loss(z, labels, prototypes, *, temperature, divide_by="matched", pardon_bugs=False):
+    return prototype_loss_by(z, labels, prototypes, temperature, divide_by, pardon_bugs=pardon_bugs)
+
+
 @pytest.mark.parametrize(
     ("label", "temperature", "contrast", "square"),
     [
@@ -518,7 +517,7 @@ def test_prototype_published_numbers(label, temperature, contrast, square):
 def test_prototype_published_number_of_the_first_negative_only():
     # A class stored first would have no contrastive term, so another one stands before.
     loss = prototype_loss(
-        POINT, torch.tensor([1]), PROTOTYPES, temperature=0.5, variant="pardon"
+        POINT, torch.tensor([1]), PROTOTYPES, temperature=0.5, pardon_bugs=True
     ).item()
     assert loss - 3.7 == pytest.approx(2.6848820, abs=1e-7)
 
@@ -529,7 +528,7 @@ def test_prototype_published_number_of_the_first_negative_only():
         ({"divide_by": "batch"}, 2.427002),
         ({"divide_by": "matched"}, 3.640503),
         ({}, 3.640503),
-        ({"variant": "pardon"}, 3.207241),
+        ({"pardon_bugs": True}, 3.207241),
     ],
 )
 def test_prototype_published_numbers_of_a_batch(options, expected):
@@ -542,16 +541,16 @@ def test_prototype_published_numbers_of_a_batch(options, expected):
 @given(
     seed=seeds,
     known=st.integers(1, 4),
-    variant=st.sampled_from(["official", "pardon"]),
+    pardon_bugs=st.booleans(),
     divide_by=st.sampled_from(["matched", "batch"]),
     temperature=st.sampled_from([0.02, 0.5]),
 )
-def test_prototype_equals_its_definition(seed, known, variant, divide_by, temperature):
+def test_prototype_equals_its_definition(seed, known, pardon_bugs, divide_by, temperature):
     rng = np.random.default_rng(seed)
     z, labels = rng.normal(size=(6, 3)), rng.integers(5, size=6)
     classes = rng.choice(5, size=known, replace=False).tolist()
     prototypes = {c: rng.normal(size=(rng.integers(1, 4), 3)) for c in classes}
-    rows = prototype_oracle(z, labels, prototypes, temperature, bugs=variant == "pardon")
+    rows = prototype_oracle(z, labels, prototypes, temperature, bugs=pardon_bugs)
     matched = [sum(r) for r in rows if r is not None]
     count = max(1, len(matched)) if divide_by == "matched" else 6
     loss = prototype_loss(
@@ -560,7 +559,7 @@ def test_prototype_equals_its_definition(seed, known, variant, divide_by, temper
         {c: torch.from_numpy(p) for c, p in prototypes.items()},
         temperature=temperature,
         divide_by=divide_by,
-        variant=variant,
+        pardon_bugs=pardon_bugs,
     )
     assert loss.item() == pytest.approx(sum(matched) / count, rel=1e-6, abs=1e-9)
     assert loss.item() >= 0
@@ -591,11 +590,11 @@ def test_prototype_loss_is_zero_without_a_match(prototypes, divide_by):
     assert torch.equal(z.grad, torch.zeros_like(z))
 
 
-@pytest.mark.parametrize("variant", ["official", "pardon"])
-def test_prototype_loss_of_the_only_known_class_has_no_contrast(variant):
+@pytest.mark.parametrize("pardon_bugs", [False, True])
+def test_prototype_loss_of_the_only_known_class_has_no_contrast(pardon_bugs):
     z = POINT.clone().requires_grad_()
     only = {0: PROTOTYPES[0]}
-    loss = prototype_loss(z, torch.tensor([0]), only, temperature=0.02, variant=variant)
+    loss = prototype_loss(z, torch.tensor([0]), only, temperature=0.02, pardon_bugs=pardon_bugs)
     assert loss.item() == pytest.approx(0.0296, abs=1e-12)
     loss.backward()
     torch.testing.assert_close(z.grad, (z.detach() - PROTOTYPES[0].mean(dim=0)), rtol=0, atol=1e-9)
@@ -618,8 +617,8 @@ def test_prototypes_are_constants():
     assert z.grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize("variant", ["official", "pardon"])
-def test_prototype_gradient(variant):
+@pytest.mark.parametrize("pardon_bugs", [False, True])
+def test_prototype_gradient(pardon_bugs):
     z = torch.randn(4, 3, dtype=torch.float64, generator=torch_rng(9))
     prototypes = {
         c: torch.randn(2, 3, dtype=torch.float64, generator=torch_rng(c)) for c in range(3)
@@ -627,12 +626,12 @@ def test_prototype_gradient(variant):
     labels = torch.tensor([0, 1, 2, 7])
 
     def loss(z):
-        return prototype_loss(z, labels, prototypes, temperature=0.2, variant=variant)
+        return prototype_loss(z, labels, prototypes, temperature=0.2, pardon_bugs=pardon_bugs)
 
     gradcheck(loss, z)
 
 
-@pytest.mark.parametrize("options", [{"divide_by": "match"}, {"variant": "oficial"}])
+@pytest.mark.parametrize("options", [{"divide_by": "match"}])
 def test_unknown_prototype_options_are_refused(options):
     with pytest.raises(SettingsError, match="did you mean"):
         prototype_loss(POINT, torch.tensor([0]), PROTOTYPES, temperature=0.5, **options)

@@ -16,9 +16,16 @@ from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import TrainSettings
 from feddg_bench.core.messages import Task
-from feddg_methods.pardon import PRESETS, Pardon, PardonSettings
-from feddg_methods.shared.adain import interpolation_style, mean_style
-from feddg_methods.shared.losses import random_negatives
+from feddg_methods.pardon import (
+    PRESETS,
+    Pardon,
+    PardonSettings,
+    cluster_centres,
+    interpolation_style,
+    median_of,
+    random_negatives,
+)
+from feddg_methods.shared.passes import features_of_each
 from tests.helpers import PLAIN, bitwise, pixel
 
 PIXEL = {"hyper": {"style": "pixel"}}
@@ -271,8 +278,8 @@ def test_the_broadcast_is_the_interpolation_style(start_run, recorder, coloured)
     ("values", "interpolate"),
     [
         ({"server_style": "artefact"}, partial(interpolation_style, preset="artefact")),
-        ({"median": "average"}, partial(interpolation_style, median="average")),
-        ({"ablation": "v2"}, mean_style),
+        ({"median": "average"}, lambda styles: median_of(cluster_centres(styles), "average")),
+        ({"ablation": "v2"}, lambda styles: styles.mean(0)),
     ],
     ids=["artefact", "average", "v2"],
 )
@@ -472,7 +479,7 @@ def passes(start_run, large_federation, bn):
     counted = []
     method.backbone.register_forward_hook(lambda *_: counted.append(1))
     with torch.no_grad():
-        both = method.paired_features(images, styled)
+        both = features_of_each(method, [images, styled])
         number = len(counted)
         single = method.features(images), method.features(styled)
     return both, single, number
@@ -496,7 +503,7 @@ def test_one_pass_where_there_is_no_batch_normalisation(start_run):
     counted = []
     run.method.backbone.register_forward_hook(lambda *_: counted.append(1))
     with torch.no_grad():
-        run.method.paired_features(torch.rand(3, 3, 16, 16), torch.rand(3, 3, 16, 16))
+        features_of_each(run.method, [torch.rand(3, 3, 16, 16), torch.rand(3, 3, 16, 16)])
     assert len(counted) == 1
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feddg_methods.shared.pixels import channel_statistics, restyle
+from feddg_methods.fedccrl import channel_statistics, restyle
 
 seeds = st.integers(0, 2**32 - 1)
 unhurried = settings(deadline=None, max_examples=60)

@@ -18,7 +18,7 @@ from feddg_bench.config.schema import FederationSettings, TrainSettings
 from feddg_bench.core.messages import LocalUpdate, Reply, nbytes
 from feddg_bench.core.server import NoReplyError, Server
 from feddg_bench.plugins import load_method
-from feddg_methods.shared.updates import conflict_averse_coefficients
+from feddg_methods.fedomg import conflict_averse_coefficients
 from tests.helpers import bitwise
 
 approx = partial(pytest.approx, rel=1e-6, abs=1e-6)

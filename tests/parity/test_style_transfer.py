@@ -16,13 +16,8 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from feddg_bench.common.errors import DataError, SettingsError
-from feddg_methods.shared.adain import (
-    adain,
-    gram_and_moments,
-    image_moments,
-    pooled_style,
-    style_from_moments,
-)
+from feddg_methods.pardon import gram_and_moments
+from feddg_methods.shared.adain import adain, image_moments, pooled_style, style_from_moments
 from feddg_methods.shared.finch import finch_gram
 from feddg_methods.shared.style_transfer import StyleBackend, build_style_backend
 

@@ -12,20 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feddg_bench.common.errors import SettingsError
-from feddg_methods.shared.updates import (
-    adjusted_weights,
-    agreement_mask,
-    agreement_random,
-    agreement_sum,
-    align,
-    align_coefficients,
-    fill_disagreed,
-    gram_matrix,
-    keep_agreed,
-    masked_update,
-    project_coefficients,
-    project_conflicts,
-)
+from feddg_methods.agrrand import agreement_random
+from feddg_methods.agrsum import agreement_sum
+from feddg_methods.feddg_ga import adjusted_weights
+from feddg_methods.fedgma import agreement_mask, masked_update
+from feddg_methods.pcgrad import project_coefficients, project_conflicts
+from feddg_methods.ppdg import align, align_coefficients
+from feddg_methods.shared.round_updates import gram_matrix
 
 seeds = st.integers(0, 2**32 - 1)
 unhurried = settings(deadline=None, max_examples=60)
@@ -64,7 +57,6 @@ SHARES = tensor(0.1, 0.2, 0.3, 0.4)
         ({"threshold": 0.5, "compare": "gt"}, [3, 0.3, -0.6, 0, 0]),
         ({"threshold": 0.6, "below": "zero"}, [3, 0, 0, 0, 0]),
         ({"threshold": 0.0}, [3, 0.6, -1.2, 0, -0.6]),
-        ({"threshold": 0.35, "agreement_weights": "samples"}, [3, 0.6, -1.2, 0, -0.18]),
         ({"threshold": 0.4, "variant": "reference"}, [6, 0.9, -1.8, 0, 0]),
         ({"threshold": 0.6, "variant": "reference", "below": "score"}, [6, 0, 0, 0, 0]),
     ],
@@ -113,15 +105,14 @@ def test_agreement_at_the_threshold_is_equal_to_it_for_every_ratio(size, dtype):
     below=st.sampled_from(["score", "zero"]),
     compare=st.sampled_from(["ge", "gt"]),
     variant=st.sampled_from(["paper", "reference"]),
-    votes=st.sampled_from(["uniform", "samples"]),
 )
-def test_masked_update_equals_its_definition(seed, size, threshold, below, compare, variant, votes):
+def test_masked_update_equals_its_definition(seed, size, threshold, below, compare, variant):
     rng, deltas = drawn(seed, size)
     shares = rng.dirichlet(np.ones(size))
     expected = []
     for column in deltas.T:
         signs = np.sign(column)
-        score = abs(shares @ signs if votes == "samples" else signs.mean())
+        score = abs(signs.mean())
         tie = abs(score - threshold) < 1e-5
         passes = compare == "ge" if tie else score > threshold
         if variant == "reference":
@@ -137,7 +128,6 @@ def test_masked_update_equals_its_definition(seed, size, threshold, below, compa
         below=below,
         compare=compare,
         variant=variant,
-        agreement_weights=votes,
     )
     expected = np.array(expected)
     clear = ~np.isnan(expected)
@@ -178,7 +168,7 @@ def test_masked_update_keeps_single_precision_and_takes_plain_shares():
 
 @pytest.mark.parametrize(
     "options",
-    [{"below": "scor"}, {"compare": "get"}, {"variant": "papr"}, {"agreement_weights": "uniforms"}],
+    [{"below": "scor"}, {"compare": "get"}, {"variant": "papr"}],
 )
 def test_unknown_mask_options_are_refused(options):
     with pytest.raises(SettingsError, match="did you mean"):
@@ -271,22 +261,6 @@ def test_noise_has_the_scale_of_the_agreed_coordinates():
     noise = agreement_random(deltas, generator=rng_of(1))[2:]
     assert noise.std().item() == pytest.approx(0.75, rel=0.01)
     assert abs(noise.mean().item()) < 4 * 0.75 / 1000
-
-
-def test_agreement_rules_from_running_sums_alone():
-    """A server that adds up updates one by one needs no copy of them."""
-    total, signs = torch.zeros(4, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)
-    touched = torch.zeros(4, dtype=torch.bool)
-    for delta in AGREEMENT:
-        total += delta
-        signs += delta.sign()
-        touched |= delta != 0
-    agreed = keep_agreed(total / 3, signs, 3)
-    torch.testing.assert_close(agreed, agreement_sum(AGREEMENT))
-    torch.testing.assert_close(
-        fill_disagreed(agreed, touched, rng_of(9)),
-        agreement_random(AGREEMENT, generator=rng_of(9)),
-    )
 
 
 def test_agreement_rules_keep_single_precision():

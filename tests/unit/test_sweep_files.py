@@ -100,7 +100,9 @@ def test_sizes_for_pardon(name: str, count: int, tmp_path: Path) -> None:
 
 
 def test_tables_of_all_methods_have_all_methods() -> None:
-    own = {path.stem for path in (FOLDER.parent / "methods/feddg_methods").glob("[a-z]*.py")}
+    own = {path.stem for path in (FOLDER.parent / "methods/feddg_methods").glob("[a-z]*.py")} - {
+        "functional"
+    }
     for name, missing in (
         ("ltdo", set()),
         ("lodo", set()),

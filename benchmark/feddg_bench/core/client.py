@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from feddg_bench.config.schema import TrainSettings
 
 Batch = tuple[Tensor, Tensor]
-"""Images, float (B, 3, H, W) in [0, 1], and labels, int64 (B,).
+"""Images, float [B, 3, H, W] in [0, 1], and labels, int64 [B].
 
 Other data sets have other numbers of channels, values that are normalised already, or targets of a
-regression, float32 (B,), for labels.
-Images are (V, B, 3, H, W) where V > 1 views of each were asked for.
+regression, float32 [B], for labels.
+Images are [V, B, 3, H, W] where V > 1 views of each were asked for.
 """
 
 
@@ -61,7 +61,7 @@ class Client:
         fabric: Precision and device of this worker.
         train: Settings of local training.
         seed: Root of this run's random streams.
-        domain_ids: Domain of each of its training images, int64 (n,) on the CPU: equal numbers are
+        domain_ids: Domain of each of its training images, int64 [n] on the CPU: equal numbers are
             one domain, an index into ``sources``.
         sources: Names of the source domains.
         validation: Its validation images, where the method wants them; use `validation_batches`.
@@ -111,10 +111,10 @@ class Client:
             augment: Overrides whether images are augmented.
             epoch: Local epoch from 0; each has its own random stream.
             views: Independently augmented copies of each image (see `Batch`).
-            companions: One more image for each of the client's, uint8 (n, H, W, 3) in its order;
+            companions: One more image for each of the client's, uint8 [n, H, W, 3] in its order;
                 it comes as a further view, augmented with the same draws as the first.
             parts: Which images make each batch, instead of each image once: positions among the
-                client's images, int64 (b,) each, on the CPU.
+                client's images, int64 [b] each, on the CPU.
         """
         return self.data.batches(
             shuffle=train,

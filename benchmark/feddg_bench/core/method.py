@@ -38,7 +38,7 @@ class Method(LightningModule):
 
     Args:
         settings: The method's own settings, an instance of ``Settings``.
-        backbone: Maps images (B, 3, H, W) in [0, 1] to features (B, D).
+        backbone: Maps images [B, 3, H, W] in [0, 1] to features [B, D].
         num_classes: C, or 1 for a regression: the width of the classifier.
         train: Settings of local training.
         bn: ``average``, ``frozen`` or ``local`` (see ``FederationSettings.bn``).
@@ -69,8 +69,6 @@ class Method(LightningModule):
     """Whether images must be red, green and blue in [0, 1], as for a transfer of style."""
     citation: ClassVar[str] = ""
     """Authors, title, venue and year, arXiv number."""
-    deviations: ClassVar[tuple[str, ...]] = ()
-    """Where published code differs from its paper, and what this class does; one sentence each."""
     group: ClassVar[str] = "aggregation"
     """Kind of method, for tables: reference, local training, aggregation, alignment, style,
     personalisation."""
@@ -114,12 +112,12 @@ class Method(LightningModule):
     # ------------------------------------------------------------------ model
 
     def features(self, images: Tensor) -> Tensor:
-        """Map images (B, 3, H, W) in [0, 1] to features (B, D)."""
+        """Map images [B, 3, H, W] in [0, 1] to features [B, D]."""
         features: Tensor = self.backbone(images)
         return features
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map images to logits (B, C), or a regression's outputs (B, 1). Evaluation calls this."""
+        """Map images to logits [B, C], or a regression's outputs [B, 1]. Evaluation calls this."""
         logits: Tensor = self.classifier(self.features(images))
         return logits
 
@@ -174,7 +172,7 @@ class Method(LightningModule):
         return LocalUpdate(self.state.federated_weights())
 
     def styled(self, client: Client) -> Tensor | None:  # noqa: ARG002 - for methods with a style
-        """Return ``client.broadcast["images"]``, (B, 3, H, W), as training here would restyle them.
+        """Return ``client.broadcast["images"]``, [B, 3, H, W], as training here would restyle them.
 
         For pictures only. ``None`` where a method restyles nothing.
         """

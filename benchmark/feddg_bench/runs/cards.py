@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -68,7 +69,8 @@ class Card:
         messages: What crosses, in the order of a round.
         server: What the server keeps between rounds, besides the model.
         client: What a client keeps between its tasks.
-        deviations: Where published code differs from its paper, and what this class does.
+        deviations: Where published code differs from its paper, and what the method does: what its
+            module declares as ``DEVIATIONS``; ``None`` where it declares nothing.
     """
 
     name: str
@@ -81,7 +83,7 @@ class Card:
     messages: tuple[Message, ...]
     server: tuple[Item, ...]
     client: tuple[Item, ...]
-    deviations: tuple[str, ...]
+    deviations: tuple[str, ...] | None
 
     def as_json(self) -> dict[str, Any]:
         """Return the card as JSON values."""
@@ -130,7 +132,7 @@ def make_card(plan: Plan, num_classes: int) -> Card:
         messages=tuple(executor.messages(clients)),
         server=tuple(_items(server.memory)),
         client=tuple(_items(executor.kept)),
-        deviations=found.deviations,
+        deviations=getattr(sys.modules[found.__module__], "DEVIATIONS", None),
     )
 
 
@@ -239,7 +241,10 @@ def markdown(card: Card) -> str:
     ):
         lines += ["", f"## {title}", "", *([f"- {_line(item)}" for item in items] or ["Nothing."])]
     lines += ["", "## Paper and published code", ""]
-    lines += [f"- {sentence}" for sentence in card.deviations] or ["No deviation is known."]
+    if card.deviations is None:
+        lines.append("Its author has declared nothing.")
+    else:
+        lines += [f"- {sentence}" for sentence in card.deviations] or ["No deviation is known."]
     return "\n".join(lines) + "\n"
 
 

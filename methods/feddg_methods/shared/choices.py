@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor
 
 from feddg_bench.common.errors import SettingsError, unknown
 
@@ -27,3 +30,12 @@ def choose(kind: str, name: str, choices: Mapping[str, T]) -> T:
     if name not in choices:
         raise SettingsError(unknown(kind, name, choices))
     return choices[name]
+
+
+def reduced(rows: Tensor, reduction: Literal["mean", "sum"]) -> Tensor:
+    """Return the mean or the sum [P] of rows [K, P].
+
+    Raises:
+        SettingsError: If ``reduction`` is unknown.
+    """
+    return choose("reduction", reduction, {"mean": torch.mean, "sum": torch.sum})(rows, dim=0)

@@ -27,22 +27,6 @@ def draw_rows(count: int, size: int, generator: torch.Generator) -> Tensor:
     return torch.randint(count, (size,), generator=generator)
 
 
-def draw_beta(alpha: float, size: int, generator: torch.Generator) -> Tensor:
-    """Draw ``size`` numbers from Beta(alpha, alpha), float32 (size,) in [0, 1].
-
-    Args:
-        alpha: Above 0; small values put most of the mass next to 0 and 1.
-        size: How many to draw.
-        generator: On the CPU.
-    """
-    # G1 / (G1 + G2) for Gamma draws G; in logarithms, as small alphas let both underflow. And
-    # Gamma(alpha) is Gamma(alpha + 1) U^(1 / alpha).
-    shape = torch.full((2, size), alpha + 1, dtype=torch.float64)
-    uniform = 1 - torch.rand(2, size, dtype=torch.float64, generator=generator)
-    first, second = torch._standard_gamma(shape, generator=generator).log() + uniform.log() / alpha
-    return torch.sigmoid(first - second).float()
-
-
 def share_count(count: int, ratio: float, rounding: Literal["ceil", "floor"] = "ceil") -> int:
     """Return how many of ``count`` images a share of them is.
 

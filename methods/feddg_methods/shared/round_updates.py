@@ -16,7 +16,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from feddg_bench.common.errors import FeddgError
+from feddg_bench.common.errors import FeddgError, SettingsError
 from feddg_bench.core.aggregation import RunningMean, fold, server_step, streaming_mean
 from feddg_bench.core.messages import LocalUpdate, Reply, Weights
 from feddg_bench.core.server import Server
@@ -25,7 +25,7 @@ Share = Callable[[Reply[Any]], float]
 """A client's share in a mean, not normalised."""
 
 Rule = Callable[[Tensor, Tensor], Tensor]
-"""Coefficients (K,) of the updates from their inner products (K, K) and their shares (K,).
+"""Coefficients [K] of the updates from their inner products [K, K] and their shares [K].
 
 All are float64 on the CPU, in client order; shares have the sum 1.
 """
@@ -187,7 +187,7 @@ class UpdateStore:
                 self._file.write(kept)
 
     def _blocks(self) -> Iterator[tuple[str, slice, Tensor]]:
-        """Yield a tensor's name, a slice of its entries, and their updates, float64 (K, B)."""
+        """Yield a tensor's name, a slice of its entries, and their updates, float64 [K, B]."""
         columns = max(1, BLOCK // self._clients)
         offset = 0
         for name, w in self._base.items():
@@ -201,7 +201,7 @@ class UpdateStore:
             offset += w.numel()
 
     def inner_products(self, *, by_tensor: bool = False) -> dict[str, Tensor]:
-        """Return the updates' inner products, float64 (K, K), under the key ``""``.
+        """Return the updates' inner products, float64 [K, K], under the key ``""``.
 
         With ``by_tensor``, those of each tensor under its name.
         """
@@ -217,7 +217,7 @@ class UpdateStore:
         """Return w + sum_k a_k Delta_k, in the global model's shapes, types and device.
 
         Args:
-            coefficients: a, float64 (K,), under the keys of `inner_products`.
+            coefficients: a, float64 [K], under the keys of `inner_products`.
         """
         moves = {name: torch.empty(w.numel()) for name, w in self._base.items()}
         with _one_thread():
@@ -244,3 +244,39 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+# ------------------------------------------------------------ rules on the updates' inner products
+
+
+def gram_matrix(deltas: Tensor) -> Tensor:
+    """Return the inner products of updates in float64, without a float64 copy of them all.
+
+    Args:
+        deltas: Updates, [K, P].
+
+    Returns:
+        [K, K], float64.
+    """
+    gram = torch.zeros(len(deltas), len(deltas), dtype=torch.float64, device=deltas.device)
+    for columns in deltas.split(2**20, dim=1):
+        wide = columns.double()
+        gram += wide @ wide.T
+    return gram
+
+
+def permutation(order: Sequence[int] | Tensor | None, num_clients: int) -> list[int]:
+    """Return the order in which clients are visited; ascending if not given.
+
+    Raises:
+        SettingsError: If it does not name each of the clients once.
+    """
+    if order is None:
+        return list(range(num_clients))
+    indices = [int(i) for i in order]
+    if sorted(indices) != list(range(num_clients)):
+        raise SettingsError(
+            f"order {indices} does not name each of {num_clients} clients once: "
+            f"give a permutation of 0 to {num_clients - 1}"
+        )
+    return indices
