@@ -10,7 +10,6 @@ job must be recorded, whole, by one of them only, and with the numbers of an und
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import re
@@ -130,10 +129,13 @@ def kill_sweep(folder: Path, *, jobs: int, kills: int, copies: int, seed: int) -
 
 def held(results: Path, process: int) -> list[str]:
     """Return the jobs that a process holds."""
+    opened = set()
+    with suppress(OSError):
+        opened = {path.readlink().stem for path in Path(f"/proc/{process}/fd").iterdir()}
     keys = []
     for path in (results / "claims").glob("[!.]*"):
-        with suppress(OSError, ValueError):
-            if json.loads(path.read_text())["pid"] == process:
+        with suppress(OSError):
+            if path.read_text() in opened:  # the lock that shows that its holder lives
                 keys.append(path.stem)
     return keys
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -30,13 +30,13 @@ def clock() -> Clock:
 
 @pytest.fixture
 def claims(tmp_path: Path, clock: Clock) -> Claims:
-    return Claims(tmp_path / "claims", expiry=60.0, clock=clock)
+    return Claims(tmp_path / "claims", expiry=60.0, clock=clock, here=tmp_path / "here")
 
 
 def elsewhere(path: Path, *, touched: float = 0.0) -> None:
     """Write the claim of a process on another machine whose clock shows ``touched``."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"host": "another", "pid": 1, "started": "0"}))
+    path.write_text("0123456789abcdef" * 2)
     os.utime(path, (touched, touched))
 
 
@@ -80,7 +80,8 @@ def test_without_hard_links(claims: Claims, monkeypatch: pytest.MonkeyPatch) -> 
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(module.os, "link", no_links)
-    assert look(claims) is not None
+    claim = look(claims)
+    assert claim is not None
     assert look(claims) is None
 
 
@@ -119,22 +120,112 @@ def test_two_watchers_of_a_dead_machine_do_not_both_win(tmp_path: Path, clock: C
 
 
 def test_a_killed_process_of_this_machine_is_replaced_at_once(claims: Claims) -> None:
-    program = "import sys, pathlib, feddg_bench.sweeps.claims as c; "
-    program += "c.Claims(pathlib.Path(sys.argv[1])).take('k')"
+    program = "import os, sys, pathlib, feddg_bench.sweeps.claims as c; "
+    program += "claim = c.Claims(pathlib.Path(sys.argv[1]), here=pathlib.Path(sys.argv[2]))"
+    program += ".take('k'); os.kill(os.getpid(), 9)"
     environment = os.environ | {"PYTHONPATH": str(Path(module.__file__).parents[2])}
-    subprocess.run([sys.executable, "-c", program, claims.folder], check=True, env=environment)
+    command = [sys.executable, "-c", program, claims.folder, claims.here]
+    assert subprocess.run(command, check=False, env=environment).returncode == -9
     assert claims.held() == {"k": 0}
     taken = look(claims)
     assert taken is not None
     assert taken.path.name == "k.1"
+    with taken:
+        pass
+    assert claims.held() == {}
+    assert list(claims.here.iterdir()) == []  # nothing is left of the dead one
 
 
-def test_a_process_number_used_again_is_another_process(claims: Claims) -> None:
+def test_a_clone_of_this_machine_steals_nothing(claims: Claims, clock: Clock) -> None:
+    """Same names, same start, same process numbers; only what lies on its own disk is another."""
     claim = look(claims)
     assert claim is not None
-    owner = json.loads(claim.path.read_text())
-    claim.path.write_text(json.dumps(owner | {"started": "1"}))
-    assert look(claims) is not None
+    clone = Claims(claims.folder, expiry=60.0, clock=clock, here=claims.here.with_name("clone"))
+    assert look(clone) is None
+    shutil.rmtree(claims.here)  # nor does anybody, if what shows that it lives is tidied away
+    assert look(claims) is None
+    claim.beat()
+    assert not claim.lost
+
+
+def test_a_sleeper_leaves_the_next_holders_claim_alone(claims: Claims, clock: Clock) -> None:
+    sleeper = look(claims)
+    assert sleeper is not None
+    other = Claims(claims.folder, expiry=60.0, clock=clock, here=claims.here.with_name("other"))
+    assert look(other) is None
+    clock.now += 61
+    taker = look(other)
+    assert taker is not None
+    taker.release()
+    third = look(other)
+    assert third is not None
+    assert third.path == sleeper.path
+    os.utime(third.path, (0, 0))
+    sleeper.beat()
+    assert sleeper.lost
+    assert third.path.stat().st_mtime == 0
+    sleeper.release()
+    third.beat()
+    assert not third.lost
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["free", "taken again"])
+def test_a_taker_that_paused_does_not_win_beside_another(
+    claims: Claims, clock: Clock, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """Between its look at the dead claim and its own, another took it over and finished."""
+    elsewhere(claims.folder / "k.0")
+    assert look(claims) is None
+    clock.now += 61
+    won: list[Claim] = []
+    create = module._create
+
+    def paused(path: Path, content: bytes) -> bool:
+        monkeypatch.undo()
+        (claims.folder / "k.0").unlink()
+        if again:
+            third = claims.take("k")
+            assert third is not None
+            won.append(third)
+        return create(path, content)
+
+    monkeypatch.setattr(module, "_create", paused)
+    assert look(claims) is None
+    assert claims.held() == ({"k": 0} if again else {})
+
+
+def test_other_files_in_the_folder_do_no_harm(claims: Claims) -> None:
+    claims.folder.mkdir()
+    for name in (
+        "k.\u00b2",
+        "k.00012",
+        "k.-1",
+        "k.1e3",
+        "k.9999999999",
+        "k.",
+        ".1",
+        "note",
+        "k.1 ",
+    ):
+        (claims.folder / name).write_text("another's")
+    (claims.folder / "k.7").mkdir()
+    assert claims.held() == {}
+    claim = look(claims)
+    assert claim is not None
+    assert claim.path.name == "k.0"
+    with claim:
+        assert look(claims) is None
+    claims.forget("k")
+    assert len(list(claims.folder.iterdir())) == 10
+
+
+def test_a_claim_cannot_name_a_file_elsewhere(claims: Claims, tmp_path: Path) -> None:
+    (tmp_path / "evil.lock").write_text("kept")
+    claims.folder.mkdir()
+    claims.here.mkdir()
+    (claims.folder / "k.0").write_text("../evil")
+    assert look(claims) is None
+    assert (tmp_path / "evil.lock").read_text() == "kept"
 
 
 def test_a_holder_learns_that_it_was_replaced(claims: Claims) -> None:
@@ -152,13 +243,13 @@ def test_a_holder_learns_that_it_was_replaced(claims: Claims) -> None:
 def test_a_file_server_that_stumbles_does_not_end_the_heartbeat(
     claims: Claims, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stale(_: Path) -> bool:
+    def stale(*_: object) -> None:
         raise OSError(116, "Stale file handle")
 
     claim = look(claims)
     assert claim is not None
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "exists", stale)
+        patch.setattr(Path, "open", stale)
         claim.beat()
     assert not claim.lost
     elsewhere(claims.folder / "k.1")
@@ -170,7 +261,8 @@ def test_what_another_copy_tidies_away_is_not_ours(
     claims: Claims, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its part file goes just when the claim turns out to be another's."""
-    assert look(claims) is not None
+    claim = look(claims)
+    assert claim is not None
     link = os.link
 
     def tidied(source: Path, target: Path) -> None:

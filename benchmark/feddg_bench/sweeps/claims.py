@@ -1,30 +1,35 @@
 """Claims: who is at work on a run, agreed on through a folder that several machines may share.
 
-A claim is a file ``KEY.N``, created exclusively; the highest N holds. It is never taken over by
-changing or removing it but by creating ``KEY.N+1``, which again only one can, so that no two
-takers can both believe they won. A holder touches its file every `HEARTBEAT` seconds. It is dead if
-its process is gone, where that can be seen from here, or if *this* process watched the file for
-`EXPIRY` seconds of its own clock without a change: clocks of machines are never compared.
+A claim is a file ``KEY.N`` with a name of its own in it, created exclusively; the highest N holds.
+It is never taken over by changing or removing it but by creating ``KEY.N+1``, which again only one
+can, so that no two takers can both believe they won. A holder touches its file every `HEARTBEAT`
+seconds. It is dead if *this* process watched the file for `EXPIRY` seconds of its own clock without
+a change: clocks of machines are never compared. Sooner, if its process is gone: beside the claim
+each holder locks a file of that name in a folder of its own machine, so that a claim whose file is
+there and free is a dead one's. What another machine holds is never taken for that, not even on a
+clone of this one.
 
-Should a holder be stopped for so long that another takes over, it learns of it at its next round
-and lets go. Until then two compute the same run, which costs time only: both write the same
-numbers, each in one rename, to the same place.
+Nobody touches or removes a claim without seeing that it is still the one he means. Should a holder
+be stopped for so long that another takes over, it learns of it at its next round and lets go. Until
+then two compute the same run, which costs time only: both write the same numbers, each in one
+rename, to the same place.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import socket
+import re
+import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from filelock import FileLock, Timeout
 
 from feddg_bench.common.errors import DataError
 
@@ -32,6 +37,9 @@ HEARTBEAT = 15.0
 """Seconds between the touches of a holder."""
 EXPIRY = 120.0
 """Seconds without a touch after which a holder is dead; longer than a file server caches."""
+
+_NAME = re.compile(r"(.+)\.(0|[1-9][0-9]{0,8})")
+_LENGTH = 4096
 
 
 class Claims:
@@ -42,6 +50,7 @@ class Claims:
         heartbeat: Seconds between touches.
         expiry: Seconds without a touch until a claim is free.
         clock: A clock that only goes forward.
+        here: A folder of this machine alone, where holders show that they live.
     """
 
     def __init__(
@@ -51,22 +60,32 @@ class Claims:
         heartbeat: float = HEARTBEAT,
         expiry: float = EXPIRY,
         clock: Callable[[], float] = time.monotonic,
+        here: Path | None = None,
     ) -> None:
         self.folder = folder
         self.heartbeat = heartbeat
         self.expiry = expiry
         self.clock = clock
+        user = os.getuid() if hasattr(os, "getuid") else "user"
+        self.here = here or Path(tempfile.gettempdir()) / f"feddg-bench-{user}"
         self._seen: dict[Path, tuple[tuple[bytes, int], float]] = {}
 
     def held(self) -> dict[str, int]:
         """Return the highest claim of every key that has one, dead ones included."""
         found: dict[str, int] = {}
-        with suppress(FileNotFoundError):
-            for path in self.folder.iterdir():
-                key, _, number = path.name.rpartition(".")
-                if key and number.isdigit():
-                    found[key] = max(found.get(key, 0), int(number))
+        for key, number in self._files():
+            found[key] = max(found.get(key, 0), number)
         return found
+
+    def _files(self) -> dict[tuple[str, int], Path]:
+        """Return the claims' files; others in the folder are none of ours."""
+        with suppress(FileNotFoundError), os.scandir(self.folder) as entries:
+            return {
+                (match[1], int(match[2])): Path(entry.path)
+                for entry in entries
+                if (match := _NAME.fullmatch(entry.name)) and entry.is_file(follow_symlinks=False)
+            }
+        return {}
 
     def take(self, key: str, held: int | None = None) -> Claim | None:
         """Return the claim of ``key`` if it is free, else ``None``.
@@ -78,57 +97,101 @@ class Claims:
         Raises:
             DataError: If the folder cannot be written.
         """
-        number = 0
+        number, before = 0, None
         if held is not None:
-            if not self._dead(self.folder / f"{key}.{held}"):
+            number, before = held + 1, self._dead(self.folder / f"{key}.{held}")
+            if before is None:
                 return None
-            number = held + 1
         path = self.folder / f"{key}.{number}"
+        name = uuid.uuid4().hex
+        life = self._live(name)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            if not _create(path, json.dumps(_owner(os.getpid())).encode()):
+            if not _create(path, name.encode()):
+                _end(life)
                 return None
         except OSError as error:
+            _end(life)
             raise DataError(
                 f"cannot write {path}: {error.strerror}; "
                 f"make room or choose another folder with --results"
             ) from error
-        if self.held().get(key, -1) > number:  # what we took over was released in the meantime
-            path.unlink(missing_ok=True)
+        files = self._files()
+        below = {f: _content(f) for (k, n), f in files.items() if k == key and n < number}
+        claim = Claim(path, number, name.encode(), below, life, self.heartbeat)
+        # What we took over may have been released since we looked, and taken again from 0.
+        newer = any(k == key and n > number for k, n in files)
+        if newer or (held is not None and below.get(self.folder / f"{key}.{held}") != before):
+            claim.below = {}  # they are another's
+            claim.release()
             return None
-        return Claim(path, number, self.heartbeat)
+        return claim
 
     def forget(self, key: str) -> None:
         """Remove all claims of a key whose work is done."""
-        for path in self.folder.glob(f"{key}.*"):
-            path.unlink(missing_ok=True)
+        for (other, _), path in self._files().items():
+            if other == key:
+                path.unlink(missing_ok=True)
 
-    def _dead(self, path: Path) -> bool:
+    def _live(self, name: str) -> FileLock | None:
+        """Show on this machine that a holder lives; the lock ends with the process."""
+        lock = FileLock(self.here / f"{name}.lock", blocking=False, thread_local=False)
+        try:
+            self.here.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock.acquire()
+        except (OSError, Timeout, NotImplementedError):  # it will be missed after EXPIRY only
+            return None
+        return lock
+
+    def _dead(self, path: Path) -> bytes | None:
+        """Return the content of a claim if its holder is dead, else ``None``."""
         try:
             with path.open("rb") as file:  # opening makes a network file system look again
-                state = (file.read(), os.fstat(file.fileno()).st_mtime_ns)
+                content, touched = file.read(_LENGTH), os.fstat(file.fileno()).st_mtime_ns
         except OSError:
-            return False  # just released; the next look sees it
-        with suppress(ValueError, KeyError, TypeError):
-            owner = json.loads(state[0])
-            if owner["host"] == _host() and owner != _owner(owner["pid"]):
-                return True
+            return None  # just released; the next look sees it
+        name = content.decode("ascii", "replace")
+        if re.fullmatch("[0-9a-f]{32}", name) and (self.here / f"{name}.lock").exists():
+            life = self._live(name)
+            if life is not None:
+                _end(life)
+                return content
         now = self.clock()
         before, since = self._seen.get(path, (None, now))
-        if before != state:
-            self._seen[path] = (state, now)
-            return False
-        return now - since >= self.expiry
+        if before != (content, touched):
+            self._seen[path] = (content, touched), now
+            return None
+        return content if now - since >= self.expiry else None
 
 
 class Claim:
-    """A claim that is held; a context manager that touches it, and in the end removes it."""
+    """A claim that is held; a context manager that touches it, and in the end removes it.
 
-    def __init__(self, path: Path, number: int, heartbeat: float) -> None:
+    Args:
+        path: Its file.
+        number: The N of its name.
+        content: What is in it.
+        below: The dead claims that it took over, with their content.
+        life: What shows on this machine that the holder lives.
+        heartbeat: Seconds between touches.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        number: int,
+        content: bytes,
+        below: Mapping[Path, bytes | None],
+        life: FileLock | None,
+        heartbeat: float,
+    ) -> None:
         self.path = path
         self.number = number
+        self.content = content
+        self.below = below
         self.heartbeat = heartbeat
         self.lost = False
+        self._life = life
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
 
@@ -144,17 +207,24 @@ class Claim:
     ) -> None:
         self._stop.set()
         self._thread.join()
-        if not self.lost:
-            for number in range(self.number + 1):  # ours last, so that it holds to the end
-                self.path.with_suffix(f".{number}").unlink(missing_ok=True)
+        self.release()
+
+    def release(self) -> None:
+        """Remove the claim and those that it took over, ours last, so that it holds to the end."""
+        for path, content in [*self.below.items(), (self.path, self.content)]:
+            if not self.lost and _content(path) == content:
+                path.unlink(missing_ok=True)
+        _end(self._life)
 
     def beat(self) -> None:
         """Touch the claim, or find that another took it over."""
         try:
-            if self.path.with_suffix(f".{self.number + 1}").exists():
-                self.lost = True
-                return
-            os.utime(self.path)
+            with self.path.open("rb") as file:
+                taken = self.path.with_suffix(f".{self.number + 1}").is_file()
+                if taken or file.read(_LENGTH) != self.content:
+                    self.lost = True
+                    return
+                os.utime(file.fileno() if os.utime in os.supports_fd else self.path)
         except FileNotFoundError:
             self.lost = True
         except OSError:
@@ -163,6 +233,19 @@ class Claim:
     def _beat(self) -> None:
         while not self.lost and not self._stop.wait(self.heartbeat):
             self.beat()
+
+
+def _content(path: Path) -> bytes | None:
+    """Return what is in a claim, ``None`` if it is gone."""
+    with suppress(OSError), path.open("rb") as file:
+        return file.read(_LENGTH)
+    return None
+
+
+def _end(life: FileLock | None) -> None:
+    if life is not None:
+        Path(life.lock_file).unlink(missing_ok=True)
+        life.release()
 
 
 def _create(path: Path, content: bytes) -> bool:
@@ -184,38 +267,3 @@ def _create(path: Path, content: bytes) -> bool:
     finally:
         beside.unlink(missing_ok=True)
     return True
-
-
-def _owner(pid: int) -> dict[str, str | int | None]:
-    """Return what tells a living process from all others; ``None`` for one that is gone."""
-    return {"host": _host(), "pid": pid, "started": _started(pid)}
-
-
-def _host() -> str:
-    """Return a hash of this machine's start and of the space in which its process numbers count."""
-    parts = [socket.gethostname()]
-    with suppress(OSError):
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
-        parts.append(os.readlink("/proc/self/ns/pid"))  # noqa: PTH115 - a name, not a path
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-
-
-def _started(pid: int) -> str | None:
-    """Return when a process started, in its kernel's ticks; ``alive`` if only that is known."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        state, *rest = stat.rpartition(")")[2].split()
-        return None if state in "ZX" else rest[18]
-    except FileNotFoundError:
-        if Path("/proc/self/stat").exists():
-            return None
-    except (OSError, IndexError):
-        pass
-    if os.name == "posix":
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return None
-        except OSError:
-            pass
-    return "alive"
