@@ -1,17 +1,24 @@
 """Names to methods, data sets and recipes: modules of our packages, entry points of others'.
 
 Only what is asked for is imported, so that one plugin's missing extra breaks no other, and the
-known names can be listed without importing any.
+known names can be listed without importing any. What a method's class says of itself, its settings
+included, can be had without PyTorch, too (`outline`).
 """
 
 from __future__ import annotations
 
+import builtins
 import importlib
+import importlib.util
 import inspect
 import pkgutil
+import sys
+from contextlib import suppress
 from functools import cache
-from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any
+from importlib.abc import InspectLoader
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Self
 
 from feddg_bench.common.errors import PluginError, SettingsError, unknown
 
@@ -38,25 +45,6 @@ def check_name(kind: str, name: str) -> None:
         raise SettingsError(unknown(kind, name, names(kind)))
 
 
-def _load(kind: str, name: str, base: type) -> Any:
-    check_name(kind, name)
-    for entry in entry_points(group=_GROUPS[kind], name=name):
-        return entry.load()
-    module = importlib.import_module(f"{_PACKAGES[kind]}.{name}")
-    found = [
-        value
-        for value in vars(module).values()
-        if inspect.isclass(value)
-        and issubclass(value, base)
-        and value.__module__ == module.__name__
-    ]
-    if len(found) != 1:
-        raise PluginError(
-            f"{module.__name__} defines {len(found)} subclasses of {base.__name__}; expected one"
-        )
-    return found[0]
-
-
 def load_method(name: str) -> type[Method]:
     """Return the class of a method; imports its module only."""
     from feddg_bench.core.method import Method
@@ -71,3 +59,117 @@ def load_dataset(name: str) -> type[DomainDataset]:
 
     loaded: type[DomainDataset] = _load("data set", name, DomainDataset)
     return loaded
+
+
+def _load(kind: str, name: str, base: type) -> Any:
+    where = _where(kind, name)
+    if where.attr:
+        return where.load()
+    return _the_only(base, importlib.import_module(where.module))
+
+
+def _where(kind: str, name: str) -> EntryPoint:
+    """Return where a plugin is: another package's goes before a module of ours."""
+    check_name(kind, name)
+    for entry in entry_points(group=_GROUPS[kind], name=name):
+        return entry
+    return EntryPoint(name, f"{_PACKAGES[kind]}.{name}", _GROUPS[kind])
+
+
+def _the_only(base: type, module: ModuleType) -> Any:
+    """Return the one subclass of ``base`` that a module defines."""
+    found = [
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value)
+        and issubclass(value, base)
+        and value.__module__ == module.__name__
+    ]
+    if len(found) != 1:
+        raise PluginError(
+            f"{module.__name__} defines {len(found)} subclasses of {base.__name__}; expected one"
+        )
+    return found[0]
+
+
+# -------------------------------------------------------------------- without PyTorch
+
+_BASE = "feddg_bench.core.method"
+_QUICK = ("pydantic", "annotated_types", "numpy", "feddg_bench.common", "feddg_bench.config")
+"""Packages that an outline imports, besides Python's own: settings are made of these."""
+
+
+@cache
+def outline(name: str) -> type[Method]:
+    """Return a method's class as far as it needs no PyTorch: its attributes and its settings.
+
+    The class has the docstring, ``Settings``, ``version``, ``needs`` and so on of the method's, and
+    none of its mathematics; it cannot be built. That takes milliseconds instead of seconds: the
+    module runs with a stand-in for every slow package. Where that fails, or the slow packages are
+    there already, the class is the real one.
+    """
+    where = _where("method", name)
+    if _BASE not in sys.modules:
+        with suppress(Exception):  # whatever it is, the import below says it better
+            outlines = _Outlines(where.module.partition(".")[0])
+            module, base = outlines.run(where.module), outlines.run(_BASE).Method
+            found = getattr(module, where.attr) if where.attr else _the_only(base, module)
+            if issubclass(found, base):
+                outlined: type[Method] = found
+                return outlined
+    return load_method(name)
+
+
+class _Outlines:
+    """Runs modules of one package, and the base of all methods, with stand-ins for the others."""
+
+    def __init__(self, package: str) -> None:
+        self.package = package
+        self.modules: dict[str, ModuleType] = {}
+
+    def run(self, name: str) -> ModuleType:
+        """Return a module that was run without its slow imports."""
+        if name in sys.modules:
+            return sys.modules[name]
+        if name not in self.modules:
+            spec = importlib.util.find_spec(name)
+            if spec is None or not isinstance(spec.loader, InspectLoader):
+                raise ImportError(name)
+            code = spec.loader.get_code(name) or ""
+            module = importlib.util.module_from_spec(spec)
+            vars(module)["__builtins__"] = {**vars(builtins), "__import__": self.fetch}
+            sys.modules[name] = module  # where pydantic and dataclasses look names up
+            try:
+                exec(code, vars(module))  # noqa: S102 - as importing it would
+            finally:
+                del sys.modules[name]
+            self.modules[name] = module
+        return self.modules[name]
+
+    def fetch(self, name: str, *rest: Any) -> Any:
+        """Do what ``import`` does."""
+        first = name.partition(".")[0]
+        if first in sys.stdlib_module_names or name.startswith(_QUICK):
+            return builtins.__import__(name, *rest)
+        return self.run(name) if first == self.package or name == _BASE else _STAND_IN
+
+
+class _StandIn:
+    """Whatever is asked of it, it is; as a base class it vanishes."""
+
+    def __getattr__(self, name: str) -> Self:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *_: Any, **__: Any) -> Self:
+        return self
+
+    def __getitem__(self, _: Any) -> Self:
+        return self
+
+    def __mro_entries__(self, _: tuple[Any, ...]) -> tuple[type, ...]:
+        return ()
+
+
+_STAND_IN = _StandIn()

@@ -82,6 +82,7 @@ class FedADGSettings(MethodSettings):
     """D, then F and C, then G; or F and C, then D, then G, where F and C stay in evaluation mode
     from the first such batch of a round on, as in the derived programs."""
     train_generator: bool = True
+    """Train G, or leave it as it was drawn, as the released code does."""
     discriminator: Literal["local", "averaged"] = "local"
     """D stays with its client from round to round, or is sent and averaged."""
     label: Literal["before", "after"] = "before"
@@ -96,7 +97,9 @@ class FedADGSettings(MethodSettings):
     """Learning rate of D and G, without a schedule; so for momentum and weight decay. Theirs is
     SGD, whatever trains F and C."""
     adversary_momentum: float = Field(0.9, ge=0, lt=1)
+    """Momentum of D and G."""
     adversary_weight_decay: float = Field(1e-5, ge=0)
+    """L2 penalty of D and G."""
     first_epochs: int | None = Field(None, ge=0)
     """E0, local epochs of cross-entropy alone. None: a third of ``train.local_epochs``, rounded
     down: the published 3 of 10 (PACS) and 5 of 15 (VLCS), none of 1 or 2."""

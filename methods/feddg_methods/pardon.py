@@ -72,6 +72,7 @@ class PardonSettings(StyleSettings):
     transfer: Literal["online", "cached"] = "online"
     """Transfer each augmented batch, or the stored images once and augment both alike."""
     negatives: Literal["random_one", "set_mean", "hardest"] = "random_one"
+    """Of an anchor: one drawn, all (the mean of their losses), or the nearest."""
     margin: float = Field(0.3, ge=0)
     """m of the triplet loss."""
     triplet_weight: float = Field(0.75, ge=0)

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+import feddg_bench
 from feddg_bench.records.store import ResultsStore
 
 TINY = ("--clients", "4", "--per-round", "2", "--rounds", "2", "--workers", "1")
@@ -225,19 +226,98 @@ def test_a_class_missing_in_training(
 
 
 def test_lists(feddg: Run) -> None:
-    assert {row["name"] for row in json.loads(feddg("methods", "--json").out)} >= {
-        "erm",
-        "fedavg",
-        "fedprox",
-        "pardon",
-    }
+    methods = {row["name"]: row for row in json.loads(feddg("methods", "--json").out)}
+    assert methods.keys() >= {"erm", "fedavg", "fedprox", "pardon"}
+    assert methods["fedprox"]["settings"] == {"mu": 0.01, "norm": "squared"}
     datasets = {row["name"]: row for row in json.loads(feddg("datasets", "--json").out)}
     assert datasets["pacs"]["classes"] == 7
     assert {row["name"] for row in json.loads(feddg("recipes", "--json").out)} >= {
         "quick",
         "pardon",
     }
-    assert "pardon" in feddg("methods").out
+    assert "mu=0.01" in feddg("methods").out
+
+
+def test_settings_with_their_origin(feddg: Run) -> None:
+    answer = feddg("settings", "--method", "scaffold", "--json").out
+    rows = {row["key"]: row for row in json.loads(answer)}
+    assert set(rows) >= {"method", "seed", "train.lr", "federation.per_round", "partition.kind"}
+    assert all(row["kind"] and row["meaning"] for row in rows.values())
+    assert (rows["train.lr"]["value"], rows["train.lr"]["origin"]) == (0.2, "recipe")
+    assert rows["train.lr"]["default"] == 3e-5
+    assert rows["train.lr"]["kind"] == "number > 0"
+    assert (rows["train.optimizer"]["value"], rows["train.optimizer"]["origin"]) == (
+        "sgd",
+        "method",
+    )
+    assert rows["train.eps"]["origin"] == "default"
+    rows = json.loads(
+        feddg("settings", "hyper", "--method", "fedccrl", "--recipe", "fedccrl", "--json",
+              "--dataset", "pacs").out
+    )  # fmt: skip
+    assert {row["key"].partition(".")[0] for row in rows} == {"hyper"}
+    shown = feddg("settings", "lr", "--method", "scaffold").out
+    assert "0.2" in shown
+    assert "recipe (default 3e-05)" in shown
+    assert "weight_decay" not in shown
+    refused(feddg("settings", "--dataset", "pasc"), "did you mean 'pacs'")
+    refused(feddg("settings", "--method", "pardn"), "did you mean 'pardon'")
+    refused(feddg("settings", "--recipe", "ppdg"), "'digits4'", "rmnist")
+
+
+def test_what_is_known_of_a_recipe_and_a_data_set(feddg: Run) -> None:
+    recipe = feddg("recipes", "show", "quick").out
+    assert "backbone.name=small_cnn" in recipe
+    assert "digits4, scaffold" in recipe
+    layer = json.loads(feddg("recipes", "show", "quick", "--json").out)
+    assert layer["datasets"]["digits4"]["train"]["lr"] == 0.002
+    refused(feddg("recipes", "show", "quik"), "did you mean 'quick'")
+    pacs = json.loads(feddg("datasets", "show", "pacs", "--json").out)
+    assert pacs["images"] == {"art_painting": 2048, "photo": 1670, "sketch": 3929, "cartoon": 2344}
+    assert pacs["scenarios"]["ltdo"] == ["cs-a-p", "ac-p-s", "pa-s-c", "ps-c-a"]
+    assert "quick" in pacs["recipes"]
+    assert "photo: 1670" in feddg("datasets", "show", "pacs").out
+    refused(feddg("datasets", "show", "pasc"), "did you mean 'pacs'")
+
+
+def test_the_domains_of_a_folder_are_those_found(feddg: Run, tmp_path: Path) -> None:
+    for name in ("dark/cat", "dark/dog", "light/cat", "light/dog"):
+        (tmp_path / "mine" / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / "mine" / name / "1.png")
+    facts = json.loads(
+        feddg("datasets", "show", "folder", "--data-root", tmp_path / "mine", "--json").out
+    )
+    assert facts["domains"] == ["dark", "light"]
+    assert json.loads(feddg("datasets", "show", "folder", "--json").out)["domains"] == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("methods",),
+        ("datasets",),
+        ("recipes",),
+        ("recipes", "show", "ppdg"),
+        ("datasets", "show", "iwildcam"),
+        ("datasets", "show", "rmnist"),
+        ("settings", "--method", "fedadg"),
+        ("data", "list"),
+        ("run", "--help"),
+    ],
+    ids=" ".join,
+)
+def test_everything_fits_into_80_columns(
+    feddg: Run, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = feddg(*words)
+    assert shown.code == 0, shown.err
+    assert shown.out.count("\n") > 5
+    assert max(map(len, shown.out.splitlines())) <= 80
+
+
+def test_the_version(feddg: Run) -> None:
+    assert feddg("--version").out == f"feddg-bench {feddg_bench.__version__}\n"
 
 
 def test_profile(feddg: Run) -> None:
@@ -326,11 +406,31 @@ def test_resume_of_nothing(feddg: Run, select: str) -> None:
     refused(feddg("resume", select or "0123"), "no checkpoint")
 
 
-def test_wrong_flag_and_no_command(feddg: Run) -> None:
-    wrong = feddg("run", "--metod", "pardon")
-    assert wrong.code == 2
-    assert "Traceback" not in wrong.err
-    assert "--method" in wrong.err
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("run", "--metod", "pardon"), ("--metod", "did you mean --method?")),
+        (("run", "--epochs", "1"), ("--epochs", "train.local_epochs=VALUE")),
+        (("run", "--lr", "0.1"), ("--lr", "train.lr=VALUE")),
+        (("run", "--batch-size", "8"), ("--batch-size", "train.batch_size=VALUE")),
+        (("run", "--rounds", "two"), ("--rounds", "integer")),
+        (("run", "--method"), ("--method", "requires an argument")),
+        (("resume",), ("missing argument",)),
+        (("figurs",), ("unknown command 'figurs'", "did you mean 'figures'?")),
+        (("figures", "nosuch"), ("unknown command 'nosuch'", "convergence")),
+        (("methods", "shwo", "pardon"), ("did you mean 'show'?",)),
+        (("datasets", "show"), ("missing argument",)),
+        (("--nosuch",), ("--nosuch",)),
+    ],
+)
+def test_wrong_usage_is_one_sentence(
+    feddg: Run, arguments: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    refused(feddg(*arguments), *words, "--help")
+
+
+def test_no_command_shows_the_help(feddg: Run) -> None:
+    assert "tables" in feddg().err
 
 
 # --------------------------------------------------------------------------- several at once

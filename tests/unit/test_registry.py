@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from feddg_bench.config.layers import merge, validate
 from feddg_bench.config.recipes import load_recipe, recipe_names
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.engine.build import build_method
-from feddg_bench.plugins import check_name, load_dataset, load_method, names
+from feddg_bench.plugins import check_name, load_dataset, load_method, names, outline
 from tests.helpers import no_file
 
 METHODS = names("method")
@@ -34,6 +35,18 @@ def refusal(function, *args, kind=SettingsError):
         function(*args)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def run_python(script):
+    """Return what a script prints in a fresh interpreter."""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    return done.stdout
 
 
 # ---------------------------------------------------------------------------------- names
@@ -59,14 +72,7 @@ def test_names_need_no_import():
         "assert 'torch' not in sys.modules\n"
         "assert 'feddg_methods.fedavg' not in sys.modules\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert done.stdout.startswith("unknown method 'fedagv'; did you mean 'fedavg'?")
+    assert run_python(code).startswith("unknown method 'fedagv'; did you mean 'fedavg'?")
 
 
 def test_wrong_names_are_refused_with_the_nearest():
@@ -105,6 +111,7 @@ def packages(tmp_path, monkeypatch):
 
     yield make
     names.cache_clear()
+    outline.cache_clear()
     for name in [n for n in sys.modules if n.split(".")[0] == "other_methods"]:
         del sys.modules[name]
 
@@ -140,6 +147,69 @@ def test_methods_of_other_packages(packages, monkeypatch):
     names.cache_clear()
     assert names("method") == ("one", "theirs")
     assert load_method("theirs").version == 7
+
+
+# ---------------------------------------------------------------------- without PyTorch
+
+OUTLINES = """
+import json, sys
+from feddg_bench.config.layers import dotted_fields, kind_of
+from feddg_bench.plugins import names, outline
+
+def facts(method):
+    settings = {
+        key: [repr(field.get_default(call_default_factory=True)), kind_of(field), field.description]
+        for key, field in dotted_fields(method.Settings)
+    }
+    own = [method.__doc__, method.version, method.citation, method.group, method.rgb_only]
+    own += [repr(method.needs), method.tasks, method.Settings.files, method.Settings.labels]
+    return json.loads(json.dumps([own, settings]))
+
+def validated(method, hyper):
+    return method.Settings.model_validate(hyper).model_dump(mode="json")
+"""
+
+
+def test_an_outline_says_what_the_class_does_and_needs_no_torch():
+    script = OUTLINES + (
+        "print(json.dumps({name: facts(outline(name)) for name in names('method')}))\n"
+        "print(json.dumps(validated(outline('pardon'), {'preset': 'paper'})))\n"
+        "assert 'torch' not in sys.modules\n"
+        "assert 'feddg_methods.pardon' not in sys.modules\n"
+    )
+    outlined, paper = map(json.loads, run_python(script).splitlines())
+    scope = {}
+    exec(OUTLINES, scope)  # noqa: S102
+    assert outlined == {name: scope["facts"](load_method(name)) for name in METHODS}
+    assert paper == scope["validated"](load_method("pardon"), {"preset": "paper"})
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_setting_of_a_method_has_a_meaning(name):
+    fields = load_method(name).Settings.model_fields
+    assert not [key for key, field in fields.items() if not field.description]
+
+
+def test_a_module_that_has_no_outline_is_imported(tmp_path):
+    (tmp_path / "theirs.py").write_text(
+        "import torch\nfrom feddg_bench.core.method import Method\n"
+        "TWO = torch.ones(3).sum() * 2\n"  # a stand-in has no such arithmetic
+        "class Theirs(Method):\n    version = 7\n"
+    )
+    info = tmp_path / "theirs-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[feddg_bench.methods]\ntheirs = theirs:Theirs\n")
+    script = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from feddg_bench.plugins import outline\n"
+        "print(outline('theirs').version, 'torch' in sys.modules, outline('fedavg').version)\n"
+    )
+    assert run_python(script).split() == ["7", "True", "1"]
+
+
+def test_the_outline_of_a_wrong_name_is_refused():
+    assert "did you mean 'fedprox'?" in refusal(outline, "fed_prox")
 
 
 # -------------------------------------------------------------------------------- building

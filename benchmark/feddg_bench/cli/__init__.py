@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 import signal
 import sys
+from collections.abc import Sequence
 from types import FrameType
+from typing import Annotated, Any
 
 import typer
 
+import feddg_bench
 from feddg_bench.cli.data import data_app
 from feddg_bench.cli.download import download_command
 from feddg_bench.cli.figures import figures_app
-from feddg_bench.cli.lists import datasets_command, methods_app, recipes_command
+from feddg_bench.cli.lists import datasets_app, methods_app, recipes_app, settings_command
 from feddg_bench.cli.profile import profile_command
 from feddg_bench.cli.report import report_command
 from feddg_bench.cli.run import resume_command, run_command
 from feddg_bench.cli.sweep import sweep_command
 from feddg_bench.cli.tables import tables_command
-from feddg_bench.common.errors import FeddgError, RunInterruptedError
+from feddg_bench.common.errors import FeddgError, RunInterruptedError, unknown
+from feddg_bench.config.layers import dotted_keys
+
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""Of the click that Typer brings along or depends on, whichever it is."""
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    suggest_commands=False,  # `_wrong_usage` does
     rich_markup_mode=None,  # plain help answers in half the time
     help="Federated domain generalisation: one loop, every method a plugin, numbers that repeat.",
 )
@@ -35,10 +45,20 @@ app.add_typer(figures_app, name="figures")
 app.command("report")(report_command)
 app.command("profile")(profile_command)
 app.add_typer(methods_app, name="methods")
-app.command("datasets")(datasets_command)
-app.command("recipes")(recipes_command)
+app.add_typer(datasets_app, name="datasets")
+app.add_typer(recipes_app, name="recipes")
+app.command("settings")(settings_command)
 data_app.command("download")(download_command)
 app.add_typer(data_app, name="data")
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        print(f"feddg-bench {feddg_bench.__version__}")  # noqa: T201
+        raise typer.Exit
 
 
 def main() -> None:
@@ -46,16 +66,53 @@ def main() -> None:
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        app()
-    except FeddgError as error:
-        print(f"feddg-bench: error: {error}", file=sys.stderr)  # noqa: T201
-        sys.exit(error.exit_code)
+        sys.exit(app(standalone_mode=False))
+    except (FeddgError, UsageError) as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(error, file=sys.stderr)  # noqa: T201
+        else:
+            text = _wrong_usage(error) if isinstance(error, UsageError) else error
+            print(f"feddg-bench: error: {text}", file=sys.stderr)  # noqa: T201
+        sys.exit(2)
     except RunInterruptedError as stop:
         print("feddg-bench: stopped", file=sys.stderr)  # noqa: T201
         sys.exit(128 + stop.signal_number)
     except BrokenPipeError:  # the reader of our output went away, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+
+
+def _wrong_usage(error: Any) -> str:
+    """Return one sentence about a wrong option, argument or subcommand, with the nearest right one.
+
+    A setting that was given as an option, such as ``--lr 0.1``, is shown as it should be.
+    """
+    context, given = error.ctx, getattr(error, "option_name", None)
+    command = getattr(context, "command", None)
+    commands = getattr(command, "commands", {})
+    if given is not None and command is not None:
+        word = given.strip("-").replace("-", "_")
+        sentence = f"there is no option {given}{_nearest(word, command.params)}"
+    elif commands and (name := re.search("'(.+)'", error.message)):
+        sentence = unknown("command", name[1], commands)
+    else:
+        sentence = error.format_message().strip().rstrip(".")
+        sentence = sentence[:1].lower() + sentence[1:]
+    see = f"see `{context.command_path} --help`" if context else "see --help"
+    return f"{sentence} {see.capitalize()}" if sentence[-1] == "?" else f"{sentence}; {see}"
+
+
+def _nearest(word: str, params: Sequence[Any]) -> str:
+    """Return what was meant by an option that is not there: another, or a setting."""
+    options = {name.strip("-").replace("-", "_"): name for p in params for name in p.opts}
+    settings: dict[str, str] = {}
+    if any(param.name == "pairs" for param in params):
+        for key in dotted_keys():
+            settings.setdefault(key.rpartition(".")[2], f"{key}=VALUE")
+    for known, cutoff in ((settings, 1.0), (options, 0.7), (settings, 0.5), (options, 0.5)):
+        for near in difflib.get_close_matches(word, known, n=1, cutoff=cutoff):
+            return f", did you mean {known[near]}?"
+    return ""
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> None:

@@ -30,10 +30,6 @@ data_app = typer.Typer(
 Name = Annotated[str, typer.Argument(metavar="DATASET", help="See `feddg-bench data list`.")]
 
 
-COUNTED = ("images", "domains", "classes")
-"""Columns of the list that are numbers of a data set."""
-
-
 @data_app.command("list")
 def list_command(
     data_root: DataRoot = None, cache_dir: CacheDir = None, json_: Json = False
@@ -46,36 +42,30 @@ def list_command(
     if json_:
         print_json(rows)
         return
-    from rich.table import Table
+    from feddg_bench.common.terminal import table, terminal
 
-    from feddg_bench.common.terminal import terminal
+    columns = ("data set", "images", "domains", "classes", "download", "here", "decoded")
+    drawn = table("", columns, map(_counts, rows), right=columns[1:5], whole=columns[:1])
+    terminal().print(drawn, highlight=False)
+    for row in rows:
+        how = f"; or: feddg-bench data download {row['name']}" if row["download"] else ""
+        where = row["folder"] or ("" if row["here"] else f"{row['source']}{how}")
+        if where:
+            terminal().print(f"{row['name']}: {where}", highlight=False)
 
-    table = Table(title="data sets")
-    for column in ("name", "images", "domains", "classes", "size", "licence", "here", "decoded"):
-        number = column in ("images", "domains", "classes", "size")
-        kept = number or column == "name"
-        table.add_column(
-            column, justify="right" if number else "left", overflow="fold", no_wrap=kept
-        )
-    for row in rows:
-        size = row["archive_bytes"]
-        counts = {key: f"{row[key]:,}" if row[key] else "?" for key in COUNTED}
-        if row["task"] != "classification":
-            counts["classes"] = row["task"]
-        table.add_row(
-            row["name"],
-            *counts.values(),
-            "" if size is None else f"{size / 1e6:,.0f} MB",
-            row["licence"],
-            row["folder"] or ("yes" if row["here"] else "no"),
-            ", ".join(f"{size} px" for size in row["decoded"]),
-        )
-    console = terminal()
-    console.print(table)
-    for row in rows:
-        if not row["here"]:
-            how = f"; or: feddg-bench data download {row['name']}" if row["download"] else ""
-            console.print(f"{row['name']}: {row['source']}{how}", highlight=False, soft_wrap=True)
+
+def _counts(row: dict[str, Any]) -> tuple[str, ...]:
+    """Return a line of the list."""
+    size = row["archive_bytes"]
+    number = row["classes"] if row["task"] == "classification" else row["task"]
+    return (
+        row["name"],
+        *(f"{n:,}" if n else "?" for n in (row["images"], row["domains"])),
+        str(number or "?"),
+        "" if size is None else f"{size / 1e6:,.0f} MB",
+        "yes" if row["here"] else "no",
+        ", ".join(f"{pixels} px" for pixels in row["decoded"]),
+    )
 
 
 def _row(name: str, data_root: Path | None, cache: Path) -> dict[str, Any]:

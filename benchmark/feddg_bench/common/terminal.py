@@ -2,15 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
 from typing import Self
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
+from rich.table import Table
 
 
 def terminal(*, stderr: bool = False) -> Console:
     """Return a console that takes no brackets for commands: a domain may be called ``[dark]``."""
     return Console(stderr=stderr, markup=False)
+
+
+def table(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str] | None],
+    *,
+    caption: str = "",
+    right: Collection[str] = (),
+    whole: Collection[str] = (),
+) -> Table:
+    """Return a table that fits into 80 columns if its cells may be broken.
+
+    Args:
+        title: Stands above.
+        columns: Headings; if all are empty, none are shown.
+        rows: A text for each column; ``None`` draws a line.
+        caption: Stands below.
+        right: Columns of numbers.
+        whole: Columns that are never broken, as numbers are not.
+    """
+    drawn = Table(
+        title=title or None,
+        caption=caption or None,
+        title_justify="left",
+        caption_justify="left",
+        show_header=any(columns),
+        box=SIMPLE_HEAD,
+        padding=(0, 2, 0, 0),
+        pad_edge=False,
+    )
+    for column in columns:
+        numbers = column in right
+        drawn.add_column(
+            column,
+            justify="right" if numbers else "left",
+            no_wrap=numbers or column in whole,
+            overflow="fold",
+        )
+    for row in rows:
+        if row is None:
+            drawn.add_section()
+        else:
+            drawn.add_row(*row)
+    return drawn
 
 
 def text(template: str) -> TextColumn:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from feddg_bench.common.errors import SettingsError, unknown
 from feddg_bench.config.reading import MAX_DEPTH, MAX_LENGTH, read_yaml
-from feddg_bench.config.schema import RunSettings
+from feddg_bench.config.schema import MANY, RunSettings
 
 S = TypeVar("S", bound=BaseModel)
 Layer = dict[str, Any]
@@ -34,14 +36,52 @@ def merge(*layers: Mapping[str, Any]) -> Layer:
     return merged
 
 
-def dotted_keys(model: type[BaseModel] = RunSettings, prefix: str = "") -> Iterator[str]:
-    """Yield every settable key of ``model``, such as ``train.lr``."""
+def dotted_fields(
+    model: type[BaseModel] = RunSettings, prefix: str = ""
+) -> Iterator[tuple[str, FieldInfo]]:
+    """Yield every settable key of ``model``, such as ``train.lr``, with its field."""
     for name, field in model.model_fields.items():
         annotation = field.annotation
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            yield from dotted_keys(annotation, f"{prefix}{name}.")
+            yield from dotted_fields(annotation, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}"
+            yield f"{prefix}{name}", field
+
+
+def dotted_keys(model: type[BaseModel] = RunSettings, prefix: str = "") -> Iterator[str]:
+    """Yield every settable key of ``model``, such as ``train.lr``."""
+    return (key for key, _ in dotted_fields(model, prefix))
+
+
+def kind_of(field: FieldInfo) -> str:
+    """Return what values a setting takes, in words.
+
+    >>> kind_of(RunSettings.model_fields["seed"])
+    'int >= 0'
+    """
+    words = _type(field.annotation)
+    names = ("ge", "gt", "le", "lt")
+    bounds = {n: getattr(limit, n) for limit in field.metadata for n in names if hasattr(limit, n)}
+    low, high = bounds.get("ge", bounds.get("gt")), bounds.get("le", bounds.get("lt"))
+    if high is not None and high < MANY:
+        left, right = "[" if "ge" in bounds else "(", "]" if "le" in bounds else ")"
+        limits = f" in {left}{low:g}, {high:g}{right}"
+    else:
+        limits = "" if low is None else f" {'>=' if 'ge' in bounds else '>'} {low:g}"
+    first, null, _ = words.partition(" or null")
+    return f"{first}{limits}{null}"
+
+
+def _type(annotation: Any) -> str:
+    inner = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        return " | ".join(map(str, inner))
+    if get_origin(annotation) is tuple:
+        return f"list of {_type(inner[0])}" if inner[-1] is ... else f"{len(inner)} numbers"
+    if get_origin(annotation) in (Union, UnionType):
+        return " or ".join(map(_type, inner))
+    names = {str: "text", float: "number", bool: "true or false", type(None): "null"}
+    return names.get(annotation, getattr(annotation, "__name__", str(annotation)))
 
 
 def parse_override(text: str, known: Iterable[str] = ()) -> Layer:

@@ -14,19 +14,17 @@ def recipe_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in shipped("recipes", "sweeps/recipes").glob("*.yaml")))
 
 
-def load_recipe(recipe: str, dataset: str, method: str) -> Layer:
-    """Return a recipe's settings for a data set and a method: its common part, then the specific.
+def read_recipe(recipe: str) -> Layer:
+    """Return a recipe file: ``description``, and what it sets.
 
-    A recipe file holds ``description``, ``settings`` for all data sets, and under ``datasets``
-    and ``methods`` what differs for one of them.
+    ``settings`` are for all data sets; what differs for one data set or method stands under
+    ``datasets`` and ``methods``, and under ``methods`` of a data set.
 
     Args:
         recipe: A shipped recipe's name, or the path of a YAML file.
-        dataset: Name of the data set.
-        method: Name of the method.
 
     Raises:
-        SettingsError: If the recipe is unknown, or was not written for the data set.
+        SettingsError: If the recipe is unknown, or its file holds something else.
     """
     path = Path(recipe)
     if path.suffix not in (".yaml", ".yml"):
@@ -34,29 +32,50 @@ def load_recipe(recipe: str, dataset: str, method: str) -> Layer:
             raise SettingsError(unknown("recipe", recipe, recipe_names()))
         path = shipped("recipes", "sweeps/recipes") / f"{recipe}.yaml"
     layer = load_layer(path, "recipe")
-    strange = sorted(set(layer) - {"description", "settings", "datasets", "methods"})
+    parts = ("settings", "datasets", "methods")
+    strange = sorted(set(layer) - {"description", *parts})
     if strange:
         raise SettingsError(
             f"recipe {path} has the key {strange[0]!r}; "
             f"expected description, settings, datasets, methods"
         )
-    datasets = _mapping(layer, "datasets", path)
+    checked = {part: _mapping(layer, part, recipe) for part in parts}
+    for entries in (checked["datasets"], checked["methods"]):
+        for name in entries:
+            entries[name] = _mapping(entries, name, recipe)
+    return {"description": str(layer.get("description", "")), **checked}
+
+
+def load_recipe(recipe: str, dataset: str, method: str) -> Layer:
+    """Return a recipe's settings for a data set and a method: its common part, then the specific.
+
+    Args:
+        recipe: A shipped recipe's name, or the path of a YAML file.
+        dataset: Name of the data set.
+        method: Name of the method.
+
+    Raises:
+        SettingsError: If the recipe is unknown, or has no settings for the data set.
+    """
+    layer = read_recipe(recipe)
+    datasets = layer["datasets"]
     if dataset not in datasets:
         raise SettingsError(
             f"recipe {recipe!r} has no settings for data set {dataset!r}, only for "
             f"{', '.join(sorted(datasets))}; copy it to a .yaml file, add an entry, give its path"
         )
-    specific = dict(_mapping(datasets, dataset, path))
-    methods = merge(_mapping(layer, "methods", path), _mapping(specific, "methods", path))
+    specific = dict(datasets[dataset])
+    own = _mapping(specific, "methods", recipe)
     specific.pop("methods", None)
-    return merge(_mapping(layer, "settings", path), specific, _mapping(methods, method, path))
+    methods = (layer["methods"].get(method, {}), _mapping(own, method, recipe))
+    return merge(layer["settings"], specific, *methods)
 
 
-def _mapping(layer: Layer, key: str, path: Path) -> Layer:
+def _mapping(layer: Layer, key: str, recipe: str) -> Layer:
     """Return what a recipe holds under a key, which must be a mapping or nothing."""
     value = layer.get(key) or {}
     if not isinstance(value, dict):
         raise SettingsError(
-            f"recipe {path}: {key} must hold KEY: VALUE lines, not a {type(value).__name__}"
+            f"recipe {recipe}: {key} must hold KEY: VALUE lines, not a {type(value).__name__}"
         )
     return value

@@ -74,9 +74,11 @@ class AugmentSettings(Section):
     flip: float = Field(0.5, ge=0, le=1)
     """Probability of a horizontal flip."""
     brightness: float = Field(0.3, ge=0)
-    """Factor drawn from [1 - x, 1 + x]; so for contrast and saturation."""
+    """Factor drawn from [1 - x, 1 + x]."""
     contrast: float = Field(0.3, ge=0)
+    """Factor drawn from [1 - x, 1 + x]."""
     saturation: float = Field(0.3, ge=0)
+    """Factor drawn from [1 - x, 1 + x]."""
     hue: float = Field(0.3, ge=0, le=0.5)
     """Shift drawn from [-x, x], in turns of the colour circle."""
     grayscale: float = Field(0.1, ge=0, le=1)
@@ -159,11 +161,13 @@ class TrainSettings(Section):
     """Local training."""
 
     optimizer: Literal["adam", "sgd"] = "adam"
+    """Of local training."""
     lr: float = Field(3e-5, gt=0)
     """Learning rate."""
     momentum: float = Field(0.0, ge=0, lt=1)
     """For ``sgd``."""
     weight_decay: float = Field(0.0, ge=0)
+    """L2 penalty of the optimizer."""
     eps: float = Field(1e-8, gt=0)
     """For ``adam``."""
     schedule: Literal["constant", "cosine", "exponential"] = "constant"
@@ -174,10 +178,13 @@ class TrainSettings(Section):
     optimizer_state: Literal["reset", "persist"] = "reset"
     """What becomes of Adam's moments or SGD's momentum between a client's rounds."""
     local_epochs: int = Field(1, ge=1, le=MANY)
+    """Passes over its images that a client makes in a round."""
     batch_size: int = Field(32, ge=1, le=MANY)
+    """Images in a training batch."""
     drop_last_if_single: bool = False
     """Skip a last batch of one image: batch normalisation cannot train on it."""
     precision: Literal["32-true", "bf16-mixed"] = "32-true"
+    """Of the arithmetic, as Lightning names it."""
     channels_last: bool = True
     """Memory layout of images and convolutions; changes speed and the last bits."""
 
@@ -186,6 +193,7 @@ class FederationSettings(Section):
     """Rounds and participation."""
 
     rounds: int = Field(50, ge=1, le=MANY)
+    """Rounds of a run."""
     per_round: int | None = Field(20, ge=1, le=MANY)
     """K, the clients sampled each round; null for all."""
     bn: Literal["average", "frozen", "local"] = "average"
@@ -202,6 +210,7 @@ class EvaluationSettings(Section):
     every: int = Field(1, ge=1, le=MANY)
     """Evaluate after every n-th round; the last round always."""
     batch_size: int = Field(256, ge=1, le=MANY)
+    """Images in a batch of the evaluation."""
 
 
 class MethodSettings(Section):
@@ -217,11 +226,15 @@ class RunSettings(Section):
     """Everything that decides a run's numbers."""
 
     method: str
+    """See `feddg-bench methods`."""
     dataset: str = "digits4"
+    """See `feddg-bench datasets`."""
     protocol: str = "ltdo"
+    """Which domains are held out: ltdo, lodo or wilds."""
     scenario: str
     """Canonical name, such as ``ac-p-s``."""
     seed: int = Field(0, ge=0, lt=2**63)
+    """Of everything that is drawn: partition, initial weights, cohorts, batches."""
     data: DataSettings = DataSettings()
     augment: AugmentSettings = AugmentSettings()
     partition: PartitionSettings = PartitionSettings()
