@@ -257,3 +257,35 @@ def test_split_pairs() -> None:
         {"seeds": "1", "recipe": "quick"},
         ["lr=1", "nothing"],
     )
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        {"parameters": {"a": {"min": 1, "max": 2000}, "b": {"min": 1, "max": 1999}}},
+        {"parameters": {"a": {"min": 0, "max": 2**62}}},
+        {"method": "random", "run_cap": 10**9, "parameters": {"a": {"values": [1]}}},
+    ],
+)
+def test_a_sweep_without_end_is_refused_at_once(file: Path, layer: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match="points"):
+        load_sweep(write(file, **layer))
+
+
+def test_the_first_points_of_a_huge_grid_can_be_had(file: Path) -> None:
+    space = {"a": {"min": 0, "max": 2**62}, "b": {"values": [1, 2]}}
+    sweep = load_sweep(write(file, run_cap=3, parameters=space))
+    assert list(sweep.points()) == [{"a": 0, "b": 1}, {"a": 0, "b": 2}, {"a": 1, "b": 1}]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"min": -1.7e308, "max": 1.7e308},
+        {"min": 1e-300, "max": 1e300, "distribution": "log_uniform_values"},
+        {"min": 0.0, "max": 1.0, "q": 1e-300, "distribution": "q_uniform"},
+    ],
+)
+def test_a_range_that_numbers_cannot_span_is_refused(file: Path, spec: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match="parameter a"):
+        load_sweep(write(file, method="random", run_cap=3, parameters={"a": spec}))

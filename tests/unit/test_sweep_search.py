@@ -129,13 +129,26 @@ def test_a_bad_bound_is_refused_before_any_run(tmp_path: Path) -> None:
         open_search(load_sweep(path), tmp_path)
 
 
-def test_a_point_cut_short_is_one_sentence(sweep: Sweep, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"point": 5}',
+        '{"point": {}}',
+        '{"point": {"scenario": 0, "train.lr": 0.1, "train.optimizer": 2}}',
+        '{"point": {"scenario": 0, "train.lr": 0.1, "train.optimizer": -1}}',
+        '{"point": {"scenario": 0, "train.lr": "0.1", "train.optimizer": 0}}',
+        '{"point": {"scenario": 0, "train.lr": 7, "train.optimizer": 0}}',
+    ],
+)
+def test_a_point_that_is_none_is_one_sentence(sweep: Sweep, tmp_path: Path, text: str) -> None:
     search = BayesSearch(sweep, tmp_path, Datasets())
     search.grow()
     (path,) = search.folder.iterdir()
     assert json.loads(path.read_text())["number"] == 0
-    path.write_text("{")
-    with pytest.raises(DataError, match="delete it"):
+    path.write_text(text)
+    with pytest.raises(DataError, match=path.name):
         BayesSearch(sweep, tmp_path, Datasets()).jobs()
 
 

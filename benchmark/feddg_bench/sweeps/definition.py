@@ -25,6 +25,8 @@ _KEYS = (*_HEAD, "method", "metric", "parameters", "run_cap")
 _LISTED = ("constant", "categorical", "categorical_w_probabilities")
 _DISTRIBUTIONS = (*_LISTED, "uniform", "int_uniform", "q_uniform", "log_uniform_values")
 _MACRO = "${args_no_hyphens}"
+MAX_POINTS = 10_000
+"""Points of a sweep: more are a slip of the pen, and would be planned for hours."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,10 @@ class Range:
     log: bool = False
     step: float | None = None
     integer: bool = False
+
+    def count(self) -> int:
+        """Return how many values it has; 1 for a range of numbers that cannot be counted."""
+        return int(self.high) - int(self.low) + 1 if self.integer else 1
 
     def draw(self, uniform: float) -> float:
         """Return the number at ``uniform``, a number in [0, 1)."""
@@ -120,7 +126,8 @@ class Sweep:
         names = list(self.parameters)
         if self.method == "grid":
             values = [_listed(name, p) for name, p in self.parameters.items()]
-            for chosen in islice(product(*values), self.run_cap):
+            few = [islice(listed, self.run_cap) for listed in values]  # product lists them first
+            for chosen in islice(product(*few), self.run_cap):
                 yield dict(zip(names, chosen, strict=True))
             return
         for i in range(self.run_cap or 0):
@@ -168,6 +175,13 @@ def load_sweep(path: Path, pairs: Iterable[str] = ()) -> Sweep:
     if method == "bayes" and objective is None:
         raise SettingsError(
             f"{path}: a bayes search needs metric: {{name: val/accuracy, goal: maximize}}"
+        )
+    sizes = [len(p.values) if isinstance(p, Choice) else p.count() for p in parameters.values()]
+    points = min(cap or math.inf, math.prod(sizes) if method == "grid" else math.inf)
+    if points > MAX_POINTS:
+        raise SettingsError(
+            f"{path}: a sweep of {points:,} points is more than {MAX_POINTS:,}: give fewer values, "
+            f"or run_cap: {MAX_POINTS} for the first of them"
         )
     name = str(layer.get("name") or path.stem)
     return Sweep(name, method, _fixed(path, layer.get("command")), parameters, objective, cap)
@@ -219,6 +233,8 @@ def _parameter(path: Path, name: str, spec: Any) -> Choice | Range:
     high: Any = spec.get("max")
     if not _number(low) or not _number(high) or low > high:
         raise SettingsError(f"{where}: expected value, values, or numbers min <= max")
+    if not math.isfinite(float(high) - float(low)):
+        raise SettingsError(f"{where}: min {low} and max {high} are too far apart")
     if kind in (None, "int_uniform") and isinstance(low, int) and isinstance(high, int):
         return Range(low, high, integer=True)
     if kind == "int_uniform":
@@ -226,11 +242,13 @@ def _parameter(path: Path, name: str, spec: Any) -> Choice | Range:
     if kind == "log_uniform_values":
         if low <= 0:
             raise SettingsError(f"{where}: min of log_uniform_values must be above 0, not {low}")
+        if not math.isfinite(high / low):
+            raise SettingsError(f"{where}: min {low} and max {high} are too far apart")
         return Range(float(low), float(high), log=True)
     if kind == "q_uniform":
         q = spec.get("q", 1.0)
-        if not _number(q) or q <= 0:
-            raise SettingsError(f"{where}: q must be a step above 0, not {q!r}")
+        if not _number(q) or q <= 0 or (high - low) / q > 2**53:
+            raise SettingsError(f"{where}: q must be a step above 0 that fits the range, not {q!r}")
         return Range(float(low), float(high), step=float(q))
     return Range(float(low), float(high))
 

@@ -114,16 +114,19 @@ class BayesSearch:
         while (path := self._path(len(self._points))).exists():
             try:
                 point: Point = json.loads(path.read_bytes())["point"]
-            except (ValueError, KeyError, OSError) as error:
+                named = {name: self._value(name, point[name]) for name in self.sweep.parameters}
+            except (ValueError, LookupError, TypeError, OSError) as error:
                 raise DataError(
                     f"{path} is cut short or not a point of a search; delete it"
                 ) from error
-            named = {name: self._value(name, raw) for name, raw in point.items()}
             self._points.append((point, jobs(self.sweep.pairs(named), self.datasets)))
 
     def _value(self, name: str, raw: Any) -> Any:
         """Return a parameter's value: a choice is kept by its position."""
         parameter = self.sweep.parameters[name]
+        last = parameter.high if isinstance(parameter, Range) else len(parameter.values) - 1
+        if not (parameter.low if isinstance(parameter, Range) else 0) <= raw <= last:
+            raise ValueError(raw)
         return raw if isinstance(parameter, Range) else parameter.values[raw]
 
     def _propose(self, number: int) -> Point:
