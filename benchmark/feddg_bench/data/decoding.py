@@ -1,37 +1,41 @@
 """Images decoded into a file by several processes, block by block, so that a kill costs little.
 
-Beside the unfinished file lies its journal: a byte for every block, 1 once its pixels are on the
-disk, and 64 bytes for every image, the hash of the file it came from. Each process writes its rows
-in place; nothing but the numbers of blocks crosses between processes, and no process holds more
-than one image a thread.
+A store is a file of pixels, then a checksum for every block of images, 0 until its pixels are on
+the disk. While it is unfinished a hash of the file that each image came from follows.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
+from multiprocessing import current_process
 from pathlib import Path
 from typing import TypeGuard
-from uuid import uuid4
 
 import numpy as np
+from filelock import FileLock, Timeout
+from numpy.typing import NDArray
 
 from feddg_bench.common.errors import DataError, PluginError
 from feddg_bench.common.parallel import Team, cores, in_threads
 from feddg_bench.data.dataset import DomainDataset, FileDataset
 
-BLOCK = 256
-"""Images of a block, which is done or not; progress is told after each."""
-
+BLOCK_IMAGES = 256
+"""Most images of a block, which is done or not; progress is told after each."""
+BLOCK_BYTES = 2**26
+"""Bytes of a block, which each process has in memory, unless one image has more."""
 WORTH_A_PROCESS = 1024
 """Images for which starting one more process pays."""
 
 _HASH = 64
+_SUM = np.dtype("<u8")
+"""A block's CRC-32 plus 1."""
 _POLL_SECONDS = 0.2
 
 
@@ -39,14 +43,88 @@ class NoRoomError(DataError):
     """The disk is too full for the images that are to be decoded."""
 
 
-def image_bytes(dataset: DomainDataset, size: int) -> int:
-    """Return the bytes of one decoded image."""
-    return size * size * dataset.channels * np.dtype(dataset.pixels).itemsize
-
-
 def hashed_by_file(dataset: DomainDataset) -> TypeGuard[FileDataset]:
     """Tell whether the data set's fingerprint is the one that `FileDataset.combine` makes."""
     return isinstance(dataset, FileDataset) and type(dataset).fingerprint is FileDataset.fingerprint
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where things lie in the file of a store.
+
+    Attributes:
+        images: Number of images.
+        shape: Of one, [size, size, channels].
+        pixels: Their type.
+    """
+
+    images: int
+    shape: tuple[int, int, int]
+    pixels: str
+
+    @classmethod
+    def of(cls, dataset: DomainDataset, size: int) -> Layout:
+        """Return the layout of a data set at ``size`` pixels a side."""
+        return cls(len(dataset.records().paths), (size, size, dataset.channels), dataset.pixels)
+
+    @property
+    def image_bytes(self) -> int:
+        """Bytes of one image."""
+        return int(np.prod(self.shape)) * np.dtype(self.pixels).itemsize
+
+    @property
+    def block(self) -> int:
+        """Images of a block."""
+        return max(1, min(BLOCK_IMAGES, BLOCK_BYTES // self.image_bytes))
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks; the last one may be smaller."""
+        return -(-self.images // self.block)
+
+    @property
+    def sums_at(self) -> int:
+        """Byte at which the checksums begin."""
+        return self.images * self.image_bytes
+
+    @property
+    def length(self) -> int:
+        """Bytes of a store."""
+        return self.sums_at + self.blocks * _SUM.itemsize
+
+    def rows(self, block: int) -> range:
+        """Return the images of a block."""
+        return range(block * self.block, min((block + 1) * self.block, self.images))
+
+    def sums(self, path: Path) -> NDArray[np.uint64]:
+        """Return the checksum of each block, 0 for those that are not done."""
+        with path.open("rb") as file:
+            file.seek(self.sums_at)
+            return np.frombuffer(file.read(self.blocks * _SUM.itemsize), dtype=_SUM).copy()
+
+    def faults(self, path: Path, blocks: Iterable[int]) -> list[int]:
+        """Return those of the blocks whose pixels have not their checksum.
+
+        Raises:
+            OSError: If the file cannot be read.
+        """
+        sums = self.sums(path)
+        pixels = np.memmap(path, mode="r", shape=self.sums_at)
+
+        def is_right(block: int) -> bool:
+            rows = self.rows(block)
+            start, stop = rows.start * self.image_bytes, rows.stop * self.image_bytes
+            return checksum(pixels[start:stop]) == int(sums[block])
+
+        wanted = list(blocks)
+        return [
+            b for b, right in zip(wanted, in_threads(is_right, wanted), strict=True) if not right
+        ]
+
+
+def checksum(pixels: NDArray[np.generic]) -> int:
+    """Return what stands in a store for a block of pixels; never 0."""
+    return zlib.crc32(pixels.reshape(-1).view(np.uint8).data) + 1
 
 
 class Unfinished:
@@ -59,70 +137,57 @@ class Unfinished:
     """
 
     def __init__(self, dataset: DomainDataset, size: int, path: Path) -> None:
-        self.dataset = dataset
-        self.size = size
-        self._place(path)
-        self.images = len(dataset.records().paths)
-        self.blocks = -(-self.images // BLOCK)
-        self.length = self.images * image_bytes(dataset, size)
+        self.dataset, self.size, self.path = dataset, size, path
+        self.layout = Layout.of(dataset, size)
+        self.length = self.layout.length
+        if hashed_by_file(dataset):
+            self.length += _HASH * self.layout.images
 
-    def _place(self, path: Path) -> None:
-        self.path = path
-        self.journal = path.with_name(f"{path.name}.journal")
+    def _lock(self) -> FileLock:
+        return FileLock(self.path.with_name(f"{self.path.name}.lock"), blocking=False)
 
     @contextmanager
-    def alone(
-        self, wanted: Callable[[], bool], progress: Callable[[int, int], None] | None
-    ) -> Iterator[bool]:
+    def alone(self, progress: Callable[[int, int], None] | None) -> Iterator[None]:
         """Wait until no other process decodes these images, and keep others waiting.
 
-        Yields whether the store is still ``wanted``. Where files cannot be locked each process
-        decodes all images into a file of its own, and a kill costs what it has done.
+        Raises:
+            OSError: If the folder cannot be written or has no locks.
         """
+        if getattr(current_process(), "_inheriting", False):
+            # its parent waits for it and would never give up the lock
+            raise SystemExit(
+                "feddg-bench: a process that was to help with decoding ran the whole script again: "
+                "put what the script does under `if __name__ == '__main__':`"
+            )
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        lock = None
-        told = 0
-        while lock is None:
-            lock = self._lock()
-            if lock is None:
-                done = self._images_in(self._done())
-                if progress is not None and told < done < self.images:
-                    progress(done, self.images)
+        lock, told = self._lock(), 0
+        while not lock.is_locked:
+            try:
+                lock.acquire()
+            except Timeout:
+                done = self._images_done()
+                if progress is not None and told < done < self.layout.images:
+                    progress(done, self.layout.images)
                     told = done
                 time.sleep(_POLL_SECONDS)
+            except NotImplementedError as error:
+                raise OSError(0, "its files cannot be locked") from error
         try:
-            still_wanted = wanted()
-            if not still_wanted:
-                self.forget()  # made anew by us
-            yield still_wanted
+            yield
         finally:
-            os.close(lock)
-
-    def _lock(self) -> int | None:
-        """Return a descriptor that holds the lock, or nothing if another process holds it."""
-        descriptor = os.open(self.journal, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
-        except OSError:  # a file system without locks
-            os.close(descriptor)
-            self.journal.unlink(missing_ok=True)
-            self._place(self.path.with_name(f"{self.path.name}.{uuid4().hex}"))
-            return os.open(self.journal, os.O_RDWR | os.O_CREAT, 0o666)
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), self.journal.stat()):
-                return descriptor
-        os.close(descriptor)  # another process ended and removed it just now
-        return None
+            if not self.path.exists():  # else who goes on with it needs the same lock
+                Path(lock.lock_file).unlink(missing_ok=True)
+            lock.release()
 
     def remove_if_idle(self) -> None:
         """Remove what there is, unless a process works at it."""
         lock = self._lock()
-        if lock is not None:
-            self._remove()
-            os.close(lock)
+        try:
+            with lock:
+                self.path.unlink(missing_ok=True)
+                Path(lock.lock_file).unlink(missing_ok=True)
+        except Timeout:
+            pass
 
     def decode(self, progress: Callable[[int, int], None] | None, processes: int) -> None:
         """Decode all blocks that are not done.
@@ -133,96 +198,63 @@ class Unfinished:
         """
         try:
             done = self._prepare()
-            finished = self._images_in(done)
+            finished = self._images_done()
             if progress is not None and finished:
-                progress(finished, self.images)
-            todo = [block for block in range(self.blocks) if not done[block]]
+                progress(finished, self.layout.images)
+            todo = [block for block in range(self.layout.blocks) if not done[block]]
             for block in self._decoded(todo, processes):
-                done[block] = 1
-                finished += len(self.rows(block))
+                finished += len(self.layout.rows(block))
                 if progress is not None:
-                    progress(finished, self.images)
+                    progress(finished, self.layout.images)
         except (OSError, NoRoomError):
-            if not any(self._done()):
-                self._remove()
+            if not self._images_done():
+                self.path.unlink(missing_ok=True)
             raise
         except DataError:
-            self._remove()  # mending an image changes the content, so this is of no use
+            self.path.unlink()  # mending an image changes the content, so this is of no use
             raise
 
     def fingerprint(self) -> str:
-        """Return the fingerprint of the data set, from the journal where that has it."""
-        if hashed_by_file(self.dataset):
-            return self.dataset.combine(self._hashes())
-        return self.dataset.fingerprint()
+        """Return the fingerprint of the data set, from what was hashed while decoding if it was."""
+        dataset = self.dataset
+        if not hashed_by_file(dataset):
+            return dataset.fingerprint()
+        with self.path.open("rb") as file:
+            file.seek(self.layout.length)
+            return dataset.combine(file.read(_HASH).hex() for _ in range(self.layout.images))
 
-    def become(self, path: Path, *, keep: bool) -> None:
-        """Turn into the store ``path``, or vanish where that is to be kept."""
-        if keep:
-            self.path.unlink(missing_ok=True)
-        else:
-            self.path.replace(path)
+    def become(self, path: Path) -> None:
+        """Turn into the store ``path``."""
+        os.truncate(self.path, self.layout.length)
+        self.path.replace(path)
 
-    def forget(self) -> None:
-        """Remove the journal, and with it the lock."""
-        self.journal.unlink(missing_ok=True)
-
-    def rows(self, block: int) -> range:
-        """Return the images of a block."""
-        return range(block * BLOCK, min((block + 1) * BLOCK, self.images))
-
-    # ------------------------------------------------------------------------- the journal
-
-    def _prepare(self) -> bytearray:
-        """Make room and return the blocks that are done already."""
-        journal_length = self.blocks + (_HASH * self.images if hashed_by_file(self.dataset) else 0)
-        whole = self.path.exists() and self.path.stat().st_size == self.length
-        if not whole or self.journal.stat().st_size != journal_length:
-            for path in (self.path, self.journal):
-                path.open("ab").close()
-                os.truncate(path, 0)
-            self._check_room()
-            os.truncate(self.path, self.length)
-            os.truncate(self.journal, journal_length)
-        self._check_room()
-        return self._done()
-
-    def _check_room(self) -> None:
+    def _prepare(self) -> NDArray[np.uint64]:
+        """Make room and return the checksums of blocks."""
+        if not self.path.exists() or self.path.stat().st_size != self.length:
+            self.path.open("wb").close()
         status = self.path.stat()
         missing = self.length - status.st_blocks * 512
         free = shutil.disk_usage(self.path.parent).free
         if missing > free:
-            raise DataError(
+            raise NoRoomError(
                 f"decoding {self.dataset.title} at {self.size} px needs {missing / 2**30:,.2f} GiB "
                 f"more in {self.path.parent} but only {free / 2**30:,.2f} GiB are free: make room "
                 f"or name another folder with --cache-dir or FEDDG_CACHE"
             )
+        os.truncate(self.path, self.length)
+        return self.layout.sums(self.path)
 
-    def _done(self) -> bytearray:
-        """Return a byte for each block, 1 if it is done."""
-        with suppress(FileNotFoundError), self.journal.open("rb") as file:
-            return bytearray(file.read(self.blocks).ljust(self.blocks, b"\0"))
-        return bytearray(self.blocks)
-
-    def _images_in(self, done: bytearray) -> int:
-        return sum(len(self.rows(block)) for block in range(self.blocks) if done[block])
-
-    def _hashes(self) -> Iterator[str]:
-        with self.journal.open("rb") as file:
-            file.seek(self.blocks)
-            for _ in range(self.images):
-                yield file.read(_HASH).hex()
-
-    def _remove(self) -> None:
-        self.path.unlink(missing_ok=True)
-        self.journal.unlink(missing_ok=True)
-
-    # ---------------------------------------------------------------------------- decoding
+    def _images_done(self) -> int:
+        try:
+            done = np.flatnonzero(self.layout.sums(self.path))
+        except OSError:
+            return 0
+        return sum(len(self.layout.rows(block)) for block in done.tolist())
 
     def _decoded(self, blocks: Sequence[int], processes: int) -> Iterable[int]:
         """Decode blocks and yield each when it is done."""
         if processes == 0:
-            processes = min(cores(), len(blocks) * BLOCK // WORTH_A_PROCESS)
+            processes = min(cores(), len(blocks) * self.layout.block // WORTH_A_PROCESS)
         if min(processes, len(blocks)) > 1:
             team = Team.start(partial(Writer, self, threads=False), min(processes, len(blocks)))
             if team is not None:
@@ -240,36 +272,35 @@ class Writer:
 
     def __call__(self, block: int) -> int:
         """Decode a block and note that it is done, in this order also on the disk."""
-        unfinished = self.unfinished
-        with (
-            unfinished.path.open("r+b", buffering=0) as pixels,
-            unfinished.journal.open("r+b", buffering=0) as journal,
-        ):
-            write = partial(self._write_image, pixels.fileno(), journal.fileno())
-            for _ in (in_threads if self.threads else map)(write, unfinished.rows(block)):
-                pass
-            os.fsync(pixels)
-            os.fsync(journal)
-            _write_at(journal.fileno(), b"\1", block)
+        layout = self.unfinished.layout
+        rows = layout.rows(block)
+        pixels = np.empty((len(rows), *layout.shape), dtype=layout.pixels)
+        contents = []
+        read = (in_threads if self.threads else map)(self._read, rows)
+        for place, (content, image) in enumerate(read):
+            contents.append(content)
+            pixels[place] = image
+        with self.unfinished.path.open("r+b") as file:
+            file.seek(rows.start * layout.image_bytes)
+            file.write(pixels.view(np.uint8).data)
+            file.seek(layout.length + _HASH * rows.start)
+            file.write(b"".join(contents))
+            file.flush()
+            os.fsync(file.fileno())
+            file.seek(layout.sums_at + _SUM.itemsize * block)
+            file.write(np.array(checksum(pixels), dtype=_SUM).tobytes())
         return block
 
-    def _write_image(self, pixels: int, journal: int, index: int) -> None:
-        dataset, size = self.unfinished.dataset, self.unfinished.size
+    def _read(self, index: int) -> tuple[bytes, NDArray[np.uint8] | NDArray[np.float16]]:
+        """Return a hash of an image's file, where there is one, and the image."""
+        dataset, layout = self.unfinished.dataset, self.unfinished.layout
+        content = b""
         if hashed_by_file(dataset):  # before it is decoded, which then finds it in memory
             content = bytes.fromhex(dataset.content(index))
-            _write_at(journal, content, self.unfinished.blocks + _HASH * index)
-        image = np.ascontiguousarray(dataset.read(index, size))
-        shape = (size, size, dataset.channels)
-        if image.shape != shape or image.dtype != np.dtype(dataset.pixels):
+        image = dataset.read(index, self.unfinished.size)
+        if image.shape != layout.shape or image.dtype != np.dtype(layout.pixels):
             raise PluginError(
                 f"{type(dataset).__name__}.read gave {image.dtype} {list(image.shape)} for image "
-                f"{index}; expected {dataset.pixels} {list(shape)}"
+                f"{index}; expected {layout.pixels} {list(layout.shape)}"
             )
-        _write_at(pixels, image.view(np.uint8).data.cast("B"), index * image.nbytes)
-
-
-def _write_at(descriptor: int, data: bytes | memoryview, place: int) -> None:
-    view = memoryview(data)
-    while len(view):
-        written = os.pwrite(descriptor, view, place)
-        view, place = view[written:], place + written
+        return content, image

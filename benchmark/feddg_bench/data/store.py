@@ -1,13 +1,12 @@
 """Images decoded once, into one memory-mapped array that every process of a machine shares.
 
-A store is a file of nothing but pixels, so its length tells whether it is whole, and its name says
-all that decides them: data set, version, content, size and `RESIZE_RULE`.
+A store's name says all that decides its pixels: data set, version, content, size and `RESIZE_RULE`.
 `feddg_bench.data.decoding` writes it under another name and it is renamed when complete.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +18,13 @@ from numpy.typing import NDArray
 from feddg_bench.common.errors import DataError
 from feddg_bench.common.files import replacing
 from feddg_bench.data.dataset import DomainDataset
-from feddg_bench.data.decoding import Unfinished, hashed_by_file, image_bytes
+from feddg_bench.data.decoding import Layout, Unfinished, hashed_by_file
 
 RESIZE_RULE = 1
 """Version of `feddg_bench.data.dataset.read_image`: RGB, squashed, bilinear with antialiasing."""
+CHECKED_BYTES = 4 * 2**30
+"""Of a store's pixels that are compared with their checksums when it is opened; of a larger store
+blocks at even distances. ``data check`` compares all."""
 
 Progress = Callable[[int, int], None]
 """Called with the number of images done and their total."""
@@ -69,23 +71,44 @@ def open_store(
         processes: That decode; 0 is a core each, if there are images enough.
 
     Raises:
-        DataError: If an image cannot be decoded, or the store cannot be written.
+        DataError: If an image cannot be decoded, the store cannot be written, or its pixels are not
+            those that were written.
     """
-    records = dataset.records()
-    shape = (len(records.paths), size, size, dataset.channels)
-    length = len(records.paths) * image_bytes(dataset, size)
+    records, layout = dataset.records(), Layout.of(dataset, size)
     stamp = dataset.stamp()
     fingerprint = _noted(_note(dataset, cache_dir, stamp))
     if fingerprint is None and (
-        not hashed_by_file(dataset) or any(_stores(dataset, size, cache_dir, length))
+        not hashed_by_file(dataset) or any(_stores(dataset, size, cache_dir))
     ):  # else the images are hashed while they are decoded, so that each is read once
         fingerprint = known_fingerprint(dataset, cache_dir)
-    if fingerprint is None or not _whole(_path(dataset, size, cache_dir, fingerprint), length):
+    if fingerprint is None or not _whole(_path(dataset, size, cache_dir, fingerprint), layout):
         fingerprint = _build(dataset, size, cache_dir, stamp, progress, processes)
     path = _path(dataset, size, cache_dir, fingerprint)
+    step = -(-layout.sums_at // CHECKED_BYTES)
+    check_store(path, layout, range(0, layout.blocks, step))
+    shape = (layout.images, *layout.shape)
     images = np.memmap(path, dtype=dataset.pixels, mode="r", shape=shape)
     groups = np.empty(0, dtype=np.int64) if records.groups is None else records.groups
     return Store(images, records.labels, records.domains, records.paths, fingerprint, groups)
+
+
+def check_store(path: Path, layout: Layout, blocks: range | None = None) -> None:
+    """Compare a store's blocks, by default all, with their checksums.
+
+    Raises:
+        DataError: If one differs.
+    """
+    try:
+        faults = layout.faults(path, range(layout.blocks) if blocks is None else blocks)
+    except OSError as error:
+        raise DataError(f"cannot read the decoded images {path}: {error.strerror}") from error
+    if faults:
+        rows = layout.rows(faults[0])
+        raise DataError(
+            f"the decoded images {path} have been changed since they were written, the first ones "
+            f"between image {rows.start} and {rows.stop - 1}: delete that file, and the same "
+            f"command decodes them again; check the disk"
+        )
 
 
 def known_fingerprint(dataset: DomainDataset, cache_dir: Path) -> str:
@@ -118,29 +141,21 @@ def _build(
 
     An interrupted build goes on where it stopped, as long as the files have the same stamp.
     """
-    total = len(dataset.records().paths)
-    length = total * image_bytes(dataset, size)
+    layout, note = Layout.of(dataset, size), _note(dataset, cache_dir, stamp)
     # `.unfinished` may neither look like a store nor be taken for one of another copy
     unfinished = Unfinished(dataset, size, _path(dataset, size, cache_dir, stamp, ".unfinished"))
-
-    def wanted() -> bool:
-        """Tell whether another process has finished it meanwhile."""
-        known = _noted(_note(dataset, cache_dir, stamp))
-        return known is None or not _whole(_path(dataset, size, cache_dir, known), length)
-
     try:
-        with unfinished.alone(wanted, progress) as still_wanted:
-            if still_wanted:
-                _remove_stale(dataset, size, cache_dir, unfinished)
+        with unfinished.alone(progress):
+            known = _noted(note)  # by another process meanwhile
+            if known is None or not _whole(_path(dataset, size, cache_dir, known), layout):
+                _tidy(dataset, size, cache_dir, unfinished.path)
                 unfinished.decode(progress, processes)
                 fingerprint = unfinished.fingerprint()
-                path = _path(dataset, size, cache_dir, fingerprint)
-                unfinished.become(path, keep=_whole(path, length))
-                _write_note(_note(dataset, cache_dir, stamp), fingerprint)
-                unfinished.forget()  # last, as who waits for it looks for the note then
+                unfinished.become(_path(dataset, size, cache_dir, fingerprint))
+                _write_note(note, fingerprint)
     except OSError as error:
         raise DataError(
-            f"cannot write the {length / 2**30:,.2f} GiB of decoded images to "
+            f"cannot write the {layout.length / 2**30:,.2f} GiB of decoded images to "
             f"{cache_dir / 'stores'}: {error.strerror}; make room or name another folder with "
             f"--cache-dir or FEDDG_CACHE"
         ) from error
@@ -161,25 +176,27 @@ def _kind(dataset: DomainDataset | type[DomainDataset]) -> str:
     return "rgb" if (channels, pixels) == (3, "uint8") else f"{channels}x{pixels}"
 
 
-def _stores(dataset: DomainDataset, size: int, cache_dir: Path, length: int) -> Iterator[Path]:
-    """Yield the whole stores of the data set at a size, of whatever content."""
-    pattern = _path(dataset, size, cache_dir, "*")
-    return (path for path in pattern.parent.glob(pattern.name) if _whole(path, length))
+def _stores(dataset: DomainDataset, size: int, cache_dir: Path) -> list[Path]:
+    """Return the whole stores of the data set at a size, of whatever content."""
+    pattern, layout = _path(dataset, size, cache_dir, "*"), Layout.of(dataset, size)
+    return [path for path in pattern.parent.glob(pattern.name) if _whole(path, layout)]
 
 
-def _whole(path: Path, length: int) -> bool:
+def _whole(path: Path, layout: Layout) -> bool:
     try:
-        return path.stat().st_size == length
+        return path.stat().st_size == layout.length
     except OSError:
         return False
 
 
-def _remove_stale(dataset: DomainDataset, size: int, cache_dir: Path, present: Unfinished) -> None:
-    """Remove unfinished stores of files that have changed since, unless a process is at it."""
+def _tidy(dataset: DomainDataset, size: int, cache_dir: Path, present: Path) -> None:
+    """Remove what processes that were killed left, unless another one goes on with it."""
     pattern = _path(dataset, size, cache_dir, "*", ".unfinished")
-    for path in pattern.parent.glob(pattern.name):
-        if path != present.path:
-            Unfinished(dataset, size, path).remove_if_idle()
+    for lock in pattern.parent.glob(f"{pattern.name}.lock"):
+        if lock.with_suffix("") != present:
+            Unfinished(dataset, size, lock.with_suffix("")).remove_if_idle()
+    for note in (cache_dir / "fingerprints").glob("*.part"):
+        note.unlink(missing_ok=True)  # whoever writes it now only reads its files again
 
 
 def _note(dataset: DomainDataset, cache_dir: Path, stamp: str) -> Path:
