@@ -119,7 +119,7 @@ class TestPrepare:
         assert code == 0
         assert "pacs at 8 px: 56 images, 0.00 GiB, decoded in 0 s: " in out
         files = sorted((tmp_path / "cache" / "stores").iterdir())
-        assert sorted(path.stat().st_size for path in files) == [56 * 192, 56 * 768]
+        assert sorted(path.stat().st_size for path in files) == [56 * 192 + 8, 56 * 768 + 8]
         assert all(str(path) in out for path in files)
         _, again, _ = feddg("prepare", "pacs", "--size", "8", "--data-root", tiny)
         assert "decoded already" in again

@@ -48,7 +48,7 @@ def record(feddg: Run, root: Path, name: str, *arguments: str) -> RunRecord:
 
 def images(found: RunRecord) -> dict[str, int]:
     """Return the images of each split."""
-    return {split: sum(counts.values()) for split, counts in found.data["images"].items()}
+    return {split: sum(counts.values()) for split, counts in found.data.images.items()}
 
 
 def test_officehome(feddg: Run, tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_minidomainnet_joins_the_lists_in_its_recipe(feddg: Run, tmp_path: Path)
     chosen = ("--protocol", "lodo", "--scenario", "sketch", "data.id_val_fraction=0.34")
     found = record(feddg, root, "minidomainnet", *chosen)
     assert images(found) == {"train": 756, "id_val": 378, "test": 378}
-    assert found.partition["clients"] == 6
+    assert found.partition.clients == 6
     assert found.recipe == "fedccrl"
 
 
@@ -83,7 +83,7 @@ def test_terraincognita(feddg: Run, tmp_path: Path) -> None:
     found = record(feddg, root, "terraincognita", *chosen)
     assert images(found) == {"train": 93, "id_val": 30, "test": 41}
     assert found.scenario.name == "38+43+100-46"
-    assert found.partition["clients"] == 3
+    assert found.partition.clients == 3
     assert found.settings["federation"]["bn"] == "frozen"
 
 
@@ -93,7 +93,7 @@ def test_rmnist_with_both_networks(feddg: Run, tmp_path: Path, backbone: str) ->
     chosen = ("--protocol", "lodo", "--scenario", "75", "--method", "ppdg", "data.image_size=28")
     found = record(feddg, root, "rmnist", *chosen, f"backbone.name={backbone}")
     assert found.scenario.name == "0+15+30+45+60-75"
-    assert found.partition["clients"] == 5
+    assert found.partition.clients == 5
     assert sum(images(found).values()) == 600
     assert found.settings["hyper"]["strength"] == 0.001
     assert found.settings["train"]["batch_size"] == 64
@@ -260,7 +260,7 @@ def test_iwildcam(feddg: Run, tmp_path: Path, recipe: str) -> None:
 def test_iwildcam_with_a_client_for_each_place(feddg: Run, tmp_path: Path) -> None:
     chosen = ("partition.kind=domain", "--per-round", "4")
     found = official(feddg, tmp_path, "iwildcam", *chosen)
-    assert found.partition["clients"] == 8
+    assert found.partition.clients == 8
 
 
 @needs_wilds
@@ -269,7 +269,7 @@ def test_camelyon17(feddg: Run, tmp_path: Path, recipe: str) -> None:
     few = () if recipe == "ppdg" else ("--clients", "6")
     found = official(feddg, tmp_path, "camelyon17", "--recipe", recipe, *few)
     assert images(found) == {"train": 162, "id_val": 18, "val": 60, "test": 60}
-    assert found.partition["clients"] == (3 if recipe == "ppdg" else 6)
+    assert found.partition.clients == (3 if recipe == "ppdg" else 6)
     evaluation = found.evaluation()
     assert set(evaluation["id_val"]) == {"hospital_0", "hospital_3", "hospital_4", "all"}
     for split, slides in (("val", (10, 13)), ("test", (20, 23))):
@@ -283,7 +283,7 @@ def test_camelyon17(feddg: Run, tmp_path: Path, recipe: str) -> None:
 def test_fmow(feddg: Run, tmp_path: Path) -> None:
     found = official(feddg, tmp_path, "fmow", "--method", "ppdg", "--rounds", "2")
     assert images(found) == {"train": 255, "id_val": 43, "id_test": 42, "val": 91, "test": 64}
-    assert found.partition["clients"] == 11
+    assert found.partition.clients == 11
     assert [len(entry.cohort) for entry in found.rounds] == [5, 5]
     assert found.settings["hyper"]["strength"] == 0.05
     test = found.evaluation()["test"]
@@ -307,7 +307,7 @@ def test_poverty_in_two_of_its_folds(feddg: Run, tmp_path: Path) -> None:
     }  # fmt: skip
     assert images(records["fold-C"])["train"] == 14 * 164 - 2000
     assert records["fold-A"].key != records["fold-C"].key
-    assert first.partition["clients"] == 26
+    assert first.partition.clients == 26
     assert [len(entry.cohort) for entry in first.rounds] == [13, 13]
     assert (first.task, first.metric) == ("regression", "pearson")
     assert first.settings["train"]["schedule"] == "exponential"

@@ -143,15 +143,7 @@ def _splits(settings: RunSettings, dataset: DomainDataset, scenario: Scenario) -
             )
         return published_splits(published)
     if split_csv is not None:
-        return read_split_csv(
-            Path(split_csv),
-            scenario,
-            records.paths,
-            records.domains,
-            records.labels,
-            dataset.domains,
-            dataset.classes,
-        )
+        return read_split_csv(Path(split_csv), scenario, dataset)
     return split_by_domain(
         scenario,
         records.domains,

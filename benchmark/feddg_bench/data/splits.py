@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -93,58 +92,109 @@ def published_splits(places: NDArray[np.integer]) -> Splits:
     return _collect(np.asarray(places, dtype=np.int64), "get the data set's split again")
 
 
-def read_split_csv(
-    path: Path,
-    scenario: Scenario,
-    paths: Sequence[str],
-    domains: NDArray[np.integer],
-    labels: NDArray[np.integer] | NDArray[np.floating],
-    domain_names: Sequence[str],
-    class_names: Sequence[str],
-) -> Splits:
+def read_split_csv(path: Path, scenario: Scenario | None, dataset: DomainDataset) -> Splits:
     """Read a split file in the form of FedDG_Benchmark (Bai et al., ICLR 2024).
 
     Columns are found by name: split, domain and path are required, y and category are checked where
-    present, others are ignored. Rows are matched to images by path, whose suffix may differ, since
-    copies of a data set are stored as JPEG or PNG. Of a regression neither y nor category is
-    checked.
+    present, others are ignored. Rows are matched to images by path, ``domain/category/file``, whose
+    suffix may differ, since copies of a data set are stored as JPEG or PNG. Of a regression neither
+    y nor category is checked.
 
     Args:
         path: The CSV file, UTF-8.
-        scenario: Domains by role, which the file must fit.
-        paths: Path of every image below the data set's folder, ``domain/category/file``.
-        domains: Domain id of every image.
-        labels: Label of every image.
-        domain_names: Names of the domain ids.
-        class_names: Names of the labels; empty for a regression.
+        scenario: Domains by role, which the file must fit; ``None`` for those of the file.
+        dataset: Whose images the file lists.
 
     Raises:
         DataError: If the file is unreadable or does not describe this data set and scenario; the
             message gives the line.
     """
-    rows = list(_read_rows(path, paths))
-    images = np.array([row.image for row in rows], dtype=np.int64)
-    for row in rows:
-        truth = domain_names[domains[row.image]]
-        if row.domain != truth:
-            raise _error(path, row, f"domain is {row.domain!r} but the image lies in {truth!r}")
-        if not class_names:
+    records = dataset.records()
+    roles = {} if scenario is None else _roles(scenario)
+    exact = {name: image for image, name in enumerate(records.paths)}
+    stems = {_stem(name): image for name, image in exact.items()}
+    split_of = np.full(len(exact), -1)
+    lines: dict[int, int] = {}
+    faults: dict[str, str] = {}  # the first of each kind that is told only of a whole file
+    shifts = set()
+    for line, cells in _read_cells(path):
+        where, split, domain = f"{path}, line {line}: ", cells["split"], cells["domain"]
+        if split not in SPLITS:
+            raise DataError(where + unknown("split", split, SPLITS))
+        name = str(PurePosixPath(cells["path"].replace("\\", "/")))
+        image = exact.get(name, stems.get(_stem(name)))
+        if image is None:
+            raise DataError(
+                f"{where}the data set has no image {cells['path']!r}; paths are relative to its "
+                f"folder, such as {records.paths[0]}"
+            )
+        if image in lines:
+            raise DataError(
+                f"{where}image {name} is already in line {lines[image]}; list every image once"
+            )
+        lines[image] = line
+        split_of[image] = SPLITS.index(split)
+        mend = "; use the split file of this data set"
+        truth = dataset.domains[records.domains[image]]
+        if domain != truth:
+            raise DataError(f"{where}domain is {domain!r} but the image lies in {truth!r}{mend}")
+        if scenario is not None and roles[domain] != ROLES[split]:
+            faults.setdefault(
+                "role",
+                f"{where}{domain} is in split {split} but scenario {scenario.name} has it as "
+                f"{roles[domain]} domain; leave --scenario out for that of the file",
+            )
+        if not dataset.classes:
             continue
-        category = class_names[int(labels[row.image])]
-        if row.category not in (None, category):
-            raise _error(path, row, f"category is {row.category!r} but the image's is {category!r}")
-    if class_names:
-        _check_labels(path, rows, labels[images].astype(np.int64))
-    absent = np.setdiff1d(np.arange(len(paths)), images)
-    if len(absent):
+        label = int(records.labels[image])
+        category, y = cells.get("category"), cells.get("y", str(label))
+        if category not in (None, dataset.classes[label]):
+            truth = dataset.classes[label]
+            raise DataError(f"{where}category is {category!r} but the image's is {truth!r}{mend}")
+        try:
+            shifts.add(int(y) - label)
+        except ValueError:
+            raise DataError(f"{where}y is {y!r}, not a whole number{mend}") from None
+        if int(y) != label:
+            faults.setdefault("y", f"{where}y is {y} but the image's label is {label}{mend}")
+    if "y" in faults and len(shifts) == 1:
+        (shift,) = shifts
         raise DataError(
-            f"{path} lacks {len(absent)} of the data set's {len(paths)} images, such as "
-            f"{paths[absent[0]]}; a split file lists every image once"
+            f"{path}: labels differ by a constant {shift} from the data set's in all {len(lines)} "
+            f"rows; subtract {shift} from column y, or leave the column out"
         )
-    _check_scenario(path, rows, scenario)
-    split_of = np.empty(len(paths), dtype=np.int64)
-    split_of[images] = [SPLITS.index(row.split) for row in rows]
+    if "y" in faults:
+        raise DataError(faults["y"])
+    if len(lines) < len(exact):
+        absent, first = len(exact) - len(lines), records.paths[int(np.argmin(split_of))]
+        raise DataError(
+            f"{path} lacks {absent} of the data set's {len(exact)} images, such as {first}; a "
+            f"split file lists every image once"
+        )
+    if faults:
+        raise DataError(faults["role"])
+    if scenario is None:
+        scenario_of(path, dataset)
     return _collect(split_of, f"mend the column split of {path}")
+
+
+def scenario_of(path: Path, dataset: DomainDataset) -> Scenario:
+    """Return the scenario of a split file, by the domains in its splits.
+
+    Raises:
+        DataError: If it cannot be read or fits none.
+    """
+    cells = (cells for _, cells in _read_cells(path))
+    roles = {(row["domain"], ROLES.get(row["split"], "")) for row in cells}
+    for protocol in ("lodo", "ltdo"):
+        with suppress(SettingsError):  # too few domains for it
+            for scenario in scenarios(protocol, dataset.domains, dataset.letters, "all"):
+                if set(_roles(scenario).items()) == roles:
+                    return scenario
+    raise DataError(
+        f"{path} fits no scenario of {dataset.title}: expected every domain in the splits of one "
+        f"role, training (train, id_val, id_test), val or test, and one test domain"
+    )
 
 
 def scenarios_with_files(
@@ -167,22 +217,10 @@ def scenarios_with_files(
     chosen = scenarios(protocol, dataset.domains, dataset.letters, select, dataset.official)
     if protocol == "wilds":
         return [(scenario, path) for scenario in chosen]
-    known: dict[frozenset[tuple[str, str]], Scenario] = {}
-    for kind in ("lodo", "ltdo"):
-        with suppress(SettingsError):  # too few domains for it
-            every = scenarios(kind, dataset.domains, dataset.letters, "all")
-            known.update({frozenset(_roles(one).items()): one for one in every})
     found: dict[str, tuple[Scenario, Path]] = {}
     others = []
     for file in sorted(path.glob("*.csv")) if path.is_dir() else [path]:
-        cells = (cells for _, cells in _read_cells(file))
-        roles = frozenset((row["domain"], ROLES.get(row["split"], "")) for row in cells)
-        scenario = known.get(roles)
-        if scenario is None:
-            raise DataError(
-                f"{file} fits no scenario of {dataset.title}: expected every domain in the splits "
-                f"of one role, training (train, id_val, id_test), val or test, and one test domain"
-            )
+        scenario = scenario_of(file, dataset)
         if scenario.protocol != protocol:
             others.append(f"--protocol {scenario.protocol} --scenario {scenario.name}")
         elif scenario.name not in found:
@@ -216,50 +254,6 @@ def _collect(split_of: NDArray[np.int64], advice: str) -> Splits:
     return {split: index for split, index in splits.items() if len(index)}
 
 
-# ------------------------------------------------------------------------------- split files
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """One row, matched to its image; ``None`` for a column that the file has not."""
-
-    line: int
-    image: int
-    split: str
-    domain: str
-    category: str | None
-    y: str | None
-
-
-def _error(path: Path, row: _Row, what: str) -> DataError:
-    return DataError(f"{path}, line {row.line}: {what}; use the split file of this data set")
-
-
-def _read_rows(path: Path, paths: Sequence[str]) -> Iterator[_Row]:
-    exact = {name: i for i, name in enumerate(paths)}
-    stems = {_stem(name): i for name, i in exact.items()}
-    lines: dict[int, int] = {}
-    for line, cells in _read_cells(path):
-        where = f"{path}, line {line}: "
-        if cells["split"] not in SPLITS:
-            raise DataError(where + unknown("split", cells["split"], SPLITS))
-        name = str(PurePosixPath(cells["path"].replace("\\", "/")))
-        image = exact.get(name, stems.get(_stem(name)))
-        if image is None:
-            raise DataError(
-                f"{where}the data set has no image {cells['path']!r}; paths are relative to its "
-                f"folder, such as {paths[0]}"
-            )
-        if image in lines:
-            raise DataError(
-                f"{where}image {name} is already in line {lines[image]}; list every image once"
-            )
-        lines[image] = line
-        yield _Row(
-            line, image, cells["split"], cells["domain"], cells.get("category"), cells.get("y")
-        )
-
-
 def _read_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield line number and cells by column; a cell that a short row lacks is empty."""
     try:
@@ -282,48 +276,3 @@ def _read_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 def _stem(name: str) -> str:
     path = PurePosixPath(name)
     return str(path.with_suffix("")) if path.suffix.lower() in IMAGE_SUFFIXES else name
-
-
-def _check_labels(path: Path, rows: Sequence[_Row], labels: NDArray[np.integer]) -> None:
-    """Compare column y, where present, with the labels of the rows' images."""
-    offsets = []
-    for row, label in zip(rows, labels.tolist(), strict=True):
-        if row.y is None:
-            return
-        try:
-            offsets.append(int(row.y) - label)
-        except ValueError:
-            raise _error(path, row, f"y is {row.y!r}, not a whole number") from None
-    wrong = [i for i, offset in enumerate(offsets) if offset]
-    if not wrong:
-        return
-    if len(set(offsets)) == 1:
-        raise DataError(
-            f"{path}: labels differ by a constant {offsets[0]} from the data set's in all "
-            f"{len(rows)} rows; subtract {offsets[0]} from column y, or leave the column out"
-        )
-    row, label = rows[wrong[0]], labels[wrong[0]]
-    raise _error(path, row, f"y is {row.y} but the image's label is {label}")
-
-
-def _check_scenario(path: Path, rows: Iterable[_Row], scenario: Scenario) -> None:
-    """Compare the domains in each split with the scenario's."""
-    roles = _roles(scenario)
-    found: dict[str, dict[str, None]] = {"train": {}, "val": {}, "test": {}}  # ordered sets
-    first = None
-    for row in rows:
-        found[ROLES[row.split]][row.domain] = None
-        if first is None and roles[row.domain] != ROLES[row.split]:
-            first = row
-    if first is None:
-        return
-    train, val, test = (list(domains) for domains in found.values())
-    pure = len({*train, *val, *test}) == len(train) + len(val) + len(test)
-    fits = "fits no scenario, since a split or a domain is mixed"
-    if pure and train and len(val) <= 1 and len(test) == 1:
-        name = "-".join(["+".join(train), *val, *test])
-        fits = f"fits --protocol {'ltdo' if val else 'lodo'} --scenario {name}"
-    raise DataError(
-        f"{path}, line {first.line}: {first.domain} is in split {first.split} but scenario "
-        f"{scenario.name} has it as {roles[first.domain]} domain; the file {fits}"
-    )

@@ -342,15 +342,7 @@ def _splits(plan: Plan, dataset: DomainDataset, store: Store) -> Splits:
             )
         return published_splits(published)
     if settings.split_csv is not None:
-        return read_split_csv(
-            Path(settings.split_csv),
-            plan.scenario,
-            store.paths,
-            store.domains,
-            store.labels,
-            dataset.domains,
-            dataset.classes,
-        )
+        return read_split_csv(Path(settings.split_csv), plan.scenario, dataset)
     return split_by_domain(
         plan.scenario,
         store.domains,

@@ -18,8 +18,7 @@ from feddg_bench.data.dataset import DomainDataset, FileDataset, Records
 from feddg_bench.data.decoding import hashed_by_file
 from feddg_bench.data.fetch.mirrors import RECEIPT
 from feddg_bench.data.image_folders import ImageFolderDataset, is_image, match_folders
-from feddg_bench.data.inspect.split_check import split_error
-from feddg_bench.data.splits import SPLITS
+from feddg_bench.data.splits import SPLITS, read_split_csv
 
 CHECKED_SIZE = 64
 """Pixels a side at which images are decoded; equal ones there are called duplicates."""
@@ -111,9 +110,10 @@ def examine(
         _look_at_folders(dataset, records, found)
     _decode(dataset, records, found, progress)
     if split_csv is not None:
-        error = split_error(split_csv, dataset, records)
-        if error is not None:
-            found.findings.append(Finding("split", error))
+        try:
+            read_split_csv(split_csv, None, dataset)
+        except DataError as error:
+            found.findings.append(Finding("split", str(error)))
     return found
 
 
