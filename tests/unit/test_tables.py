@@ -20,7 +20,6 @@ from feddg_bench.analysis.tables.build import build
 from feddg_bench.analysis.tables.describe import Description, load_description, named_tables
 from feddg_bench.analysis.tables.generic import generic_tables
 from feddg_bench.analysis.tables.grid import Grid
-from feddg_bench.analysis.tables.html import html
 from feddg_bench.analysis.tables.writers import csv_text, latex, latex_document, markdown
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.records.published import published_number, wrong_averages
@@ -334,7 +333,7 @@ def test_same_records_same_bytes_in_any_order(add: Add, tmp_path: Path) -> None:
                 add(method, scenario, seed, (0.3 + seed / 10,))
     runs = read_runs(tmp_path)
     (one,), (two,) = generic_tables(runs), generic_tables(runs[::-1])
-    for write in (markdown, latex, csv_text, html):
+    for write in (markdown, latex, csv_text):
         texts = {write(build(t.name, t.description, t.runs)) for t in (one, two)}
         assert len(texts) == 1
 
@@ -599,16 +598,6 @@ def test_latex_has_minus_signs_not_hyphens(add: Add, tmp_path: Path) -> None:
     text = latex(generic(tmp_path))
     assert "$-$25.00 [$-$25.00, $-$25.00]" in text
     assert "\nfeddg-ga & " in text
-
-
-def test_html_asks_for_nothing_and_escapes(add: Add, tmp_path: Path) -> None:
-    record = add()
-    table = user_table(title="<b>a</b> & b")
-    text = html(build("mine", table, read_runs(tmp_path)))
-    assert "&lt;b&gt;a&lt;/b&gt; &amp; b" in text
-    assert f'data-runs="{record.key}"' in text
-    assert "http" not in text
-    assert "<script" not in text
 
 
 def test_markdown_has_as_many_cells_in_every_line(add: Add, tmp_path: Path) -> None:

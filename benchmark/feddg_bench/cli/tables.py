@@ -26,7 +26,7 @@ Names = Annotated[
     ),
 ]
 Out = Annotated[Path | None, typer.Option(help="Folder to write to; default RESULTS/tables.")]
-Formats = Annotated[str, typer.Option("--format", help="Comma-separated: md, tex, csv, html.")]
+Formats = Annotated[str, typer.Option("--format", help="Comma-separated: md, tex, csv.")]
 Select = Annotated[
     str | None,
     typer.Option(help="last, best_by_val, best_by_id_val or oracle; default is each paper's own."),
@@ -40,7 +40,7 @@ def tables_command(
     tables: Names = None,
     results: Annotated[Path, typer.Option(help="Folder of records.")] = Path("results"),
     out: Out = None,
-    formats: Formats = "md,tex,csv,html",
+    formats: Formats = "md,tex,csv",
     select: Select = None,
     against: Against = None,
 ) -> None:

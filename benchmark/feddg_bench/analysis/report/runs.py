@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from feddg_bench.analysis.report.pool import Pool
-from feddg_bench.analysis.report.repeat import repeat_command
+from feddg_bench.analysis.tables.commands import repeat_command
 from feddg_bench.records import metrics
 from feddg_bench.records.record import Costs, Evaluation, RoundRecord, RunRecord
 from feddg_bench.records.rules import CHOOSING, RULES, best_round, pooled

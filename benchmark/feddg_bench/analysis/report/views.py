@@ -9,10 +9,10 @@ from typing import Any
 from feddg_bench.analysis.report.pool import Pool
 from feddg_bench.analysis.report.runs import SPLITS, Details, metrics_of
 from feddg_bench.analysis.tables.build import build
+from feddg_bench.analysis.tables.columns import Column
 from feddg_bench.analysis.tables.describe import ColumnSpec, Description, GroupSpec, Summary
-from feddg_bench.analysis.tables.entries import DASH
 from feddg_bench.analysis.tables.generic import Generic, shown_as
-from feddg_bench.analysis.tables.grid import Column, Entry, Grid, Line
+from feddg_bench.analysis.tables.grid import DASH, Entry, Grid, Line
 from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.rules import RULES, Rule
 from feddg_bench.records.runs import Run
@@ -190,7 +190,7 @@ def _of(line: Line | None, place: int) -> Entry | None:
 
 def _column(column: Column, place: int) -> list[Any]:
     """Return head, kind, scenario and position of a column."""
-    return [column.head, column.kind, column.facts["scenario"], place]
+    return [column.head, column.kind, column.facts()["scenario"], place]
 
 
 def _cell(

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from feddg_bench.analysis.tables import captions, papers
+from feddg_bench.analysis.tables import captions
 from feddg_bench.analysis.tables.columns import (
+    Column,
+    Kind,
     Measured,
-    Shown,
     measured_columns,
     shown_columns,
-    varied_keys,
 )
 from feddg_bench.analysis.tables.commands import fill_commands
-from feddg_bench.analysis.tables.describe import Description
-from feddg_bench.analysis.tables.entries import DASH, compared, gap, silence
-from feddg_bench.analysis.tables.grid import Entry, Grid, Kind, Line
+from feddg_bench.analysis.tables.describe import Description, Where
+from feddg_bench.analysis.tables.grid import Entry, Grid, Line
 from feddg_bench.analysis.tables.rows import Row, make_rows
-from feddg_bench.records.metrics import find_metric
-from feddg_bench.records.rules import Rule
+from feddg_bench.records.published import Published, published_accuracy, published_number
+from feddg_bench.records.record import ScenarioRecord
+from feddg_bench.records.rules import CHOOSING, Rule
 from feddg_bench.records.runs import Run
 from feddg_bench.records.statistics import (
     TIE,
@@ -34,6 +35,8 @@ from feddg_bench.records.statistics import (
 
 MARKED: tuple[Kind, ...] = ("measured", "mean")
 COMPARED: tuple[Kind, ...] = ("wins", "difference", "p_value")
+PUBLISHED: tuple[Kind, ...] = ("measured", "mean", "p_value")
+"""Kinds of columns that papers print."""
 
 
 def build(
@@ -63,15 +66,7 @@ def build(
 
 
 class _Builder:
-    """Fills a table; what it gathers on the way are footnotes.
-
-    Args:
-        name: Stem of its files.
-        description: Rows and columns.
-        columns: Measured columns.
-        rows: Rows with their samples.
-        any_paper: See `build`.
-    """
+    """Fills a table; what it gathers on the way are footnotes. For arguments see `build`."""
 
     def __init__(
         self,
@@ -84,6 +79,7 @@ class _Builder:
     ) -> None:
         self.name, self.description = name, description
         self.columns, self.rows, self.any_paper = columns, rows, any_paper
+        self.shown = tuple(shown_columns(description, columns))
         found: dict[int, set[Unit]] = {column.number: set() for column in columns}
         for row in rows:
             for unit, _ in row.sample:
@@ -92,54 +88,56 @@ class _Builder:
         self.seeds = sorted({seed for row in rows for _, seed in row.sample})
         self.footnotes: list[str] = []
         self.fills: dict[tuple[str, str], None] = {}
-        self.reference = _reference(rows, description.against)
-        self.compared: dict[tuple[int, frozenset[int]], Comparison] = {}
+        against = [r for r in rows if r.method == description.against and r.sample and r.method]
+        self.reference = max(against, key=lambda row: len(row.sample), default=None)
+        self.comparisons: dict[tuple[int, frozenset[int]], Comparison] = {}
         self.ranks: dict[tuple[Unit, ...], list[float | None]] = {}
         # Accuracies tie within TIE whatever their table prints; others if they print the same.
         self.tie = TIE if description.unit == "%" else 0.5 * 10.0**-description.decimals
 
     def grid(self) -> Grid:
-        shown = shown_columns(self.description, self.columns)
-        ours = [self._line(row, shown) for row in self.rows]
-        for position, column in enumerate(shown):
+        ours = [self._line(row) for row in self.rows]
+        for position, column in enumerate(self.shown):
             self._mark(ours, position, column)
         lines: list[Line] = []
         for row, line in zip(self.rows, ours, strict=True):
-            published = [self._published(row, column) for column in shown]
+            published = tuple(self._published(row, column) for column in self.shown)
             if row.where is not None:
                 lines.append(line)
             if any(published):
                 label = row.label if row.where is None else "published"
                 facts = {"method": row.method}
-                lines.append(Line("published", row.label, label, tuple(published), facts))
-                gaps = [
-                    gap(e, p, c) for e, p, c in zip(line.entries, published, shown, strict=True)
-                ]
+                lines.append(Line("published", row.label, label, published, facts))
+                gaps = tuple(map(_gap, line.entries, published, self.shown))
                 if any(gaps):
-                    lines.append(Line("difference", row.label, "difference", tuple(gaps), facts))
+                    lines.append(Line("difference", row.label, "difference", gaps, facts))
+        oracle = any(column.rule == "oracle" for column in self.columns if column.split)
         return Grid(
             self.name,
-            self._title(),
-            self._caption(lines),
-            tuple(column.column for column in shown),
+            self.description.title + (" (ORACLE selection)" if oracle else ""),
+            captions.caption(
+                self.description, self.columns, self.rows, self.reference, self.seeds, lines
+            ),
+            self.shown,
             tuple(lines),
             tuple(self.footnotes),
-            self._notes(),
+            captions.notes(self.description, self.rows),
             tuple(self.fills),
             {row.label: _runs(row) for row in self.rows if row.variant is not None},
+            self.description.width,
         )
 
-    def _wanted(self, shown: Shown) -> list[Unit] | None:
+    def _wanted(self, column: Column) -> list[Unit] | None:
         """Return the scenarios of a column; ``None`` if one of its sources has none in any row."""
-        if not all(self.units[column.number] for column in shown.sources):
+        if not all(self.units[source.number] for source in column.sources):
             return None
-        return [unit for column in shown.sources for unit in self.units[column.number]]
+        return [unit for source in column.sources for unit in self.units[source.number]]
 
     # ----------------------------------------------------------------------------- cells
 
-    def _line(self, row: Row, shown: Sequence[Shown]) -> Line:
+    def _line(self, row: Row) -> Line:
         if row.where is None:
-            return Line("ours", row.label, row.label, (None,) * len(shown))
+            return Line("ours", row.label, row.label, (None,) * len(self.shown))
         missing = [
             column
             for column in self.columns
@@ -148,152 +146,183 @@ class _Builder:
         ]
         scenarios = {n: [unit[1].split(" ")[-1] for unit in u] for n, u in self.units.items()}
         fills = fill_commands(self.description, row, missing, scenarios, self.seeds)
-        for command in fills.values():
-            self.fills[row.label, command] = None
-        entries = tuple(self._entry(row, column, fills) for column in shown)
+        self.fills |= dict.fromkeys((row.label, command) for command in fills.values())
         variant = row.variant
         facts = {
             "method": row.method,
             "recipe": "; ".join(sorted({r.recipe for r in variant.runs})) if variant else "",
             "variant": variant.label if variant else "",
         }
+        entries = tuple(self._entry(row, column, fills) for column in self.shown)
         return Line("ours", row.label, row.label, entries, facts)
 
-    def _entry(self, row: Row, shown: Shown, fills: Mapping[int, str]) -> Entry:
-        kind, units = shown.kind, self._wanted(shown)
-        part = row.part(shown.numbers)
+    def _entry(self, row: Row, column: Column, fills: Mapping[int, str]) -> Entry:
+        kind, units = column.kind, self._wanted(column)
+        part = row.part(column.numbers)
         seeds = by_seed(part, units, worst=kind == "worst") if units else {}
         keys = tuple(
             dict.fromkeys(
                 run.key
-                for column in shown.sources
-                for run in row.runs.get(column.number, ())
+                for source in column.sources
+                for run in row.runs.get(source.number, ())
                 if kind in COMPARED or run.seed in seeds
             )
         )
         if not seeds and not (kind in COMPARED and part):
-            silent = [column for column in shown.sources if column.number in row.silent]
-            fill = next((fills[c.number] for c in shown.sources if c.number in fills), "")
-            notes = (self._footnote(silence(silent[0])),) if silent else ()
-            return Entry(None, DASH, fill=fill, footnotes=notes)
+            silent = [source for source in column.sources if source.number in row.silent]
+            fill = next((fills[s.number] for s in column.sources if s.number in fills), "")
+            notes = (self._footnote(_silence(silent[0])),) if silent else ()
+            return Entry(None, fill=fill, footnotes=notes)
         if kind == "rank":
-            return self._rank(row, units or [], keys)
+            rank = self._rank(row, tuple(units or ()))
+            return Entry(None) if rank is None else Entry(rank, f"{rank:.1f}", keys=keys)
         if kind in COMPARED:
-            return self._compared(row, shown, keys)
+            return self._compared(row, column, keys)
         mean, std = mean_and_std(list(seeds.values()))
-        decimals = shown.column.decimals
-        said = f"{mean:.{decimals}f}" + ("" if std is None else f" ± {std:.{decimals}f}")
+        said = f"{mean:.{column.decimals}f}"
+        said += "" if std is None else f" ± {std:.{column.decimals}f}"
         fewer = list(seeds) != self.seeds
         notes = (self._footnote(f"over {captions.seeds_text(seeds)} alone"),) if fewer else ()
         return Entry(mean, said, std, tuple(seeds), keys=keys, footnotes=notes)
 
-    def _published(self, row: Row, shown: Shown) -> Entry | None:
-        if self.any_paper:
-            found = papers.of_any_paper(self.rows, row, shown)
-        else:
-            found = papers.of_table(self.description, row, shown)
-        if found is None:
-            return None
-        notes: tuple[int, ...] = ()
-        if found.wrong_mean is not None:
-            notes = (self._footnote(captions.wrong_average(found)),)
-        decimals = shown.column.decimals
-        said = f"{found.value:.3g}" if shown.kind == "p_value" else f"{found.value:.{decimals}f}"
-        return Entry(found.value, said, source=found.source, footnotes=notes)
-
-    def _rank(self, row: Row, units: Sequence[Unit], keys: tuple[str, ...]) -> Entry:
-        key = tuple(units)
-        if key not in self.ranks:
+    def _rank(self, row: Row, units: tuple[Unit, ...]) -> float | None:
+        if units not in self.ranks:
             samples = [other.sample for other in self.rows]
             lower = self.description.lower_is_better
-            self.ranks[key] = average_ranks(samples, units, lower_is_better=lower, tie=self.tie)
-        rank = self.ranks[key][self.rows.index(row)]
-        if rank is None:
-            return Entry(None, DASH)
-        return Entry(rank, f"{rank:.1f}", keys=keys)
+            self.ranks[units] = average_ranks(samples, units, lower_is_better=lower, tie=self.tie)
+        return self.ranks[units][self.rows.index(row)]
 
-    def _compared(self, row: Row, shown: Shown, keys: tuple[str, ...]) -> Entry:
+    def _compared(self, row: Row, column: Column, keys: tuple[str, ...]) -> Entry:
         """Return the comparison of a row with the reference row."""
         if self.reference is None:
             why = f"there is no run of {self.description.against} to compare with"
-            return Entry(None, DASH, footnotes=(self._footnote(why),))
+            return Entry(None, footnotes=(self._footnote(why),))
         if row is self.reference:
             return Entry(None, "reference", keys=keys)
-        mark = (self.rows.index(row), shown.numbers)
-        if mark not in self.compared:
-            self.compared[mark] = compare(
-                row.part(shown.numbers),
-                self.reference.part(shown.numbers),
+        mark = (self.rows.index(row), column.numbers)
+        if mark not in self.comparisons:
+            self.comparisons[mark] = compare(
+                row.part(column.numbers),
+                self.reference.part(column.numbers),
                 lower_is_better=self.description.lower_is_better,
                 tie=self.tie,
             )
-        return compared(self.compared[mark], shown.column, keys)
+        found = self.comparisons[mark]
+        if not found.pairs:
+            return Entry(None)
+        if column.kind == "wins":
+            return Entry(None, f"{found.wins}/{found.ties}/{found.losses}", keys=keys)
+        if column.kind == "p_value":
+            value = None if math.isnan(found.p_value) else found.p_value
+            return Entry(value, _p(value), keys=keys)
+        d = column.decimals
+        said = f"{found.difference:+.{d}f}"
+        if math.isnan(found.low):
+            return Entry(found.difference, said, keys=keys)
+        said += f" [{found.low:+.{d}f}, {found.high:+.{d}f}]"
+        return Entry(found.difference, said, low=found.low, high=found.high, keys=keys)
 
-    def _mark(self, lines: list[Line], position: int, shown: Shown) -> None:
+    def _mark(self, lines: list[Line], position: int, column: Column) -> None:
         """Mark the best and the second row of a column where a test supports it."""
-        units = self._wanted(shown)
-        if shown.kind not in MARKED or units is None:
+        units = self._wanted(column)
+        if column.kind not in MARKED or units is None:
             return
         samples = [row.sample for row in self.rows]
-        lower = self.description.lower_is_better
-        best, second = best_rows(samples, units, lower_is_better=lower)
-        for number, mark in ((best, "best"), (second, "second")):
-            if number is not None:
+        found = best_rows(samples, units, lower_is_better=self.description.lower_is_better)
+        for number, mark in zip(found, ("best", "second"), strict=True):
+            entry = None if number is None else lines[number].entries[position]
+            if number is not None and entry is not None:
                 entries = list(lines[number].entries)
-                entry = entries[position]
-                if entry is not None:
-                    entries[position] = replace(entry, mark=mark)  # type: ignore[arg-type]
+                entries[position] = replace(entry, mark=mark)  # type: ignore[arg-type]
                 lines[number] = replace(lines[number], entries=tuple(entries))
-
-    # ----------------------------------------------------------------------------- captions
 
     def _footnote(self, sentence: str) -> int:
         if sentence not in self.footnotes:
             self.footnotes.append(sentence)
         return self.footnotes.index(sentence)
 
-    def _title(self) -> str:
-        oracle = any(column.rule == "oracle" for column in self.columns if column.split)
-        return self.description.title + (" (ORACLE selection)" if oracle else "")
+    # ------------------------------------------------------------------------- published
 
-    def _caption(self, lines: Sequence[Line]) -> tuple[str, ...]:
-        runs = [run for row in self.rows if row.variant for run in row.variant.runs]
-        metrics = {column.metric for column in self.columns}
-        metric = find_metric(metrics.pop()).title if len(metrics) == 1 else "numbers"
-        unit = f" in {self.description.unit}" if self.description.unit else ""
-        said = []
-        if self.seeds:
-            over = ", mean ± sample standard deviation over seeds" if len(self.seeds) > 1 else ""
-            said.append(f"{metric}{unit}{over}; {captions.seeds_text(self.seeds)}")
-        else:
-            said.append(f"{metric}{unit}; there are no runs of this table yet")
-        rules = [column.rule for column in self.columns if column.split is not None]
-        if rules:
-            said.append(captions.rule_sentence(rules, {run.metric.name for run in runs}))
-        said += captions.frame(runs, varied_keys(self.description))
-        if len(self.rows) > 1 and self.seeds:
-            said.append(captions.MARKS if len(self.seeds) > 1 else captions.ONE_SEED)
-        kinds = {kind for group in self.description.groups for kind in group.summaries}
-        if self.reference is not None and kinds & set(COMPARED):
-            said.append(captions.against(self.reference.label))
-        said += [captions.SUMMARIES[kind] for kind in sorted(kinds & set(captions.SUMMARIES))]
-        sources = {e.source: None for line in lines for e in line.entries if e and e.source}
-        if sources:
-            said.append(f"published: {'; '.join(sources)}; difference: ours - published")
-        return tuple(captions.sentence(part) for part in said)
+    def _published(self, row: Row, column: Column) -> Entry | None:
+        found = self._of_any_paper(row, column) if self.any_paper else self._of_table(row, column)
+        if found is None:
+            return None
+        notes: tuple[int, ...] = ()
+        if found.wrong_mean is not None:
+            notes = (self._footnote(captions.wrong_average(found)),)
+        form = ".3g" if column.kind == "p_value" else f".{column.decimals}f"
+        return Entry(found.value, f"{found.value:{form}}", source=found.source, footnotes=notes)
 
-    def _notes(self) -> tuple[str, ...]:
-        notes = [
-            *self.description.notes,
-            *captions.differences(self.rows, varied_keys(self.description)),
-        ]
-        return tuple(captions.sentence(note) for note in notes)
+    def _of_table(self, row: Row, column: Column) -> Published | None:
+        """Return the number that the table's paper prints in a cell, if there is one.
+
+        Method, data set, split, domain and metric are those of row and column; the description
+        says what is otherwise in the file of published numbers.
+        """
+        paper, table, told = self.description.paper, self.description.table, row.spec.published
+        if paper is None or table is None or told is None or column.kind not in PUBLISHED:
+            return None
+        first = column.sources[0]
+        guess: Where = {"method": row.method, "metric": first.metric, "split": first.split or ""}
+        if isinstance(first.where.get("dataset"), str):
+            guess = {**guess, "dataset": first.where["dataset"]}
+        domain = first.where.get(first.split) if first.split else None
+        if column.kind == "mean":
+            guess = {**guess, "domain": "AVG"}
+        elif isinstance(domain, str):
+            guess = {**guess, "domain": domain}
+        if column.kind == "p_value":
+            guess = {**guess, "metric": "p_value"}
+        where = {**guess, **told, **column.published}
+        return published_number(paper, table, {key: str(value) for key, value in where.items()})
+
+    def _of_any_paper(self, row: Row, column: Column) -> Published | None:
+        """Return the number of any paper that a measured column's scenario has.
+
+        Of a mean over columns it is the mean, if all of them have one.
+        """
+        if column.kind not in MARKED:
+            return None
+        found: list[Published] = []
+        for source in column.sources:
+            run = next((r for other in self.rows for r in other.runs.get(source.number, ())), None)
+            if run is None or source.split not in ("val", "test") or source.metric != "accuracy":
+                return None
+            train = tuple(run.train.split("+"))
+            scenario = ScenarioRecord(name=run.scenario, train=train, val=run.val, test=run.test)
+            number = published_accuracy(
+                row.method, run.dataset, run.protocol, scenario, source.split
+            )
+            if number is None:
+                return None
+            found.append(number)
+        mean = sum(number.value for number in found) / len(found)
+        return Published(mean, "; ".join(dict.fromkeys(number.source for number in found)))
 
 
-def _reference(rows: Sequence[Row], method: str | None) -> Row | None:
-    """Return the row that others are compared with: of the method's rows the one of most runs."""
-    found = [row for row in rows if method is not None and row.method == method and row.sample]
-    return max(found, key=lambda row: len(row.sample), default=None)
+def _p(value: float | None) -> str:
+    if value is None:
+        return Entry(None).text
+    return "<0.0001" if value < 1e-4 else f"{value:.4f}" if value < 0.01 else f"{value:.3f}"
+
+
+def _gap(ours: Entry | None, published: Entry | None, column: Column) -> Entry | None:
+    """Return the difference to a published number, if both are there."""
+    if ours is None or published is None or ours.value is None or published.value is None:
+        return None
+    found = ours.value - published.value
+    return None if column.kind == "p_value" else Entry(found, f"{found:+.{column.decimals}f}")
+
+
+def _silence(column: Measured) -> str:
+    """Return why runs that are there have no number for a column."""
+    chooses = CHOOSING.get(column.rule)
+    if chooses and chooses != column.split:
+        return (
+            f"rule {column.rule} needs the split {chooses}, which these runs lack, or they do not "
+            f"measure {column.metric} on {column.split}"
+        )
+    return f"these runs do not measure {column.metric} on {column.split or 'a run'}"
 
 
 def _runs(row: Row) -> dict[str, tuple[str, ...]]:
@@ -301,12 +330,7 @@ def _runs(row: Row) -> dict[str, tuple[str, ...]]:
     found: dict[str, list[Run]] = {}
     runs = row.variant.runs if row.variant else ()
     several = len({(run.dataset, run.protocol) for run in runs}) > 1
-    for run in runs:
+    for run in sorted(runs, key=lambda run: (run.seed, run.key)):
         name = f"{run.dataset} {run.protocol} {run.scenario}" if several else run.scenario
         found.setdefault(name, []).append(run)
-    return {
-        name: tuple(
-            f"{run.seed}:{run.key}" for run in sorted(found[name], key=lambda r: (r.seed, r.key))
-        )
-        for name in sorted(found)
-    }
+    return {name: tuple(f"{r.seed}:{r.key}" for r in found[name]) for name in sorted(found)}

@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from feddg_bench.analysis.tables.columns import Measured, varied_keys
+from feddg_bench.analysis.tables.describe import Description
+from feddg_bench.analysis.tables.grid import Line
 from feddg_bench.analysis.tables.rows import Row
 from feddg_bench.common.errors import FeddgError
 from feddg_bench.plugins import load_dataset
@@ -35,47 +38,91 @@ SPREAD = {
     "pooled": (("partition.kind", "all images {}"),),
 }
 """Kind of partition -> the settings that say who holds what."""
-
-
-def headline(kind: str) -> tuple[tuple[str, str], ...]:
-    """Return the settings that a caption says, if most rows have them, for a kind of partition."""
-    return (
-        ("backbone.name", "{}"),
-        ("backbone.pretrained", "pretrained {}"),
-        ("data.image_size", "{} px"),
-        *SPREAD[kind],
-        ("federation.rounds", "{} rounds"),
-        ("train.local_epochs", "local epochs {}"),
-        ("train.batch_size", "batches of {}"),
-        ("train.optimizer", "{}"),
-        ("train.lr", "lr {}"),
-        ("federation.bn", "batch normalisation {}"),
-    )
-
-
 MANY = 8
 """More differences than this are counted, not listed."""
 
+MARKS = (
+    "bold: better than every other row; underlined: better than every row but that one; only "
+    "where a paired t-test over seeds and scenarios has p < 0.05 against each of them"
+)
+ONE_SEED = "one seed: nothing is marked as best"
+SUMMARIES = {
+    "worst": "worst: the smallest of the columns of a group, for each seed",
+    "rank": "rank: mean over the columns of a group, among rows that have all of them",
+}
+AGAINST = (
+    "comparisons are with {}, over the seeds and scenarios that both have: wins/ties/losses, mean "
+    "difference with its 95 % bootstrap interval, p of a two-sided paired t-test"
+)
 
-def frame(runs: Sequence[Run], free: Iterable[str]) -> list[str]:
+
+def caption(
+    description: Description,
+    columns: Sequence[Measured],
+    rows: Sequence[Row],
+    reference: Row | None,
+    seeds: Sequence[int],
+    lines: Sequence[Line],
+) -> tuple[str, ...]:
+    """Return what a table's numbers are, in sentences."""
+    runs = [run for row in rows if row.variant for run in row.variant.runs]
+    metrics = {column.metric for column in columns}
+    metric = find_metric(metrics.pop()).title if len(metrics) == 1 else "numbers"
+    unit = f" in {description.unit}" if description.unit else ""
+    if seeds:
+        over = ", mean ± sample standard deviation over seeds" if len(seeds) > 1 else ""
+        said = [f"{metric}{unit}{over}; {seeds_text(seeds)}"]
+    else:
+        said = [f"{metric}{unit}; there are no runs of this table yet"]
+    rules = [column.rule for column in columns if column.split is not None]
+    if rules:
+        said.append(rule_sentence(rules, {run.metric.name for run in runs}))
+    said += _frame(runs, varied_keys(description))
+    if len(rows) > 1 and seeds:
+        said.append(MARKS if len(seeds) > 1 else ONE_SEED)
+    kinds = {kind for group in description.groups for kind in group.summaries}
+    if reference is not None and kinds & {"wins", "difference", "p_value"}:
+        said.append(AGAINST.format(reference.label))
+    said += [SUMMARIES[kind] for kind in sorted(kinds & set(SUMMARIES))]
+    sources = {e.source: None for line in lines for e in line.entries if e and e.source}
+    if sources:
+        said.append(f"published: {'; '.join(sources)}; difference: ours - published")
+    return tuple(map(sentence, said))
+
+
+def _frame(runs: Sequence[Run], free: Iterable[str]) -> list[str]:
     """Return, for each data set, recipes and the settings that most runs have, in a sentence."""
     sentences = []
     for dataset in sorted({run.dataset for run in runs}):
         mine = [run for run in runs if run.dataset == dataset]
         common = modal(mine)
+        headline = (
+            ("backbone.name", "{}"),
+            ("backbone.pretrained", "pretrained {}"),
+            ("data.image_size", "{} px"),
+            *SPREAD[common.get("partition.kind", "heterogeneous")],
+            ("federation.rounds", "{} rounds"),
+            ("train.local_epochs", "local epochs {}"),
+            ("train.batch_size", "batches of {}"),
+            ("train.optimizer", "{}"),
+            ("train.lr", "lr {}"),
+            ("federation.bn", "batch normalisation {}"),
+        )
         said = [
             form.format(_plain(common[key]))
-            for key, form in headline(common.get("partition.kind", "heterogeneous"))
-            if key in common and (key not in free or _shared(mine, key))
+            for key, form in headline
+            if key in common
+            and (key not in free or len({repr(run.settings.get(key)) for run in mine}) == 1)
         ]
         recipes = ", ".join(sorted({run.recipe for run in mine}))
         sentences.append(f"{_title(dataset)}, recipe {recipes}: {', '.join(said)}")
     return sentences
 
 
-def _shared(runs: Sequence[Run], key: str) -> bool:
-    """Tell whether all runs have one value of a setting."""
-    return len({repr(run.settings.get(key)) for run in runs}) == 1
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "all" if value is None else text(value)
 
 
 @cache
@@ -106,34 +153,36 @@ def modal(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def differences(rows: Sequence[Row], free: Iterable[str]) -> list[str]:
-    """Return a sentence for each row whose settings, the method's own aside, are not the usual."""
+def notes(description: Description, rows: Sequence[Row]) -> tuple[str, ...]:
+    """Return a table's own notes, and one on each row whose settings are not those of most."""
     runs = [run for row in rows if row.variant for run in row.variant.runs]
     usual = {
         dataset: modal([run for run in runs if run.dataset == dataset])
         for dataset in {run.dataset for run in runs}
     }
-    aside = {*free, "data.split_csv", "partition.rounding"}
-    sentences = []
+    aside = {*varied_keys(description), "data.split_csv", "partition.rounding"}
+    said = list(description.notes)
     for row in rows:
         if row.variant is None:
             continue
-        found: dict[str, Any] = {}
         own = {(run.dataset, id(run.settings)): run.settings for run in row.variant.runs}
-        for (dataset, _), settings in own.items():
-            for key, value in settings.items():
-                common = usual[dataset].get(key)
-                if key not in aside and not key.startswith("hyper.") and value != common:
-                    found[key] = value
-        said = assignments(found)
-        if len(said) > MANY:
-            said = [*said[:MANY], f"and {len(said) - MANY} more"]
-        if said:
-            sentences.append(f"row {row.label} differs from most in {', '.join(said)}")
+        found = assignments(
+            {
+                key: value
+                for (dataset, _), settings in own.items()
+                for key, value in settings.items()
+                if key not in aside and not key.startswith("hyper.")
+                if value != usual[dataset].get(key)
+            }
+        )
+        if len(found) > MANY:
+            found = [*found[:MANY], f"and {len(found) - MANY} more"]
+        if found:
+            said.append(f"row {row.label} differs from most in {', '.join(found)}")
         full = assignments(row.variant.differences)
         if any(part not in row.label for part in full):
-            sentences.append(f"row {row.label} is {', '.join(full)}")
-    return sentences
+            said.append(f"row {row.label} is {', '.join(full)}")
+    return tuple(map(sentence, said))
 
 
 def wrong_average(published: Published) -> str:
@@ -155,31 +204,6 @@ def seeds_text(seeds: Iterable[int]) -> str:
     """Return seeds as text, such as ``seeds 0, 1, 2``."""
     found = sorted(seeds)
     return f"seed{'s' if len(found) > 1 else ''} {', '.join(map(str, found))}"
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "all" if value is None else text(value)
-
-
-MARKS = (
-    "bold: better than every other row; underlined: better than every row but that one; only "
-    "where a paired t-test over seeds and scenarios has p < 0.05 against each of them"
-)
-ONE_SEED = "one seed: nothing is marked as best"
-SUMMARIES = {
-    "worst": "worst: the smallest of the columns of a group, for each seed",
-    "rank": "rank: mean over the columns of a group, among rows that have all of them",
-}
-
-
-def against(label: str) -> str:
-    """Return what comparisons with a row mean."""
-    return (
-        f"comparisons are with {label}, over the seeds and scenarios that both have: wins/ties/"
-        "losses, mean difference with its 95 % bootstrap interval, p of a two-sided paired t-test"
-    )
 
 
 def sentence(words: str) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from feddg_bench.analysis.tables.describe import COSTS, ColumnSpec, Description, Where
-from feddg_bench.analysis.tables.grid import Column, Kind
+from feddg_bench.analysis.tables.describe import COSTS, ColumnSpec, Description, Summary, Where
 from feddg_bench.records.rules import Rule
 from feddg_bench.records.runs import FIELDS
 from feddg_bench.records.variants import text
+
+Kind = Literal["measured"] | Summary
 
 
 @dataclass(frozen=True)
@@ -38,28 +40,39 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A column that is shown, and the measured columns that it is made of.
+class Column:
+    """A column that is shown.
 
     Attributes:
-        column: Its head and what CSV says of it.
-        sources: One measured column, or all of a group.
+        group: Head over several columns; may be empty.
+        head: Head of this one.
+        kind: Whether its numbers are measured, or which summary they are.
+        sources: The measured column, or all of a group.
         published: What its description says about published numbers.
+        decimals: Digits behind the point.
     """
 
-    column: Column
+    group: str
+    head: str
+    kind: Kind
     sources: tuple[Measured, ...]
     published: Where
-
-    @property
-    def kind(self) -> Kind:
-        """Whether its numbers are measured, or which summary they are."""
-        return self.column.kind
+    decimals: int
 
     @property
     def numbers(self) -> frozenset[int]:
         """Numbers of its measured columns."""
         return frozenset(column.number for column in self.sources)
+
+    def facts(self) -> dict[str, str]:
+        """Return what CSV says of it: what all that it is made of have in common."""
+        facts = {}
+        for name in ("dataset", "protocol", "scenario", "train", "val", "test"):
+            values = {text(source.where[name]) for source in self.sources if name in source.where}
+            facts[name] = values.pop() if len(values) == 1 else ""
+        first = self.sources[0]
+        rule = first.rule if first.split else ""
+        return {**facts, "split": first.split or "", "metric": first.metric, "select": rule}
 
 
 def measured_columns(description: Description, select: Rule | None) -> list[Measured]:
@@ -76,33 +89,17 @@ def measured_columns(description: Description, select: Rule | None) -> list[Meas
     return found
 
 
-def shown_columns(description: Description, columns: Sequence[Measured]) -> list[Shown]:
-    """Return the columns from left to right: of each group its own, then its summaries."""
-    shown: list[Shown] = []
+def shown_columns(description: Description, columns: Sequence[Measured]) -> Iterator[Column]:
+    """Yield the columns from left to right: of each group its own, then its summaries."""
+    decimals = description.decimals
     for number, group in enumerate(description.groups):
         mine = tuple(column for column in columns if column.group == number)
-
-        def add(head: str, kind: Kind, sources: tuple[Measured, ...], published: Where) -> None:
-            column = Column(group.head, head, kind, _facts(sources), description.decimals)  # noqa: B023 - called at once
-            shown.append(Shown(column, sources, published))
-
-        for measured in () if group.hidden else mine:
-            add(measured.spec.head, "measured", (measured,), measured.spec.published)
+        for one in () if group.hidden else mine:
+            yield Column(
+                group.head, one.spec.head, "measured", (one,), one.spec.published, decimals
+            )
         for kind, head in group.summaries.items():
-            add(head, kind, mine, group.published.get(kind, {}))
-    return shown
-
-
-def _facts(sources: tuple[Measured, ...]) -> dict[str, str]:
-    """Return what CSV says of a column: what all that it is made of have in common."""
-    facts = {}
-    for name in ("dataset", "protocol", "scenario", "train", "val", "test"):
-        values = {text(column.where[name]) for column in sources if name in column.where}
-        facts[name] = values.pop() if len(values) == 1 else ""
-    facts["split"] = sources[0].split or ""
-    facts["metric"] = sources[0].metric
-    facts["select"] = sources[0].rule if sources[0].split else ""
-    return facts
+            yield Column(group.head, head, kind, mine, group.published.get(kind, {}), decimals)
 
 
 def varied_keys(description: Description) -> set[str]:

@@ -1,11 +1,13 @@
-"""Commands that would fill missing cells."""
+"""Commands that fill missing cells, and those that repeat a run."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
+
+import yaml
 
 from feddg_bench.analysis.tables.columns import Measured
 from feddg_bench.analysis.tables.describe import Description
@@ -16,20 +18,13 @@ from feddg_bench.config.recipes import load_recipe, recipe_names
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.data.protocols import PROTOCOLS
 from feddg_bench.plugins import names
-from feddg_bench.records.runs import FIELDS, Run, flatten
+from feddg_bench.records.runs import FIELDS, OWN, Run, flatten
 from feddg_bench.records.variants import text
-
-FLAGS = {
-    "federation.rounds": "--rounds",
-    "partition.clients": "--clients",
-    "federation.per_round": "--per-round",
-    "partition.heterogeneity": "--lambda",
-}
-"""Settings that have a flag, in the order in which a command gives them."""
 
 FILES = ("data.split_csv", "backbone.weights")
 """Settings whose record holds a hash, not the path that a command needs."""
-
+FILE = "FILE"
+"""Stands for the path of a file, of which a record holds the hash alone."""
 SEEDS = (0, 1, 2)
 """Seeds to run where the table has none."""
 
@@ -52,30 +47,29 @@ def fill_commands(
         scenarios: Column -> scenarios that other rows have.
         seeds: Seeds of the table.
     """
-    together: dict[tuple[str, ...], list[str]] = {}
-    belongs: dict[int, tuple[str, ...]] = {}
+    asked: dict[tuple[str, str], dict[str, None]] = {}
+    parts: dict[int, tuple[str, str]] = {}
     for column in missing:
         where = {**(row.where or {}), **column.where}
         base = _base(row, where)
-        head = _head(description, base, where)
-        settings = _settings(row, base, where)
-        mark = (*head, "|", *settings)
-        belongs[column.number] = mark
-        asked = together.setdefault(mark, [])
-        asked += [s for s in _scenarios(where, scenarios[column.number]) if s not in asked]
-    commands = {}
-    for mark, asked in together.items():
-        cut = mark.index("|")
-        parts = [*mark[:cut]]
-        if asked:
-            parts += ["--scenario", ",".join(asked)]
-        parts += ["--seeds", ",".join(map(str, sorted(seeds) or SEEDS))]
-        commands[mark] = shlex.join(["feddg-bench", "run", *parts, *mark[cut + 1 :]])
-    return {
-        column.number: commands[belongs[column.number]]
-        + _needs({**(row.where or {}), **column.where}, belongs[column.number])
-        for column in missing
-    }
+        mark = (
+            shlex.join(_head(description, base, where)),
+            shlex.join(_settings(row, base, where)),
+        )
+        parts[column.number] = mark
+        asked.setdefault(mark, {}).update(
+            dict.fromkeys(_scenarios(where, scenarios[column.number]))
+        )
+    listed = ",".join(map(str, sorted(seeds) or SEEDS))
+    found = {}
+    for column in missing:
+        head, settings = parts[column.number]
+        names_ = shlex.quote(",".join(asked[head, settings]))
+        line = ["feddg-bench run", head, f"--scenario {names_}" if names_ != "''" else ""]
+        line += [f"--seeds {listed}", settings]
+        where = {**(row.where or {}), **column.where}
+        found[column.number] = " ".join(filter(None, line)) + _needs(where, head.split())
+    return found
 
 
 def _base(row: Row, where: Mapping[str, Any]) -> Run | None:
@@ -94,33 +88,28 @@ def _head(description: Description, base: Run | None, where: Mapping[str, Any]) 
         if isinstance(value, str):
             parts += [f"--{name}", value]
     recipe = base.recipe if base else description.recipe
-    if recipe is not None and is_shipped(recipe):
-        return [*parts, "--recipe", recipe]
-    return [*parts, "--recipe", f"{recipe}.yaml"] if base and recipe else parts
+    if recipe is None or (not is_shipped(recipe) and base is None):
+        return parts
+    return [*parts, "--recipe", recipe if is_shipped(recipe) else f"{recipe}.yaml"]
 
 
 def _settings(row: Row, base: Run | None, where: Mapping[str, Any]) -> list[str]:
-    """Return the settings in which the runs differ from their recipe, as flags and pairs."""
-    wanted: dict[str, Any] = {}
-    if base is not None:
-        wanted |= overrides(base)
-    differences = row.variant.differences if row.variant else {}
-    for source in (differences, where):
+    """Return the settings in which the runs differ from their recipe, as ``KEY=VALUE``."""
+    wanted = overrides(base) if base is not None else {}
+    for source in (row.variant.differences if row.variant else {}, where):
         wanted |= {
             key: value
             for key, value in source.items()
             if key not in (*FIELDS, "recipe", "images") and not isinstance(value, list)
         }
-    parts: list[str] = []
-    for key, flag in FLAGS.items():
-        if wanted.get(key) is not None:
-            parts += [flag, text(wanted[key])]
-    for key, value in wanted.items():
-        if key in FILES and value is not None:
-            parts.append(f"{key}=FILE")
-        elif key not in FLAGS or value is None:
-            parts.append(f"{key}={'null' if value is None else text(value)}")
-    return parts
+    return [
+        f"{key}={FILE if key in FILES and value is not None else _said(value)}"
+        for key, value in wanted.items()
+    ]
+
+
+def _said(value: Any) -> str:
+    return "null" if value is None else text(value)
 
 
 def overrides(run: Run) -> dict[str, Any]:
@@ -183,3 +172,52 @@ def _covers(recipe: str, dataset: str) -> bool:
     except SettingsError:
         return False
     return True
+
+
+def repeat_command(run: Run, settings: Mapping[str, Any], threads: int = 1) -> str:
+    """Return the command that repeats a run, but for its scenario and its seed.
+
+    It names the recipe and all in which the run differs from it, or every setting where the recipe
+    is not one of ours. The method's own settings are all there: so the command does not depend on
+    the defaults of a version. (A setting that its method needs and that was overruled with the
+    recipe's own value is not seen here; the run's key would tell.)
+
+    Args:
+        run: The run.
+        settings: Its settings as recorded, in sections.
+        threads: CPU threads of a worker, on which the last bits depend.
+    """
+    parts = ["feddg-bench", "run", "--method", run.method, "--protocol", run.protocol]
+    parts += ["--dataset", run.dataset]
+    differing = None
+    if recipe_settings(run.recipe, run.dataset, run.method):
+        parts += ["--recipe", run.recipe]
+        differing = overrides(run)
+    if threads != 1:
+        parts += ["--threads", str(threads)]
+    for key, value in _dotted(settings):
+        own = key.startswith("hyper.")
+        if (own or differing is None or key in differing) and not key.startswith("data.names"):
+            parts.append(f"{key}={_yaml(value)}")
+    return shlex.join(parts)
+
+
+def _dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield settings by dotted key, with their own types."""
+    for key, value in settings.items():
+        if not prefix and key in OWN:
+            continue
+        if isinstance(value, dict) and set(value) != {"sha256"}:
+            yield from _dotted(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _yaml(value: Any) -> str:
+    """Return a value as ``KEY=VALUE`` reads it."""
+    if isinstance(value, dict):
+        return FILE
+    if isinstance(value, list):
+        value = [FILE if isinstance(one, dict) else one for one in value]
+    said: str = yaml.safe_dump(value, default_flow_style=True, width=10**6)
+    return said.strip().removesuffix("...").strip()

@@ -92,6 +92,8 @@ class Description(Section):
     unit: str = "%"
     lower_is_better: bool = False
     decimals: int = Field(2, ge=0, le=6)
+    width: int | None = Field(None, ge=1)
+    """Columns that stand beside each other at most; more make blocks, one below the other."""
     recipe: str | None = None
     """Recipe for the commands that fill cells."""
     where: Where = Field(default_factory=dict)

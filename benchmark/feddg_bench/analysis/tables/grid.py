@@ -1,30 +1,14 @@
-"""A table with its numbers in it, as the writers of Markdown, LaTeX, CSV and HTML need it."""
+"""A table with its numbers in it, as the writers of Markdown, LaTeX and CSV need it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from itertools import groupby
+from typing import Literal
 
-Kind = Literal["measured", "mean", "worst", "rank", "wins", "difference", "p_value"]
+from feddg_bench.analysis.tables.columns import Column
 
-
-@dataclass(frozen=True)
-class Column:
-    """A column that is shown.
-
-    Attributes:
-        group: Head over several columns; may be empty.
-        head: Head of this one.
-        kind: Whether its numbers are measured, or which summary they are.
-        facts: Data set, protocol, scenario's domains, split, metric, selection rule, for CSV.
-        decimals: Digits behind the point.
-    """
-
-    group: str
-    head: str
-    kind: Kind
-    facts: dict[str, str]
-    decimals: int
+DASH = "\N{EN DASH}"
 
 
 @dataclass(frozen=True)
@@ -46,7 +30,7 @@ class Entry:
     """
 
     value: float | None
-    text: str
+    text: str = DASH
     std: float | None = None
     seeds: tuple[int, ...] = ()
     low: float | None = None
@@ -68,6 +52,7 @@ class Line:
         label: What its first cell says.
         entries: One for each column; ``None`` is empty.
         facts: Method, recipe and what sets the row apart, for CSV.
+        footnotes: Numbers of the footnotes that the label refers to, counted from 0.
     """
 
     kind: Literal["ours", "published", "difference"]
@@ -75,6 +60,7 @@ class Line:
     label: str
     entries: tuple[Entry | None, ...]
     facts: dict[str, str] = field(default_factory=dict)
+    footnotes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,10 +73,11 @@ class Grid:
         caption: What was run and how numbers were made, in sentences.
         columns: Columns from left to right.
         lines: Lines from top to bottom.
-        footnotes: Sentences that cells refer to.
+        footnotes: Sentences that cells and labels refer to.
         notes: Other sentences.
         fills: Row label and command for what is missing.
         runs: Row label -> scenario -> ``seed:key`` of its runs.
+        width: Columns that stand beside each other at most; ``None`` for all.
     """
 
     name: str
@@ -102,23 +89,21 @@ class Grid:
     notes: tuple[str, ...]
     fills: tuple[tuple[str, str], ...]
     runs: dict[str, dict[str, tuple[str, ...]]]
+    width: int | None = None
 
     def filled(self) -> tuple[int, int]:
         """Return how many of our cells hold a number, and how many there are."""
         ours = [e for line in self.lines if line.kind == "ours" for e in line.entries if e]
         return sum(bool(e.keys) for e in ours), len(ours)
 
-    def groups(self) -> list[tuple[str, int]]:
-        """Return the heads over columns with the number of columns under each."""
-        found: list[tuple[str, int]] = []
-        for column in self.columns:
-            if found and found[-1][0] == column.group:
-                found[-1] = (column.group, found[-1][1] + 1)
-            else:
-                found.append((column.group, 1))
-        return found
+    def blocks(self) -> list[list[int]]:
+        """Return the positions of the columns that stand beside each other, block by block.
 
-    def facts(self) -> dict[str, Any]:
-        """Return what a line about the table says."""
-        filled, cells = self.filled()
-        return {"name": self.name, "title": self.title, "filled": filled, "cells": cells}
+        Where the table is wider than it may be each group is a block, or several.
+        """
+        places = list(range(len(self.columns)))
+        if self.width is None or len(places) <= self.width:
+            return [places]
+        groups = [list(found) for _, found in groupby(places, lambda n: self.columns[n].group)]
+        starts = [(group, at) for group in groups for at in range(0, len(group), self.width)]
+        return [group[at : at + self.width] for group, at in starts]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from feddg_bench.records.published import published_accuracy
+from feddg_bench.records.published import Published, published_accuracy
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.rules import split_metric
 from feddg_bench.records.statistics import mean_and_std
@@ -71,70 +71,59 @@ def summary(records: Sequence[RunRecord]) -> Table:
         records: Finished runs of one method, data set and protocol.
     """
     first = records[0]
-    scenarios = list(dict.fromkeys(record.scenario.name for record in records))
-    sources: list[str] = []
-    rows = []
-    for name in scenarios:
-        runs = [record for record in records if record.scenario.name == name]
-        cells = {split: _cell(runs, split, sources) for split in SPLITS}
-        scenario = runs[0].scenario
-        held_out = " → ".join(d for d in (scenario.val, scenario.test) if d is not None)
-        rows.append((f"{name} ({held_out})", cells))
-    splits = tuple(s for s in SPLITS if any(cells[s] is not None for _, cells in rows))
-    if len(scenarios) > 1:
-        rows.append(
-            (
-                "mean",
-                {split: _mean([c[split] for _, c in rows], records, split) for split in splits},
-            )
-        )
+    by_scenario: dict[str, list[RunRecord]] = {}
+    for record in records:
+        by_scenario.setdefault(record.scenario.name, []).append(record)
+    papers = {
+        (name, split): _published(runs[0], split)
+        for name, runs in by_scenario.items()
+        for split in SPLITS
+    }
+    rows: list[tuple[str, dict[str, Cell | None]]] = []
+    for name, runs in by_scenario.items():
+        held_out = [d for d in (runs[0].scenario.val, runs[0].scenario.test) if d is not None]
+        cells = {split: _cell(runs, split, [papers[name, split]]) for split in SPLITS}
+        rows.append((f"{name} ({' → '.join(held_out)})", cells))
+    splits = tuple(s for s in SPLITS if any(cells[s] for _, cells in rows))
+    if len(by_scenario) > 1:
+        of_all = {s: [papers[name, s] for name in by_scenario] for s in splits}
+        rows.append(("mean", {s: _cell(records, s, of_all[s]) for s in splits}))
+    unit = " in %" if first.metric.percent else ""
     return Table(
-        f"{first.method} on {first.dataset}, {first.protocol}: {first.metric.title}"
-        + (" in %" if first.metric.percent else ""),
+        f"{first.method} on {first.dataset}, {first.protocol}: {first.metric.title}{unit}",
         splits,
         tuple(rows),
-        _caption(records, sources),
+        _caption(records, [paper.source for paper in papers.values() if paper]),
         2 if first.metric.percent else 3,
     )
 
 
-def _value(record: RunRecord, split: str) -> float | None:
-    """Return the key metric of the last round, in percent if it is a share."""
-    value = split_metric(record.evaluation(), split, record.metric.name)
-    return None if value is None else record.metric.display(value)
-
-
-def _cell(runs: Sequence[RunRecord], split: str, sources: list[str]) -> Cell | None:
-    values = [_value(run, split) for run in runs]
-    known = [value for value in values if value is not None]
-    if not known:
+def _published(run: RunRecord, split: str) -> Published | None:
+    if split not in ("val", "test") or run.metric.name != "accuracy":
         return None
-    paper = None
-    run = runs[0]
-    if split in ("val", "test") and run.metric.name == "accuracy":
-        paper = published_accuracy(run.method, run.dataset, run.protocol, run.scenario, split)
-    if paper and paper.source not in sources:
-        sources.append(paper.source)
-    return Cell(*mean_and_std(known), paper.value if paper else None)
+    return published_accuracy(run.method, run.dataset, run.protocol, run.scenario, split)
 
 
-def _mean(cells: list[Cell | None], records: Sequence[RunRecord], split: str) -> Cell | None:
-    """Return the mean over scenarios; its deviation is that of the seeds' means."""
-    known = [cell for cell in cells if cell is not None]
-    if not known:
-        return None
-    by_seed: dict[int, list[float]] = {}
+def _cell(
+    records: Sequence[RunRecord], split: str, papers: Sequence[Published | None]
+) -> Cell | None:
+    """Return the mean over scenarios and seeds of the last round; its deviation over seeds."""
+    scenarios: dict[str, list[float]] = {}
+    seeds: dict[int, list[float]] = {}
     for record in records:
-        value = _value(record, split)
+        value = split_metric(record.evaluation(), split, record.metric.name)
         if value is not None:
-            by_seed.setdefault(record.seed, []).append(value)
-    _, std = mean_and_std([sum(values) / len(values) for values in by_seed.values()])
-    papers = [cell.published for cell in known if cell.published is not None]
-    paper = sum(papers) / len(papers) if len(papers) == len(known) else None
-    return Cell(sum(cell.mean for cell in known) / len(known), std, paper)
+            scenarios.setdefault(record.scenario.name, []).append(record.metric.display(value))
+            seeds.setdefault(record.seed, []).append(record.metric.display(value))
+    if not scenarios:
+        return None
+    mean, _ = mean_and_std([mean_and_std(values)[0] for values in scenarios.values()])
+    _, std = mean_and_std([mean_and_std(values)[0] for values in seeds.values()])
+    known = [paper.value for paper in papers if paper is not None]
+    return Cell(mean, std, sum(known) / len(known) if len(known) == len(papers) else None)
 
 
-def _caption(records: Sequence[RunRecord], sources: list[str]) -> str:
+def _caption(records: Sequence[RunRecord], sources: Sequence[str]) -> str:
     first = records[0]
     backbone = first.settings["backbone"]
     seeds = sorted({record.seed for record in records})
@@ -148,5 +137,5 @@ def _caption(records: Sequence[RunRecord], sources: list[str]) -> str:
         f"run keys {' '.join(record.key for record in records)}",
     ]
     if sources:
-        parts.append(f"published: {'; '.join(sources)}")
+        parts.append(f"published: {'; '.join(dict.fromkeys(sources))}")
     return ". ".join(part[0].upper() + part[1:] for part in parts) + "."
