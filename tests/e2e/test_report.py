@@ -30,8 +30,7 @@ def test_default_file_filter_and_figures(feddg: Run, tmp_path: Path) -> None:
     (tmp_path / "results" / "figures" / "two.png").write_bytes(bytes(2_000_000))
     done = feddg()
     assert done.code == 0, done.err
-    assert "40 runs, 3 tables, 1 figures; written to results/report.html (0." in done.out
-    assert "left out, the page would grow too large: two.png" in done.out
+    assert "40 runs, 3 tables, 2 figures; written to results/report.html (2." in done.out
     first = (tmp_path / "results" / "report.html").read_bytes()
     assert feddg("--out", "again.html").code == 0
     assert (tmp_path / "again.html").read_bytes() == first

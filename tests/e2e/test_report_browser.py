@@ -95,6 +95,7 @@ class Report:
             browser.get_log(kind)
         browser.get("about:blank")
         browser.get(f"{page.as_uri()}{view}")
+        self.until("return document.body.dataset.drawn === 'yes'")
 
     def js(self, script: str, *arguments: Any) -> Any:
         return self.browser.execute_script(script, *arguments)
@@ -118,14 +119,15 @@ class Report:
         return [text for text in found if " · " in text]
 
     def column(self, table: str, number: int) -> list[str]:
-        """Return the texts of a column from top to bottom; 0 is the methods."""
-        return self.js(
+        """Return the texts of a column from top to bottom, stars aside; 0 is the methods."""
+        texts: list[str] = self.js(
             "return [...document.querySelectorAll(`[data-table='${arguments[0]}'] tbody tr`)]"
             ".map(r => (r.children[arguments[1]].querySelector('button') ?? r.children[0])"
             ".innerText)",
             table,
             number,
         )
+        return [text.removeprefix("★ ") for text in texts]
 
     def heads(self, table: str) -> list[str]:
         return self.js(
@@ -337,6 +339,19 @@ def test_escape_and_back_close_the_dialog(report: Report) -> None:
     report.open(LTDO, "fedavg", "worst")
     report.browser.back()
     report.until(closed)
+
+
+def test_colour_is_never_the_only_sign(report: Report) -> None:
+    starred = "return [...document.querySelectorAll('td')].map(e => [e.className, e.innerText])"
+    cells = report.js(starred)
+    assert {name for name, text in cells if text.startswith("★")} == {"top"}
+    assert all(text.startswith("★") for name, text in cells if name == "top")
+    report.open(LTDO, "pardon", "mean")
+    dashes = report.js(
+        "return [...document.querySelectorAll('#dialog-body > figure .legend line')]"
+        ".map(e => getComputedStyle(e).strokeDasharray)"
+    )
+    assert len(set(dashes)) == len(dashes) == 4
 
 
 def test_costs_and_loss_open_too(report: Report) -> None:

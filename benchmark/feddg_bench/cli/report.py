@@ -38,12 +38,10 @@ def report_command(
 
     where = read_filter(filters or ())
     data = gather(read_runs(results), where)
-    shown, left = figures(results / "figures") if with_figures else ([], [])
+    shown = figures(results / "figures") if with_figures else []
     page = render(data, shown).encode()
     path = out or results / "report.html"
     write_whole(path, page)
-    if left:
-        print(f"left out, the page would grow too large: {', '.join(left)}")  # noqa: T201
     print(  # noqa: T201
         f"{len(data['runs'])} runs, {len(data['tables'])} tables, {len(shown)} figures; "
         f"written to {path} ({len(page) / 1e6:.1f} MB)"

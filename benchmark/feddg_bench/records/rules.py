@@ -35,21 +35,24 @@ def split_metric(evaluation: Evaluation, split: str, metric: str) -> float | Non
     return sum(domain[metric] * domain["images"] for domain in known) / images
 
 
-def choose(evaluations: Sequence[Evaluation], rule: Rule, metric: str) -> Evaluation | None:
-    """Return the evaluation that a rule chooses out of those of all rounds, in their order.
+def chosen_rounds(evaluations: Sequence[Evaluation], rule: Rule, metric: str) -> list[int]:
+    """Return the positions of the evaluations that a rule chooses; none if it cannot choose.
 
     Args:
-        evaluations: Of the rounds that were evaluated.
+        evaluations: Of the rounds that were evaluated, in their order.
         rule: How to choose.
         metric: By which, where the rule looks at one; more is better.
-
-    Returns:
-        ``None`` if no round was evaluated, or none has the split that the rule looks at.
     """
-    best = (
-        len(evaluations) - 1 if rule == "last" else best_round(evaluations, CHOOSING[rule], metric)
-    )
-    return None if best is None or best < 0 else evaluations[best]
+    if rule == "last":
+        return [len(evaluations) - 1] if evaluations else []
+    best = best_round(evaluations, CHOOSING[rule], metric)
+    return [] if best is None else [best]
+
+
+def choose(evaluations: Sequence[Evaluation], rule: Rule, metric: str) -> Evaluation | None:
+    """Return the evaluation that a rule chooses, ``None`` if there is none; see `chosen_rounds`."""
+    places = chosen_rounds(evaluations, rule, metric)
+    return evaluations[places[0]] if places else None
 
 
 def best_round(evaluations: Sequence[Evaluation], split: str, metric: str) -> int | None:

@@ -8,14 +8,13 @@ from typing import Any
 import yaml
 
 from feddg_bench import __version__
-from feddg_bench.analysis.report.pool import Pool
-from feddg_bench.analysis.report.runs import METRICS, SPLITS, Details
+from feddg_bench.analysis.report.runs import SPLITS, Details
 from feddg_bench.analysis.report.views import leaderboard
 from feddg_bench.analysis.tables.captions import RULES as RULE_SENTENCES
 from feddg_bench.analysis.tables.describe import Where, check_names, fitting
 from feddg_bench.analysis.tables.generic import generic_tables
 from feddg_bench.common.errors import DataError, SettingsError
-from feddg_bench.records.metrics import find_metric
+from feddg_bench.records.metrics import METRICS
 from feddg_bench.records.rules import RULES
 from feddg_bench.records.runs import Run
 
@@ -61,20 +60,19 @@ def gather(runs: Sequence[Run], where: Where | None = None) -> dict[str, Any]:
     shown = fitting(runs, where or {})
     if not shown:
         raise DataError(_nothing(runs, where or {}))
-    details, strings = Details(), Pool()
-    tables = [leaderboard(table, details, strings) for table in generic_tables(shown)]
+    details = Details()
+    tables = [leaderboard(table, details) for table in generic_tables(shown)]
     measured = {view["metric"] for table in tables for view in table["views"] if view["splits"]}
     return {
         "version": __version__,
         "splits": list(SPLITS),
-        "metrics": list(METRICS),
         "measured": [metric for metric in (*METRICS, "cost") if metric in measured],
-        "names": {metric: find_metric(metric).title for metric in METRICS}
+        "names": {name: metric.title for name, metric in METRICS.items()}
         | {"cost": "bytes and seconds"},
         "rules": [[rule, RULE_SENTENCES[rule]] for rule in RULES],
         "tables": tables,
-        "strings": strings.values,
-        **details.as_json(),
+        "runs": details.runs,
+        "setups": details.setups,
     }
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +19,6 @@ from feddg_bench.common.errors import DataError
 MIME = {".svg": "image/svg+xml", ".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg"}
 """Pictures that a browser shows; of several with one name the first of these."""
 
-FIGURES_LIMIT = 1_000_000
-"""Bytes of all pictures together; those that come later by name are left out."""
-
 
 @dataclass(frozen=True)
 class Figure:
@@ -28,43 +27,46 @@ class Figure:
     Attributes:
         name: Stem of its file.
         uri: ``data:`` URI.
+        text: What it shows, for those who cannot see it.
     """
 
     name: str
     uri: str
+    text: str
 
 
-def figures(folder: Path, limit: int = FIGURES_LIMIT) -> tuple[list[Figure], list[str]]:
-    """Return the pictures of a folder that fit, and the names of those that do not.
-
-    Args:
-        folder: May be missing.
-        limit: Bytes of all together.
+def figures(folder: Path) -> list[Figure]:
+    """Return the pictures of a folder, which may be missing, in the order of their names.
 
     Raises:
         DataError: If one cannot be read.
     """
-    order = list(MIME)
-    paths = sorted(
-        (path for path in folder.glob("*") if path.suffix.lower() in MIME),
-        key=lambda path: (path.stem, order.index(path.suffix.lower())),
-    )
-    first = {path.stem: path for path in reversed(paths)}
-    shown: list[Figure] = []
-    left: list[str] = []
-    for stem in sorted(first):
-        path = first[stem]
+    found: dict[str, Path] = {}
+    for ending in MIME:
+        for path in folder.glob("*"):
+            if path.suffix.lower() == ending:
+                found.setdefault(path.stem, path)
+    shown = []
+    for stem, path in sorted(found.items()):
         try:
             content = path.read_bytes()
         except OSError as error:
             raise DataError(f"cannot read figure {path}: {error.strerror}") from error
-        if len(content) > limit:
-            left.append(path.name)
-            continue
-        limit -= len(content)
         encoded = base64.b64encode(content).decode()
-        shown.append(Figure(stem, f"data:{MIME[path.suffix.lower()]};base64,{encoded}"))
-    return shown, left
+        uri = f"data:{MIME[path.suffix.lower()]};base64,{encoded}"
+        shown.append(Figure(stem, uri, _description(content) or stem))
+    return shown
+
+
+def _description(content: bytes) -> str:
+    """Return what our own PNG files say of themselves; nothing of other files."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(content), formats=("PNG",)) as image:
+            return str(image.info.get("Description", ""))
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError):
+        return ""
 
 
 def render(data: Mapping[str, Any], pictures: Sequence[Figure] = ()) -> str:
@@ -100,15 +102,13 @@ def render(data: Mapping[str, Any], pictures: Sequence[Figure] = ()) -> str:
 
 
 def embedded(data: Mapping[str, Any]) -> str:
-    """Return JSON that can stand inside a script element: it holds no ``<``, ``>`` or ``&``.
+    """Return JSON as deflated bytes in base64, which holds no character that HTML reads.
 
     Raises:
         ValueError: If a number is NaN or infinite, which JSON has not.
     """
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
+    return base64.b64encode(zlib.compress(text.encode(errors="replace"), 9)).decode()
 
 
 def _source(text: str) -> str:

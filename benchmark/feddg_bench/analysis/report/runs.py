@@ -4,82 +4,41 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from feddg_bench.analysis.report.pool import Pool
 from feddg_bench.analysis.tables.commands import repeat_command
-from feddg_bench.records import metrics
-from feddg_bench.records.record import Costs, Evaluation, RoundRecord, RunRecord
-from feddg_bench.records.rules import CHOOSING, RULES, best_round, pooled
+from feddg_bench.records.metrics import METRICS, find_metric, metrics_of
+from feddg_bench.records.record import Evaluation, RoundRecord
+from feddg_bench.records.rules import RULES, chosen_rounds, pooled
 from feddg_bench.records.runs import Run
 from feddg_bench.records.variants import text
 
 SPLITS = ("test", "val", "id_test", "id_val")
-METRICS = tuple(metrics.METRICS)
-"""All that a curve may show, see `metrics_of`."""
 POINTS = 60
 """A curve of more evaluated rounds is thinned to about so many; chosen rounds always stay."""
 LISTED = 20
 """A run says so many of its dropped clients."""
 
-FIELDS = (
-    "key",
-    "setup",
-    "scenario",
-    "seed",
-    "environment",
-    "started",
-    "seconds",
-    "memory",
-    "rounds",
-    "clients",
-    "skipped",
-    "dropped",
-    "drops",
-    "bytes",
-    "phases",
-    "evaluated",
-    "chosen",
-    "curves",
-)
-"""What a run's list holds, in this order:
 
-``setup``, ``scenario`` (with ``flag``, its name as a shell reads it), ``environment`` and
-``evaluated`` (round numbers of the curves) are positions in the pools. ``seconds`` and ``memory``
-(MiB) are of the whole run. ``skipped`` and ``dropped`` count, ``drops`` lists [round, client,
-tensor]. ``bytes`` is [up a round, down a round, up before round 1, down before round 1], ``phases``
-lists [phase, seconds a round, seconds before round 1]. ``chosen`` is, for each selection rule, the
-position in ``evaluated``, or null. ``curves`` holds, for each of `SPLITS`, null or for each of
-`METRICS` null or its values; shares in percent.
-"""
-
-
-def metrics_of(run: Run) -> tuple[str, ...]:
+def shown_metrics(run: Run) -> tuple[str, ...]:
     """Return what is shown of a run: its data set's key metric, and what there is beside it."""
-    first = metrics.metrics_of(run.task)[0]
+    first = metrics_of(run.task)[0]
     return tuple(dict.fromkeys((run.metric.name, first, "worst_group", "loss")))
 
 
 class Details:
-    """Gathers runs; what they share goes into pools.
+    """Gathers runs for the page.
 
     Attributes:
-        runs: One list a run, see `FIELDS`.
-        keys: Dotted names of settings.
-        values: Values of settings, as text.
+        runs: What `_entry` says of each.
         setups: What runs of one method with one set of settings have in common.
-        scenarios: Domains by role.
-        environments: Versions, device, commit.
-        evaluated: Lists of round numbers.
     """
 
     def __init__(self) -> None:
-        self.runs: list[list[Any]] = []
-        self.places: dict[str, int] = {}
-        self.keys, self.values, self.setups = Pool(), Pool(), Pool()
-        self.scenarios, self.environments, self.evaluated = Pool(), Pool(), Pool()
-        self._setups: dict[tuple[Any, ...], int] = {}
+        self.runs: list[dict[str, Any]] = []
+        self.setups: list[dict[str, Any]] = []
+        self._places: dict[Any, int] = {}
 
     def add(self, run: Run) -> int:
         """Return the position of a run, whose record is read the first time.
@@ -87,37 +46,36 @@ class Details:
         Raises:
             DataError: If the record is damaged.
         """
-        if run.key not in self.places:
-            self.places[run.key] = len(self.runs)
-            self.runs.append(self._entry(run, run.record()))
-        return self.places[run.key]
+        if run.key not in self._places:
+            entry = self._entry(run)
+            self._places[run.key] = len(self.runs)
+            self.runs.append(entry)
+        return self._places[run.key]
 
-    def as_json(self) -> dict[str, Any]:
-        """Return runs and pools."""
-        return {
-            "fields": list(FIELDS),
-            "runs": self.runs,
-            "keys": self.keys.values,
-            "values": self.values.values,
-            "setups": self.setups.values,
-            "scenarios": self.scenarios.values,
-            "environments": self.environments.values,
-            "evaluated": self.evaluated.values,
-        }
+    def _entry(self, run: Run) -> dict[str, Any]:
+        """Return what the page says of a run.
 
-    def _entry(self, run: Run, record: RunRecord) -> list[Any]:
+        ``seconds`` and ``memory`` (MiB) are of all of it. ``dropped`` counts, ``drops`` lists
+        [round, client, tensor]. ``bytes`` is [up a round, down a round, up before round 1, down
+        before round 1], ``phases`` lists [phase, seconds a round, seconds before round 1].
+        ``chosen`` is, for each selection rule, positions in ``evaluated``, the numbers of
+        evaluated rounds. ``curves`` holds values by split and metric, shares in percent.
+        """
+        record = run.record()
         rounds, once, environment = record.rounds, record.once, record.environment
-        places_of_drops = [(0, once.dropped), *((entry.round, entry.dropped) for entry in rounds)]
-        drops = [[at, drop.client, drop.tensor] for at, found in places_of_drops for drop in found]
-        places, chosen, curves = _curves(run, rounds)
-        found: dict[str, Any] = {
+        drops = [[0, drop.client, drop.tensor] for drop in once.dropped]
+        drops += [[e.round, drop.client, drop.tensor] for e in rounds for drop in e.dropped]
+        n = max(len(rounds), 1)
+        traffic = [round(sum(getattr(e.bytes, way) for e in rounds) / n) for way in ("up", "down")]
+        phases = sorted({name for entry in (once, *rounds) for name in entry.seconds})
+        return {
             "key": run.key,
             "setup": self._setup(run, record.settings, environment.threads),
-            "scenario": self.scenarios.add(
-                {**record.scenario.model_dump(mode="json"), "flag": shlex.quote(run.scenario)}
-            ),
+            "scenario": {
+                **record.scenario.model_dump(mode="json"), "flag": shlex.quote(run.scenario)
+            },
             "seed": run.seed,
-            "environment": self.environments.add(_plain(environment.model_dump())),
+            "environment": _plain(environment.model_dump()),
             "started": record.time.started,
             "seconds": number(record.time.seconds, 3),
             "memory": number(record.time.peak_memory_mib, 1),
@@ -126,36 +84,36 @@ class Details:
             "skipped": sum(entry.skipped for entry in rounds),
             "dropped": len(drops),
             "drops": drops[:LISTED],
-            "bytes": _bytes(rounds, once),
-            "phases": _phases(rounds, once),
-            "evaluated": self.evaluated.add(places),
-            "chosen": chosen,
-            "curves": curves,
-        }
-        return [found[name] for name in FIELDS]
+            "bytes": [*traffic, once.bytes.up, once.bytes.down],
+            "phases": [
+                [
+                    name,
+                    number(sum(e.seconds.get(name, 0.0) for e in rounds) / n, 4),
+                    number(once.seconds.get(name, 0.0), 4),
+                ]
+                for name in phases
+            ],
+            **_curves(run, rounds),
+        }  # fmt: skip
 
     def _setup(self, run: Run, settings: Mapping[str, Any], threads: int) -> int:
         """Return the position of what does not depend on scenario and seed."""
         mark = (run.method, run.version, run.dataset, run.protocol, run.recipe, run.fingerprint)
         whole = (*mark, id(run.settings), threads)  # runs share their settings object
-        if whole not in self._setups:
-            pairs = [
-                [self.keys.add(key), self.values.add(text(value))]
-                for key, value in run.settings.items()
-            ]
-            self._setups[whole] = self.setups.add(
+        if whole not in self._places:
+            self._places[whole] = len(self.setups)
+            self.setups.append(
                 {
                     "method": run.method,
                     "version": run.version,
                     "dataset": run.dataset,
-                    "protocol": run.protocol,
                     "recipe": run.recipe,
                     "images": run.fingerprint,
-                    "settings": pairs,
+                    "settings": [[key, text(value)] for key, value in run.settings.items()],
                     "command": repeat_command(run, settings, threads),
                 }
             )
-        return self._setups[whole]
+        return self._places[whole]
 
 
 def number(value: float, digits: int) -> float | None:
@@ -170,77 +128,47 @@ def _plain(environment: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(value, dict)
         else str(value)
         for name, value in environment.items()
+        if value is not None
     }
 
 
-Curve = list[float | None]
-
-
-def _curves(
-    run: Run, rounds: Sequence[RoundRecord]
-) -> tuple[list[int], list[int | None], list[list[Curve | None] | None]]:
-    """Return the numbers of evaluated rounds, which of them each rule chooses, and the curves."""
-    found: list[tuple[int, Evaluation]] = [
-        (entry.round, entry.evaluation) for entry in rounds if entry.evaluation
-    ]
+def _curves(run: Run, rounds: Sequence[RoundRecord]) -> dict[str, Any]:
+    """Return ``evaluated``, ``chosen`` and ``curves`` of a run."""
+    found = [(entry.round, entry.evaluation) for entry in rounds if entry.evaluation]
     evaluations = [evaluation for _, evaluation in found]
-    chosen = [
-        (len(found) - 1 if found else None)
-        if rule == "last"
-        else best_round(evaluations, CHOOSING[rule], run.metric.name)
-        for rule in RULES
-    ]
-    kept = _thinned(len(found), {place for place in chosen if place is not None})
-    shown = metrics_of(run)
-    curves: list[list[Curve | None] | None] = []
-    for split in SPLITS:
-        of_split = [
-            _curve(run, [evaluations[place] for place in kept], split, metric)
-            if metric in shown
-            else None
+    chosen = {rule: chosen_rounds(evaluations, rule, run.metric.name) for rule in RULES}
+    kept = _thinned(len(found), {place for places in chosen.values() for place in places})
+    shown = [evaluations[place] for place in kept]
+    curves = {
+        split: {
+            metric: values
             for metric in METRICS
-        ]
-        curves.append(of_split if any(of_split) else None)
-    return (
-        [found[place][0] for place in kept],
-        [None if place is None else kept.index(place) for place in chosen],
-        curves,
-    )
+            if metric in shown_metrics(run) and (values := _curve(run, shown, split, metric))
+        }
+        for split in SPLITS
+    }
+    return {
+        "evaluated": [found[place][0] for place in kept],
+        "chosen": {rule: [kept.index(place) for place in chosen[rule]] for rule in RULES},
+        "curves": curves,
+    }
 
 
-def _curve(run: Run, evaluations: Sequence[Evaluation], split: str, metric: str) -> Curve | None:
+def _curve(
+    run: Run, evaluations: Sequence[Evaluation], split: str, metric: str
+) -> list[float | None] | None:
     """Return a metric after each evaluation, or nothing where it was never measured."""
     values = [pooled(evaluation, split, metric) for evaluation in evaluations]
     if all(value is None for value in values):
         return None
-    shown = metrics.find_metric(metric, run.task)
+    shown = find_metric(metric, run.task)
     digits = 2 if shown.percent else 4
     return [None if v is None else number(shown.display(v), digits) for v in values]
 
 
-def _thinned(count: int, always: set[int]) -> list[int]:
+def _thinned(count: int, always: Collection[int]) -> list[int]:
     """Return about `POINTS` positions below ``count``, evenly spread, and those that must stay."""
     if count <= POINTS:
         return list(range(count))
     spread = {round(n * (count - 1) / (POINTS - 1)) for n in range(POINTS)}
-    return sorted(spread | always)
-
-
-def _bytes(rounds: Sequence[RoundRecord], once: Costs) -> list[int]:
-    n = max(len(rounds), 1)
-    up, down = (sum(entry.bytes.up for entry in rounds), sum(entry.bytes.down for entry in rounds))
-    return [round(up / n), round(down / n), once.bytes.up, once.bytes.down]
-
-
-def _phases(rounds: Sequence[RoundRecord], once: Costs) -> list[list[Any]]:
-    """Return each phase with its mean seconds a round, and its seconds before round 1."""
-    names = sorted({name for entry in (once, *rounds) for name in entry.seconds})
-    n = max(len(rounds), 1)
-    return [
-        [
-            name,
-            number(sum(entry.seconds.get(name, 0.0) for entry in rounds) / n, 4),
-            number(once.seconds.get(name, 0.0), 4),
-        ]
-        for name in names
-    ]
+    return sorted(spread.union(always))

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from feddg_bench.analysis.report.pool import Pool
-from feddg_bench.analysis.report.runs import SPLITS, Details, metrics_of
+from feddg_bench.analysis.report.runs import SPLITS, Details, shown_metrics
 from feddg_bench.analysis.tables.build import build
-from feddg_bench.analysis.tables.columns import Column
 from feddg_bench.analysis.tables.describe import ColumnSpec, Description, GroupSpec, Summary
 from feddg_bench.analysis.tables.generic import Generic, shown_as
-from feddg_bench.analysis.tables.grid import DASH, Entry, Grid, Line
+from feddg_bench.analysis.tables.grid import DASH, Entry, Grid
 from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.rules import RULES, Rule
-from feddg_bench.records.runs import Run
 
 COST_HEADS = {
     "megabytes_up": "MB up a round",
@@ -26,57 +22,62 @@ COST_HEADS = {
 }
 """Cost -> head of its column."""
 
-MARKS = {"best": 1, "second": 2}
 
-
-@dataclass(frozen=True)
-class View:
-    """One way to look at a table.
-
-    Attributes:
-        metric: One of `feddg_bench.analysis.report.runs.METRICS`, or ``cost``.
-        rule: Selection rule; costs are of all rounds.
-        description: The table's columns for it.
-    """
-
-    metric: str
-    rule: Rule
-    description: Description
-
-
-def leaderboard(table: Generic, details: Details, strings: Pool) -> dict[str, Any]:
-    """Return a table with all its views.
+def leaderboard(table: Generic, details: Details) -> dict[str, Any]:
+    """Return a table with all its views: a metric under a rule; costs are of all rounds.
 
     Args:
         table: A generic table.
         details: Where its runs go.
-        strings: Where its sentences go.
 
     Raises:
         DataError: If a record is damaged, or two runs would fall into one cell.
     """
     first = table.runs[0]
-    by_key = {run.key: run for run in table.runs}
-    for run in table.runs:  # reads each record once, whatever the views ask for
-        details.add(run)
-    rows: list[dict[str, Any]] = []
+    places = {run.key: details.add(run) for run in table.runs}  # reads each record once
     views = []
-    fills: list[list[int]] = []
-    for view in _views(table):
-        grid = build(table.name, view.description, table.runs, select=view.rule, any_paper=True)
+    rows: list[dict[str, Any]] = []
+    fills: list[tuple[int, int, str]] = []
+    for metric, rule, description in _views(table):
+        grid = build(table.name, description, table.runs, select=rule, any_paper=True)
+        ours = [line for line in grid.lines if line.kind == "ours"]
         if not rows:
-            rows = [_row(line, grid, by_key, details) for line in grid.lines if line.kind == "ours"]
-            fills = _fills(grid, strings)
-        views.append(_view(view, grid, strings))
+            told = {
+                row: [k for cell in cells.values() for k in cell]
+                for row, cells in grid.runs.items()
+            }
+            rows = [
+                {
+                    "label": line.label,
+                    "runs": [places[key.rpartition(":")[2]] for key in told[line.row]],
+                }
+                for line in ours
+            ]
+            fills = [
+                (row, column, entry.fill)
+                for row, line in enumerate(ours)
+                for column, entry in enumerate(line.entries)
+                if entry is not None and entry.fill
+            ]
+        views.append(
+            {
+                "metric": metric,
+                "rule": None if metric == "cost" else rule,
+                "unit": description.unit,
+                "lower": description.lower_is_better,
+                "caption": grid.caption,
+                "notes": grid.notes,
+                "footnotes": grid.footnotes,
+                "splits": _splits(grid),
+            }
+        )
     measured = {first.metric.name} | {view["metric"] for view in views if view["splits"]}
-    title, _, frame = table.description.title.partition(": ")
     return {
         "name": table.name,
-        "title": title,
         "dataset": first.dataset,
         "protocol": first.protocol,
-        "recipe": _recipe(table.runs),
-        "frame": frame,
+        "recipe": min(run.recipe for run in table.runs),  # a generic table has one
+        "frame": table.description.title.partition(": ")[2],
         "metric": first.metric.name,
         "rows": rows,
         "fills": fills,
@@ -84,29 +85,19 @@ def leaderboard(table: Generic, details: Details, strings: Pool) -> dict[str, An
     }
 
 
-def _recipe(runs: Sequence[Run]) -> str:
-    return min(run.recipe for run in runs)  # a generic table has one
-
-
-def _views(table: Generic) -> Iterator[View]:
+def _views(table: Generic) -> Iterator[tuple[str, Rule, Description]]:
     groups = _groups(table)
-    for metric in metrics_of(table.runs[0]):
+    own = {"title": table.description.title, "where": table.description.where, "others": True}
+    for metric in shown_metrics(table.runs[0]):
         shown = shown_as(find_metric(metric, table.runs[0].task))
-        described = _described(table, groups, **shown, lower_is_better=metric == "loss")
+        lower = metric == "loss"
+        described = Description(**own, groups=groups, lower_is_better=lower, **shown)
         for rule in RULES:
-            yield View(metric, rule, described)
-    costs = GroupSpec(
-        head="cost",
-        columns=[ColumnSpec(head=head, metric=metric) for metric, head in COST_HEADS.items()],
-    )
-    yield View(
-        "cost", "last", _described(table, [costs], unit="", lower_is_better=True, decimals=3)
-    )
-
-
-def _described(table: Generic, groups: Sequence[GroupSpec], **more: Any) -> Description:
-    own = table.description
-    return Description(title=own.title, where=own.where, others=True, groups=list(groups), **more)
+            yield metric, rule, described
+    columns = [ColumnSpec(head=head, metric=metric) for metric, head in COST_HEADS.items()]
+    costs = [GroupSpec(head="cost", columns=columns)]
+    more = {"unit": "", "lower_is_better": True, "decimals": 3}
+    yield "cost", "last", Description(**own, groups=costs, **more)
 
 
 def _groups(table: Generic) -> list[GroupSpec]:
@@ -126,84 +117,47 @@ def _groups(table: Generic) -> list[GroupSpec]:
     return groups
 
 
-# ----------------------------------------------------------------------------- encoding
-
-
-def _row(line: Line, grid: Grid, runs: dict[str, Run], details: Details) -> dict[str, Any]:
-    keys = [found.rpartition(":")[2] for cell in grid.runs[line.row].values() for found in cell]
-    return {
-        "label": line.label,
-        "method": line.facts["method"],
-        "runs": [details.add(runs[key]) for key in keys],
-    }
-
-
-def _fills(grid: Grid, strings: Pool) -> list[list[int]]:
-    """Return [row, column, command] of cells that a run would fill."""
-    ours = [line for line in grid.lines if line.kind == "ours"]
-    return [
-        [row, column, strings.add(entry.fill)]
-        for row, line in enumerate(ours)
-        for column, entry in enumerate(line.entries)
-        if entry is not None and entry.fill
-    ]
-
-
-def _view(view: View, grid: Grid, strings: Pool) -> dict[str, Any]:
-    lines = [line for line in grid.lines if line.kind == "ours"]
-    beside: dict[tuple[str, str], Line] = {
-        (line.kind, line.row): line for line in grid.lines if line.kind != "ours"
-    }
+def _splits(grid: Grid) -> list[dict[str, Any]]:
+    """Return columns and cells by split, where a split has any number."""
+    lines = {kind: {x.row: x for x in grid.lines if x.kind == kind}
+             for kind in ("ours", "published", "difference")}  # fmt: skip
     splits = []
     for name in dict.fromkeys(column.group for column in grid.columns):
         places = [n for n, column in enumerate(grid.columns) if column.group == name]
         cells = [
             [
                 _cell(
-                    line.entries[n],
-                    _of(beside.get(("published", line.row)), n),
-                    _of(beside.get(("difference", line.row)), n),
-                    strings,
+                    [lines[kind][row].entries[n] if row in lines[kind] else None for kind in lines]
                 )
                 for n in places
             ]
-            for line in lines
+            for row in lines["ours"]
         ]
-        if any(cell[0] != DASH for row in cells for cell in row):
-            columns = [_column(grid.columns[n], n) for n in places]
+        if any(cell["text"] != DASH for row in cells for cell in row):
+            columns = [
+                {
+                    "head": grid.columns[n].head,
+                    "kind": grid.columns[n].kind,
+                    "scenario": grid.columns[n].facts()["scenario"],
+                    "place": n,
+                }
+                for n in places
+            ]
             splits.append({"split": name, "columns": columns, "cells": cells})
-    return {
-        "metric": view.metric,
-        "rule": None if view.metric == "cost" else view.rule,
-        "unit": view.description.unit,
-        "lower": view.description.lower_is_better,
-        "caption": [strings.add(said) for said in grid.caption],
-        "notes": [strings.add(said) for said in grid.notes],
-        "footnotes": [strings.add(said) for said in grid.footnotes],
-        "splits": splits,
-    }
+    return splits
 
 
-def _of(line: Line | None, place: int) -> Entry | None:
-    return None if line is None else line.entries[place]
-
-
-def _column(column: Column, place: int) -> list[Any]:
-    """Return head, kind, scenario and position of a column."""
-    return [column.head, column.kind, column.facts()["scenario"], place]
-
-
-def _cell(
-    ours: Entry | None, published: Entry | None, gap: Entry | None, strings: Pool
-) -> list[Any]:
-    """Return text, mark, footnotes, published number, its source, and the difference to it.
-
-    What is empty at the end is left out.
-    """
+def _cell(entries: Sequence[Entry | None]) -> dict[str, Any]:
+    """Return text, mark and footnotes; and the published number, its source, and the difference."""
+    ours, published, gap = entries
     assert ours is not None  # noqa: S101 - rows without runs are those of papers' tables
-    cell: list[Any] = [ours.text, MARKS.get(ours.mark or "", 0), list(ours.footnotes)]
-    cell += [published.text, strings.add(published.source)] if published else [None, None]
-    cell.append(gap.text if gap else None)
-    while cell[-1] in (None, 0, []):
-        cell.pop()
+    cell: dict[str, Any] = {"text": ours.text}
+    if ours.mark:
+        cell["mark"] = ours.mark
+    if ours.footnotes:
+        cell["footnotes"] = ours.footnotes
+    if published:
+        cell |= {"published": published.text, "source": published.source}
+    if gap:
+        cell["gap"] = gap.text
     return cell

@@ -1,9 +1,10 @@
 "use strict";
-// Draws the page from the JSON in #data. All text goes in as text: nothing is parsed as HTML.
-(() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
-  const runs = data.runs.map((values) =>
-    Object.fromEntries(data.fields.map((field, n) => [field, values[n]])));
+// Draws the page from the deflated JSON in #data. All text goes in as text: nothing is parsed as HTML.
+(async () => {
+  const packed = Uint8Array.from(atob(document.getElementById("data").textContent), (c) => c.charCodeAt(0));
+  const plain = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const data = await new Response(plain).json();
+  const runs = data.runs;
   const form = document.getElementById("filters");
   const dialog = document.getElementById("dialog");
   const MANY_TABLES = 12;
@@ -28,7 +29,6 @@
   const megabytes = (bytes) =>
     bytes >= 1e5 || bytes === 0 ? `${(bytes / 1e6).toFixed(2)} MB` : `${(bytes / 1e3).toFixed(2)} kB`;
   const seconds = (value) => (typeof value === "number" ? `${value.toFixed(value < 10 ? 3 : 1)} s` : DASH);
-  const strings = (places) => places.map((place) => data.strings[place]);
 
   // -------------------------------------------------------------------------------- state
 
@@ -78,17 +78,18 @@
       ...data.measured.filter((metric) => own.length > 1 || metric !== own[0])
         .map((metric) => [metric, metricText(metric, units[metric])]),
     ]);
-    const splits = {
-      test: "test (held-out domain)", val: "val (held-out domain)",
-      id_test: "id_test (training domains)", id_val: "id_val (training domains)",
-    };
-    put("split", data.splits.map((split) => [split, splits[split] ?? split]));
+    put("split", data.splits.map((split) => [split, split]));
     put("rule", data.rules.map(([rule]) => [rule, rule === "oracle" ? "oracle (looks at test)" : rule]));
     const methods = new Set(data.setups.map((setup) => setup.method));
     const datasets = unique(data.setups.map((setup) => setup.dataset));
     document.getElementById("summary").textContent =
       `${count(runs.length, "run")} of ${count(methods.size, "method")} on ${datasets.join(", ")}`;
   }
+
+  const SPLITS = {
+    test: "images of the held-out test domain", val: "images of the held-out validation domain",
+    id_test: "held-out images of the training domains", id_val: "held-out images of the training domains",
+  };
 
   function showFilters() {
     for (const element of form.elements) {
@@ -99,7 +100,7 @@
     form.elements.split.disabled = form.elements.rule.disabled = cost;
     const sentence = data.rules.find(([rule]) => rule === state.rule)[1];
     const said = document.getElementById("rule");
-    said.textContent = cost ? "Mean over all rounds." : `Selection rule ${state.rule}: ${sentence}.`;
+    said.textContent = cost ? "Mean over all rounds." : `Split ${state.split}: ${SPLITS[state.split]}. Rule ${state.rule}: ${sentence}.`;
     said.className = !cost && state.rule === "oracle" ? "warning" : "";
   }
 
@@ -135,9 +136,8 @@
     return view.splits.find((split) => view.metric === "cost" || split.split === state.split);
   }
 
-  const columnName = ([head, kind, scenario]) => (kind === "measured" ? scenario || head : kind);
-  const shownText = (cell) => cell[0] ?? DASH;
-  const valueOf = (cell) => parseFloat(shownText(cell));
+  const columnName = ({head, kind, scenario}) => (kind === "measured" ? scenario || head : kind);
+  const valueOf = (cell) => parseFloat(cell.text);
 
   function sortedRows(table, part, view) {
     const words = state.q.toLowerCase().split(/[\s,]+/).filter(Boolean);
@@ -186,21 +186,21 @@
   }
 
   function drawCell(table, row, column, cell, view, top) {
-    const [text, mark, notes, published, source, gap] = [shownText(cell), ...cell.slice(1)];
+    const {text, mark, footnotes, published, source, gap} = cell;
     const name = columnName(column);
     let number = text;
-    if (mark === 1) number = h("b", {}, text);
-    if (mark === 2) number = h("u", {}, text);
+    if (mark === "best") number = h("b", {}, text);
+    if (mark === "second") number = h("u", {}, text);
+    const best = !isNaN(top) && valueOf(cell) === top;
     const button = h("button", {
       type: "button", class: "cell", "data-cell": JSON.stringify([table.name, row.label, name]),
       "aria-haspopup": "dialog",
       onclick: (event) => change({cell: event.currentTarget.dataset.cell}, true),
-    }, number, (notes ?? []).length ? h("sup", {}, notes.map((n) => n + 1).join(",")) : null);
+    }, best ? h("span", {class: "star", role: "img", "aria-label": "best: "}, "★ ") : null, number, footnotes ? h("sup", {}, footnotes.map((n) => n + 1).join(",")) : null);
     const beside = state.published === "1" && published
-      ? h("span", {class: "published", title: data.strings[source]},
+      ? h("span", {class: "published", title: source},
         `paper ${published}`, gap ? ` (${gap.replace("-", "−")})` : "")
       : null;
-    const best = !isNaN(top) && valueOf(cell) === top;
     return h("td", {class: best ? "top" : null}, button, beside);
   }
 
@@ -220,7 +220,8 @@
     const head = h("tr", {}, sortHead("method", "method", "", sorted, view),
       part.columns.map((column) => {
         const name = columnName(column);
-        return sortHead(name, column[0], column[2] && !column[0].includes(column[2]) ? column[2] : "", sorted, view);
+        const {head, scenario} = column;
+        return sortHead(name, head, scenario && !head.includes(scenario) ? scenario : "", sorted, view);
       }));
     const body = sorted.places.map((n) => {
       const row = table.rows[n];
@@ -232,13 +233,13 @@
         h("table", {"data-table": table.name},
           h("thead", {}, head), h("tbody", {}, body))));
     if (!body.length) section.append(h("p", {}, `No method's name holds ${state.q}.`));
-    const used = part.cells.some((row) => row.some((cell) => cell[3])) && state.published === "1";
-    const caption = strings(view.caption).filter((said) => used || !said.startsWith("Published:"));
-    section.append(h("p", {class: "caption"}, "Tinted: the best number of a column. ", caption.join(" ")));
-    const marks = new Set(part.cells.flat().flatMap((cell) => cell[2] ?? []));
+    const used = part.cells.some((row) => row.some((cell) => cell.published)) && state.published === "1";
+    const caption = view.caption.filter((said) => used || !said.startsWith("Published:"));
+    section.append(h("p", {class: "caption"}, "★ the best number of a column. ", caption.join(" ")));
+    const marks = new Set(part.cells.flat().flatMap((cell) => cell.footnotes ?? []));
     const notes = [
-      ...strings(view.footnotes).map((said, n) => (marks.has(n) ? h("li", {}, h("sup", {}, n + 1), ` ${said}.`) : null)),
-      ...strings(view.notes).map((said) => h("li", {}, said)),
+      ...view.footnotes.map((said, n) => (marks.has(n) ? h("li", {}, h("sup", {}, n + 1), ` ${said}.`) : null)),
+      ...view.notes.map((said) => h("li", {}, said)),
     ].filter(Boolean);
     if (notes.length) section.append(h("details", {class: "notes"}, h("summary", {}, count(notes.length, "note")), h("ul", {}, notes)));
     return section;
@@ -316,21 +317,19 @@
       lines.flat());
     const named = new Map(series.map((one) => [one.name, one.colour]));
     const legend = h("ul", {class: "legend"}, [...named].map(([name, colour]) =>
-      h("li", {}, svg("svg", {class: "key", width: 18, height: 8, "aria-hidden": "true"},
-        svg("line", {class: `line c${colour % 8}`, x1: 0, x2: 18, y1: 4, y2: 4})), name)));
+      h("li", {}, svg("svg", {class: "key", width: 34, height: 8, "aria-hidden": "true"},
+        svg("line", {class: `line c${colour % 8}`, x1: 0, x2: 34, y1: 4, y2: 4})), name)));
     return h("figure", {class: "chart"}, h("figcaption", {}, label), picture, legend);
   }
 
   function curve(run, split, metric) {
-    const values = run.curves[data.splits.indexOf(split)];
-    const own = values?.[data.metrics.indexOf(metric)];
-    if (!own) return [];
-    return data.evaluated[run.evaluated].map((round, n) => [round, own[n]]).filter((p) => p[1] !== null);
+    const values = run.curves[split][metric] ?? [];
+    return run.evaluated.map((round, n) => [round, values[n] ?? null]).filter((p) => p[1] !== null);
   }
 
   function chosen(run) {
-    const place = run.chosen[data.rules.findIndex(([rule]) => rule === state.rule)];
-    return place === null ? null : data.evaluated[run.evaluated][place];
+    const [place] = run.chosen[state.rule];
+    return place === undefined ? null : run.evaluated[place];
   }
 
   function chosenPoint(run, points) {
@@ -340,7 +339,6 @@
 
   // ------------------------------------------------------------------------------- dialog
 
-  const scenarioOf = (run) => data.scenarios[run.scenario];
   const scenarioText = ({train, val, test}) =>
     `${train.join(", ")} → ${[val, test].filter((domain) => domain !== null).join(" → ")}`;
 
@@ -372,12 +370,11 @@
 
   function drawRun(run, table, view, width, usual, open) {
     const setup = data.setups[run.setup];
-    const scenario = scenarioOf(run);
-    const environment = data.environments[run.environment];
+    const {scenario, environment} = run;
     const [up, down, upOnce, downOnce] = run.bytes;
     const own = setup.settings.filter(([key, value]) =>
-      data.keys[key].startsWith("hyper.") || usual.get(key) !== value);
-    const pair = ([key, value]) => h("li", {}, h("code", {}, `${data.keys[key]}=${data.values[value]}`));
+      key.startsWith("hyper.") || usual.get(key) !== value);
+    const pair = ([key, value]) => h("li", {}, h("code", {}, `${key}=${value}`));
     // Costs are no curve: beside them stands the data set's own metric.
     const metric = view.metric === "cost" ? table.metric : view.metric;
     const unit = table.views.find((one) => one.metric === metric).unit;
@@ -444,32 +441,33 @@
     if (n < 0 || c < 0) return false;
     const [column, cell] = [part.columns[c], part.cells[n][c]];
     const mine = table.rows[n].runs.map((place) => runs[place])
-      .filter((run) => !column[2] || scenarioOf(run).name === column[2]);
+      .filter((run) => !column.scenario || run.scenario.name === column.scenario);
     const costs = state.metric === "cost";
     const metric = metricText(view.metric, view.unit);
-    const where = costs ? column[0] : `${column[0]}, ${state.split}`;
+    const where = costs ? column.head : `${column.head}, ${state.split}`;
     document.getElementById("dialog-head").textContent = `${label}: ${where}`;
     const body = document.getElementById("dialog-body");
-    const width = Math.min(800, Math.max(260, window.innerWidth - 56));
-    const fill = table.fills.find(([row, place]) => row === n && place === column[3] && !costs);
-    const shown = [h("p", {class: "number"}, h("b", {}, shownText(cell)),
+    const width = Math.min(800, Math.max(260, document.documentElement.clientWidth - 56));
+    const fill = table.fills.find(([row, place]) => row === n && place === column.place && !costs);
+    const shown = [h("p", {class: "number"}, h("b", {}, cell.text),
       ` ${costs ? "" : metric} on ${table.dataset}, ${table.protocol}, recipe ${table.recipe}`,
       table.frame ? `, ${table.frame}` : "", costs ? "" : `; rule ${state.rule}`)];
-    if (cell[3]) shown.push(h("p", {}, `Published: ${cell[3]} (${data.strings[cell[4]]})${cell[5] ? `; ours minus published: ${cell[5].replace("-", "−")}` : ""}. ` +
+    const gap = cell.gap ? `; ours minus published: ${cell.gap.replace("-", "−")}` : "";
+    if (cell.published) shown.push(h("p", {}, `Published: ${cell.published} (${cell.source})${gap}. ` +
       "Papers have settings of their own, which may not be those of this recipe."));
-    for (const note of cell[2] ?? []) shown.push(h("p", {}, `${data.strings[view.footnotes[note]]}.`));
+    for (const note of cell.footnotes ?? []) shown.push(h("p", {}, `${view.footnotes[note]}.`));
     if (!mine.length) {
       shown.push(h("p", {}, "There is no run yet."));
-      if (fill) shown.push(h("p", {}, "This would make it:"), h("pre", {class: "command", tabindex: "0"}, h("code", {}, data.strings[fill[2]])));
+      if (fill) shown.push(h("p", {}, "This would make it:"), h("pre", {class: "command", tabindex: "0"}, h("code", {}, fill[2])));
     } else {
       if (!costs) {
-        const scenarios = unique(mine.map((run) => scenarioOf(run).name));
+        const scenarios = unique(mine.map((run) => run.scenario.name));
         const several = scenarios.length > 1;
         const seeds = [...new Set(mine.map((run) => run.seed))];
         shown.push(chart(mine.map((run) => {
           const points = curve(run, state.split, view.metric);
-          const colour = several ? scenarios.indexOf(scenarioOf(run).name) : seeds.indexOf(run.seed);
-          return {name: several ? scenarioOf(run).name : `seed ${run.seed}`, colour, points, mark: chosenPoint(run, points)};
+          const colour = several ? scenarios.indexOf(run.scenario.name) : seeds.indexOf(run.seed);
+          return {name: several ? run.scenario.name : `seed ${run.seed}`, colour, points, mark: chosenPoint(run, points)};
         }), `${metric} on ${state.split}; the ring is the chosen round`, width));
       }
       const value = (run) => {
@@ -478,10 +476,10 @@
       };
       shown.push(h("h3", {}, count(mine.length, "run")), simpleTable(
         ["scenario", "seed", ...(costs ? [] : [metric.replace(" in %", ""), "round"]), "up / round", "down / round", "took", "dropped", "skipped", "commit"],
-        mine.map((run) => [scenarioOf(run).name, String(run.seed),
+        mine.map((run) => [run.scenario.name, String(run.seed),
           ...(costs ? [] : [value(run), String(chosen(run) ?? DASH)]),
           megabytes(run.bytes[0]), megabytes(run.bytes[1]), seconds(run.seconds), String(run.dropped),
-          String(run.skipped), h("code", {}, data.environments[run.environment].commit ?? DASH)]),
+          String(run.skipped), h("code", {}, run.environment.commit ?? DASH)]),
         "Runs of this number"));
       const usual = settingsOf(table);
       shown.push(...mine.map((run) => drawRun(run, table, view, width, usual, mine.length === 1)));
@@ -499,6 +497,7 @@
     if (!wanted && dialog.open) dialog.close();
   }
 
+  window.addEventListener("resize", () => { if (dialog.open) drawDialog(); });
   dialog.addEventListener("close", () => {
     const cell = state.cell;
     if (cell) change({cell: ""});
@@ -525,4 +524,5 @@
   window.addEventListener("hashchange", follow);
   readHash();
   draw();
+  document.body.dataset.drawn = "yes";
 })();
