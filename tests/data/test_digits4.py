@@ -108,3 +108,12 @@ def test_noise_and_patterns_stay_in_range():
         tiles = pattern(kind, 5, rng)
         assert tiles.shape == (SIDE, SIDE)
         assert set(np.unique(tiles)) == {0, 1}
+
+
+def test_the_digits_are_those_that_scikit_learn_loads():
+    from sklearn.datasets import load_digits
+
+    loaded = load_digits()
+    digits, labels = Digits4()._digits
+    assert np.array_equal(digits, loaded.images)
+    assert np.array_equal(labels, loaded.target)
