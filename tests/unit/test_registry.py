@@ -318,7 +318,7 @@ def test_a_recipe_file_that_is_not_there_is_refused(tmp_path):
 
 def shipped_cases():
     for name in recipe_names():
-        path = shipped("recipes", "sweeps/recipes") / f"{name}.yaml"
+        path = shipped("sweeps/recipes") / f"{name}.yaml"
         for dataset in yaml.safe_load(path.read_text())["datasets"]:
             yield name, dataset
 
@@ -336,8 +336,9 @@ def test_shipped_recipes_are_valid_for_every_method(name, dataset):
 
 def test_recipes_are_found_in_an_installed_package(tmp_path, monkeypatch):
     package = tmp_path / "feddg_bench"
-    (package / "recipes").mkdir(parents=True)
-    (package / "recipes" / "theirs.yaml").write_text("{}")
+    recipes = package / "shipped" / "sweeps" / "recipes"
+    recipes.mkdir(parents=True)
+    (recipes / "theirs.yaml").write_text("{}")
     monkeypatch.setattr(files, "__file__", str(package / "common" / "files.py"))
     assert recipe_names() == ("theirs",)
 

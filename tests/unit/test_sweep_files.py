@@ -34,6 +34,13 @@ def file(tmp_path: Path) -> Path:
 # ------------------------------------------------------------------------ the shipped files
 
 
+def test_a_shipped_file_may_be_given_by_its_name():
+    assert load_sweep(Path("ltdo")) == load_sweep(FOLDER / "ltdo.yaml")
+    assert load_sweep(Path("tune/fedavg")) == load_sweep(FOLDER / "tune/fedavg.yaml")
+    with pytest.raises(SettingsError, match="did you mean 'ltdo'"):
+        load_sweep(Path("ltod"))
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_wandb_accepts_the_file(path: Path) -> None:
     sweeps = pytest.importorskip("sweeps", reason="W&B's schema is in its package `sweeps`")

@@ -33,7 +33,9 @@ class SweepRecording(Recording):
 
 @grouped
 def sweep_command(
-    file: Annotated[Path, typer.Argument(help="Sweep file, as for `wandb sweep`.")],
+    file: Annotated[
+        Path, typer.Argument(help="Sweep file, as for `wandb sweep`; or a name: ltdo.")
+    ],
     pairs: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Hold for all runs; replace the file's."),

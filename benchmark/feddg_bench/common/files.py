@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from feddg_bench.common.errors import DataError
+from feddg_bench.common.errors import DataError, SettingsError, unknown
 
 
 @contextmanager
@@ -55,8 +55,29 @@ def write_whole(path: Path, data: bytes, *, sync: bool = True) -> None:
         ) from error
 
 
-def shipped(folder: str, source: str) -> Path:
-    """Return a folder of files that come with the package, installed or in the repository."""
+def shipped(folder: str) -> Path:
+    """Return a folder of the repository that comes with the package, such as ``sweeps/recipes``."""
     package = Path(__file__).parents[1]
-    installed = package / folder
-    return installed if installed.is_dir() else package.parents[1] / source
+    installed = package / "shipped" / folder
+    return installed if installed.is_dir() else package.parents[1] / folder
+
+
+def shipped_names(folder: str, *patterns: str) -> tuple[str, ...]:
+    """Return the names of the YAML files of such a folder, without their ending."""
+    root = shipped(folder)
+    found = {path for pattern in patterns or ("*.yaml",) for path in root.glob(pattern)}
+    return tuple(sorted(path.relative_to(root).with_suffix("").as_posix() for path in found))
+
+
+def find_yaml(kind: str, folder: str, given: str, *patterns: str) -> Path:
+    """Return the YAML file that a user names: by its path, or one that comes with the package.
+
+    Raises:
+        SettingsError: If there is no such name.
+    """
+    if Path(given).suffix in (".yaml", ".yml"):
+        return Path(given)
+    names = shipped_names(folder, *patterns)
+    if given not in names:
+        raise SettingsError(unknown(kind, given, names))
+    return shipped(folder) / f"{given}.yaml"

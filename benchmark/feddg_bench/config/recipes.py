@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from feddg_bench.common.errors import SettingsError, unknown
-from feddg_bench.common.files import shipped
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.common.files import find_yaml, shipped_names
 from feddg_bench.config.layers import Layer, load_layer, merge
 
 
 def recipe_names() -> tuple[str, ...]:
     """Return the names of the recipes that come with the package."""
-    return tuple(sorted(path.stem for path in shipped("recipes", "sweeps/recipes").glob("*.yaml")))
+    return shipped_names("sweeps/recipes")
 
 
 def read_recipe(recipe: str) -> Layer:
@@ -26,11 +24,7 @@ def read_recipe(recipe: str) -> Layer:
     Raises:
         SettingsError: If the recipe is unknown, or its file holds something else.
     """
-    path = Path(recipe)
-    if path.suffix not in (".yaml", ".yml"):
-        if recipe not in recipe_names():
-            raise SettingsError(unknown("recipe", recipe, recipe_names()))
-        path = shipped("recipes", "sweeps/recipes") / f"{recipe}.yaml"
+    path = find_yaml("recipe", "sweeps/recipes", recipe)
     layer = load_layer(path, "recipe")
     parts = ("settings", "datasets", "methods")
     strange = sorted(set(layer) - {"description", *parts})

@@ -82,7 +82,7 @@ def _main_results() -> dict[tuple[str, str, str], list[dict[str, str]]]:
 def _rows() -> tuple[dict[str, str], ...]:
     rows: list[dict[str, str]] = []
     for name in PAPERS:
-        path = shipped("published", "results/published") / f"{name}.csv"
+        path = shipped("results/published") / f"{name}.csv"
         with path.open(encoding="utf-8", newline="") as file:
             rows += csv.DictReader(file)
     return tuple(rows)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from feddg_bench.common.errors import SettingsError, unknown
+from feddg_bench.common.files import find_yaml
 from feddg_bench.common.streams import generator
 from feddg_bench.config.layers import load_layer
 from feddg_bench.sweeps.objective import Objective, read_objective
@@ -141,12 +142,13 @@ def load_sweep(path: Path, pairs: Iterable[str] = ()) -> Sweep:
     """Read a sweep file.
 
     Args:
-        path: The file.
+        path: The file, or the name of one that comes with the package, such as ``ltdo``.
         pairs: ``KEY=VALUE`` that hold for every point, in place of what the file says of the key.
 
     Raises:
         SettingsError: If it is not a sweep that can run here, in one sentence that names the key.
     """
+    path = find_yaml("sweep", "sweeps", str(path), "*.yaml", "tune/*.yaml")
     layer = load_layer(path, "sweep file")
     for key in layer:
         if key == "early_terminate":

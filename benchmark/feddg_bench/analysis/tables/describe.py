@@ -166,7 +166,7 @@ def load_description(name: str) -> tuple[str, Description]:
 
 
 def _folder() -> Path:
-    return shipped("named_tables", "sweeps/tables")
+    return shipped("sweeps/tables")
 
 
 def fitting(runs: Sequence[Run], where: Where) -> list[Run]:
