@@ -84,7 +84,7 @@ def test_torch_is_not_imported(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_wheel_holds_the_page(tmp_path: Path) -> None:
+def test_the_wheel_holds_what_commands_need(tmp_path: Path) -> None:
     pytest.importorskip("hatchling", reason="needs hatchling")
     import zipfile
 
@@ -103,3 +103,7 @@ def test_the_wheel_holds_the_page(tmp_path: Path) -> None:
         Path(name).name for name in names if re.match(r"feddg_bench/analysis/report/page/", name)
     }
     assert found == {"page.html", "page.css", "page.js"}
+    shipped = {name for name in names if name.startswith("feddg_bench/shipped/")}
+    sources = [*(root / "sweeps").rglob("*.yaml"), *(root / "results/published").glob("*.csv")]
+    for path in sources:
+        assert f"feddg_bench/shipped/{path.relative_to(root).as_posix()}" in shipped
