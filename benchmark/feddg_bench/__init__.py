@@ -1,3 +1,44 @@
-"""The core of feddg-bench: one federated loop, its data, its results and its command line."""
+"""feddg-bench: a benchmark suite for federated domain generalisation.
+
+``import feddg_bench as fb`` costs next to nothing: what is named below is imported when it is asked
+for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
 
 __version__ = "0.1.0"
+
+_FACE = {
+    "run": "api",
+    "Request": "runs.request",
+    "Resources": "config.schema",
+    "Observer": "runs.observer",
+    "Run": "runs.setup",
+    "load_model": "runs.kept",
+    "build_method": "engine.build",
+    "Method": "core.method",
+    "MethodSettings": "config.schema",
+    "Client": "core.client",
+    "Server": "core.server",
+    "DomainDataset": "data.dataset",
+    "FeddgError": "common.errors",
+    "heterogeneous_counts": "data.heterogeneity",
+    "heterogeneous_indices": "data.heterogeneity",
+    "weighted_mean": "core.aggregation",
+}
+"""Public name -> the module that has it."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FACE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_FACE[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_FACE])

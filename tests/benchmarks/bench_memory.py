@@ -38,31 +38,28 @@ def main() -> None:
 def peak(clients: int, store: Path) -> float:
     """Return the peak resident MiB of two rounds with the given number of clients."""
     from feddg_bench.config.schema import Resources
-    from feddg_bench.core.loop import federate
     from feddg_bench.data.federated import Federation
-    from feddg_bench.data.protocols import Scenario
     from feddg_bench.engine.executors import SerialExecutor
     from feddg_bench.engine.worker import peak_memory_mib
-    from feddg_bench.runs.run import make_plan, open_server
+    from feddg_bench.runs.request import Request
+    from feddg_bench.runs.run import train
+    from feddg_bench.runs.setup import start
 
     settings = {
-        "method": "fedavg",
-        "scenario": "synthetic",
         "data": {"image_size": SIZE},
         "backbone": {"name": "resnet18", "pretrained": False},
         "partition": {"clients": clients},
         "federation": {"rounds": 2, "per_round": 20},
     }
-    plan = make_plan([], [settings], Scenario("synthetic", "ltdo", ("a",), "b", "c"), "none")
+    (plan,) = Request(scenario="ip-o-c", settings=settings).plan(check=False)
     # Twenty clients a round train on as many images in both: only their number differs.
     sizes = IMAGES // 2000
     parts = np.arange(2000 * sizes).reshape(2000, sizes)[:clients]
     names = {f"client_{i:04}": part for i, part in enumerate(parts)}
     labels = np.random.default_rng(1).integers(0, 7, IMAGES)
     federation = Federation(store, SIZE, labels, names, (), 7)
-    method, server = open_server(plan, federation, SerialExecutor(), Resources())
-    for _ in federate(method, server, lambda _: {}, rounds=2, per_round=20):
-        pass
+    run = start(plan, federation, SerialExecutor(), Resources())
+    train(run)
     return peak_memory_mib()
 
 

@@ -134,29 +134,26 @@ def read(path: Path, size: int) -> str:
 def train(path: Path, size: int, count: int) -> str:
     """Train for a local epoch on the first images, and tell by how much the memory grew."""
     from feddg_bench.config.schema import Resources
-    from feddg_bench.core.loop import federate
     from feddg_bench.data.federated import Federation
-    from feddg_bench.data.protocols import Scenario
     from feddg_bench.engine.executors import SerialExecutor
-    from feddg_bench.runs.run import make_plan, open_server
+    from feddg_bench.runs.request import Request
+    from feddg_bench.runs.run import train
+    from feddg_bench.runs.setup import start
 
     settings = {
-        "method": "fedavg",
-        "scenario": "made",
         "data": {"image_size": size},
         "backbone": {"name": "small_cnn", "pretrained": False},
         "partition": {"clients": 1},
         "federation": {"rounds": 1, "per_round": 1},
         "train": {"batch_size": BATCH, "local_epochs": 1},
     }
-    plan = make_plan([], [settings], Scenario("made", "ltdo", ("a",), "b", "c"), "none")
+    (plan,) = Request(scenario="ip-o-c", settings=settings).plan(check=False)
     stored = path.stat().st_size // (size * size * 3)
     labels = np.random.default_rng(0).integers(0, 2, stored)
     federation = Federation(path, size, labels, {"only": np.arange(count)}, (), 2)
-    method, server = open_server(plan, federation, SerialExecutor(), Resources())
+    run = start(plan, federation, SerialExecutor(), Resources())
     before = anonymous_mib()
-    for _ in federate(method, server, lambda _: {}, rounds=1, per_round=1):
-        pass  # freed memory is kept for reuse, so that what is held at the end is the most
+    train(run)  # freed memory is kept for reuse, so that what is held at the end is the most
     return f"{anonymous_mib() - before:.0f} MiB more than the {before:.0f} MiB of a worker"
 
 

@@ -14,15 +14,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from feddg_bench.config.layers import merge
-from feddg_bench.config.recipes import load_recipe
 from feddg_bench.config.schema import Resources
 from feddg_bench.data.dataset import DomainDataset
-from feddg_bench.data.protocols import scenarios
 from feddg_bench.engine.executors import SerialExecutor
 from feddg_bench.plugins import load_dataset
-from feddg_bench.records.store import ResultsStore
-from feddg_bench.runs.run import RunData, make_plan, open_federation, open_server
+from feddg_bench.runs.request import Request
+from feddg_bench.runs.setup import RunData, open_run
 from feddg_methods.pardon import Pardon
 
 GAP = 4
@@ -70,20 +67,18 @@ def transfers(root: Path, weights: str) -> list[list[np.ndarray]]:
 
 def prepared(dataset: DomainDataset, weights: str, preset: str) -> tuple[Pardon, torch.Tensor]:
     """Return PARDON with the interpolation style of the clients of scheme cs-a-p."""
-    (scenario,) = scenarios("ltdo", dataset.domains, dataset.letters, "cs-a-p")
-    base = merge(
-        load_recipe("quick", "pacs", "pardon"),
-        {"method": "pardon", "dataset": "pacs", "scenario": scenario.name},
-        {"backbone": {"name": "small_cnn", "pretrained": False}},
-    )
-    hyper = {"style": "vgg19_16x", "style_weights": weights, "preset": preset}
-    plan = make_plan([base], [{"hyper": hyper}], scenario, "quick")
-    federation, _ = open_federation(plan, RunData(dataset, None), ResultsStore(Path("results")))
-    executor = SerialExecutor()
-    method, server = open_server(plan, federation, executor, Resources())
-    method.prepare(server)
+    settings = {
+        "backbone": {"name": "small_cnn", "pretrained": False},
+        "hyper": {"style": "vgg19_16x", "style_weights": weights, "preset": preset},
+    }
+    resources = Resources(data_root=dataset.data_root)
+    request = Request("pardon", "ltdo", "pacs", "cs-a-p", "quick", [0], settings, resources)
+    (plan,) = request.plan()
+    run = open_run(plan, RunData(dataset, None), SerialExecutor(), resources)
+    method = run.method
+    method.prepare(run.server)
     assert isinstance(method, Pardon)
-    return method, server.broadcast["style"]
+    return method, run.server.broadcast["style"]
 
 
 def first(dataset: DomainDataset, domain: str, label: int) -> int:

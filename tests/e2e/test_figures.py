@@ -14,14 +14,12 @@ import torch.nn.functional as F
 from PIL import Image
 
 from feddg_bench.analysis.figures.landscape import landscape_picture
-from feddg_bench.analysis.figures.training import train
-from feddg_bench.cli.figure_models import Experiment
-from feddg_bench.cli.options import Machine
-from feddg_bench.cli.progress import ConsoleReport
+from feddg_bench.analysis.figures.training import trained_runs
 from feddg_bench.config.schema import Resources
 from feddg_bench.data.partition import heterogeneous_counts
-from feddg_bench.engine.executors import SerialExecutor
 from feddg_bench.records.store import read_record
+from feddg_bench.runs.observer import Observer
+from feddg_bench.runs.request import Request
 
 TINY = ("--clients", "4", "--per-round", "2", "--workers", "1")
 
@@ -144,11 +142,10 @@ def test_models_are_those_of_the_same_run(feddg: Run, tmp_path: Path, cache: Pat
     wanted = ("--rounds", 2, "--scenario", "ip-o-c", "--workers", 1)
     assert feddg("run", *wanted, "--json", *pairs).code == 0
     (path,) = (tmp_path / "results" / "runs").glob("*.json")
-    experiment = Experiment(scenario="ip-o-c", pairs=pairs)
-    (plan,), data = experiment.plan("fedavg", Machine(cache_dir=cache), rounds=2)
-    executor = SerialExecutor()
-    with ConsoleReport(1) as report:
-        trained = train(plan, data, executor, Resources(), report, [0, 2])
+    resources = Resources(cache_dir=cache, workers=1, results=tmp_path / "results")
+    flags = {"scenario": "ip-o-c", "rounds": 2}
+    (plan,) = Request.read(flags=flags, pairs=pairs, resources=resources).plan()
+    (trained,) = trained_runs([plan], resources, "0,2")
     assert plan.key == path.stem
     model = trained.load(trained.models[2])
     for split, domain, index in trained.federation.evaluation:
@@ -174,6 +171,19 @@ def test_models_are_those_of_the_same_run(feddg: Run, tmp_path: Path, cache: Pat
                 loss = F.cross_entropy(trained.load(weights)(images), labels)
             assert found[client, x, y] == pytest.approx(float(loss), rel=1e-4)
     assert len({round(v, 3) for v in found.values()}) > 10
+
+    # a model that the run keeps is taken, and nothing is trained for it
+    class NoRounds(Observer):
+        def begin(self, run: Any) -> None:
+            raise AssertionError("it trains")
+
+    assert feddg("run", *wanted, "--keep", "last", "--json", *pairs).code == 0
+    (kept,) = trained_runs([plan], resources, None, NoRounds())
+    for name, weights in trained.models[2].items():
+        assert torch.equal(kept.models[2][name], weights)
+    (stepped,) = trained_runs([plan], resources, None, updates=True)
+    assert len(stepped.updates) == 2
+    assert all(torch.equal(stepped.before[n], w) for n, w in trained.models[2].items())
 
 
 def test_figures_of_trained_models(feddg: Run) -> None:

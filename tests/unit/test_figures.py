@@ -29,7 +29,7 @@ from feddg_bench.analysis.figures.overhead import overhead
 from feddg_bench.analysis.figures.partition import heat_maps
 from feddg_bench.analysis.figures.scores import convergence, leaderboard, swept
 from feddg_bench.analysis.figures.series import Choice, Frame, frames, series
-from feddg_bench.analysis.figures.training import Recording, wanted_rounds
+from feddg_bench.analysis.figures.training import wanted_rounds
 from feddg_bench.analysis.sheets import csv_lines
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.engine.executors import SerialExecutor
@@ -532,13 +532,17 @@ def test_cosine_between_updates() -> None:
 
 def styled_by(method: str, **hyper: Any) -> tuple[Any, Any, torch.Tensor, torch.Tensor | None]:
     """Return a method, the task of a client that trained, images, and what it makes of them."""
-    executor = Recording(SerialExecutor())
+    executor = SerialExecutor()
+    tasks: dict[str, Any] = {}
+    executor.on_reply = lambda task, _: tasks.update(
+        {task.client: task} if task.call == "fit" else {}
+    )
     run = start_toy_run(method, {"hyper": hyper}, executor=executor)
     run.rounds(1)
-    task = executor.tasks[min(executor.tasks)]
+    task = tasks[min(tasks)]
     images = torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(5))
     asked = replace(task, call="styled", told={**task.told, "images": images})
-    made = [Worker(executor.spec, run.method).run(asked).value for _ in range(2)]
+    made = [Worker(executor.worker.spec, run.method).run(asked).value for _ in range(2)]
     assert (made[0] is None) or torch.equal(*made)
     return run.method, task, images, made[0]
 

@@ -331,8 +331,8 @@ def test_the_command_repeats_the_run(
     tmp_path: Path, settings: dict[str, Any], method: str, recipe: str, hyper: dict[str, Any]
 ) -> None:
     from feddg_bench import cli
-    from feddg_bench.plugins import load_dataset, load_method
-    from feddg_bench.runs.plans import draft_runs, make_plans, user_layer
+    from feddg_bench.plugins import load_method
+    from feddg_bench.runs.request import NAMES, Request
 
     resolved = load_method(method).Settings(**hyper).model_dump(mode="json")
     save(tmp_path, record(method, recipe=recipe, seed=3, settings={**settings, "hyper": resolved}))
@@ -343,17 +343,8 @@ def test_the_command_repeats_the_run(
     command = typer.main.get_command(cli.app).commands["run"]  # type: ignore[attr-defined]
     assert shlex.split(line)[:2] == ["feddg-bench", "run"]
     given = command.make_context("run", shlex.split(line)[2:]).params
-    drafts = draft_runs(
-        load_dataset("digits4")(),
-        given["dataset"],
-        methods=given["method"],
-        protocols=given["protocol"],
-        scenario=given["scenario"],
-        recipe=given["recipe"],
-        seeds=given["seeds"],
-        user=user_layer({}, (), given["pairs"] or ()),
-    )
-    (plan,) = make_plans(drafts, load_dataset("digits4")())
+    flags = {name: given[name] for name in NAMES}
+    (plan,) = Request.read(flags=flags, pairs=given["pairs"] or ()).plan()
     assert plan.key == run["key"]
 
 
@@ -417,7 +408,7 @@ class Page(HTMLParser):
         if tag in ("script", "style"):
             self.inside.setdefault(tag, []).append("")
 
-    def handle_endtag(self, tag: str) -> None:  # noqa: ARG002
+    def handle_endtag(self, tag: str) -> None:
         self.last = ""
 
     def handle_data(self, data: str) -> None:

@@ -11,8 +11,9 @@ import yaml
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.layers import validate
 from feddg_bench.plugins import load_method, names
+from feddg_bench.runs.request import Datasets
 from feddg_bench.sweeps.definition import Choice, Range, load_sweep
-from feddg_bench.sweeps.jobs import Datasets, jobs, split_pairs
+from feddg_bench.sweeps.jobs import jobs
 from feddg_bench.sweeps.search import open_search
 
 FOLDER = Path(__file__).parents[2] / "sweeps"
@@ -257,13 +258,6 @@ def test_a_point_is_the_runs_of_the_command() -> None:
 def test_bad_points_are_one_sentence(pairs: list[str], words: str) -> None:
     with pytest.raises(SettingsError, match=words):
         jobs(pairs, Datasets())
-
-
-def test_split_pairs() -> None:
-    assert split_pairs(["seed=1", "recipe=quick", "lr=1", "nothing"]) == (
-        {"seeds": "1", "recipe": "quick"},
-        ["lr=1", "nothing"],
-    )
 
 
 @pytest.mark.parametrize(

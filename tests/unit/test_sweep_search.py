@@ -12,10 +12,11 @@ import pytest
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.store import ResultsStore
+from feddg_bench.runs.request import Datasets, Request
 from feddg_bench.sweeps.claims import Claims
 from feddg_bench.sweeps.definition import Sweep, load_sweep
 from feddg_bench.sweeps.failures import Failures
-from feddg_bench.sweeps.jobs import Datasets, Job, plans
+from feddg_bench.sweeps.jobs import Job
 from feddg_bench.sweeps.objective import Objective
 from feddg_bench.sweeps.search import BayesSearch, mean_objective, open_search
 from tests.helpers import entry, make_record, measured
@@ -45,7 +46,7 @@ def record(job: Job | None, accuracy: float) -> RunRecord:
     for split, loss in (("val", {"a": 2.0}), ("id_val", {"c": 3.0}), ("test", {"d": 9.0})):
         for domain, value in loss.items():
             evaluation[split][domain]["loss"] = value
-    (plan,) = plans(job.pairs if job else ("scenario=ip-o-c",), Datasets())
+    (plan,) = Request.read(pairs=job.pairs if job else ("scenario=ip-o-c",)).plan(Datasets())
     names = plan.settings.model_dump(include={"scenario", "seed"})
     rounds = [entry(1, evaluation)]
     return make_record(names, key=plan.key, settings=plan.canonical, rounds=rounds)

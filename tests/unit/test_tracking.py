@@ -150,11 +150,12 @@ class World:
         ResultsStore(self.folder / "results").save(record)
         rounds, record = record.rounds, record.model_copy(update={"rounds": []})
         with tracker:
-            tracker.begin(PLAN, None, record)
+            run = SimpleNamespace(plan=PLAN, record=record)
+            tracker.begin(run)
             for number in rounds:
                 record.rounds.append(number)
-                tracker.round(PLAN, None, 0)  # type: ignore[arg-type]
-            tracker.end(PLAN, record)
+                tracker.round(run, SimpleNamespace(round=number))
+            tracker.end(run)
 
 
 @pytest.fixture
@@ -260,8 +261,9 @@ def test_a_run_is_told_in_order(world: World, record: RunRecord) -> None:
 
 def test_a_run_that_goes_on_is_told_from_its_first_round(world: World, record: RunRecord) -> None:
     with world.tracker() as tracker:
-        tracker.begin(PLAN, 3, record)
-        tracker.end(PLAN, record)
+        run = SimpleNamespace(plan=PLAN, record=record)
+        tracker.begin(run)
+        tracker.end(run)
     assert [call["step"] for call in world.did("log")] == [1, 2, 3]
 
 
@@ -342,7 +344,7 @@ def test_online_that_is_not_possible_is_offline_from_then_on(
 
 def test_a_missing_key_is_said_before_training_begins(world: World, record: RunRecord) -> None:
     with world.tracker("online") as tracker:
-        tracker.begin(PLAN, None, record)
+        tracker.begin(SimpleNamespace(plan=PLAN, record=record))
         assert "no API key is configured" in world.said[0]
 
 
@@ -354,7 +356,7 @@ def test_a_run_that_stops_is_ended_as_such(
 ) -> None:
     def stopped() -> None:
         with world.tracker() as tracker:
-            tracker.begin(PLAN, None, record)
+            tracker.begin(SimpleNamespace(plan=PLAN, record=record))
             raise error
 
     with pytest.raises(type(error)):

@@ -11,73 +11,22 @@ import typer
 from feddg_bench.analysis.figures.drawing import save
 from feddg_bench.cli.options import (
     CacheDir,
-    Clients,
-    Config,
-    DataName,
     DataRoot,
-    Lambda,
+    Experiment,
     Machine,
-    Pairs,
-    PerRound,
-    Recipe,
-    Set,
+    Names,
+    Recording,
     grouped,
 )
 from feddg_bench.common.errors import SettingsError, unknown
+from feddg_bench.engine.compatibility import is_rgb
+from feddg_bench.runs.request import Datasets
 
 if TYPE_CHECKING:
     from feddg_bench.analysis.figures.training import Trained
-    from feddg_bench.runs.run import Plan, RunData
 
-Methods = Annotated[
-    str, typer.Option("--method", "--methods", help="Comma-separated; see `feddg-bench methods`.")
-]
-Method = Annotated[str, typer.Option("--method", help="See `feddg-bench methods`.")]
-Protocol = Annotated[str, typer.Option(help="ltdo, lodo or wilds.")]
-Scenario = Annotated[str | None, typer.Option(help="One scenario; default the first.")]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of the run.")]
 OutHere = Annotated[Path, typer.Option(help="Folder to write to.")]
 FIGURES = Path("results/figures")
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """Which runs a figure is about, but for their methods, and where it is written."""
-
-    pairs: Pairs = None
-    dataset: DataName = "digits4"
-    protocol: Protocol = "ltdo"
-    scenario: Scenario = None
-    recipe: Recipe = None
-    seed: Seed = 0
-    clients: Clients = None
-    out: OutHere = FIGURES
-    config: Config = None
-    set_: Set = None
-
-    def plan(
-        self, methods: str, machine: Machine, **flags: float | None
-    ) -> tuple[list[Plan], RunData]:
-        """Return the run of each method, as `feddg-bench run` plans it, and the data set."""
-        from feddg_bench.plugins import load_dataset
-        from feddg_bench.runs.plans import draft_runs, make_plans, one_scenario, user_layer
-
-        opened = load_dataset(self.dataset)(machine.data_root)
-        pairs = [*(self.set_ or ()), *(self.pairs or ())]
-        drafts = draft_runs(
-            opened,
-            self.dataset,
-            methods=methods,
-            protocols=self.protocol,
-            scenario=one_scenario(self.protocol, opened, self.scenario).name,
-            recipe=self.recipe,
-            seeds=str(self.seed),
-            user=user_layer({"clients": self.clients, **flags}, self.config or (), pairs),
-        )
-
-        from feddg_bench.runs.run import RunData
-
-        return make_plans(drafts, opened), RunData(opened, machine.cache_dir)
 
 
 @grouped
@@ -87,7 +36,8 @@ def partition_command(
         typer.Option("--heterogeneity", "--lambda", help="Comma-separated, such as 0,0.1,0.5,1."),
     ] = None,
     by: Annotated[str, typer.Option(help="domain or label.")] = "domain",
-    experiment: Experiment = Experiment(),
+    names: Names = Names(),
+    out: OutHere = FIGURES,
     data_root: DataRoot = None,
     cache_dir: CacheDir = None,
 ) -> None:
@@ -97,17 +47,21 @@ def partition_command(
     if by not in get_args(By):
         raise SettingsError(unknown("--by", by, get_args(By)))
     values = [None] if lambdas is None else [_number(part) for part in lambdas.split(",")]
-    per_round = None if experiment.clients is None else 1  # nobody trains: K only must not exceed N
-    machine = Machine(data_root, cache_dir)
-    planned = [
-        experiment.plan("fedavg", machine, heterogeneity=value, per_round=per_round)
+    per_round = None if names.clients is None else 1  # nobody trains: K only must not exceed N
+    resources = Machine(data_root, cache_dir).resources()
+    datasets = Datasets(data_root)
+    plans = [
+        plan
         for value in values
+        for plan in names.request(resources, heterogeneity=value, per_round=per_round)
+        .one_scenario(datasets)
+        .plan(datasets)
     ]
     from feddg_bench.analysis.figures.partition import partition_picture
+    from feddg_bench.runs.setup import RunData
 
-    data = planned[0][1]
-    plans = [found for made, _ in planned for found in made]
-    save(lambda: [partition_picture(plans, data, cast("By", by))], experiment.out)
+    data = RunData(plans[0].dataset, cache_dir)
+    save(lambda: [partition_picture(plans, data, cast("By", by))], out)
 
 
 def _number(text: str) -> float:
@@ -119,9 +73,6 @@ def _number(text: str) -> float:
         ) from None
 
 
-Rounds = Annotated[
-    int | None, typer.Option(min=1, help="Rounds of the run; default is the recipe's.")
-]
 At = Annotated[
     str | None,
     typer.Option(help="Rounds to look at, such as 1,5,50; 0 is before round 1. Default: the last."),
@@ -132,58 +83,45 @@ At = Annotated[
 class Training(Experiment):
     """Which runs a figure needs the models of."""
 
-    per_round: PerRound = None
-    heterogeneity: Lambda = None
+    out: OutHere = FIGURES
 
     def train(
-        self, methods: str, at: str | None, machine: Machine, rounds: int | None = None
+        self,
+        machine: Recording,
+        at: str | None,
+        method: str | None = None,
+        *,
+        updates: bool = False,
     ) -> list[Trained]:
-        """Train each method in memory up to the last round that is looked at."""
+        """Take the models that runs kept, or train each method up to the last round looked at."""
         resources = machine.resources()
-        from feddg_bench.engine.compatibility import is_rgb
-        from feddg_bench.plugins import load_dataset
-
-        shown = load_dataset(self.dataset)
+        datasets = Datasets(resources.data_root)
+        instead = {} if method is None or self.method is not None else {"method": method}
+        request = self.request(resources, **instead)
+        shown = datasets.open(request.dataset)
         if shown.task != "classification" or not is_rgb(shown):
             raise SettingsError(
                 f"this figure shows classes of RGB images, and {shown.title} has none: choose "
                 f"another --dataset"
             )
-        plans, data = self.plan(
-            methods,
-            machine,
-            rounds=rounds,
-            per_round=self.per_round,
-            heterogeneity=self.heterogeneity,
-        )
+        plans = request.one_scenario(datasets).plan(datasets)
 
-        from feddg_bench.analysis.figures.training import train, wanted_rounds
+        from feddg_bench.analysis.figures.training import trained_runs
         from feddg_bench.cli.progress import ConsoleReport
-        from feddg_bench.engine.devices import open_executor
 
-        wanted = [wanted_rounds(at, plan.settings.federation.rounds) for plan in plans]
-        executor = open_executor(resources)
-        try:
-            with ConsoleReport(len(plans)) as report:
-                return [
-                    train(plan, data, executor, resources, report, upto)
-                    for plan, upto in zip(plans, wanted, strict=True)
-                ]
-        finally:
-            executor.close()
+        with ConsoleReport(len(plans)) as report:
+            return trained_runs(plans, resources, at, report, updates=updates)
 
 
 @grouped
 def tsne_command(
-    method: Methods = "fedavg",
-    rounds: Rounds = None,
     at: At = None,
     images: Annotated[int, typer.Option(min=1, help="Images of a domain.")] = 100,
     training: Training = Training(),
-    machine: Machine = Machine(),
+    machine: Recording = Recording(),
 ) -> None:
     """Train, and draw t-SNE of the features of held-out images after some rounds."""
-    runs = training.train(method, at, machine, rounds=rounds)
+    runs = training.train(machine, at)
     from feddg_bench.analysis.figures.embedding import tsne_picture
 
     save(lambda: [tsne_picture(runs, images)], training.out)
@@ -191,15 +129,13 @@ def tsne_command(
 
 @grouped
 def gradcam_command(
-    method: Methods = "fedavg",
-    rounds: Rounds = None,
     at: At = None,
     images: Annotated[int, typer.Option(min=1, help="Images of a domain.")] = 2,
     training: Training = Training(),
-    machine: Machine = Machine(),
+    machine: Recording = Recording(),
 ) -> None:
     """Train, and draw by Grad-CAM where models look, for held-out images of each domain."""
-    runs = training.train(method, at, machine, rounds=rounds)
+    runs = training.train(machine, at)
     from feddg_bench.analysis.figures.gradcam import gradcam_picture
 
     save(lambda: [gradcam_picture(runs, images)], training.out)
@@ -207,8 +143,6 @@ def gradcam_command(
 
 @grouped
 def landscape_command(
-    method: Methods = "fedavg",
-    rounds: Rounds = None,
     at: Annotated[int | None, typer.Option(min=1, help="Round to draw; default the last.")] = None,
     pair: Annotated[
         str | None,
@@ -217,10 +151,10 @@ def landscape_command(
     images: Annotated[int, typer.Option(min=1, help="Training images of a client.")] = 256,
     steps: Annotated[int, typer.Option(min=5, help="Points a side of the grid.")] = 21,
     training: Training = Training(),
-    machine: Machine = Machine(),
+    machine: Recording = Recording(),
 ) -> None:
     """Train, and draw two clients' losses on the plane of the global model and their updates."""
-    runs = training.train(method, None if at is None else str(at), machine, rounds=rounds)
+    runs = training.train(machine, None if at is None else str(at), updates=True)
     from feddg_bench.analysis.figures.landscape import landscape_picture
 
     save(
@@ -231,13 +165,12 @@ def landscape_command(
 
 @grouped
 def styles_command(
-    method: Methods = "pardon,ccst,fedccrl",
     images: Annotated[int, typer.Option(min=1, help="Images of a domain.")] = 2,
     training: Training = Training(),
-    machine: Machine = Machine(),
+    machine: Recording = Recording(),
 ) -> None:
     """Draw images of each domain as they are, and as methods restyle them in round 1."""
-    runs = training.train(method, "1", machine)
+    runs = training.train(machine, "1", "pardon,ccst,fedccrl", updates=True)
     from feddg_bench.analysis.figures.styles import styles_picture
 
     save(lambda: [styles_picture(runs, images)], training.out)

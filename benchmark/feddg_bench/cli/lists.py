@@ -17,7 +17,7 @@ from feddg_bench.config.recipes import load_recipe, read_recipe, recipe_names
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.data.protocols import PROTOCOLS, scenarios
 from feddg_bench.plugins import check_name, load_dataset, names, outline
-from feddg_bench.runs.plans import draft_runs, make_plans, one_scenario, user_layer
+from feddg_bench.runs.request import Request
 
 if TYPE_CHECKING:
     from feddg_bench.data.dataset import DomainDataset
@@ -74,7 +74,7 @@ methods_app = lists_app(methods_command)
 def show_method_command(
     name: Method,
     pairs: Pairs = None,
-    dataset: DataName = "digits4",
+    dataset: DataName = None,
     recipe: Recipe = None,
     backbone: Annotated[
         str | None, typer.Option(help="Backbone whose messages are shown; else the recipe's.")
@@ -84,22 +84,15 @@ def show_method_command(
     """Print a method's card: paper, settings, what leaves a client in bytes, deviations."""
     given = [] if backbone is None else [f"backbone.name={backbone}", "backbone.pretrained=false"]
     check_name("method", name)
-    opened = load_dataset(dataset)()
-    drafts = draft_runs(
-        opened,
-        dataset,
-        methods=name,
-        protocols="lodo",
-        scenario=one_scenario("lodo", opened, None).name,
-        recipe=recipe,
-        seeds="0",
-        user=user_layer({}, (), [*given, *(pairs or ())]),
+    request = Request.read(
+        flags={"method": name, "dataset": dataset, "recipe": recipe, "protocol": "lodo"},
+        pairs=[*given, *(pairs or ())],
     )
 
     from feddg_bench.runs.cards import make_card, markdown
 
-    (plan,) = make_plans(drafts, opened)
-    card = make_card(plan, len(opened.classes))
+    (plan,) = request.one_scenario().plan(check=False)
+    card = make_card(plan, len(plan.dataset.classes))
     if json_:
         print_json(card.as_json())
     else:
@@ -246,8 +239,8 @@ def settings_command(
     word: Annotated[
         str, typer.Argument(metavar="[WORD]", help="Show only keys that hold this, such as lr.")
     ] = "",
-    method: Annotated[str, typer.Option(help="See `feddg-bench methods`.")] = "fedavg",
-    dataset: DataName = "digits4",
+    method: Annotated[str, typer.Option(help="See `feddg-bench methods`.")] = Request.method,
+    dataset: Annotated[str, typer.Option(help="See `feddg-bench datasets`.")] = Request.dataset,
     recipe: Recipe = None,
     json_: Json = False,
 ) -> None:

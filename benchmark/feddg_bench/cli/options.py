@@ -14,20 +14,36 @@ import typer
 
 from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import Resources
+from feddg_bench.runs.request import FLAGS, NAMES, Request
 
 Where = Annotated[Path, typer.Option(help="Folder of records and checkpoints.")]
 Methods = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--method",
         "--methods",
-        help="Comma-separated, or `all`; see `feddg-bench methods`.",
+        help=f"Comma-separated, or all; see `feddg-bench methods`. Default {Request.method}.",
     ),
 ]
-DataName = Annotated[str, typer.Option(help="See `feddg-bench datasets`.")]
-Recipe = Annotated[
+Protocols = Annotated[
     str | None,
-    typer.Option(help="A recipe's name or a YAML file; default is the data set's own."),
+    typer.Option(help=f"Comma-separated: ltdo, lodo, wilds. Default {Request.protocol}."),
+]
+DataName = Annotated[
+    str | None, typer.Option(help=f"See `feddg-bench datasets`. Default {Request.dataset}.")
+]
+Scenarios = Annotated[
+    str | None,
+    typer.Option(
+        help="Comma-separated, such as ac-p-s; all for every pair. Default the protocol's."
+    ),
+]
+Recipe = Annotated[
+    str | None, typer.Option(help="A recipe's name or a YAML file. Default the data set's own.")
+]
+Seeds = Annotated[
+    str | None,
+    typer.Option("--seeds", "--seed", help=f"Such as 0,1,2 or 0-2. Default {Request.seeds}."),
 ]
 DataRoot = Annotated[
     Path | None, typer.Option(help="Folder of the data; else $FEDDG_DATA or the settings file.")
@@ -59,6 +75,49 @@ Config = Annotated[list[Path] | None, typer.Option("--config", help="YAML file o
 Set = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, such as train.lr=0.001.")]
 Pairs = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+
+
+SplitCsv = Annotated[Path | None, typer.Option(help="Split file; replaces our own splits.")]
+
+
+@dataclass(frozen=True)
+class Names:
+    """Which runs a command is about, but for what it varies itself."""
+
+    pairs: Pairs = None
+    method: Methods = None
+    protocol: Protocols = None
+    dataset: DataName = None
+    scenario: Scenarios = None
+    recipe: Recipe = None
+    seeds: Seeds = None
+    clients: Clients = None
+    split_csv: SplitCsv = None
+    config: Config = None
+    set_: Set = None
+
+    def request(self, resources: Resources, **instead: Any) -> Request:
+        """Return what the words mean.
+
+        Args:
+            resources: Where and how fast.
+            instead: Names and flags in place of what the user said of them.
+
+        Raises:
+            SettingsError: If a file cannot be read, or a setting is unknown.
+        """
+        flags = {k: v for k, v in vars(self).items() if k in NAMES or k in FLAGS} | instead
+        pairs = [*(self.set_ or ()), *(self.pairs or ())]
+        return Request.read(config=self.config or (), flags=flags, pairs=pairs, resources=resources)
+
+
+@dataclass(frozen=True)
+class Experiment(Names):
+    """Which runs a command is about."""
+
+    rounds: Rounds = None
+    per_round: PerRound = None
+    heterogeneity: Lambda = None
 
 
 @dataclass(frozen=True)

@@ -2,94 +2,47 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from feddg_bench.cli.options import (
-    CacheDir,
-    Clients,
-    Config,
-    DataName,
-    DataRoot,
-    Device,
-    Json,
-    Lambda,
-    Methods,
-    Pairs,
-    PerRound,
-    Recipe,
-    Set,
-    Threads,
-    Where,
-    print_json,
-)
-from feddg_bench.config.layers import validate
-from feddg_bench.config.schema import Resources
-from feddg_bench.plugins import load_dataset
-from feddg_bench.runs.plans import draft_runs, make_plans, one_scenario, user_layer
+from feddg_bench.cli.options import Experiment, Json, Machine, grouped, print_json
+from feddg_bench.runs.request import Datasets
 
 
+@grouped
 def profile_command(
-    pairs: Pairs = None,
-    method: Methods = "fedavg",
-    protocol: Annotated[str, typer.Option(help="ltdo or lodo.")] = "ltdo",
-    dataset: DataName = "digits4",
-    scenario: Annotated[str | None, typer.Option(help="One scenario; default the first.")] = None,
-    recipe: Recipe = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds to measure, after one more.")] = 3,
-    clients: Clients = None,
-    per_round: PerRound = None,
-    heterogeneity: Lambda = None,
+    experiment: Experiment = Experiment(),
     synthetic: Annotated[
         int | None,
         typer.Option(min=1, help="Use random images, this many a client, instead of the data."),
     ] = None,
-    data_root: DataRoot = None,
-    cache_dir: CacheDir = None,
-    results: Where = Path("results"),
-    device: Device = "auto",
-    threads: Threads = 1,
-    config: Config = None,
-    set_: Set = None,
+    machine: Machine = Machine(),
     json_: Json = False,
 ) -> None:
-    """Measure where a method's time goes, against this machine's peak and a bare loop."""
-    flags = {"clients": clients, "per_round": per_round, "heterogeneity": heterogeneity}
-    where = {"device": device, "threads": threads, "data_root": data_root, "cache_dir": cache_dir}
-    resources = validate(Resources, where)
-    opened = load_dataset(dataset)(data_root)
-    flags["rounds"] = rounds + 1
-    drafts = draft_runs(
-        opened,
-        dataset,
-        methods=method,
-        protocols=protocol,
-        scenario=one_scenario(protocol, opened, scenario).name,
-        recipe=recipe,
-        seeds="0",
-        user=user_layer(flags, config or (), [*(set_ or ()), *(pairs or ())]),
-    )
+    """Measure where a method's time goes, against this machine's peak and a bare loop.
 
-    from feddg_bench.records.store import ResultsStore
+    ROUNDS are measured (default 3), after one more that warms up.
+    """
+    resources = machine.resources()
+    rounds = 3 if experiment.rounds is None else experiment.rounds
+    datasets = Datasets(resources.data_root)
+    request = experiment.request(resources, rounds=rounds + 1).one_scenario(datasets)
+
     from feddg_bench.runs.profile import profile, synthetic_federation
-    from feddg_bench.runs.run import RunData, open_federation
+    from feddg_bench.runs.setup import RunData, open_federation
 
-    data = None if synthetic else RunData(opened, cache_dir)
     measured = []
-    for plan in make_plans(drafts, opened):
-        if data is None:
-            federation = synthetic_federation(
-                plan.settings.partition.clients,
-                synthetic or 1,
-                plan.settings.data.image_size,
-                len(opened.classes),
-                like=opened,
-            )
+    data: RunData | None = None
+    for plan in request.plan(datasets):
+        if synthetic:
+            clients, size = plan.settings.partition.clients, plan.settings.data.image_size
+            classes = len(plan.dataset.classes)
+            federation = synthetic_federation(clients, synthetic, size, classes, like=plan.dataset)
         else:
-            federation, _ = open_federation(plan, data, ResultsStore(results))
-        measured.append(profile(plan, federation, resources, rounds=rounds))
+            data = data or RunData(plan.dataset, resources.cache_dir)
+            federation = open_federation(plan, data)[0]
+        measured.append(profile(plan, federation, resources))
     if json_:
         print_json([p.as_json() for p in measured] if len(measured) > 1 else measured[0].as_json())
         return

@@ -12,18 +12,19 @@ from rich.table import Table as RichTable
 
 from feddg_bench.analysis.tables import Cell, Table
 from feddg_bench.common.terminal import Display, text
-from feddg_bench.plugins import load_dataset
 from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.rules import split_metric
+from feddg_bench.runs.observer import Observer
 
 if TYPE_CHECKING:
     from feddg_bench.core.loop import RoundResult
     from feddg_bench.records.record import RunRecord
     from feddg_bench.runs.profile import Profile
-    from feddg_bench.runs.run import Plan
+    from feddg_bench.runs.request import Plan
+    from feddg_bench.runs.setup import Run
 
 
-class ConsoleReport(Display):
+class ConsoleReport(Display, Observer):
     """Draws the progress of runs, one after the other.
 
     Args:
@@ -50,14 +51,15 @@ class ConsoleReport(Display):
         elif done == total:
             self.say(f"decoded {total} images")
 
-    def already(self, plan: Plan) -> None:
+    def already(self, plan: Plan, record: RunRecord) -> None:
         """A run's record is there already."""
+        del record
         self.number += 1
         self.say(f"{self._title(plan)}: already done, {plan.key}")
 
-    def begin(self, plan: Plan, done: int | None, record: RunRecord) -> None:
-        """A run starts, or goes on from a checkpoint after ``done`` rounds."""
-        del record
+    def begin(self, run: Run) -> None:
+        """A run starts, or goes on from a checkpoint."""
+        plan, done = run.plan, run.done
         self.number += 1
         self.held_out = ""
         rounds = plan.settings.federation.rounds
@@ -72,17 +74,20 @@ class ConsoleReport(Display):
         elif not self.console.is_terminal:
             self.say(f"{self._title(plan)}: {rounds} rounds, {plan.key}")
 
-    def round(self, plan: Plan, result: RoundResult, images: int) -> None:
-        """A round ended that trained on ``images`` images."""
-        ledger = result.ledger
+    def round(self, run: Run, result: RoundResult) -> None:
+        """A round ended."""
+        if not result.round:
+            return
+        plan, ledger = run.plan, result.ledger
         spent = sum(s for phase, s in ledger.seconds.items() if phase != "evaluation")
-        facts = f"{len(result.cohort)} clients  {images / max(spent, 1e-9):.0f} images/s"
+        facts = (
+            f"{len(result.cohort)} clients  {run.images(result) / max(spent, 1e-9):.0f} images/s"
+        )
         loss = ledger.means().get("loss")
         if loss is not None:
             facts = f"loss {loss:.3f}  {facts}"
         if result.evaluation is not None:
-            dataset = load_dataset(plan.settings.dataset)
-            metric = find_metric(dataset.metrics[0], dataset.task)
+            metric = find_metric(plan.dataset.metrics[0], plan.dataset.task)
             parts = [
                 f"{split} {metric.text(value, 1)}"
                 for split in ("val", "test")
@@ -105,13 +110,8 @@ class ConsoleReport(Display):
                 f"{left:.0f} s left"
             )
 
-    def end(self, plan: Plan, record: RunRecord) -> None:
-        """A run is recorded; the table at the end shows it."""
-
     def _title(self, plan: Plan) -> str:
-        settings = plan.settings
-        run = f"{settings.method} {settings.scenario} seed {settings.seed}"
-        return f"[{self.number}/{self.total}] {run}"
+        return f"[{self.number}/{self.total}] {plan.title}"
 
 
 def draw(table: Table) -> RichTable:

@@ -3,100 +3,63 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from feddg_bench.cli.options import (
-    Clients,
-    Config,
-    DataName,
-    Json,
-    Lambda,
-    Methods,
-    Pairs,
-    PerRound,
-    Recipe,
-    Recording,
-    Rounds,
-    Set,
-    grouped,
-    print_json,
-)
-from feddg_bench.common.errors import RunInterruptedError, SettingsError
-from feddg_bench.config.layers import Layer
+from feddg_bench.cli.options import Experiment, Json, Recording, grouped, print_json
+from feddg_bench.common.errors import RunInterruptedError, SettingsError, unknown
 from feddg_bench.config.schema import Resources
-from feddg_bench.plugins import load_dataset
-from feddg_bench.runs.plans import draft_runs, make_plans, one_scenario, user_layer
+from feddg_bench.runs.request import Datasets, listed, plan_again, read_seeds
 
 if TYPE_CHECKING:
     from feddg_bench.records.record import RunRecord
-    from feddg_bench.runs.run import Plan, RunData
+    from feddg_bench.runs.request import Plan
+
+KEEP = ("last", "best")
 
 
 @grouped
 def run_command(
-    pairs: Pairs = None,
-    method: Methods = "fedavg",
-    protocol: Annotated[str, typer.Option(help="Comma-separated: ltdo, lodo, wilds.")] = "ltdo",
-    dataset: DataName = "digits4",
-    scenario: Annotated[
-        str | None,
-        typer.Option(help="Comma-separated, such as ac-p-s; `all` for every pair."),
-    ] = None,
-    recipe: Recipe = None,
-    seeds: Annotated[str, typer.Option(help="Comma-separated.")] = "0",
-    rounds: Rounds = None,
-    clients: Clients = None,
-    per_round: PerRound = None,
-    heterogeneity: Lambda = None,
-    split_csv: Annotated[
-        Path | None, typer.Option(help="Split file; replaces our own splits.")
-    ] = None,
+    experiment: Experiment = Experiment(),
     recording: Recording = Recording(),
-    config: Config = None,
-    set_: Set = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(help="Global models to keep beside the record: last, best or both."),
+    ] = None,
+    again: Annotated[
+        bool, typer.Option(help="Repeat recorded runs; the old records stay beside the new.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option(help="List the runs and what is there of each; compute nothing.")
+    ] = False,
+    verbose: Annotated[bool, typer.Option(help="With --dry-run: every resolved setting.")] = False,
     json_: Json = False,
 ) -> None:
     """Train methods under protocols, record every run, print a table of each.
 
     Runs whose record is there already are not repeated; interrupted ones go on from their
-    checkpoint.
+    checkpoint. KEY may be short where one setting alone ends so: lr=0.1 is train.lr=0.1.
     """
-    from feddg_bench.sweeps.jobs import split_pairs
-
-    named, pairs = split_pairs([*(set_ or ()), *(pairs or ())])
-    method, protocol = named.get("method", method), named.get("protocol", protocol)
-    dataset, scenario = named.get("dataset", dataset), named.get("scenario", scenario)
-    recipe, seeds = named.get("recipe", recipe), named.get("seeds", seeds)
-    flags = {
-        "rounds": rounds,
-        "clients": clients,
-        "per_round": per_round,
-        "heterogeneity": heterogeneity,
-        "split_csv": None if split_csv is None else str(split_csv),
-    }
+    wanted = [] if keep is None else listed(keep)
+    for which in wanted:
+        if which not in KEEP:
+            raise SettingsError(unknown("model to keep", which, KEEP))
     resources = recording.resources()
-    opened = load_dataset(dataset)(resources.data_root)
-    drafts = draft_runs(
-        opened,
-        dataset,
-        methods=method,
-        protocols=protocol,
-        scenario=scenario,
-        recipe=recipe,
-        seeds=seeds,
-        user=user_layer(flags, config or (), pairs),
-    )
-
-    from feddg_bench.runs.run import RunData
-
-    _run_all(
-        make_plans(drafts, opened), RunData(opened, resources.cache_dir), resources, as_json=json_
-    )
+    request = experiment.request(resources)
+    datasets = Datasets(resources.data_root)
+    count = len(request.drafts(datasets)) * len(read_seeds(request.seeds))
+    if not json_:
+        runs = "1 run" if count == 1 else f"{count} runs"
+        _say(f"planning {runs} of {request.method} on {request.dataset}")
+    plans = request.plan(datasets, check=not dry_run)
+    if dry_run:
+        _list(plans, resources, verbose=verbose, as_json=json_)
+    else:
+        _run_all(plans, resources, keep=wanted, again=again, as_json=json_)
 
 
 @grouped
@@ -110,71 +73,94 @@ def resume_command(
 
     store = ResultsStore(recording.results)
     key = Path(run).stem
-    found = sorted(store.checkpoints.glob(f"{key}*.safetensors"))
+    begun = {path.stem: path for path in sorted(store.checkpoints.glob("*.safetensors"))}
+    found = [path for stem, path in begun.items() if stem.startswith(key)]
     if not found:
-        done = sorted(store.runs.glob(f"{key}*.json"))
+        done = sorted(path for path in store.runs.glob("*.json") if path.stem.startswith(key))
         hint = (
             f"it is finished: {done[0]}"
             if done
-            else f"unfinished runs there: {_listing(store.checkpoints.glob('*.safetensors'))}"
+            else f"unfinished runs there: {', '.join(begun) or 'none'}"
         )
         raise SettingsError(f"no checkpoint of run {run!r} in {store.checkpoints}; {hint}")
     if len(found) > 1:
-        raise SettingsError(f"{run!r} is ambiguous: it begins {_listing(iter(found))}")
+        names = ", ".join(path.stem for path in found)
+        raise SettingsError(f"{run!r} is ambiguous: it begins {names}")
 
     from feddg_bench.runs.checkpoints import load_checkpoint
-    from feddg_bench.runs.run import RunData, make_plan
 
     state = load_checkpoint(found[0])
-    settings: Layer = state["plan"]["settings"]
     root = recording.data_root or (Path(state["data_root"]) if state["data_root"] else None)
-    opened = load_dataset(settings["dataset"])(root)
-    chosen = one_scenario(settings["protocol"], opened, settings["scenario"])
-    plan = make_plan([], [settings], chosen, state["plan"]["recipe"], opened.identity)
+    plan = plan_again(state["plan"]["settings"], state["plan"]["recipe"], Datasets(root))
     if plan.key != found[0].stem:
         raise SettingsError(
             f"checkpoint {found[0]} was made by another version of {plan.settings.method} or with "
             f"other file contents; delete it and run the original command again"
         )
-    resources = replace(recording, data_root=root).resources()
-    data = RunData(opened, resources.cache_dir)
-    _run_all([plan], data, resources, as_json=json_)
+    _run_all([plan], replace(recording, data_root=root).resources(), as_json=json_)
 
 
-def _run_all(plans: list[Plan], data: RunData, resources: Resources, *, as_json: bool) -> None:
+def _list(plans: Sequence[Plan], resources: Resources, *, verbose: bool, as_json: bool) -> None:
+    """Print one line a run: its key, what it is, and whether its record is there."""
+    import yaml
+
+    from feddg_bench.records.store import ResultsStore
+
+    store = ResultsStore(resources.results)
+    done = store.keys()
+    begun = {path.stem for path in store.checkpoints.glob("*.safetensors")}
+    states = [
+        "there" if plan.key in done else "begun" if plan.key in begun else "to do" for plan in plans
+    ]
+    if as_json:
+        print_json(
+            [
+                {"key": plan.key, "run": plan.title, "state": state, "settings": plan.canonical}
+                for plan, state in zip(plans, states, strict=True)
+            ]
+        )
+        return
+    lines = []
+    for plan, state in zip(plans, states, strict=True):
+        lines.append(f"{plan.key}  {state:5}  {plan.settings.protocol} {plan.title}")
+        if verbose:
+            settings = plan.settings.model_dump(mode="json")
+            text = yaml.safe_dump(settings, sort_keys=False, default_flow_style=None)
+            lines += [f"    {line}" for line in text.splitlines()]
+    counts = ", ".join(
+        f"{states.count(state)} {state}" for state in ("there", "begun", "to do") if state in states
+    )
+    lines.append(f"{len(plans)} runs: {counts} in {resources.results}")
+    print("\n".join(lines))  # noqa: T201
+
+
+def _run_all(
+    plans: Sequence[Plan],
+    resources: Resources,
+    *,
+    keep: Sequence[str] = (),
+    again: bool = False,
+    as_json: bool,
+) -> None:
     """Run what is not recorded yet, then print the table."""
     from feddg_bench.analysis.tables import summary
     from feddg_bench.cli.progress import ConsoleReport, draw
     from feddg_bench.common.terminal import terminal
-    from feddg_bench.engine.devices import open_executor
     from feddg_bench.records.store import ResultsStore
-    from feddg_bench.runs.run import run
-    from feddg_bench.tracking.tracker import Reports, Tracker
+    from feddg_bench.runs.run import execute_all
+    from feddg_bench.tracking.tracker import Tracker
 
     store = ResultsStore(resources.results)
-    store.check_writable()
     records: list[RunRecord] = []
-    current: Plan | None = None
-    executor = None
     try:
-        with (
-            ConsoleReport(len(plans)) as report,
-            Tracker(resources, report.say) as tracker,
-        ):
-            for plan in plans:
-                record = store.load(plan.key)
-                if record is not None:
-                    data.check_same(record, store.path(plan.key))
-                    report.already(plan)
-                    tracker.already(plan, record)
-                    records.append(record)
-                    continue
-                current = plan
-                executor = executor or open_executor(resources)
-                records.append(run(plan, data, executor, resources, Reports(report, tracker)))
+        with ConsoleReport(len(plans)) as report, Tracker(resources, report.say) as tracker:
+            made = execute_all(plans, resources, report, tracker, keep=keep, again=again)
+            records.extend(made)
     except RunInterruptedError as stop:
-        key = current.key if current else ""
-        where = "" if resources.results == Path("results") else f" --results {resources.results}"
+        key = plans[len(records)].key
+        where = ""
+        if resources.results != Resources().results:
+            where = f" --results {resources.results}"
         if resources.wandb != "off":
             where += f" --wandb {resources.wandb} --wandb-project {resources.wandb_project}"
         hint = (
@@ -182,11 +168,8 @@ def _run_all(plans: list[Plan], data: RunData, resources: Resources, *, as_json:
             if store.checkpoint(key).exists()
             else "no round was finished; the same command starts this run again"
         )
-        print(f"feddg-bench: stopped; {hint}", file=sys.stderr)  # noqa: T201
+        _say(f"feddg-bench: stopped; {hint}")
         raise typer.Exit(128 + stop.signal_number) from stop
-    finally:
-        if executor is not None:
-            executor.close()
     groups: dict[tuple[str, str], list[RunRecord]] = {}
     for record in records:
         groups.setdefault((record.protocol, record.method), []).append(record)
@@ -206,5 +189,5 @@ def _run_all(plans: list[Plan], data: RunData, resources: Resources, *, as_json:
     console.print(f"Records: {store.runs}", highlight=False, soft_wrap=True)
 
 
-def _listing(paths: Iterator[Path]) -> str:
-    return ", ".join(sorted(path.stem for path in paths)) or "none"
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)  # noqa: T201

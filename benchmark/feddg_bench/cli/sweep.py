@@ -17,8 +17,9 @@ from feddg_bench.config.schema import Resources
 
 if TYPE_CHECKING:
     from feddg_bench.data.store import Progress
+    from feddg_bench.runs.request import Datasets
     from feddg_bench.sweeps.definition import Sweep
-    from feddg_bench.sweeps.jobs import Datasets, Job
+    from feddg_bench.sweeps.jobs import Job
     from feddg_bench.sweeps.search import Search
 
 
@@ -54,7 +55,7 @@ def sweep_command(
     resources = recording.resources()
     sweep = load_sweep(file, pairs or ())
 
-    from feddg_bench.sweeps.jobs import Datasets
+    from feddg_bench.runs.request import Datasets
     from feddg_bench.sweeps.search import open_search
 
     datasets = Datasets(resources.data_root)
@@ -120,7 +121,8 @@ def _prepare(search: Search, datasets: Datasets, resources: Resources, progress:
         DataError: If data cannot be found, or a record was made from other data.
     """
     from feddg_bench.records.store import ResultsStore
-    from feddg_bench.runs.run import RunData
+    from feddg_bench.runs.code import check_same_code
+    from feddg_bench.runs.setup import RunData
 
     store = ResultsStore(resources.results)
     data: dict[str, RunData] = {}
@@ -130,6 +132,7 @@ def _prepare(search: Search, datasets: Datasets, resources: Resources, progress:
         record = store.load(job.key)
         if record is not None:
             data[job.dataset].check_same(record, store.path(job.key))
+            check_same_code(record)
         else:
             data[job.dataset].store(job.image_size, progress)
 

@@ -6,33 +6,55 @@ import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.layers import Layer
-from feddg_bench.config.schema import RunSettings, TrainSettings
+from feddg_bench.config.schema import MethodSettings, RunSettings, Section
+
+_FIRST: dict[str, Any] = json.loads(Path(__file__).with_name("first_settings.json").read_bytes())
+"""The settings that there were when keys were fixed: by section, and by method under ``hyper``."""
 
 
-def canonical_settings(settings: RunSettings, hyper_files: Iterable[str] = ()) -> Layer:
-    """Return what decides the numbers as JSON values: files by their content, not their path.
+def canonical_settings(
+    settings: RunSettings, hyper: type[MethodSettings] = MethodSettings
+) -> Layer:
+    """Return what is hashed into the run key, as JSON values.
+
+    Files stand by their content, not by their path. A setting that was added after keys were fixed
+    is left out while it has its default, so that no record is orphaned by a new setting.
 
     Args:
         settings: Resolved settings.
-        hyper_files: Keys of ``hyper`` that name files.
+        hyper: What checks ``settings.hyper``.
 
     Raises:
         SettingsError: If a named file cannot be read.
     """
     values = settings.model_dump(mode="json")
-    if settings.train.decay == TrainSettings.model_fields["decay"].default:
-        del values["train"]["decay"]  # keys are as they were before there was one
+    for name, value in settings:
+        if isinstance(value, Section):
+            _leave_out_new(values[name], type(value), _FIRST.get(name, ()))
+    _leave_out_new(values, type(settings), _FIRST["run"])
+    own = _FIRST["hyper"].get(settings.method, set(hyper.model_fields) - set(hyper.added))
+    _leave_out_new(values["hyper"], hyper, own)
     named = [("data", "split_csv"), ("backbone", "weights")]
-    for section, key in [*named, *(("hyper", key) for key in hyper_files)]:
+    for section, key in [*named, *(("hyper", key) for key in hyper.files)]:
         given = values[section].get(key)
         if isinstance(given, str):
             values[section][key] = {"sha256": file_digest(Path(given))}
         elif given:
             values[section][key] = [{"sha256": file_digest(Path(path))} for path in given]
     return values
+
+
+def _leave_out_new(values: Layer, model: type[Section], first: Iterable[str]) -> None:
+    """Remove the fields that are not among the first ones and have their default."""
+    new = set(model.model_fields).difference(first) & set(values)
+    defaults = model.model_construct().model_dump(mode="json", include=new) if new else {}
+    for name in new:
+        if name in defaults and values[name] == defaults[name]:
+            del values[name]
 
 
 def run_key(canonical: Layer, method_version: int) -> str:

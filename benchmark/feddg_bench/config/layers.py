@@ -101,24 +101,55 @@ def parse_override(text: str, known: Iterable[str] = ()) -> Layer:
     key = key.strip()
     if not equals or not key:
         raise SettingsError(f"cannot read {text!r}: expected KEY=VALUE, such as train.lr=0.001")
-    keys = [*dotted_keys(), *known]
-    if key not in keys and not key.startswith("hyper."):
-        ends = [k for k in keys if k.endswith(f".{key}")]
-        if len(ends) > 1:
-            raise SettingsError(f"setting {key!r} is ambiguous: give one of {', '.join(ends)}")
-        if not ends:
-            raise SettingsError(unknown("setting", key, keys))
-        key = ends[0]
     value = read_yaml(raw, f"the value of {_short(text)}")
-    if isinstance(value, str):
-        value = _number(value)
-    layer: Layer = {}
-    inner = layer
-    *path, last = key.split(".", MAX_DEPTH)
-    for part in path:
-        inner = inner.setdefault(part, {})
-    inner[last] = value
+    return nested(full_key(key, known), _number(value) if isinstance(value, str) else value)
+
+
+def full_key(key: str, known: Iterable[str] = ()) -> str:
+    """Return the dotted key that ``key`` is or is the last part of.
+
+    Raises:
+        SettingsError: If no setting ends so, or several do.
+    """
+    keys = [*dotted_keys(), *known]
+    if key in keys or key.startswith("hyper."):
+        return key
+    ends = [k for k in keys if k.endswith(f".{key}")]
+    if len(ends) > 1:
+        raise SettingsError(f"setting {key!r} is ambiguous: give one of {', '.join(ends)}")
+    if not ends:
+        raise SettingsError(unknown("setting", key, keys))
+    return ends[0]
+
+
+def nested(key: str, value: Any) -> Layer:
+    """Return one setting by dotted key as a layer.
+
+    >>> nested("train.lr", 0.1)
+    {'train': {'lr': 0.1}}
+    """
+    for part in reversed(key.split(".", MAX_DEPTH)):
+        value = {part: value}
+    layer: Layer = value
     return layer
+
+
+def read_settings(values: Mapping[str, Any]) -> Layer:
+    """Return settings by short, dotted or nested key as one layer.
+
+    Raises:
+        SettingsError: If a key is unknown or ambiguous.
+
+    >>> read_settings({"rounds": 1, "train": {"lr": 0.1}, "hyper.mu": 2})
+    {'federation': {'rounds': 1}, 'train': {'lr': 0.1}, 'hyper': {'mu': 2}}
+    """
+    sections = RunSettings.model_fields
+    return merge(
+        *(
+            {key: value} if key in sections else nested(full_key(key), value)
+            for key, value in values.items()
+        )
+    )
 
 
 def _number(text: str) -> str | float:

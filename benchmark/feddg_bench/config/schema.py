@@ -220,6 +220,8 @@ class MethodSettings(Section):
     """Names of settings that are paths; their content enters the run key."""
     labels: ClassVar[tuple[str, ...]] = ()
     """Names of settings that a table's caption must say, such as a variant."""
+    added: ClassVar[tuple[str, ...]] = ()
+    """Names of settings that came after the first records: out of the run key while default."""
 
 
 class RunSettings(Section):

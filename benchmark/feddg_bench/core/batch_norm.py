@@ -46,7 +46,7 @@ class FrozenBatchNorm(_BatchNorm):
         self.num_batches_tracked = layer.num_batches_tracked
         self.train()
 
-    def train(self, mode: bool = True) -> Self:  # noqa: ARG002
+    def train(self, mode: bool = True) -> Self:
         """Stay in evaluation mode."""
         return super().train(False)
 

@@ -146,7 +146,7 @@ class Method(LightningModule):
             parameters, lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay, fused=True
         )
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:  # noqa: ARG002 - Lightning's
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the loss of one batch: a scalar."""
         images, labels = batch
         return self.task.loss(self(images), labels, "mean")
@@ -171,7 +171,7 @@ class Method(LightningModule):
                     client.log("loss", loss.detach(), len(batch[1]))
         return LocalUpdate(self.state.federated_weights())
 
-    def styled(self, client: Client) -> Tensor | None:  # noqa: ARG002 - for methods with a style
+    def styled(self, client: Client) -> Tensor | None:
         """Return ``client.broadcast["images"]``, [B, 3, H, W], as training here would restyle them.
 
         For pictures only. ``None`` where a method restyles nothing.

@@ -147,7 +147,7 @@ class DomainDataset(ABC):
         """Return the place in `feddg_bench.data.splits.SPLITS` of every image, if published."""
         return None
 
-    def scenario_splits(self, scenario: str) -> NDArray[np.int64] | None:  # noqa: ARG002
+    def scenario_splits(self, scenario: str) -> NDArray[np.int64] | None:
         """Return what `published_splits` does, for one of several published ones by its name."""
         return self.published_splits()
 

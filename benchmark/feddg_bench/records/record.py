@@ -184,6 +184,7 @@ class RunRecord(RecordPart):
         format: Version of this form.
         key: Hash of ``settings`` and ``method_version``.
         recipe: The recipe the settings came from; not part of the key.
+        code: Digest of the method's source (`feddg_bench.runs.code`); the first records lack it.
         labels: The method's settings that a caption must say.
         settings: Resolved settings; files by the hash of their content.
         once: What happens before round 1.
@@ -198,6 +199,7 @@ class RunRecord(RecordPart):
     scenario: ScenarioRecord
     seed: Count
     recipe: str
+    code: Later[str] = None
     labels: dict[str, str] = {}
     settings: dict[str, Any]
     data: DataRecord

@@ -48,6 +48,19 @@ class ResultsStore:
         path = self.path(key)
         return read_record(path) if path.exists() else None
 
+    def keys(self) -> set[str]:
+        """Return the keys of all records."""
+        return {path.stem for path in self.runs.glob("*.json")}
+
+    def set_aside(self, key: str) -> None:
+        """Rename a record, if it is there, so that a new one can take its place."""
+        path = self.path(key)
+        if path.exists():
+            number = 1
+            while (beside := path.with_name(f"{path.name}.{number}")).exists():
+                number += 1
+            path.rename(beside)
+
     def save(self, record: RunRecord) -> Path:
         """Write a record in one rename, and return its path."""
         text = json.dumps(record.as_json(), indent=1, ensure_ascii=False)

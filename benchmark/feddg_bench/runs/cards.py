@@ -5,18 +5,20 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import Tensor
 
 from feddg_bench.config.schema import MethodSettings, Resources
-from feddg_bench.core.loop import federate
 from feddg_bench.core.messages import Reply, Task, content, nbytes
 from feddg_bench.engine.executors import SerialExecutor
 from feddg_bench.plugins import load_dataset, load_method
+from feddg_bench.runs.observer import Observer
 from feddg_bench.runs.profile import synthetic_federation
-from feddg_bench.runs.run import Plan, open_server
+from feddg_bench.runs.request import Plan
+from feddg_bench.runs.run import train
+from feddg_bench.runs.setup import Run, start
 
 CLIENTS, PER_ROUND, PER_CLIENT, ROUNDS = 4, 2, 8, 3
 """The tiny run: a second message can depend on the first, and a third on both."""
@@ -105,7 +107,7 @@ def make_card(plan: Plan, num_classes: int) -> Card:
     settings = settings.model_copy(
         update={"federation": settings.federation.model_copy(update=tiny)}
     )
-    plan = replace(plan, settings=settings)
+    plan = plan._replace(settings=settings)
     federation = synthetic_federation(
         clients,
         PER_CLIENT,
@@ -113,13 +115,9 @@ def make_card(plan: Plan, num_classes: int) -> Card:
         num_classes,
         like=load_dataset(settings.dataset),
     )
-    executor = _Observer()
-    method, server = open_server(plan, federation, executor, Resources(device="cpu", workers=1))
-    for _ in federate(
-        method, server, lambda _: {}, rounds=ROUNDS, per_round=per_round, every=ROUNDS
-    ):
-        pass
-    executor.note_broadcast(server.broadcast.versions)
+    run = start(plan, federation, SerialExecutor(), Resources(device="cpu", workers=1))
+    seen = _Listener()
+    train(run, seen)
     found = load_method(settings.method)
     return Card(
         name=settings.method,
@@ -129,53 +127,40 @@ def make_card(plan: Plan, num_classes: int) -> Card:
         version=found.version,
         backbone=f"{settings.backbone.name}, {num_classes or 'no'} classes",
         settings=tuple(_settings(found.Settings, settings.hyper)),
-        messages=tuple(executor.messages(clients)),
-        server=tuple(_items(server.memory)),
-        client=tuple(_items(executor.kept)),
+        messages=tuple(seen.messages(clients, run.server.broadcast.versions)),
+        server=tuple(_items(run.server.memory)),
+        client=tuple(_items(seen.kept)),
         deviations=getattr(sys.modules[found.__module__], "DEVIATIONS", None),
     )
 
 
-class _Observer(SerialExecutor):
-    """Runs tasks and notes the form of everything that crosses."""
+class _Listener(Observer):
+    """Notes the form of everything that crosses, and what clients keep."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.seen: dict[tuple[str, str], dict[str, Item]] = {}
         self.asked: dict[str, dict[int, int]] = {}
-        self.calls: list[str] = []
         self.kept: dict[str, Any] = {}
-        self.versions: Mapping[str, int] = {}
-        self.on_reply = self.note
 
-    def note(self, task: Task, reply: Reply[Any]) -> None:
-        """Note the form of what crossed for one task."""
+    def replied(self, run: Run, task: Task, reply: Reply[Any]) -> None:
         rounds = self.asked.setdefault(task.call, {})
         rounds[task.round] = rounds.get(task.round, 0) + 1
-        if task.call not in self.calls:
-            self.calls.append(task.call)
         down = {"weights": task.weights} if task.weights else {}
         self._note("down", task.call, {**down, **task.told})
         self._note("down", "", task.broadcast)
         self._note("up", task.call, content(reply.value))
-        if reply.memory:
-            self.kept = reply.memory
+        self.kept = reply.memory or self.kept
 
     def _note(self, direction: str, call: str, payload: Mapping[str, Any]) -> None:
         seen = self.seen.setdefault((direction, call), {})
         seen.update((item.name, item) for item in _items(payload))
 
-    def note_broadcast(self, versions: Mapping[str, int]) -> None:
-        """Remember how often each entry of the broadcast was assigned."""
-        self.versions = versions
-
-    def messages(self, clients: int) -> Iterator[Message]:
-        """Yield what was seen, call by call."""
+    def messages(self, clients: int, versions: Mapping[str, int]) -> Iterator[Message]:
+        """Yield what was seen, call by call; ``versions`` says how often the broadcast changed."""
         for name, item in self.seen.get(("down", ""), {}).items():
-            often = "each round it has changed" if self.versions.get(name, 0) > 1 else "once"
+            often = "each round it has changed" if versions.get(name, 0) > 1 else "once"
             yield Message("down", "broadcast", f"{often}, to every client asked", (item,))
-        for call in self.calls:
-            rounds = self.asked[call]
+        for call, rounds in self.asked.items():
             when = " and ".join(
                 phrase
                 for phrase, asked in (

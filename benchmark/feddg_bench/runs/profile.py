@@ -14,16 +14,18 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from feddg_bench.config.schema import Resources
-from feddg_bench.core.loop import RoundResult, federate
+from feddg_bench.core.loop import RoundResult
 from feddg_bench.core.messages import Reply, Task
 from feddg_bench.core.tasks import TASKS
 from feddg_bench.data.federated import Federation
 from feddg_bench.engine.compatibility import Pictures
 from feddg_bench.engine.devices import find_device
-from feddg_bench.engine.evaluation import evaluate
 from feddg_bench.engine.executors import SerialExecutor
 from feddg_bench.engine.worker import Worker, peak_memory_mib
-from feddg_bench.runs.run import Plan, open_server
+from feddg_bench.runs.observer import Observer
+from feddg_bench.runs.request import Plan
+from feddg_bench.runs.run import train
+from feddg_bench.runs.setup import Run, start
 
 PHASES = ("training", "communication", "aggregation", "evaluation")
 
@@ -81,41 +83,20 @@ class Profile:
         return asdict(self)
 
 
-def profile(plan: Plan, federation: Federation, resources: Resources, *, rounds: int) -> Profile:
+def profile(plan: Plan, federation: Federation, resources: Resources) -> Profile:
     """Run a few rounds in this process and measure them.
 
     Args:
-        plan: What to run; its number of rounds is ignored.
+        plan: What to run, with one round more than is measured.
         federation: Images, clients and splits.
         resources: Device and threads.
-        rounds: Rounds to measure; one more is run first.
     """
     settings = plan.settings
     executor = SerialExecutor()
-    trained: list[Task] = []
-
-    def remember(task: Task, _: Reply[Any]) -> None:
-        if task.call == "fit":
-            trained[:] = [task]
-
-    executor.on_reply = remember
-    method, server = open_server(plan, federation, executor, resources)
-    worker = executor.worker
-    once: dict[str, float] = {}
-    results: list[RoundResult] = []
-    for result in federate(
-        method,
-        server,
-        lambda weights: evaluate(
-            executor, federation, weights, chunk=settings.evaluation.batch_size
-        ),
-        rounds=rounds + 1,
-        per_round=settings.federation.per_round,
-    ):
-        if result.round == 0:
-            once = dict(result.ledger.seconds)
-        elif result.round > 1:
-            results.append(result)
+    run = start(plan, federation, executor, resources)
+    watch = _Watch()
+    train(run, watch)
+    worker, results = executor.worker, watch.results
     cohort = results[-1].cohort
     epochs = settings.train.local_epochs
     images = sum(len(federation.clients[name]) for name in cohort) * epochs
@@ -123,7 +104,7 @@ def profile(plan: Plan, federation: Federation, resources: Resources, *, rounds:
         phase: statistics.median(r.ledger.seconds.get(phase, 0.0) for r in results)
         for phase in PHASES
     }
-    flop = flop_per_image(worker, trained[0])
+    flop = flop_per_image(worker, watch.task)
     flops = flop * images / phases["training"]
     peak = peak_flops(worker.device, settings.train.precision)
     bare = bare_seconds(worker, [len(federation.clients[name]) for name in cohort]) * epochs
@@ -135,10 +116,10 @@ def profile(plan: Plan, federation: Federation, resources: Resources, *, rounds:
         if cuda
         else f"cpu, {resources.threads} thread(s)",
         precision=settings.train.precision,
-        rounds=rounds,
+        rounds=len(results),
         clients=len(cohort),
         images=images,
-        once=once,
+        once=watch.once,
         round=phases,
         client=statistics.median(s for r in results for s in r.ledger.clients.values()),
         images_per_second=images / phases["training"],
@@ -215,6 +196,25 @@ def peak_flops(device: torch.device, precision: str) -> float:
     dtype = torch.bfloat16 if precision == "bf16-mixed" else torch.float32
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     return 2 * size**3 / min(_seconds(lambda: a @ b, device) for _ in range(5))
+
+
+class _Watch(Observer):
+    """Keeps what rounds cost, the first as warm-up left out, and the last task of training."""
+
+    def __init__(self) -> None:
+        self.once: dict[str, float] = {}
+        self.results: list[RoundResult] = []
+        self.task: Task
+
+    def replied(self, run: Run, task: Task, reply: Reply[Any]) -> None:
+        if task.call == "fit":
+            self.task = task
+
+    def round(self, run: Run, result: RoundResult) -> None:
+        if result.round == 0:
+            self.once = dict(result.ledger.seconds)
+        elif result.round > 1:
+            self.results.append(result)
 
 
 def flop_per_image(worker: Worker, task: Task) -> float:

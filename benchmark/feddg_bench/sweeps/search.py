@@ -14,10 +14,11 @@ from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.common.files import write_whole
 from feddg_bench.common.streams import derive_seed
 from feddg_bench.records.store import ResultsStore
+from feddg_bench.runs.request import Datasets
 from feddg_bench.sweeps.claims import Claims
 from feddg_bench.sweeps.definition import Choice, Point, Range, Sweep
 from feddg_bench.sweeps.failures import stems
-from feddg_bench.sweeps.jobs import Datasets, Job, jobs
+from feddg_bench.sweeps.jobs import Job, jobs
 
 
 class Search(Protocol):

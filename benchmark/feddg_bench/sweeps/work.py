@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING
 
 from feddg_bench.common.errors import DataError, FeddgError
 from feddg_bench.config.schema import Resources
-from feddg_bench.records.record import RunRecord
 from feddg_bench.records.store import ResultsStore
+from feddg_bench.runs.observer import Observer
+from feddg_bench.runs.request import Datasets, Plan, Request
 from feddg_bench.sweeps.claims import Claim, Claims
 from feddg_bench.sweeps.failures import Failures, stems
-from feddg_bench.sweeps.jobs import Datasets, Job, plans
+from feddg_bench.sweeps.jobs import Job
 from feddg_bench.sweeps.search import Search
-from feddg_bench.tracking.tracker import Reports, Tracker
+from feddg_bench.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
     from feddg_bench.core.loop import RoundResult
-    from feddg_bench.runs.run import Plan
+    from feddg_bench.runs.setup import Run
 
 POLL = 2.0
 """Seconds between two looks at runs that others are at."""
@@ -42,7 +43,7 @@ class Worker:
 
     def __init__(self, resources: Resources, tell: Tell) -> None:
         from feddg_bench.engine.executors import SerialExecutor
-        from feddg_bench.runs.run import RunData
+        from feddg_bench.runs.setup import RunData
 
         self.resources = resources
         self.tell = tell
@@ -88,7 +89,8 @@ class Worker:
         return self.store.path(job.key).exists() or self.failures.path(job.key).exists()
 
     def _run(self, job: Job, claim: Claim) -> None:
-        from feddg_bench.runs.run import RunData, run
+        from feddg_bench.runs.run import execute
+        from feddg_bench.runs.setup import RunData
 
         self.key = job.key
         try:
@@ -96,9 +98,10 @@ class Worker:
             if job.dataset not in self._data:
                 dataset = self.datasets.open(job.dataset)
                 self._data[job.dataset] = RunData(dataset, self.resources.cache_dir)
-            report = Reports(_Report(job.key, claim, self.tell), self.tracker)
+            report = _Report(job.key, claim, self.tell)
+            data = self._data[job.dataset]
             with self.tracker:
-                run(plan, self._data[job.dataset], self.executor, self.resources, report)
+                execute(plan, data, self.executor, self.resources, report, self.tracker)
         except ClaimLostError:
             return
         except Exception as error:  # kept, and the other runs go on
@@ -112,7 +115,7 @@ class Worker:
 
     def _plan(self, job: Job) -> Plan:
         """Return a job's plan, which must still be what its key says."""
-        (plan,) = plans(job.pairs, self.datasets)
+        (plan,) = Request.read(pairs=job.pairs).plan(self.datasets, check=False)
         if plan.key != job.key:
             raise DataError(
                 f"{plan.settings.method} or a file it reads changed while the sweep ran; "
@@ -121,7 +124,7 @@ class Worker:
         return plan
 
 
-class _Report:
+class _Report(Observer):
     """Passes a run's progress on, and stops a run that another worker took over."""
 
     def __init__(self, key: str, claim: Claim, tell: Tell) -> None:
@@ -129,20 +132,13 @@ class _Report:
         self.claim = claim
         self.tell = tell
 
-    def decoding(self, done: int, total: int) -> None:
-        """Say nothing: the images were decoded before the workers started."""
+    def begin(self, run: Run) -> None:
+        """A run starts, or goes on from a checkpoint."""
+        self.tell("begin", self.key, run.done, run.plan.settings.federation.rounds)
 
-    def begin(self, plan: Plan, done: int | None, record: RunRecord) -> None:
-        """A run starts, or goes on from a checkpoint after ``done`` rounds."""
-        del record
-        self.tell("begin", self.key, done, plan.settings.federation.rounds)
-
-    def round(self, plan: Plan, result: RoundResult, images: int) -> None:
+    def round(self, run: Run, result: RoundResult) -> None:
         """A round ended."""
-        del plan, images
         if self.claim.lost:
             raise ClaimLostError
-        self.tell("round", self.key, result.round)
-
-    def end(self, plan: Plan, record: RunRecord) -> None:
-        """Say nothing yet: the claim is still held."""
+        if result.round:
+            self.tell("round", self.key, result.round)

@@ -19,11 +19,13 @@ from feddg_bench.common.errors import RunInterruptedError, SettingsError
 from feddg_bench.config.schema import Resources
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.store import ResultsStore
+from feddg_bench.runs.observer import Observer
 from feddg_bench.tracking.values import config, identity, metrics, summary
 
 if TYPE_CHECKING:
     from feddg_bench.core.loop import RoundResult
-    from feddg_bench.runs.run import Plan, Report
+    from feddg_bench.runs.request import Plan
+    from feddg_bench.runs.setup import Run
 
 READY = 20.0
 """Seconds in which W&B must say whether it has an API key; training does not begin before."""
@@ -37,35 +39,8 @@ GRACE = 10.0
 """Seconds to let W&B know that a run failed or was stopped."""
 
 
-class Reports:
-    """Several reports of a run as one."""
-
-    def __init__(self, *reports: Report) -> None:
-        self.reports = reports
-
-    def decoding(self, done: int, total: int) -> None:
-        """Pass on how far the decoding of images is."""
-        for report in self.reports:
-            report.decoding(done, total)
-
-    def begin(self, plan: Plan, done: int | None, record: RunRecord) -> None:
-        """Pass on that a run starts or goes on."""
-        for report in self.reports:
-            report.begin(plan, done, record)
-
-    def round(self, plan: Plan, result: RoundResult, images: int) -> None:
-        """Pass on that a round ended."""
-        for report in self.reports:
-            report.round(plan, result, images)
-
-    def end(self, plan: Plan, record: RunRecord) -> None:
-        """Pass on that a run is recorded."""
-        for report in self.reports:
-            report.end(plan, record)
-
-
-class Tracker:
-    """A report that tells W&B; a context manager that ends what is left when runs fail or stop.
+class Tracker(Observer):
+    """An observer that tells W&B; a context manager that ends what is left when runs fail or stop.
 
     A run's W&B id is its key, so that one that goes on is the same W&B run; what W&B knows already
     it ignores, and since numbers repeat, it misses nothing. Under ``wandb agent`` the id is the
@@ -90,7 +65,6 @@ class Tracker:
         self._complained = False
         self._joined = False
         self._process: _Process | None = None
-        self._record: RunRecord | None = None
         if self.mode != "off":
             found = importlib.util.find_spec("wandb")
             if found is None or found.origin is None:  # no origin: a folder that W&B wrote here
@@ -114,19 +88,29 @@ class Tracker:
             self._process.send({"summary": {}, "record": None, "exit_code": code})
             self._close(GRACE if stopped else FINISH + MARGIN)
 
-    def decoding(self, done: int, total: int) -> None:
-        """Nothing that W&B should know."""
-
     def already(self, plan: Plan, record: RunRecord) -> None:
         """Tell of a recorded run if W&B's agent asked for it: its sweep waits for the numbers."""
         if self.in_sweep:
-            self.begin(plan, None, record)
-            self.end(plan, record)
+            self._begin(plan, record)
+            self._end(record)
 
-    def begin(self, plan: Plan, done: int | None, record: RunRecord) -> None:
+    def begin(self, run: Run) -> None:
         """Start the W&B run and tell it the rounds that are over."""
-        del done
-        self._record = record
+        assert run.record is not None  # noqa: S101 - only recorded runs are tracked
+        self._begin(run.plan, run.record)
+
+    def round(self, run: Run, result: RoundResult) -> None:
+        """Log the round that the record got last."""
+        if result.round and self._process is not None and run.record is not None:
+            entry = run.record.rounds[-1]
+            self._process.send({"step": entry.round, "values": metrics(entry)})
+
+    def end(self, run: Run) -> None:
+        """Hand over the summary and the record, and wait for W&B, though not for ever."""
+        if run.record is not None:
+            self._end(run.record)
+
+    def _begin(self, plan: Plan, record: RunRecord) -> None:
         if self.mode == "off":
             return
         if self.in_sweep and self._joined:
@@ -153,16 +137,7 @@ class Tracker:
         if self.mode == "online":
             self._process.ready.wait(READY)
 
-    def round(self, plan: Plan, result: RoundResult, images: int) -> None:
-        """Log the round that the record got last."""
-        del plan, result, images
-        if self._process is not None and self._record is not None:
-            entry = self._record.rounds[-1]
-            self._process.send({"step": entry.round, "values": metrics(entry)})
-
-    def end(self, plan: Plan, record: RunRecord) -> None:
-        """Hand over the summary and the record, and wait for W&B, though not for ever."""
-        del plan
+    def _end(self, record: RunRecord) -> None:
         if self._process is not None:
             path = str(self.store.path(record.key).absolute())
             self._process.send({"summary": summary(record), "record": path, "exit_code": 0})

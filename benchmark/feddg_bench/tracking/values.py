@@ -10,7 +10,7 @@ from feddg_bench.records.record import Evaluation, RoundRecord, RunRecord
 from feddg_bench.records.rules import CHOOSING, RULES, best_round, pooled
 
 if TYPE_CHECKING:
-    from feddg_bench.runs.run import Plan
+    from feddg_bench.runs.request import Plan
 
 
 def metrics(entry: RoundRecord) -> dict[str, float]:

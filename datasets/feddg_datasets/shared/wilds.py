@@ -83,7 +83,7 @@ class WildsDataset(FileDataset):
     def domain_of(self, source: Any) -> IntArray:
         """Return the position in `domains` of each of ``source``'s images."""
 
-    def group_of(self, source: Any) -> IntArray | None:  # noqa: ARG002
+    def group_of(self, source: Any) -> IntArray | None:
         """Return the position in ``groups`` of each image, -1 for none, where there are groups."""
         return None
 
@@ -147,7 +147,7 @@ class WildsDataset(FileDataset):
             ) from error
 
     @contextmanager
-    def amended(self, module: Any) -> Iterator[None]:  # noqa: ARG002
+    def amended(self, module: Any) -> Iterator[None]:
         """Amend the class's module while it reads, where its code needs that."""
         yield
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -15,7 +13,8 @@ from feddg_bench.analysis.figures.drawing import Picture, Sheet, entitle, new_fi
 from feddg_bench.common.errors import SettingsError
 
 if TYPE_CHECKING:
-    from feddg_bench.runs.run import Plan, RunData
+    from feddg_bench.runs.request import Plan
+    from feddg_bench.runs.setup import RunData
 
 By = Literal["domain", "label"]
 FEW = 24
@@ -36,23 +35,20 @@ def partition_picture(plans: Sequence[Plan], data: RunData, by: By) -> Picture:
         DataError: If the data set is not here or not whole.
         SettingsError: If the images cannot be spread so, or have no classes to be counted by.
     """
-    from feddg_bench.records.store import ResultsStore
-    from feddg_bench.runs.run import open_federation
+    from feddg_bench.runs.setup import open_federation
 
     if by == "label" and data.dataset.task != "classification":
         raise SettingsError(f"{data.dataset.title} has no classes: use --by domain")
     spreads, rows = {}, tuple[str, ...]()
     first = plans[0]
-    with tempfile.TemporaryDirectory() as scratch:  # a run would keep its index lists
-        for plan in plans:
-            federation, _ = open_federation(plan, data, ResultsStore(Path(scratch)))
-            values = federation.domain_ids if by == "domain" else federation.labels
-            rows = federation.sources if by == "domain" else data.dataset.classes
-            counts = [
-                np.bincount(values[index], minlength=len(rows))
-                for index in federation.clients.values()
-            ]
-            spreads[_label(plan)] = np.stack(counts, axis=1)
+    for plan in plans:
+        federation = open_federation(plan, data)[0]
+        values = federation.domain_ids if by == "domain" else federation.labels
+        rows = federation.sources if by == "domain" else data.dataset.classes
+        counts = [
+            np.bincount(values[index], minlength=len(rows)) for index in federation.clients.values()
+        ]
+        spreads[_label(plan)] = np.stack(counts, axis=1)
     s = first.settings
     n = max(counts.shape[1] for counts in spreads.values())
     name = f"partition-{s.dataset}-{s.protocol}-{first.scenario.name}-{s.partition.kind}-{n}"

@@ -1,14 +1,12 @@
 """Models for figures: trained in memory by the loop of every run, and kept where they are wanted.
 
-A run's checkpoint is deleted with its end, so what a figure shows of a model is trained for it.
+Models that a run kept are taken as they are.
 """
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,68 +16,20 @@ from torch import Tensor
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.streams import generator
 from feddg_bench.config.schema import Resources
-from feddg_bench.core.loop import federate
+from feddg_bench.core.loop import RoundResult
 from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Task, Weights
 from feddg_bench.core.method import Method
 from feddg_bench.data.augment import to_float
 from feddg_bench.data.client_images import ImageBank
 from feddg_bench.data.federated import Federation
-from feddg_bench.engine.evaluation import evaluate
-from feddg_bench.engine.executors import Executor, Measured
+from feddg_bench.engine.devices import open_executor
 from feddg_bench.engine.worker import WorkerSpec
 from feddg_bench.records.store import ResultsStore
-from feddg_bench.runs.run import Plan, Report, RunData, open_federation, open_server
-
-
-class Recording(Executor):
-    """An executor that keeps the tasks and replies of local training in the current round.
-
-    Args:
-        inner: What runs the tasks.
-    """
-
-    spec: WorkerSpec
-
-    def __init__(self, inner: Executor) -> None:
-        self.inner = inner
-        super().__init__(inner.workers)
-        self.tasks: dict[str, Task] = {}
-        self.updates: dict[str, Weights] = {}
-        self.before: Weights = {}
-        self._round = -1
-
-    def start(self, spec: WorkerSpec, method: Method) -> None:
-        """Build the workers of a run."""
-        self.spec = spec
-        self.memories = {}
-        self.inner.start(spec, method)
-        self.on_reply = self._keep
-
-    def run(self, tasks: Iterator[Task]) -> Iterator[Reply[Any]]:
-        """Run the tasks."""
-        return self.inner.run(tasks)
-
-    def _keep(self, task: Task, reply: Reply[Any]) -> None:
-        """Keep a task that trains, and the weights it ends with."""
-        if task.round != self._round:
-            self._round = task.round
-            self.tasks, self.updates, self.before = {}, {}, {}
-        if isinstance(reply.value, LocalUpdate):
-            self.tasks[reply.client] = task
-            self.before = self.before or _copy(task.weights)
-            self.updates[reply.client] = _copy(reply.value.weights)
-
-    def evaluate(self, weights: Weights, indices: Sequence[np.ndarray]) -> Iterator[Measured]:
-        """Measure the weights on each index array."""
-        return self.inner.evaluate(weights, indices)
-
-    def peak_memory_mib(self) -> float:
-        """Return the peak resident memory so far."""
-        return self.inner.peak_memory_mib()
-
-    def close(self) -> None:
-        """Let go of processes and memory."""
-        self.inner.close()
+from feddg_bench.runs.kept import KINDS, model_path, read_model
+from feddg_bench.runs.observer import Observer
+from feddg_bench.runs.request import Plan
+from feddg_bench.runs.run import train
+from feddg_bench.runs.setup import Run, RunData, open_run
 
 
 @dataclass
@@ -132,56 +82,91 @@ class Trained:
         return to_float(pixels).to(self.device), labels.to(self.device)
 
 
-def train(
-    plan: Plan,
-    data: RunData,
-    executor: Executor,
-    resources: Resources,
-    report: Report,
-    at: Collection[int],
-) -> Trained:
-    """Train until the last wanted round and keep the global model of each.
+class _Keeper(Observer):
+    """Keeps the global models of the wanted rounds, and the last round's local training.
 
     Args:
-        plan: What to run.
-        data: The data set.
-        executor: What runs the clients' tasks.
-        resources: Device and threads.
-        report: Where progress goes.
-        at: Rounds whose models are kept; 0 is before round 1.
+        trained: Where they go.
+        at: The wanted rounds; 0 is before round 1.
+    """
+
+    def __init__(self, trained: Trained, at: Collection[int]) -> None:
+        self.trained = trained
+        self.at = at
+        self.current = -1
+
+    def replied(self, run: Run, task: Task, reply: Reply[Any]) -> None:
+        if not isinstance(reply.value, LocalUpdate):
+            return
+        if task.round != self.current:
+            self.current = task.round
+            self.trained.tasks, self.trained.updates = {}, {}
+            self.trained.before = _copy(task.weights)
+        self.trained.tasks[reply.client] = task
+        self.trained.updates[reply.client] = _copy(reply.value.weights)
+
+    def round(self, run: Run, result: RoundResult) -> None:
+        if result.round in self.at:
+            self.trained.models[result.round] = _copy(run.method.global_model(run.server))
+
+    def end(self, run: Run) -> None:
+        self.trained.memories = dict(run.executor.memories)
+
+
+def trained_runs(
+    plans: Sequence[Plan],
+    resources: Resources,
+    at: str | None,
+    *observers: Observer,
+    updates: bool = False,
+) -> list[Trained]:
+    """Return each run with the global models of the wanted rounds.
+
+    Models that the run kept are taken; else it is trained in memory up to the last wanted round.
+
+    Args:
+        plans: Runs on one data set.
+        resources: Device, threads, and where records and kept models are.
+        at: See `wanted_rounds`.
+        observers: Who looks in.
+        updates: Whether clients' steps are wanted too. From a kept model they are made anew, by the
+            clients of its round.
 
     Raises:
         FeddgError: If the data, a file or a setting cannot be used.
     """
-    settings = plan.settings
-    recording = Recording(executor)
-    with tempfile.TemporaryDirectory() as scratch:  # a run would keep its index lists
-        store = ResultsStore(Path(scratch))
-        federation, record = open_federation(plan, data, store, report.decoding)
-    method, server = open_server(plan, federation, recording, resources)
-    private = method.state.private_weights()
-    trained = Trained(plan, federation, data.dataset.classes, method, recording.spec, private)
-    report.begin(plan, None, record)
-    for result in federate(
-        method,
-        server,
-        lambda weights: evaluate(
-            recording, federation, weights, chunk=settings.evaluation.batch_size
-        ),
-        rounds=settings.federation.rounds,
-        per_round=settings.federation.per_round,
-        every=settings.evaluation.every,
-    ):
-        if result.round:
-            images = sum(len(federation.clients[name]) for name in result.cohort)
-            report.round(plan, result, images * settings.train.local_epochs)
-        if result.round in at:
-            trained.models[result.round] = _copy(method.global_model(server))
-        if result.round >= max(at):
-            break
-    trained.before, trained.updates = recording.before, recording.updates
-    trained.tasks, trained.memories = recording.tasks, dict(recording.memories)
-    return trained
+    wanted = [wanted_rounds(at, plan.settings.federation.rounds) for plan in plans]
+    data = RunData(plans[0].dataset, resources.cache_dir)
+    executor = open_executor(resources)
+    found = []
+    try:
+        for plan, rounds in zip(plans, wanted, strict=True):
+            run = open_run(plan, data, executor, resources)
+            trained = Trained(
+                plan, run.federation, data.dataset.classes, run.method, run.spec, run.private
+            )
+            kept = _kept_models(ResultsStore(resources.results), plan, rounds)
+            if kept and updates:
+                run.server.weights = {n: kept[max(rounds)][n] for n in run.server.weights}
+                run.server.round = max(rounds) - 1
+            if not kept or updates:
+                train(run, _Keeper(trained, rounds), *observers, until=max(rounds))
+            trained.models |= kept
+            found.append(trained)
+    finally:
+        executor.close()
+    return found
+
+
+def _kept_models(store: ResultsStore, plan: Plan, rounds: Collection[int]) -> dict[int, Weights]:
+    """Return the models of all these rounds, or nothing if the run did not keep each."""
+    found = {}
+    for which in KINDS:
+        path = model_path(store, plan.key, which)
+        if path.exists():
+            facts, weights = read_model(path)
+            found[facts.round] = weights
+    return {number: found[number] for number in rounds} if set(rounds) <= set(found) else {}
 
 
 def wanted_rounds(text: str | None, rounds: int) -> list[int]:

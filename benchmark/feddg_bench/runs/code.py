@@ -1,0 +1,129 @@
+"""Which code made a record: a digest of the plugin's source that comments do not change."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.core.method import Method
+from feddg_bench.plugins import load_method
+from feddg_bench.records.record import RunRecord
+
+CORE = ("feddg_bench",)
+"""Packages whose code is of the suite, not of a plugin."""
+TEXTS = ("citation", "DEVIATIONS", "group")
+"""Names of what is for a method's card alone: no number depends on it."""
+
+
+def code_digest(method: type[Method]) -> str:
+    """Return the SHA-256 of a method's source: 64 hexadecimal digits.
+
+    It covers the modules that define the class and its bases, and what these import of their own
+    package, but nothing of the suite's core. Comments, docstrings, layout and the texts of a card
+    do not change it.
+    """
+    found: dict[str, str] = {}
+    for base in method.__mro__:
+        package = base.__module__.partition(".")[0]
+        if issubclass(base, Method) and package not in CORE:
+            _collect(base.__module__, found)
+    text = "\n".join(f"{name} {found[name]}" for name in sorted(found))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def check_same_code(record: RunRecord) -> None:
+    """Refuse a record whose method has changed since without a new version.
+
+    A record without a digest is as good as today's, and so is one whose digest is listed as having
+    the same numbers (`harmless`).
+
+    Raises:
+        SettingsError: If the code is another.
+    """
+    if record.code is None:
+        return
+    method = load_method(record.method)
+    now = code_digest(method)
+    if record.code != now and not {record.code, now} <= harmless(record.method, method.version):
+        raise SettingsError(
+            f"the code of {record.method} changed after run {record.key} was recorded, and its "
+            f"version is still {method.version}: raise `version` in the method, or repeat the run "
+            f"with --again"
+        )
+
+
+@cache
+def harmless(method: str, version: int) -> frozenset[str]:
+    """Return the digests of a method of ours whose numbers are the same, for one version."""
+    path = resources.files("feddg_methods") / "digests.json"
+    known: dict[str, dict[str, list[str]]] = json.loads(path.read_bytes())
+    return frozenset(known.get(method, {}).get(str(version), ()))
+
+
+def _collect(name: str, found: dict[str, str]) -> None:
+    """Add the digests of a module and of what it imports of its own top-level package."""
+    if name in found:
+        return
+    path = _source(name)
+    if path is None:
+        return
+    tree = ast.parse(path.read_bytes())
+    found[name] = hashlib.sha256("".join(_tokens(tree)).encode()).hexdigest()
+    top = name.partition(".")[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            imported = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            imported = [alias.name for alias in node.names]
+        else:
+            continue
+        for module in imported:
+            if module.partition(".")[0] == top:
+                _collect(module, found)
+
+
+def _source(name: str) -> Path | None:
+    """Return the file of a module of Python source, ``None`` if there is none."""
+    module = sys.modules.get(name)
+    try:
+        spec = module.__spec__ if module is not None else importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    origin = getattr(module, "__file__", None) if spec is None else spec.origin
+    return Path(origin) if origin is not None and origin.endswith(".py") else None
+
+
+def _tokens(node: object) -> Iterator[str]:
+    """Yield what a syntax tree means; empty fields are passed over, as newer Pythons add some."""
+    if isinstance(node, ast.AST):
+        yield f"({type(node).__name__}"
+        for name, value in ast.iter_fields(node):
+            if name == "body" and isinstance(value, list):
+                value = [child for child in value if not _is_text(child)]
+            if value is not None and value != [] and name not in ("ctx", "kind", "type_comment"):
+                yield f" {name}="
+                yield from _tokens(value)
+        yield ")"
+    elif isinstance(node, list):
+        for child in node:
+            yield from _tokens(child)
+            yield ","
+    else:
+        yield repr(node)
+
+
+def _is_text(node: ast.stmt) -> bool:
+    """Tell whether a statement is a docstring, or a text for the card."""
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    assigned = isinstance(node, (ast.Assign, ast.AnnAssign))
+    return assigned and all(isinstance(t, ast.Name) and t.id in TEXTS for t in targets)

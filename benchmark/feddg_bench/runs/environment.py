@@ -1,0 +1,42 @@
+"""What a run's last bits may depend on, as its record keeps it."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from pathlib import Path
+
+import torch
+
+import feddg_bench
+from feddg_bench.config.schema import Resources
+from feddg_bench.engine.devices import find_device
+from feddg_bench.records.record import EnvironmentRecord
+
+
+def environment(resources: Resources, workers: int) -> EnvironmentRecord:
+    """Return what numbers may depend on in their last bits, and nothing that names a machine."""
+    import lightning
+    import torchvision
+
+    device = find_device(resources.device)
+    versions = {"python": platform.python_version(), "feddg_bench": feddg_bench.__version__}
+    versions |= {m.__name__: str(m.__version__) for m in (torch, torchvision, lightning)}
+    return EnvironmentRecord(
+        versions=versions,
+        system=f"{platform.system()} {platform.machine()}",
+        device=torch.cuda.get_device_name(device) if device != "cpu" else "cpu",
+        threads=resources.threads,
+        workers=workers,
+        commit=_commit(),
+    )
+
+
+def _commit() -> str | None:
+    """Return the commit of the source tree this runs from, ``+`` if it is changed."""
+    root = Path(__file__).parents[3]
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--abbrev=12", "--dirty=+"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    return done.stdout.strip() or None

@@ -1,0 +1,166 @@
+"""Global models kept beside a record: safetensors with all that is needed to load them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.common.files import write_whole
+from feddg_bench.config.layers import validate
+from feddg_bench.config.schema import RunSettings
+from feddg_bench.core.messages import Weights
+from feddg_bench.core.method import Method
+from feddg_bench.models.backbones import build_backbone
+from feddg_bench.plugins import load_method
+from feddg_bench.records.store import ResultsStore
+
+if TYPE_CHECKING:
+    from feddg_bench.runs.setup import Run
+
+KINDS = ("last", "best")
+"""Of the last round, and of the best round by the validation images."""
+
+
+class KeptModel(BaseModel, frozen=True, extra="forbid"):
+    """What a file of weights says of itself.
+
+    Attributes:
+        key: Of the run.
+        round: After which the weights are the global model.
+        settings: Of the run; no file they name is read again.
+        num_classes: Outputs of the classifier.
+        clients: Names of the clients.
+        sources: Names of the training domains.
+        task: ``classification`` or ``regression``.
+        channels: Of an image.
+        rgb: Whether images are red, green and blue in [0, 1].
+    """
+
+    key: str
+    round: int
+    settings: RunSettings
+    num_classes: int
+    clients: tuple[str, ...]
+    sources: tuple[str, ...]
+    task: str
+    channels: int
+    rgb: bool
+
+
+def model_path(store: ResultsStore, key: str, which: str) -> Path:
+    """Return where a kept model of a run is: beside its record."""
+    return store.runs / f"{key}.{which}.safetensors"
+
+
+def save_model(path: Path, run: Run, number: int) -> None:
+    """Write the global model after a round."""
+    from feddg_bench.engine.compatibility import is_rgb
+
+    federation = run.federation
+    facts = KeptModel(
+        key=run.plan.key,
+        round=number,
+        settings=_without_files(run.plan.settings, run.method.Settings.files),
+        num_classes=federation.num_classes,
+        clients=tuple(federation.clients),
+        sources=federation.sources,
+        task=federation.task,
+        channels=federation.channels,
+        rgb=is_rgb(federation),
+    )
+    # What evaluation would load: the global model, what is constant, what no client has touched.
+    # Files of a plugin's frozen networks are not copied.
+    state = run.method.state_dict() | run.private | run.method.global_model(run.server)
+    tensors = {
+        name: tensor.detach().cpu().contiguous()
+        for name, tensor in state.items()
+        if not name.startswith(run.method.frozen)
+    }
+    write_whole(path, save(tensors, {"model": facts.model_dump_json()}))
+
+
+def _without_files(settings: RunSettings, hyper_files: Iterable[str]) -> RunSettings:
+    """Return settings that name no file of this machine."""
+    values = settings.model_dump()
+    values["data"]["split_csv"] = values["backbone"]["weights"] = None
+    values["hyper"].update(dict.fromkeys(hyper_files))
+    return validate(RunSettings, values)
+
+
+def read_model(path: Path) -> tuple[KeptModel, Weights]:
+    """Return what `save_model` wrote.
+
+    Raises:
+        DataError: If the file is missing, damaged, or no kept model.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            facts = KeptModel.model_validate_json((file.metadata() or {})["model"])
+            return facts, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise DataError(
+            f"there is no kept model {path}: make it with `feddg-bench run ... --keep last,best`"
+        ) from None
+    except (SafetensorError, KeyError, ValidationError, OSError) as error:
+        raise DataError(
+            f"{path} is damaged or no model that a run kept ({type(error).__name__}); delete it "
+            f"and run again with --keep"
+        ) from error
+
+
+def load_model(key: str, results: str | Path = "runs", which: str = "last", **hyper: Any) -> Method:
+    """Return the global model of a recorded run, in evaluation mode on the CPU.
+
+    Args:
+        key: The run's key, or the path of a kept model's file.
+        results: The results folder.
+        which: ``last`` or ``best``.
+        hyper: Settings of the method that name files, such as ``style_weights``, where it cannot be
+            built without them; a kept model names no file.
+
+    Raises:
+        SettingsError: If ``which`` is neither, or the method cannot be built.
+        DataError: If the run kept no such model, or its file is damaged or does not fit the method.
+    """
+    if which not in KINDS:
+        raise SettingsError(f"cannot load the {which!r} model: expected {' or '.join(KINDS)}")
+    path = Path(key)
+    if path.suffix != ".safetensors":
+        path = model_path(ResultsStore(Path(results)), key, which)
+    facts, weights = read_model(path)
+    settings = facts.settings
+    plugin = load_method(settings.method)
+    blank = settings.backbone.model_copy(update={"pretrained": False})
+    module = plugin(
+        validate(plugin.Settings, {**settings.hyper, **hyper}, "hyper."),
+        backbone=build_backbone(blank, facts.channels, rgb=facts.rgb),
+        num_classes=facts.num_classes,
+        train=settings.train,
+        bn=settings.federation.bn,
+        clients=facts.clients,
+        sources=facts.sources,
+        task=facts.task,
+    )
+    expected = {
+        name: tensor
+        for name, tensor in module.state_dict().items()
+        if not name.startswith(plugin.frozen)
+    }
+    for name in sorted(expected.keys() | weights.keys()):
+        ours, theirs = (
+            "nothing" if t is None else f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}"
+            for t in (expected.get(name), weights.get(name))
+        )
+        if ours != theirs:
+            raise DataError(
+                f"{path} does not fit {settings.method} as it is here: {name} is {theirs}, "
+                f"expected {ours}; run again with --keep"
+            )
+    module.load_state_dict(weights, strict=False)
+    return module.eval()

@@ -1,0 +1,34 @@
+"""Who looks at runs: progress, W&B, figures, profiles, cards."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from feddg_bench.core.loop import RoundResult
+    from feddg_bench.core.messages import Reply, Task
+    from feddg_bench.records.record import RunRecord
+    from feddg_bench.runs.request import Plan
+    from feddg_bench.runs.setup import Run
+
+
+class Observer:
+    """Looks at runs and changes nothing. This base does nothing: override what you need."""
+
+    def decoding(self, done: int, total: int) -> None:
+        """So many of the data set's images are decoded into the store."""
+
+    def already(self, plan: Plan, record: RunRecord) -> None:
+        """A run is not made, because its record is there."""
+
+    def begin(self, run: Run) -> None:
+        """A run starts, or goes on after ``run.done`` rounds."""
+
+    def replied(self, run: Run, task: Task, reply: Reply[Any]) -> None:
+        """A client answered; ``task.memory`` is what it remembered before."""
+
+    def round(self, run: Run, result: RoundResult) -> None:
+        """A round ended; round 0 is what comes before the first."""
+
+    def end(self, run: Run) -> None:
+        """The last round is over, and the record, if there is one, is saved."""

@@ -1,0 +1,162 @@
+"""What stays of a run: its record, its checkpoint while it lasts, and the models that are kept."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Collection
+from datetime import UTC, datetime
+from typing import Any
+
+from feddg_bench.common.files import write_whole
+from feddg_bench.config.schema import Resources
+from feddg_bench.core.loop import RoundResult
+from feddg_bench.records.record import Costs, RoundRecord, RunRecord, TimeRecord
+from feddg_bench.records.rules import best_round
+from feddg_bench.records.store import ResultsStore
+from feddg_bench.runs.checkpoints import load_checkpoint, save_checkpoint
+from feddg_bench.runs.code import code_digest
+from feddg_bench.runs.environment import environment
+from feddg_bench.runs.kept import model_path, save_model
+from feddg_bench.runs.observer import Observer
+from feddg_bench.runs.request import Plan
+from feddg_bench.runs.setup import Run, RunData
+
+CHOOSING = ("val", "id_val")
+"""Splits by which the best model is chosen: the first that the run measures."""
+
+
+class Recorder(Observer):
+    """Writes the record, a checkpoint after each round, and the models that are kept.
+
+    Args:
+        run: What is recorded; it goes on from its checkpoint if there is one.
+        data: The run's data set.
+        resources: Where records go, and how often a checkpoint is written.
+        keep: Which global models to keep: ``last``, ``best``.
+        again: Whether a record that is there is set aside for the new one.
+
+    Raises:
+        DataError: If the checkpoint cannot be used.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        data: RunData,
+        resources: Resources,
+        keep: Collection[str] = (),
+        *,
+        again: bool = False,
+    ) -> None:
+        assert run.record is not None  # noqa: S101 - only runs on a data set are recorded
+        self.record = run.record
+        self.store = ResultsStore(resources.results)
+        self.resources = resources
+        self.keep = keep
+        self.again = again
+        self.started = time.time()
+        self.seconds_before = 0.0
+        self.path = self.store.checkpoint(run.plan.key)
+        if self.path.exists():
+            state = load_checkpoint(self.path)
+            run.server.restore(state["server"])
+            self.record = run.record = RunRecord.model_validate(state["record"])
+            data.check_same(self.record, self.path)
+            self.seconds_before = self.record.time.seconds
+            run.done = run.server.round
+
+    def begin(self, run: Run) -> None:
+        """Note where the run is computed, by which code, and who holds what."""
+        self.record.environment = environment(self.resources, run.executor.workers)
+        self.record.code = code_digest(type(run.method))
+        path = self.store.partitions / f"{self.record.partition.hash[:16]}.json"
+        if not path.exists():
+            write_whole(path, json.dumps(run.partition()).encode())
+
+    def round(self, run: Run, result: RoundResult) -> None:
+        """Add the round to the record, keep the model if it is the best, and write a checkpoint."""
+        record = self.record
+        if result.round == 0:
+            record.once = Costs(**_costs(result))
+        else:
+            record.rounds.append(_entry(result))
+        record.time = TimeRecord(
+            started=record.time.started or _stamp(self.started),
+            finished=_stamp(time.time()),
+            seconds=round(self.seconds_before + time.time() - self.started, 3),
+            peak_memory_mib=run.executor.peak_memory_mib(),
+        )
+        if "best" in self.keep and best_so_far(record) == result.round:
+            self._keep(run, "best", result.round)
+        last = result.round == run.plan.settings.federation.rounds
+        if not last and result.round % self.resources.checkpoint_every == 0:
+            root = self.resources.data_root
+            plan = {
+                "settings": run.plan.settings.model_dump(mode="json"),
+                "recipe": run.plan.recipe,
+            }
+            state = {
+                "server": run.server.state(),
+                "record": record.as_json(),
+                "plan": plan,
+                "data_root": str(root) if root else None,
+            }
+            save_checkpoint(self.path, state)
+
+    def end(self, run: Run) -> None:
+        """Save the record; the checkpoint has done its work."""
+        if "last" in self.keep:
+            self._keep(run, "last", run.server.round)
+        if self.again:
+            self.store.set_aside(self.record.key)
+        if self.again or self.store.load(self.record.key) is None:  # else made for a model alone
+            self.store.save(self.record)
+        self.path.unlink(missing_ok=True)
+
+    def _keep(self, run: Run, which: str, number: int) -> None:
+        save_model(model_path(self.store, run.plan.key, which), run, number)
+
+
+def has_kept(store: ResultsStore, plan: Plan, keep: Collection[str]) -> bool:
+    """Tell whether the models that are to be kept of a recorded run are there."""
+    return all(model_path(store, plan.key, which).exists() for which in keep)
+
+
+def best_so_far(record: RunRecord) -> int | None:
+    """Return the evaluated round with the best key metric on the validation domain.
+
+    On ``id_val`` where no domain is held out for validation; the earliest of equals; ``None`` if no
+    round was evaluated.
+    """
+    found = {entry.round: entry.evaluation for entry in record.rounds if entry.evaluation}
+    for split in CHOOSING:
+        place = best_round(list(found.values()), split, record.metric.name)
+        if place is not None:
+            return list(found)[place]
+    return None
+
+
+def _costs(result: RoundResult) -> dict[str, Any]:
+    """Return what a round cost, as the record keeps it."""
+    ledger = result.ledger
+    return {
+        "bytes": dict(ledger.bytes),
+        "dropped": list(ledger.dropped),
+        "seconds": {phase: round(value, 6) for phase, value in ledger.seconds.items()},
+    }
+
+
+def _entry(result: RoundResult) -> RoundRecord:
+    return RoundRecord(
+        round=result.round,
+        cohort=list(result.cohort),
+        skipped=result.skipped,
+        train=result.ledger.means(),
+        evaluation=result.evaluation,
+        **_costs(result),
+    )
+
+
+def _stamp(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,382 @@
+"""What a user asks for, and the runs it means.
+
+A `Request` is the only way to a run: the commands and the Python API all build one, and `plan`
+settles and checks it whole before an image is decoded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.config.keys import canonical_settings, run_key
+from feddg_bench.config.layers import (
+    Layer,
+    load_layer,
+    merge,
+    parse_override,
+    read_settings,
+    validate,
+)
+from feddg_bench.config.recipes import load_recipe
+from feddg_bench.config.schema import Resources, RunSettings
+from feddg_bench.data.federated import spread
+from feddg_bench.data.protocols import Scenario, scenarios, validate_protocol
+from feddg_bench.plugins import check_name, load_dataset, load_method, names
+
+if TYPE_CHECKING:
+    from feddg_bench.data.dataset import DomainDataset
+
+Words = str | Sequence[str]
+"""Comma-separated names, or a sequence of them."""
+
+FLAGS = {
+    "rounds": "federation.rounds",
+    "per_round": "federation.per_round",
+    "clients": "partition.clients",
+    "heterogeneity": "partition.heterogeneity",
+    "split_csv": "data.split_csv",
+}
+"""Flags that stand for a setting."""
+
+NAMES = ("method", "protocol", "dataset", "scenario", "recipe", "seeds")
+"""What says which runs there are; files and ``KEY=VALUE`` may say it as flags do."""
+
+
+class Datasets:
+    """Data sets by name, each opened once: some have their domains from the disk.
+
+    Args:
+        root: Folder of the data, as the user gave it.
+    """
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = root
+        self._opened: dict[str, DomainDataset] = {}
+
+    def __reduce__(self) -> tuple[type[Datasets], tuple[Path | None]]:
+        return Datasets, (self.root,)  # another process opens its own
+
+    def open(self, name: str) -> DomainDataset:
+        """Return a data set.
+
+        Raises:
+            SettingsError: If there is none of the name.
+            DataError: If its domains or classes are on a disk where they cannot be read.
+        """
+        if name not in self._opened:
+            self._opened[name] = load_dataset(name)(self.root)
+        return self._opened[name]
+
+
+class Draft(NamedTuple):
+    """A run before its settings are settled.
+
+    Attributes:
+        base: The recipe's settings.
+        named: Names of method, data set, protocol and scenario.
+        scenario: Domains.
+        recipe: Label of where the settings came from.
+        dataset: The data set, opened.
+    """
+
+    base: Layer
+    named: Layer
+    scenario: Scenario
+    recipe: str
+    dataset: DomainDataset
+
+
+class Plan(NamedTuple):
+    """A run that is settled down to its key.
+
+    Attributes:
+        settings: Resolved settings; ``hyper`` holds every value of the method.
+        canonical: What is hashed into the key, as the record keeps it: files by their content.
+        scenario: Domains.
+        recipe: Label of where the settings came from.
+        version: The method's version.
+        key: Name of the record.
+        dataset: The data set, opened.
+    """
+
+    settings: RunSettings
+    canonical: Layer
+    scenario: Scenario
+    recipe: str
+    version: int
+    key: str
+    dataset: DomainDataset
+
+    @property
+    def title(self) -> str:
+        """Method, scenario and seed, for people."""
+        return f"{self.settings.method} {self.settings.scenario} seed {self.settings.seed}"
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which runs to make, with the only defaults there are.
+
+    Attributes:
+        method: Methods, or ``all``.
+        protocol: Protocols.
+        dataset: One data set.
+        scenario: Scenarios, ``all``, or ``None`` for the protocol's own.
+        recipe: Name or YAML file; ``None`` for the data set's own.
+        seeds: A number of seeds counts from 0; a sequence names them, and so does a text, which may
+            hold ranges, such as ``0,1`` or ``0-2``.
+        settings: What the user sets, by short, dotted or nested key; wins over recipe and method.
+        resources: Where and how fast; never part of a key.
+
+    Raises:
+        SettingsError: If a setting is unknown, or seeds cannot be read.
+    """
+
+    method: Words = "fedavg"
+    protocol: Words = "ltdo"
+    dataset: str = "digits4"
+    scenario: Words | None = None
+    recipe: str | None = None
+    seeds: str | int | Sequence[int] = "0"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    resources: Resources = Resources()  # noqa: RUF009 - frozen
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seeds", read_seeds(self.seeds))
+        object.__setattr__(self, "settings", read_settings(self.settings))
+        for name in {*NAMES, "seed"} & set(self.settings):
+            raise SettingsError(f"{name} is no setting: give it as {name}={self.settings[name]!r}")
+
+    @classmethod
+    def read(
+        cls,
+        *,
+        config: Iterable[Path] = (),
+        flags: Mapping[str, Any] | None = None,
+        pairs: Iterable[str] = (),
+        resources: Resources = Resources(),
+    ) -> Request:
+        """Return what the words of a command mean; later ones win: files, flags, ``KEY=VALUE``.
+
+        Args:
+            config: YAML files of settings and names.
+            flags: Keys of `NAMES` and `FLAGS` with their values, ``None`` where not given.
+            pairs: ``KEY=VALUE``, of settings and names.
+            resources: Where and how fast.
+
+        Raises:
+            SettingsError: If a file cannot be read, or a key is unknown.
+        """
+        given = {name: value for name, value in (flags or {}).items() if value is not None}
+        layers: list[Layer] = [load_layer(path) for path in config]
+        layers.append({name: value for name, value in given.items() if name in NAMES})
+        layers += [
+            parse_override(f"{FLAGS[flag]}={value}")
+            for flag, value in given.items()
+            if flag not in NAMES
+        ]
+        layers += [parse_override(pair, NAMES) for pair in pairs]
+        chosen: dict[str, Any] = {}
+        for layer in layers:
+            if "seed" in layer:
+                layer["seeds"] = layer.pop("seed")
+            for name in NAMES:
+                if name in layer:
+                    chosen[name] = _words(name, layer.pop(name))
+        return cls(**chosen, settings=merge(*layers), resources=resources)
+
+    def plan(self, datasets: Datasets | None = None, *, check: bool = True) -> list[Plan]:
+        """Settle every run and check all that can be known; runs of one seed follow each other.
+
+        Args:
+            datasets: Opened data sets, for a caller with many requests.
+            check: Whether images are listed and spread, so that what does not fit is refused.
+
+        Raises:
+            SettingsError: If a name or a setting is unknown or out of range, the method does not
+                suit the data set, or there are more clients than images for them.
+            DataError: If the data set is not here, a split file does not fit, or a class has no
+                training image.
+        """
+        datasets = datasets or Datasets(self.resources.data_root)
+        drafts = self.drafts(datasets)
+        plans = [
+            _settle(draft, self.settings, seed)
+            for seed in read_seeds(self.seeds)
+            for draft in drafts
+        ]
+        if check:
+            check_data(plans)
+        return plans
+
+    def drafts(self, datasets: Datasets) -> list[Draft]:
+        """Return the runs of one seed, before their settings are settled: that needs PyTorch.
+
+        Args:
+            datasets: Where the data set is opened.
+
+        Raises:
+            SettingsError: If a name is unknown, or a setting that needs no method is.
+            DataError: If the data set has its domains on a disk where they cannot be read.
+        """
+        methods, protocols = read_methods(self.method), listed(self.protocol)
+        dataset = datasets.open(self.dataset)
+        recipe = self.recipe or dataset.default_recipe
+        drafts = []
+        for protocol in protocols:
+            validate_protocol(protocol)
+            select = None if self.scenario is None else ",".join(listed(self.scenario))
+            found = scenarios(protocol, dataset.domains, dataset.letters, select, dataset.official)
+            for method in methods:
+                base = load_recipe(recipe, self.dataset, method)
+                for scenario in found:
+                    named = {
+                        "method": method,
+                        "dataset": self.dataset,
+                        "protocol": protocol,
+                        "scenario": scenario.name,
+                    }
+                    validate(RunSettings, merge(base, self.settings, named))
+                    drafts.append(Draft(base, named, scenario, Path(recipe).stem, dataset))
+        return drafts
+
+    def one_scenario(self, datasets: Datasets | None = None) -> Request:
+        """Return the request for one scenario: the protocol's first if none is named.
+
+        Raises:
+            SettingsError: If it is unknown, or several are named.
+        """
+        dataset = (datasets or Datasets(self.resources.data_root)).open(self.dataset)
+        protocol, *others = listed(self.protocol)
+        if others:
+            raise SettingsError(f"this command takes one protocol: give --protocol {protocol}")
+        select = None if self.scenario is None else ",".join(listed(self.scenario))
+        found = scenarios(protocol, dataset.domains, dataset.letters, select, dataset.official)
+        if select is not None and len(found) > 1:
+            raise SettingsError(
+                f"this command takes one scenario and {select} names {len(found)}: give one, "
+                f"such as {found[0].name}"
+            )
+        return replace(self, scenario=found[0].name)
+
+
+def _settle(draft: Draft, user: Mapping[str, Any], seed: int) -> Plan:
+    """Merge recipe, what the method needs and what the user says, and settle the run's key."""
+    from feddg_bench.engine.compatibility import check_fit
+    from feddg_bench.models.backbones import check_image_size
+
+    base, named, scenario, recipe, dataset = draft
+    method = load_method(named["method"])
+    merged = merge(base, method.needs, user, named, {"seed": seed})
+    if merged.get("partition", {}).get("kind") == "pooled":  # one client: there is no K to choose
+        merged = merge(merged, {"federation": {"per_round": None}})
+    settings = validate(RunSettings, merged)
+    hyper = validate(method.Settings, settings.hyper, "hyper.")
+    settings = settings.model_copy(update={"hyper": hyper.model_dump(mode="json")})
+    check_fit(settings, method, dataset)
+    check_image_size(settings.backbone, settings.data.image_size)
+    canonical = canonical_settings(settings, method.Settings)
+    if dataset.identity:
+        canonical["data"]["names"] = {k: list(names) for k, names in dataset.identity.items()}
+    key = run_key(canonical, method.version)
+    return Plan(settings, canonical, scenario, recipe, method.version, key, dataset)
+
+
+def check_data(plans: Iterable[Plan]) -> None:
+    """Refuse runs whose images cannot be spread as their settings say; no image is decoded.
+
+    Raises:
+        SettingsError: If there are more clients than there are images for.
+        DataError: If the data set is not here, a split file does not fit, or a class is missing.
+    """
+    seen = set()
+    for plan in plans:
+        validation = load_method(plan.settings.method).client_validation
+        s = plan.settings
+        spreading = (s.protocol, s.scenario, s.seed, s.data, s.partition, s.federation, validation)
+        if str(spreading) not in seen:
+            seen.add(str(spreading))
+            spread(s, plan.dataset, plan.scenario, validation=validation)
+
+
+def plan_again(settings: Layer, recipe: str, datasets: Datasets) -> Plan:
+    """Return the plan of settings that a checkpoint or a record holds, resolved before.
+
+    Args:
+        settings: All settings, names and seed included.
+        recipe: Label of where they came from.
+        datasets: Where the data set is opened.
+
+    Raises:
+        SettingsError: If they cannot be used any more.
+    """
+    dataset = datasets.open(settings["dataset"])
+    (scenario,) = scenarios(
+        settings["protocol"],
+        dataset.domains,
+        dataset.letters,
+        settings["scenario"],
+        dataset.official,
+    )
+    draft = Draft({}, {"method": settings["method"]}, scenario, recipe, dataset)
+    return _settle(draft, settings, settings["seed"])
+
+
+def read_methods(text: Words) -> list[str]:
+    """Return the methods of a comma-separated list, or all of them."""
+    if text == "all":
+        return list(names("method"))
+    found = listed(text)
+    for name in found:
+        check_name("method", name)
+    return found
+
+
+def read_seeds(given: str | int | Sequence[int]) -> tuple[int, ...]:
+    """Return the seeds that a number, a sequence or a text means.
+
+    >>> read_seeds("0, 2,0"), read_seeds("0-2,7"), read_seeds(3), read_seeds([4, 1])
+    ((0, 2), (0, 1, 2, 7), (0, 1, 2), (4, 1))
+    """
+    seeds: Sequence[int]
+    if isinstance(given, int):
+        seeds = range(0 if given is True else given)
+    elif isinstance(given, str):
+        seeds = [seed for part in given.split(",") for seed in _seed_range(part.strip())]
+    else:
+        seeds = list(given)
+    if not seeds or any(type(seed) is not int or seed < 0 for seed in seeds):
+        raise SettingsError(
+            f"cannot read seeds {given!r}: expected numbers >= 0, such as 0,1,2 or 0-2"
+        )
+    return tuple(dict.fromkeys(seeds))
+
+
+def _seed_range(part: str) -> Sequence[int]:
+    found = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part)
+    if found is None:
+        return [-1]
+    low, high = int(found[1]), int(found[2] or found[1])
+    return range(low, high + 1) if low <= high < low + 100_000 else [-1]
+
+
+def listed(text: Words) -> list[str]:
+    """Return the parts of a comma-separated list, or of a sequence, each once."""
+    parts = text.split(",") if isinstance(text, str) else text
+    return list(dict.fromkeys(part.strip() for part in parts))
+
+
+def _words(name: str, value: Any) -> Any:
+    """Return a name's value as YAML or a flag gave it; a scenario such as ``15`` is a text."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, list)):
+        raise SettingsError(
+            f"{name}: {value!r} cannot be read; expected a name, or several by commas"
+        )
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return str(value)

@@ -1,0 +1,179 @@
+"""From a plan to all that training needs: images, clients, splits, the module, the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from feddg_bench.common.errors import DataError
+from feddg_bench.config.schema import Resources
+from feddg_bench.core.loop import RoundResult
+from feddg_bench.core.messages import Weights
+from feddg_bench.core.method import Method
+from feddg_bench.core.server import Server
+from feddg_bench.data.dataset import DomainDataset
+from feddg_bench.data.federated import Federation, count_images, make_federation, spread
+from feddg_bench.data.locations import cache_dir
+from feddg_bench.data.store import Progress, Store, known_fingerprint, open_store
+from feddg_bench.engine.build import build_method
+from feddg_bench.engine.devices import find_device
+from feddg_bench.engine.executors import Executor
+from feddg_bench.engine.worker import WorkerSpec
+from feddg_bench.plugins import load_method
+from feddg_bench.records.record import (
+    DataRecord,
+    PartitionRecord,
+    RunRecord,
+    ScenarioRecord,
+)
+from feddg_bench.runs.request import Plan
+
+
+class RunData:
+    """One data set, opened once for all runs of a command."""
+
+    def __init__(self, dataset: DomainDataset, cache: Path | None) -> None:
+        self.dataset = dataset
+        self.cache = cache_dir(cache)
+        self._stores: dict[int, Store] = {}
+
+    def store(self, size: int, progress: Progress | None = None) -> Store:
+        """Return the decoded images at a size."""
+        if size not in self._stores:
+            self._stores[size] = open_store(self.dataset, size, self.cache, progress)
+        return self._stores[size]
+
+    def check_same(self, record: RunRecord, where: Path) -> None:
+        """Refuse a record or checkpoint that was made from other images than are here.
+
+        The run key says what was computed, not from which copy of a data set.
+
+        Raises:
+            DataError: If the contents differ, or the data set cannot be found.
+        """
+        if known_fingerprint(self.dataset, self.cache) != record.data.fingerprint:
+            raise DataError(
+                f"{where} was made from other images than the {self.dataset.title} that is here; "
+                f"move it away, or give another --results folder or the right --data-root"
+            )
+
+
+@dataclass
+class Run:
+    """One run under way, as the driver and its observers see it.
+
+    Attributes:
+        plan: What is run.
+        federation: Images, clients and splits.
+        method: The module; its server half runs in this process.
+        server: Global model and clients.
+        executor: What runs the clients' tasks.
+        spec: What a worker is built from.
+        private: State of a client that never trained.
+        record: What is known of the run so far; ``None`` for one on made-up images.
+        partition: Returns who holds what, as JSON values.
+        done: Rounds that were over when it went on from a checkpoint; ``None`` if it is new.
+    """
+
+    plan: Plan
+    federation: Federation
+    method: Method
+    server: Server
+    executor: Executor
+    spec: WorkerSpec
+    private: Weights
+    record: RunRecord | None = None
+    partition: Callable[[], dict[str, Any]] = dict
+    done: int | None = None
+
+    def images(self, result: RoundResult) -> int:
+        """Return how many images a round's clients trained on, all local epochs together."""
+        once = sum(len(self.federation.clients[name]) for name in result.cohort)
+        return once * self.plan.settings.train.local_epochs
+
+
+def open_run(
+    plan: Plan,
+    data: RunData,
+    executor: Executor,
+    resources: Resources,
+    progress: Progress | None = None,
+) -> Run:
+    """Decode what is not yet decoded, spread the images over clients, and build the module."""
+    federation, record, partition = open_federation(plan, data, progress)
+    run = start(plan, federation, executor, resources)
+    run.record, run.partition = record, partition
+    return run
+
+
+def start(plan: Plan, federation: Federation, executor: Executor, resources: Resources) -> Run:
+    """Build a run's module and workers, and a server that can ask the clients."""
+    settings = plan.settings
+    method = build_method(settings, federation)
+    device = find_device(resources.device)
+    spec = WorkerSpec(settings, federation, device, resources.threads)
+    executor.start(spec, method)
+    home = device if executor.workers == 1 else "cpu"  # other processes send to the CPU
+    server = Server(
+        {name: tensor.to(home) for name, tensor in method.state.federated_weights().items()},
+        tuple(federation.clients),
+        executor,
+        seed=settings.seed,
+        federation=settings.federation,
+        uplink=method.uplink,
+        downlink=method.downlink,
+    )
+    private = method.state.private_weights()
+    return Run(plan, federation, method, server, executor, spec, private)
+
+
+def open_federation(
+    plan: Plan, data: RunData, progress: Progress | None = None
+) -> tuple[Federation, RunRecord, Callable[[], dict[str, Any]]]:
+    """Return a plan's data spread over clients and splits, and what `Run` says of them."""
+    settings, dataset = plan.settings, data.dataset
+    method = load_method(settings.method)
+    store = data.store(settings.data.image_size, progress)
+    parts = spread(settings, dataset, plan.scenario, validation=method.client_validation)
+    images = Path(str(store.images.filename))
+    federation = make_federation(images, settings.data.image_size, dataset, plan.scenario, parts)
+    partition = parts.partition
+    sizes = partition.sizes
+    record = RunRecord(
+        key=plan.key,
+        method=settings.method,
+        method_version=plan.version,
+        dataset=settings.dataset,
+        protocol=settings.protocol,
+        scenario=ScenarioRecord(
+            name=plan.scenario.name,
+            train=plan.scenario.train,
+            val=plan.scenario.val,
+            test=plan.scenario.test,
+        ),
+        seed=settings.seed,
+        recipe=plan.recipe,
+        labels={name: str(settings.hyper[name]) for name in method.Settings.labels},
+        settings=plan.canonical,
+        data=DataRecord(
+            fingerprint=store.fingerprint,
+            images=count_images(parts.splits, dataset),
+            task=dataset.task,
+            metric=dataset.metrics[0],
+        ),
+        partition=PartitionRecord(
+            hash=partition.digest(),
+            clients=len(parts.clients),
+            sizes=[int(np.min(sizes)), int(np.median(sizes)), int(np.max(sizes))],
+        ),
+    )
+
+    def who_holds_what() -> dict[str, Any]:
+        listed = dataset.records()
+        return partition.as_json(listed.domains, listed.labels, dataset.domains)
+
+    return federation, record, who_holds_what

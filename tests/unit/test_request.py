@@ -1,0 +1,186 @@
+"""Words become one request, and a request plans with keys, before any image is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.config.keys import canonical_settings, run_key
+from feddg_bench.config.schema import MethodSettings, RunSettings, TrainSettings
+from feddg_bench.runs.request import Request, read_seeds
+
+ONE = {"scenario": "ip-o-c"}
+
+
+def keys(**words: Any) -> list[str]:
+    return [plan.key for plan in Request(**{**ONE, **words}).plan()]
+
+
+@pytest.mark.parametrize(
+    ("given", "seeds"),
+    [
+        ("0", (0,)),
+        ("0-2", (0, 1, 2)),
+        ("3, 0-1,3", (3, 0, 1)),
+        (3, (0, 1, 2)),
+        ([4, 1], (4, 1)),
+    ],
+)
+def test_seeds(given: Any, seeds: tuple[int, ...]) -> None:
+    assert read_seeds(given) == seeds
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["", "a", "0,a", "-1", "2-0", "0-", "1.5", "²", "0-99999999999", 0, -1, [], [-1], [True], True],
+)
+def test_bad_seeds(given: Any) -> None:
+    with pytest.raises(SettingsError, match="seeds"):
+        read_seeds(given)
+
+
+def test_a_name_means_the_same_wherever_it_is_said(tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text(
+        "method: fedprox\nscenario: ip-o-c\nseed: 7\nrecipe: quick\nhyper: {mu: 0.1}\n"
+    )
+    by_file = Request.read(config=[config]).plan()
+    flags = {"method": "fedprox", "scenario": "ip-o-c", "seeds": "7", "recipe": "quick"}
+    by_flag = Request.read(flags=flags, pairs=["hyper.mu=0.1"]).plan()
+    pairs = [f"{name}={value}" for name, value in flags.items()]
+    by_pair = Request.read(pairs=[*pairs, "hyper.mu=0.1"]).plan()
+    assert by_file[0].key == by_flag[0].key == by_pair[0].key
+    assert by_file[0].settings.method == "fedprox"
+    assert by_file[0].settings.seed == 7
+
+
+def test_later_words_win(tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text("method: fedprox\ntrain: {lr: 0.1}\n")
+    asked = Request.read(config=[config], flags={"method": "moon"}, pairs=["train.lr=0.2"])
+    assert asked.method == "moon"
+    assert asked.settings == {"train": {"lr": 0.2}}
+
+
+def test_a_file_cannot_name_one_data_set_and_train_on_another(tmp_path: Path) -> None:
+    """`dataset: pacs` in a file once wrote a PACS record from digits."""
+    config = tmp_path / "c.yaml"
+    config.write_text("dataset: pacs\n")
+    asked = Request.read(config=[config], flags={"scenario": "cs-a-p"})
+    assert asked.dataset == "pacs"
+    with pytest.raises(DataError):  # it is not here
+        asked.plan()
+    for name, value in (("dataset", "pacs"), ("method", "moon"), ("seed", 1)):
+        with pytest.raises(SettingsError, match=name):
+            Request(settings={name: value})
+
+
+@pytest.mark.parametrize(
+    "text", ["seed: abc", "method: true", "dataset: [pacs, digits4]", "seeds: 1.5"]
+)
+def test_bad_names_in_files(tmp_path: Path, text: str) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text(text)
+    with pytest.raises(SettingsError):
+        Request.read(config=[config]).plan()
+
+
+def test_settings_by_short_dotted_or_nested_key() -> None:
+    ways = ({"rounds": 1}, {"federation.rounds": 1}, {"federation": {"rounds": 1}})
+    assert len({keys(settings=way)[0] for way in ways}) == 1
+    with pytest.raises(SettingsError, match="batch_size"):
+        Request(settings={"batch_size": 1})  # of training or of evaluation?
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ({"method": "fedgam"}, "fedgma"),
+        ({"dataset": "digit4"}, "digits4"),
+        ({"protocol": "lodoo"}, "lodo"),
+        ({"scenario": "xx"}, "scenario"),
+        ({"recipe": "quik"}, "quick"),
+        ({"settings": {"rouns": 1}}, "rounds"),
+        ({"method": "fedprox", "settings": {"hyper.muu": 1}}, "hyper.mu"),
+        ({"settings": {"clients": 5, "per_round": 6}}, "per_round"),
+        ({"settings": {"clients": 5000, "per_round": 2}}, "clients"),
+        ({"settings": {"image_size": 8, "backbone.name": "lenet"}}, "lenet"),
+        ({"settings": {"split_csv": "nowhere.csv"}}, "nowhere.csv"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_work(words: dict[str, Any], part: str) -> None:
+    with pytest.raises((SettingsError, DataError), match=part):
+        Request(**{**ONE, **words}).plan()
+
+
+def test_every_scenario_is_checked_first(tmp_path: Path) -> None:
+    """A split file fits one scenario of four: nothing is trained before that is said."""
+    file = tmp_path / "split.csv"
+    file.write_text("split,domain,category,path\n")
+    with pytest.raises((SettingsError, DataError), match=r"split\.csv"):
+        Request(settings={"split_csv": str(file)}).plan()
+
+
+def test_runs_of_one_seed_follow_each_other() -> None:
+    plans = Request(("fedavg", "moon"), scenario=("ip-o-c", "oc-i-p"), seeds=[1, 0]).plan()
+    titles = [(p.settings.seed, p.settings.method, p.scenario.name) for p in plans]
+    assert titles == [
+        (seed, method, scenario)
+        for seed in (1, 0)
+        for method in ("fedavg", "moon")
+        for scenario in ("ip-o-c", "oc-i-p")
+    ]
+
+
+# ------------------------------------------------------------------------------- keys
+
+
+class LaterTrain(TrainSettings):
+    grad_clip: float = 0.0
+
+
+class LaterRun(RunSettings):
+    note: str = ""
+    train: LaterTrain = LaterTrain()
+
+
+class Hyper(MethodSettings):
+    mu: float = 0.1
+
+
+class LaterHyper(Hyper):
+    added = ("nu",)
+    nu: float = 0.5
+
+
+def key(model: type[RunSettings], plugin: type[MethodSettings], **values: Any) -> str:
+    own = plugin(**values.pop("hyper", {})).model_dump(mode="json")
+    settings = model(method="theirs", scenario="a", hyper=own, **values)
+    return run_key(canonical_settings(settings, plugin), 1)
+
+
+def test_a_setting_added_later_changes_no_key_while_it_has_its_default() -> None:
+    today = key(RunSettings, Hyper)
+    assert key(LaterRun, LaterHyper) == today
+    assert key(LaterRun, Hyper, note="x") != today
+    assert key(LaterRun, Hyper, train={"grad_clip": 1.0}) != today
+    assert key(LaterRun, LaterHyper, hyper={"nu": 0.6}) != today
+    assert key(RunSettings, Hyper, hyper={"mu": 0.2}) != today
+
+
+def test_settings_of_our_own_methods_added_later_need_no_mark() -> None:
+    class Later(MethodSettings):
+        mu: float = 0.01
+        nu: float = 0.5
+
+    settings = {"method": "fedprox", "scenario": "a"}
+    old = RunSettings(**settings, hyper={"mu": 0.01})
+    new = RunSettings(**settings, hyper={"mu": 0.01, "nu": 0.5})
+    assert canonical_settings(new, Later) == canonical_settings(old, Later)
+
+
+def test_keys_are_those_of_the_first_records() -> None:
+    assert keys(seeds=[0]) == ["d34f1f5ea96d2d40"]
