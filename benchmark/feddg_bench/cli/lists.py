@@ -239,7 +239,7 @@ def settings_command(
     word: Annotated[
         str, typer.Argument(metavar="[WORD]", help="Show only keys that hold this, such as lr.")
     ] = "",
-    method: Annotated[str, typer.Option(help="See `feddg-bench methods`.")] = Request.method,
+    method: Annotated[str, typer.Option(help="See `feddg-bench methods`.")] = str(Request.method),
     dataset: Annotated[str, typer.Option(help="See `feddg-bench datasets`.")] = Request.dataset,
     recipe: Recipe = None,
     json_: Json = False,
