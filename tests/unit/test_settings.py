@@ -332,8 +332,9 @@ def nested(key, value):
     return value
 
 
-def key_of(*layers, files=(), version=1):
-    return run_key(canonical_settings(validate(RunSettings, merge(BASE, *layers)), files), version)
+def key_of(*layers, plugin=MethodSettings, version=1):
+    settings = validate(RunSettings, merge(BASE, *layers))
+    return run_key(canonical_settings(settings, plugin), version)
 
 
 @pytest.mark.parametrize("key", [key for key in dotted_keys() if key not in FILES])
@@ -381,7 +382,7 @@ def three_files(tmp_path):
 
 @pytest.mark.parametrize("key", [*FILES, "hyper.weights"])
 def test_a_file_enters_the_key_by_its_content(three_files, key):
-    first, second, third = (key_of(nested(key, f), files=Hyper.files) for f in three_files)
+    first, second, third = (key_of(nested(key, f), plugin=Hyper) for f in three_files)
     assert first == second
     assert len({first, third, key_of()}) == 3
 
@@ -390,7 +391,7 @@ def test_a_list_of_files_enters_the_key_by_content_and_order(three_files):
     first, second, third = three_files
 
     def key(*paths):
-        return key_of({"hyper": {"parts": list(paths)}}, files=Hyper.files)
+        return key_of({"hyper": {"parts": list(paths)}}, plugin=Hyper)
 
     assert key(first, third) == key(second, third)
     assert len({key(first, third), key(third, first), key(first), key(), key(first, second)}) == 5
@@ -398,7 +399,7 @@ def test_a_list_of_files_enters_the_key_by_content_and_order(three_files):
 
 def test_no_path_is_in_the_canonical_settings(three_files):
     values = {"backbone": {"weights": three_files[0]}, "hyper": {"parts": three_files}}
-    canonical = canonical_settings(validate(RunSettings, merge(BASE, values)), Hyper.files)
+    canonical = canonical_settings(validate(RunSettings, merge(BASE, values)), Hyper)
     assert os.path.dirname(three_files[0]) not in yaml.safe_dump(canonical)  # noqa: PTH120
 
 
