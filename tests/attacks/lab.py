@@ -1,0 +1,263 @@
+"""A place to attack in: the command in this process, watched for what it must never do."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PATIENCE = 60.0
+"""Seconds without an answer that count as a hang."""
+STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.startfile")
+KNOWN = re.compile(r"(python[0-9.]*|git|lscpu|uname|nvidia-smi)$")
+"""Programs that the suite starts itself: workers, and what tells of commit and machine."""
+
+
+class HangError(BaseException):
+    """No answer in time."""
+
+
+class Outcome(NamedTuple):
+    """How a command ended.
+
+    Attributes:
+        code: Exit status; -1 if an exception came through.
+        out: Standard output.
+        err: Standard error, or the traceback.
+    """
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def sentence(self) -> str:
+        """What a user reads of a refusal, shortened."""
+        text = " ".join((self.err.strip() or self.out.strip()).splitlines()[-1:])
+        return text.removeprefix("feddg-bench: error: ")[:160]
+
+    @property
+    def refused(self) -> bool:
+        """Whether it was refused as it should: status 2, one sentence, no traceback."""
+        lines = [line for line in self.err.splitlines() if line.startswith("feddg-bench: error: ")]
+        usage = self.err.startswith("Usage:")  # the option parser's own, also one sentence
+        return self.code == 2 and "Traceback" not in self.err and (len(lines) == 1 or usage)
+
+
+class Row(NamedTuple):
+    """One attack and its verdict."""
+
+    attack: str
+    happened: str
+    held: bool
+
+
+@dataclass
+class Lab:
+    """A folder of its own, the command in it, and an account of what was done.
+
+    Attributes:
+        root: Nothing may be written elsewhere.
+        programs: Programs that were started.
+        outside: Files written outside of `root`.
+        rows: Attacks so far.
+    """
+
+    root: Path
+    programs: list[str] = field(default_factory=list)
+    outside: list[str] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    _count: int = 0
+
+    def folder(self) -> Path:
+        """Return a new empty folder."""
+        self._count += 1
+        path = self.root / f"{self._count:03}"
+        path.mkdir()
+        return path
+
+    def add(self, attack: str, happened: object, held: bool) -> None:
+        """Enter an attack into the account."""
+        self.rows.append(Row(attack, " ".join(str(happened).split()), bool(held)))
+
+    def refused(self, attack: str, outcome: Outcome) -> None:
+        """Enter an attack that must be refused in one sentence."""
+        what = outcome.sentence if outcome.code != -1 else f"traceback: {outcome.sentence}"
+        self.add(attack, f"exit {outcome.code}: {what}", outcome.refused)
+
+    def feddg(
+        self, *arguments: object, cwd: Path | None = None, limit: float = PATIENCE
+    ) -> Outcome:
+        """Run the command; it ends as it would for a user."""
+        from feddg_bench import cli
+
+        out, err = io.StringIO(), io.StringIO()
+        argv, before = sys.argv, Path.cwd()
+        sys.argv = ["feddg-bench", *map(str, arguments)]
+        handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+        code = 0
+        try:
+            os.chdir(cwd or self.root)
+            with redirect_stdout(out), redirect_stderr(err), in_time(limit):
+                cli.main()
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else int(bool(stop.code))
+        except HangError:
+            code = -1
+            err.write(f"\nno answer in {limit:.0f} s")
+        except BaseException as error:
+            code = -1
+            err.write(f"\nTraceback {type(error).__name__}: {error}"[:500])
+        finally:
+            os.chdir(before)
+            sys.argv = argv
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        return Outcome(code, out.getvalue(), err.getvalue())
+
+
+def call(function: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[Any, str]:
+    """Call a function; return what it gave, and how it failed: ``""`` if it did not."""
+    from feddg_bench.common.errors import FeddgError
+
+    try:
+        with in_time(PATIENCE):
+            return function(*arguments, **named), ""
+    except FeddgError as error:
+        return None, f"refused: {error}"
+    except HangError:
+        return None, "hang"
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        return None, f"traceback: {type(error).__name__}: {error} ({Path(where.filename).name})"
+
+
+@contextmanager
+def in_time(limit: float) -> Iterator[None]:
+    """Raise `HangError` in the block if it takes too long."""
+
+    def ring(*_: object) -> None:
+        raise HangError
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, limit)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+_watched: list[Lab] = []
+
+
+def _watch(event: str, arguments: tuple[Any, ...]) -> None:
+    if not _watched:
+        return
+    lab = _watched[-1]
+    if event in STARTS:
+        program = os.fsdecode(arguments[0] or "") if arguments else ""
+        if not KNOWN.search(program):
+            lab.programs.append(program)
+    elif event == "open" and isinstance(arguments[0], (str, bytes)):
+        flags = arguments[2] if isinstance(arguments[2], int) else 0
+        writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        if writes:
+            _note(lab, arguments[0])
+    elif event in ("os.mkdir", "os.remove", "os.rmdir"):
+        _note(lab, arguments[0])
+    elif event in ("os.rename", "os.link", "os.symlink"):
+        _note(lab, arguments[1])
+
+
+def _note(lab: Lab, name: str | bytes | os.PathLike[str]) -> None:
+    with suppress(TypeError, ValueError):
+        path = os.path.realpath(os.fsdecode(name))
+        allowed = (os.path.realpath(lab.root), "/dev", "/proc")
+        if not path.startswith(allowed):
+            lab.outside.append(path)
+
+
+sys.addaudithook(_watch)
+
+
+@contextmanager
+def open_lab() -> Iterator[Lab]:
+    """Open a lab; ``gs`` and other programs that decoders know lie on its PATH as traps."""
+    with tempfile.TemporaryDirectory(prefix="attacks-") as name:
+        root = Path(name)
+        lab = Lab(root)
+        (root / "home").mkdir()
+        (root / "tmp").mkdir()
+        traps = root / "bin"
+        traps.mkdir()
+        for program in ("gs", "gswin32c", "gswin64c", "ghostscript", "convert", "inkscape"):
+            trap = traps / program
+            trap.write_text(f"#!/bin/sh\necho {program} >> {root}/started\n")
+            trap.chmod(0o755)
+        environment = {
+            "HOME": str(root / "home"),
+            "TMPDIR": str(root / "tmp"),
+            "FEDDG_CACHE": str(root / "cache"),
+            "PATH": f"{traps}{os.pathsep}{os.environ.get('PATH', '')}",
+            "COLUMNS": "200",
+        }
+        gone = [n for n in os.environ if n.startswith("WANDB_")] + ["FEDDG_DATA", "FEDDG_CONFIG"]
+        saved = dict(os.environ)
+        os.environ.update(environment)
+        for variable in gone:
+            os.environ.pop(variable, None)
+        temporary, tempfile.tempdir = tempfile.tempdir, str(root / "tmp")
+        written, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+        _watched.append(lab)
+        try:
+            yield lab
+        finally:
+            _watched.pop()
+            os.environ.clear()
+            os.environ.update(saved)
+            tempfile.tempdir = temporary
+            sys.dont_write_bytecode = written
+            if (root / "started").exists():
+                lab.programs += (root / "started").read_text().split()
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Return all files below a folder, by their path in it."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and not path.is_symlink()
+    }
+
+
+def seconds() -> float:
+    """Return CPU seconds of this process and its children."""
+    own = os.times()
+    return own.user + own.system + own.children_user + own.children_system
+
+
+TINY = (
+    "--scenario",
+    "ip-o-c",
+    "--workers",
+    1,
+    "--clients",
+    4,
+    "--per-round",
+    2,
+    "data.image_size=8",
+    "data.id_test_fraction=0.5",
+    "data.id_val_fraction=0.3",
+    "train.batch_size=128",
+)
+"""A run of digits4 that takes a second."""
