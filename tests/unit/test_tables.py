@@ -8,13 +8,12 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from feddg_bench.analysis.tables.build import build
 from feddg_bench.analysis.tables.describe import Description, load_description, named_tables
@@ -26,7 +25,6 @@ from feddg_bench.records.published import published_number, wrong_averages
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.rules import RULES, Rule
 from feddg_bench.records.runs import Run, read_runs
-from feddg_bench.records.statistics import average_ranks, best_rows, compare, paired_p_value
 from feddg_bench.records.store import ResultsStore
 from tests.helpers import SCENARIOS, entry, make_record, measured
 
@@ -215,32 +213,76 @@ def test_mean_deviation_worst_and_comparison(add: Add, tmp_path: Path) -> None:
     assert float(found["fedavg", "test mean"]["value"]) == pytest.approx(55)  # seeds: 60, 50
     assert float(found["fedavg", "test mean"]["std"]) == pytest.approx(math.sqrt(50))
     assert float(found["fedavg", "test worst"]["value"]) == pytest.approx(45)  # seeds: 50, 40
-    assert found["pardon", "test w/t/l"]["text"] == "4/0/0"
+    assert found["pardon", "test w/t/l"]["text"] == "2/0/0"
     assert float(found["pardon", "test difference"]["value"]) == pytest.approx(10.25)
-    assert float(found["pardon", "test p"]["value"]) < 0.001
+    assert found["pardon", "test difference"]["low"] == ""  # two scenarios
+    assert found["pardon", "test p"]["value"] == ""
     assert found["fedavg", "test p"]["text"] == "reference"
+    assert float(found["pardon", "test P(better)"]["value"]) == pytest.approx(
+        (0.875 + 0.75) / 2, abs=0.005
+    )
+    assert float(found["fedavg", "test IQM"]["value"]) == pytest.approx(55)  # of 40 50 60 70
     assert found["pardon", "test rank"]["value"] == "1"
     assert found["fedavg", "test rank"]["value"] == "2"
 
 
 def test_marks_only_where_a_test_supports_them(add: Add, tmp_path: Path) -> None:
-    for seed, base in enumerate((0.4, 0.5, 0.6)):
-        for scenario in PAIR:
+    for seed in (0, 1):
+        for step, scenario in enumerate(SCENARIOS):
+            base = 0.3 + 0.1 * step + 0.05 * seed
             add("fedavg", scenario, seed, (base,))
-            add("fedprox", scenario, seed, (base + 0.1 + seed / 1000,))
-            add("pardon", scenario, seed, (base + 0.2 - seed / 1000,))
-    found = cells(generic(tmp_path))
+            add("fedprox", scenario, seed, (base + 0.1 + step / 1000,))
+            add("pardon", scenario, seed, (base + 0.2 - step / 1000,))
+    grid = generic(tmp_path)
+    found = cells(grid)
     assert found["pardon", "test mean"]["mark"] == "best"
     assert found["fedprox", "test mean"]["mark"] == "second"
     assert found["fedavg", "test mean"]["mark"] == ""
-    text = markdown(generic(tmp_path))
-    assert re.search(r"\*\*69.90 ± 9.90\*\*", text)
-    assert re.search(r"<u>60.10 ± 10.10</u>", text)
-    add("moon", "oc-i-p", 0, (0.9,))  # one seed alone: best in its column, untested
+    assert found["pardon", "test w/t/l"]["text"] == "4/0/0"
+    assert float(found["pardon", "test p"]["value"]) < 0.001
+    low, high = (float(found["pardon", "test difference"][end]) for end in ("low", "high"))
+    assert 19.6 < low < high < 20.1
+    assert found["pardon", "test P(better)"]["text"] == "1.00 [1.00, 1.00]"
+    assert {c["mark"] for key, c in found.items() if key[1] == "test poster"} == {""}
+    text = markdown(grid)
+    assert re.search(r"\*\*67.35 ± 3.54\*\*", text)
+    assert re.search(r"<u>57.65 ± 3.54</u>", text)
+    assert any("of 4 scenarios" in part and "about scenarios like" in part for part in grid.caption)
+    add("moon", "oc-i-p", 0, (0.9,))
     again = cells(generic(tmp_path))
-    assert {c["mark"] for key, c in again.items() if key[1] == "test poster"} == {""}
     assert again["pardon", "test mean"]["mark"] == "best"  # moon has no mean
     assert again["moon", "test poster"]["footnotes"] == "over seed 0 alone"
+
+
+def test_one_seed_is_enough_for_a_test_over_scenarios_and_two_scenarios_are_not(
+    add: Add, tmp_path: Path
+) -> None:
+    for step, scenario in enumerate(SCENARIOS):
+        if step == 2:
+            grid = generic(tmp_path)
+            assert {cell["mark"] for cell in cells(grid).values()} == {""}
+            assert cells(grid)["pardon", "test p"]["value"] == ""
+            assert any("Nothing is marked as best" in part for part in grid.caption)
+        add("fedavg", scenario, 0, (0.1,))
+        add("pardon", scenario, 0, (0.8 + step / 100,))
+    assert cells(generic(tmp_path))["pardon", "test mean"]["mark"] == "best"
+
+
+def test_generic_tables_are_ranked_and_narrow(add: Add, tmp_path: Path) -> None:
+    for scenario in SCENARIOS:
+        for method, accuracy in (("agrsum", 0.1), ("fedavg", 0.5), ("pardon", 0.7), ("ccst", 0.6)):
+            add(method, scenario, 0, (accuracy,))
+    add("moon", "oc-i-p", 0, (0.9,))
+    grid = generic(tmp_path)
+    assert [line.label for line in grid.lines] == ["pardon", "ccst", "fedavg", "agrsum", "moon"]
+    blocks = grid.blocks()
+    assert [n for block in blocks for n in block] == list(range(len(grid.columns)))
+    assert max(map(len, blocks)) <= 8
+    assert all(len({grid.columns[n].group for n in block}) == 1 for block in blocks)
+    heads = [line for line in markdown(grid).splitlines() if line.startswith("|  |")]
+    assert len(heads) == len(blocks)
+    wide = replace(grid, width=None)
+    assert wide.blocks() == [list(range(len(grid.columns)))]
 
 
 @pytest.mark.parametrize(
@@ -258,16 +300,6 @@ def test_a_caption_says_what_decided_who_holds_what(
 ) -> None:
     add(**partition)
     assert any(said in part for part in generic(tmp_path).caption)
-
-
-def test_one_seed_marks_nothing(add: Add, tmp_path: Path) -> None:
-    for scenario in PAIR:
-        add("fedavg", scenario, 0, (0.1,))
-        add("pardon", scenario, 0, (0.9,))
-    grid = generic(tmp_path)
-    assert {cell["mark"] for cell in cells(grid).values()} == {""}
-    assert cells(grid)["pardon", "test p"]["value"] == ""
-    assert any("One seed: nothing is marked as best" in part for part in grid.caption)
 
 
 @pytest.mark.parametrize(
@@ -502,72 +534,6 @@ def test_a_published_number_must_be_one() -> None:
     assert published_number("pardon", "1", {"method": "moon"}) is None
 
 
-# ---------------------------------------------------------------------------- statistics
-
-
-def sample(*rows: list[float]) -> dict[tuple[tuple[int, str], int], float]:
-    return {((0, str(u)), s): v for s, row in enumerate(rows) for u, v in enumerate(row)}
-
-
-def test_paired_test_by_hand() -> None:
-    """Differences 1, 2, 3: mean 2, deviation 1, t = 2 sqrt(3), two degrees of freedom."""
-    t = 2 * math.sqrt(3)
-    expected = 1 - t / math.sqrt(t * t + 2)  # Student's distribution with two degrees of freedom
-    assert paired_p_value(np.array([1.0, 2.0, 3.0])) == pytest.approx(expected)
-    assert math.isnan(paired_p_value(np.array([1.0])))
-    assert paired_p_value(np.zeros(4)) == 1.0
-    assert paired_p_value(np.full(4, 0.5)) == 0.0
-
-
-def test_comparison_uses_common_pairs_alone() -> None:
-    row, other = sample([1.0, 2.0], [3.0, 4.0], [9.0]), sample([0.0, 2.001], [4.0, 2.0])
-    found = compare(row, other)
-    assert (found.wins, found.ties, found.losses) == (2, 1, 1)
-    assert found.difference == pytest.approx((1 - 0.001 - 1 + 2) / 4)
-    assert found.low <= found.difference <= found.high
-    back = compare(other, row)
-    assert (back.wins, back.losses) == (1, 2)
-    assert back.difference == pytest.approx(-found.difference)
-    assert compare(row, {}).pairs == 0
-    assert math.isnan(compare(sample([1.0, 2.0]), sample([2.0, 4.0])).p_value)  # one seed
-    worse = compare(row, other, lower_is_better=True)
-    assert (worse.wins, worse.losses) == (1, 2)
-
-
-@given(st.lists(st.floats(-50, 50), min_size=2, max_size=12), st.floats(0.1, 5))
-def test_interval_moves_with_the_difference(values: list[float], step: float) -> None:
-    other = {((0, "a"), seed): 0.0 for seed in range(len(values))}
-    row = {((0, "a"), seed): value for seed, value in enumerate(values)}
-    moved = {pair: value + step for pair, value in row.items()}
-    one, two = compare(row, other), compare(moved, other)
-    assert min(values) - 1e-9 <= one.low <= one.high <= max(values) + 1e-9
-    assert two.low == pytest.approx(one.low + step, abs=1e-6)
-    assert two.high == pytest.approx(one.high + step, abs=1e-6)
-
-
-def test_ranks_share_ties_and_leave_out_what_is_incomplete() -> None:
-    rows = [sample([3.0, 1.0]), sample([3.001, 2.0]), sample([1.0, 3.0]), sample([9.0])]
-    units = [(0, "0"), (0, "1")]
-    assert average_ranks(rows, units) == [(1.5 + 3) / 2, (1.5 + 2) / 2, (3 + 1) / 2, None]
-    lower = average_ranks(rows[:3], units, lower_is_better=True)
-    assert lower == [(2.5 + 1) / 2, (2.5 + 2) / 2, (1 + 3) / 2]
-
-
-def test_best_and_second_need_two_seeds_and_a_test() -> None:
-    units = [(0, "0"), (0, "1")]
-    good = sample([3.0, 3.1], [3.1, 3.0])
-    fair = sample([2.0, 2.1], [2.2, 2.0])
-    poor = sample([1.0, 1.0], [1.1, 1.0])
-    wild = sample([9.0, 0.0], [0.0, 3.0])
-    assert best_rows([fair, good, poor], units) == (1, 0)
-    assert best_rows([fair, good, poor], units, lower_is_better=True) == (2, 0)
-    assert best_rows([fair, good], units) == (1, None)
-    assert best_rows([good, wild], units) == (None, None)
-    assert best_rows([good], units) == (None, None)
-    assert best_rows([], units) == (None, None)
-    assert best_rows([sample([3.0, 3.1]), sample([1.0, 1.0])], units) == (None, None)
-
-
 # ------------------------------------------------------------------------------- writers
 
 
@@ -583,18 +549,21 @@ def test_latex_is_balanced_and_escaped(add: Add, tmp_path: Path) -> None:
         assert rf"\end{{{begin}}}" in body
     for rule in (r"\toprule", r"\midrule", r"\bottomrule", r"\cmidrule"):
         assert rule in body
-    columns = re.search(r"\\begin\{tabular\}\{(l+r+)\}", body)
-    assert columns is not None
-    after = body[body.index(r"\midrule") :]
-    rows = [line for line in after.splitlines() if line.endswith(r"\\")]
-    assert {row.count(" & ") for row in rows} == {len(columns[1]) - 1}
+    blocks = body.split(r"\begin{tabular}")[1:]
+    assert len(blocks) == 2
+    for block in blocks:
+        columns = re.match(r"\{(l+r+)\}", block)
+        assert columns is not None
+        after = block[block.index(r"\midrule") :]
+        rows = [line for line in after.splitlines() if line.endswith(r"\\")]
+        assert {row.count(" & ") for row in rows} == {len(columns[1]) - 1}
     assert r"\input{one.tex}" in latex_document(["one"])
 
 
 def test_latex_has_minus_signs_not_hyphens(add: Add, tmp_path: Path) -> None:
-    for seed in (0, 1):
-        add("fedavg", test=(0.75,), seed=seed)
-        add("feddg-ga", test=(0.5,), seed=seed)
+    for scenario in SCENARIOS:
+        add("fedavg", scenario, test=(0.75,))
+        add("feddg-ga", scenario, test=(0.5,))
     text = latex(generic(tmp_path))
     assert "$-$25.00 [$-$25.00, $-$25.00]" in text
     assert "\nfeddg-ga & " in text

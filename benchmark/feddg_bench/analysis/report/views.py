@@ -7,7 +7,7 @@ from typing import Any
 
 from feddg_bench.analysis.report.runs import SPLITS, Details, shown_metrics
 from feddg_bench.analysis.tables.build import build
-from feddg_bench.analysis.tables.describe import ColumnSpec, Description, GroupSpec, Summary
+from feddg_bench.analysis.tables.describe import HEADS, ColumnSpec, Description, GroupSpec, Summary
 from feddg_bench.analysis.tables.generic import Generic, shown_as
 from feddg_bench.analysis.tables.grid import DASH, Entry, Grid
 from feddg_bench.records.metrics import find_metric
@@ -86,12 +86,17 @@ def leaderboard(table: Generic, details: Details) -> dict[str, Any]:
 
 
 def _views(table: Generic) -> Iterator[tuple[str, Rule, Description]]:
-    groups = _groups(table)
     own = {"title": table.description.title, "where": table.description.where, "others": True}
     for metric in shown_metrics(table.runs[0]):
         shown = shown_as(find_metric(metric, table.runs[0].task))
-        lower = metric == "loss"
-        described = Description(**own, groups=groups, lower_is_better=lower, **shown)
+        against = table.description.against if metric == table.runs[0].metric.name else None
+        described = Description(
+            **own,
+            **shown,
+            groups=_groups(table, against),
+            lower_is_better=metric == "loss",
+            against=against,
+        )
         for rule in RULES:
             yield metric, rule, described
     columns = [ColumnSpec(head=head, metric=metric) for metric, head in COST_HEADS.items()]
@@ -100,8 +105,12 @@ def _views(table: Generic) -> Iterator[tuple[str, Rule, Description]]:
     yield "cost", "last", Description(**own, groups=costs, **more)
 
 
-def _groups(table: Generic) -> list[GroupSpec]:
-    """Return the scenarios under each split, with their mean and the worst of them."""
+def _groups(table: Generic, against: str | None) -> list[GroupSpec]:
+    """Return the scenarios under each split, with their mean and the worst of them.
+
+    Under the test split there is more where rows are compared ``against`` one: a bootstrap of every
+    view would take a minute.
+    """
     held = {group.split: group.columns for group in table.description.groups}
     inside = [
         ColumnSpec(head=name, where={"scenario": name})
@@ -110,9 +119,11 @@ def _groups(table: Generic) -> list[GroupSpec]:
     groups = []
     for split in SPLITS:
         columns = held.get(split, [] if split == "val" else inside)
+        kinds: list[Summary] = ["mean", "worst"] if len(columns) > 1 else []
+        if split == "test" and against:
+            kinds += ["iqm", "improvement"] if kinds else ["improvement"]
         if columns:
-            kinds: dict[Summary, str] = {"mean": "mean", "worst": "worst"}
-            summaries = kinds if len(columns) > 1 else {}
+            summaries = {kind: HEADS[kind] for kind in kinds}
             groups.append(GroupSpec(head=split, split=split, columns=columns, summaries=summaries))
     return groups
 

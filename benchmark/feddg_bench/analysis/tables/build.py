@@ -15,7 +15,7 @@ from feddg_bench.analysis.tables.columns import (
     shown_columns,
 )
 from feddg_bench.analysis.tables.commands import fill_commands
-from feddg_bench.analysis.tables.describe import Description, Where
+from feddg_bench.analysis.tables.describe import COMPARED, Description, Where
 from feddg_bench.analysis.tables.grid import Entry, Grid, Line
 from feddg_bench.analysis.tables.rows import Row, make_rows
 from feddg_bench.records.published import Published, published_accuracy, published_number
@@ -25,16 +25,18 @@ from feddg_bench.records.runs import Run
 from feddg_bench.records.statistics import (
     TIE,
     Comparison,
+    Estimate,
     Unit,
     average_ranks,
     best_rows,
     by_seed,
     compare,
+    improvement,
+    iqm,
     mean_and_std,
 )
 
 MARKED: tuple[Kind, ...] = ("measured", "mean")
-COMPARED: tuple[Kind, ...] = ("wins", "difference", "p_value")
 PUBLISHED: tuple[Kind, ...] = ("measured", "mean", "p_value")
 """Kinds of columns that papers print."""
 
@@ -96,6 +98,8 @@ class _Builder:
         self.tie = TIE if description.unit == "%" else 0.5 * 10.0**-description.decimals
 
     def grid(self) -> Grid:
+        if self.description.ranked:
+            self._rank_rows()
         ours = [self._line(row) for row in self.rows]
         for position, column in enumerate(self.shown):
             self._mark(ours, position, column)
@@ -126,6 +130,18 @@ class _Builder:
             {row.label: _runs(row) for row in self.rows if row.variant is not None},
             self.description.width,
         )
+
+    def _rank_rows(self) -> None:
+        """Put the rows in the order of the first group's mean; those without one come last."""
+        units = [unit for c in self.columns if c.group == 0 for unit in self.units[c.number]]
+        sign = 1 if self.description.lower_is_better else -1
+
+        def key(row: Row) -> tuple[bool, float, str]:
+            seeds = by_seed(row.sample, units)
+            mean = mean_and_std(list(seeds.values()))[0] if seeds else 0.0
+            return not seeds, sign * mean, row.label
+
+        self.rows = sorted(self.rows, key=key)
 
     def _wanted(self, column: Column) -> list[Unit] | None:
         """Return the scenarios of a column; ``None`` if one of its sources has none in any row."""
@@ -178,11 +194,14 @@ class _Builder:
             return Entry(None) if rank is None else Entry(rank, f"{rank:.1f}", keys=keys)
         if kind in COMPARED:
             return self._compared(row, column, keys)
+        fewer = list(seeds) != self.seeds
+        notes = (self._footnote(f"over {captions.seeds_text(seeds)} alone"),) if fewer else ()
+        if kind == "iqm":
+            whole = {pair: value for pair, value in part.items() if pair[1] in seeds}
+            return _estimate(iqm(whole), f".{column.decimals}f", keys, notes)
         mean, std = mean_and_std(list(seeds.values()))
         said = f"{mean:.{column.decimals}f}"
         said += "" if std is None else f" ± {std:.{column.decimals}f}"
-        fewer = list(seeds) != self.seeds
-        notes = (self._footnote(f"over {captions.seeds_text(seeds)} alone"),) if fewer else ()
         return Entry(mean, said, std, tuple(seeds), keys=keys, footnotes=notes)
 
     def _rank(self, row: Row, units: tuple[Unit, ...]) -> float | None:
@@ -199,28 +218,23 @@ class _Builder:
             return Entry(None, footnotes=(self._footnote(why),))
         if row is self.reference:
             return Entry(None, "reference", keys=keys)
+        mine, theirs = row.part(column.numbers), self.reference.part(column.numbers)
+        lower = self.description.lower_is_better
+        if column.kind == "improvement":
+            return _estimate(improvement(mine, theirs, lower_is_better=lower), ".2f", keys)
         mark = (self.rows.index(row), column.numbers)
         if mark not in self.comparisons:
-            self.comparisons[mark] = compare(
-                row.part(column.numbers),
-                self.reference.part(column.numbers),
-                lower_is_better=self.description.lower_is_better,
-                tie=self.tie,
-            )
+            found = compare(mine, theirs, lower_is_better=lower, tie=self.tie)
+            self.comparisons[mark] = found
         found = self.comparisons[mark]
-        if not found.pairs:
+        if not found.scenarios:
             return Entry(None)
         if column.kind == "wins":
             return Entry(None, f"{found.wins}/{found.ties}/{found.losses}", keys=keys)
         if column.kind == "p_value":
             value = None if math.isnan(found.p_value) else found.p_value
             return Entry(value, _p(value), keys=keys)
-        d = column.decimals
-        said = f"{found.difference:+.{d}f}"
-        if math.isnan(found.low):
-            return Entry(found.difference, said, keys=keys)
-        said += f" [{found.low:+.{d}f}, {found.high:+.{d}f}]"
-        return Entry(found.difference, said, low=found.low, high=found.high, keys=keys)
+        return _estimate(found.difference, f"+.{column.decimals}f", keys)
 
     def _mark(self, lines: list[Line], position: int, column: Column) -> None:
         """Mark the best and the second row of a column where a test supports it."""
@@ -298,6 +312,19 @@ class _Builder:
             found.append(number)
         mean = sum(number.value for number in found) / len(found)
         return Published(mean, "; ".join(dict.fromkeys(number.source for number in found)))
+
+
+def _estimate(
+    found: Estimate, form: str, keys: tuple[str, ...], footnotes: tuple[int, ...] = ()
+) -> Entry:
+    """Return a number with its interval, if it has one."""
+    if math.isnan(found.value):
+        return Entry(None)
+    said = f"{found.value:{form}}"
+    if math.isnan(found.low):
+        return Entry(found.value, said, keys=keys, footnotes=footnotes)
+    said += f" [{found.low:{form}}, {found.high:{form}}]"
+    return Entry(found.value, said, low=found.low, high=found.high, keys=keys, footnotes=footnotes)
 
 
 def _p(value: float | None) -> str:

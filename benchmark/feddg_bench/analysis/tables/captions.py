@@ -17,6 +17,7 @@ from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.published import Published
 from feddg_bench.records.rules import Rule
 from feddg_bench.records.runs import Run
+from feddg_bench.records.statistics import FEWEST
 from feddg_bench.records.variants import assignments, text
 
 RULES: Mapping[Rule, str] = {
@@ -42,18 +43,30 @@ MANY = 8
 """More differences than this are counted, not listed."""
 
 MARKS = (
-    "bold: better than every other row; underlined: better than every row but that one; only "
-    "where a paired t-test over seeds and scenarios has p < 0.05 against each of them"
+    "bold: better than every other row; underlined: better than every row but that one; where "
+    "two-sided t-tests over the mean differences of {} scenarios have p < 0.05 against each of "
+    "them, after Holm's correction; that is a claim about scenarios like these"
 )
-ONE_SEED = "one seed: nothing is marked as best"
+FEW = (
+    f"nothing is marked as best: it takes {FEWEST} scenarios to tell a method's difference from a "
+    "scenario's own"
+)
 SUMMARIES = {
     "worst": "worst: the smallest of the columns of a group, for each seed",
+    "iqm": "IQM: mean of the middle half of all runs, with a 95 % interval of a bootstrap over "
+    "seeds inside each scenario: about these scenarios alone",
     "rank": "rank: mean over the columns of a group, among rows that have all of them",
 }
-AGAINST = (
-    "comparisons are with {}, over the seeds and scenarios that both have: wins/ties/losses, mean "
-    "difference with its 95 % bootstrap interval, p of a two-sided paired t-test"
-)
+AGAINST = {
+    "wins": "wins/ties/losses by scenario",
+    "difference": "mean difference with its 95 % interval (bootstrap over scenarios, then seeds; "
+    "widened for so few), which is about scenarios like these",
+    "p_value": "p of a two-sided t-test over scenarios' mean differences, not corrected for the "
+    "number of rows",
+    "improvement": "P(better): probability that a run is better than one of {0} in the same "
+    "scenario, with an interval as that of the IQM",
+}
+"""Summary against a method -> what it is."""
 
 
 def caption(
@@ -79,15 +92,33 @@ def caption(
         said.append(rule_sentence(rules, {run.metric.name for run in runs}))
     said += _frame(runs, varied_keys(description))
     if len(rows) > 1 and seeds:
-        said.append(MARKS if len(seeds) > 1 else ONE_SEED)
+        tested = max(
+            len({scenario for (number, scenario), _ in row.sample if number in numbers})
+            for row in rows
+            for numbers in columns_of_groups(columns)
+        )
+        said.append(MARKS.format(tested) if tested >= FEWEST else FEW)
     kinds = {kind for group in description.groups for kind in group.summaries}
-    if reference is not None and kinds & {"wins", "difference", "p_value"}:
-        said.append(AGAINST.format(reference.label))
+    against = [text for kind, text in AGAINST.items() if kind in kinds]
+    if reference is not None and against:
+        listed = "; ".join(against).format(reference.label)
+        said.append(
+            f"comparisons are with {reference.label}, over the scenarios and seeds that both have: "
+            f"{listed}"
+        )
     said += [SUMMARIES[kind] for kind in sorted(kinds & set(SUMMARIES))]
     sources = {e.source: None for line in lines for e in line.entries if e and e.source}
     if sources:
         said.append(f"published: {'; '.join(sources)}; difference: ours - published")
     return tuple(map(sentence, said))
+
+
+def columns_of_groups(columns: Sequence[Measured]) -> list[set[int]]:
+    """Return the numbers of the measured columns of each group."""
+    groups: dict[int, set[int]] = {}
+    for column in columns:
+        groups.setdefault(column.group, set()).add(column.number)
+    return list(groups.values())
 
 
 def _frame(runs: Sequence[Run], free: Iterable[str]) -> list[str]:

@@ -20,10 +20,25 @@ Where = Mapping[str, Value | list[Value]]
 """A field of a run (method, dataset, protocol, scenario, train, val, test, seed, recipe, version)
 or a setting by dotted key -> the value a run must have, or a list of which it must have one."""
 
-Summary = Literal["mean", "worst", "rank", "wins", "difference", "p_value"]
-"""Over the columns of a group: the mean; the smallest; the mean rank among rows; wins, ties and
-losses, the mean difference with its interval, and the paired t-test's p-value, all three against
-the method of the table's ``against``."""
+Summary = Literal["mean", "worst", "iqm", "rank", "wins", "difference", "p_value", "improvement"]
+"""Over the columns of a group: the mean; the smallest; the interquartile mean over scenarios and
+seeds; the mean rank among rows. And against the method of the table's ``against``: wins, ties and
+losses by scenario, the mean difference, the p-value of a t-test over scenarios, and the probability
+that a run is better."""
+COMPARED: frozenset[str] = frozenset({"wins", "difference", "p_value", "improvement"})
+"""Summaries that are against a method."""
+
+HEADS: Mapping[Summary, str] = {
+    "mean": "mean",
+    "worst": "worst",
+    "iqm": "IQM",
+    "rank": "rank",
+    "wins": "w/t/l",
+    "difference": "difference",
+    "p_value": "p",
+    "improvement": "P(better)",
+}
+"""Summary -> head of its column, where a table does not say another."""
 
 COSTS = (
     "local_training_time",
@@ -99,6 +114,8 @@ class Description(Section):
     where: Where = Field(default_factory=dict)
     others: bool = False
     """Add a row for every other method with runs."""
+    ranked: bool = False
+    """Order rows from the best to the worst mean of the first group."""
     rows: list[RowSpec] = Field(default_factory=list)
     groups: list[GroupSpec] = Field(min_length=1)
     against: str | None = None
@@ -109,9 +126,8 @@ class Description(Section):
     def _complete(self) -> Description:
         if not self.rows and not self.others:
             raise ValueError("a table needs rows, or others: true")
-        compared = {"wins", "difference", "p_value"}
-        if self.against is None and any(compared & set(g.summaries) for g in self.groups):
-            raise ValueError("wins, difference and p_value need against: METHOD")
+        if self.against is None and any(COMPARED & set(g.summaries) for g in self.groups):
+            raise ValueError(f"{', '.join(sorted(COMPARED))} need against: METHOD")
         if (self.paper is None) != (self.table is None):
             raise ValueError("paper and table belong together")
         labels = [row.label for row in self.rows]
@@ -196,7 +212,7 @@ def _fits(value: Any, wanted: Value | list[Value]) -> bool:
 
 def compared_with(description: Description, method: str) -> Description:
     """Return a description whose groups compare their columns with a method."""
-    heads: dict[Summary, str] = {"wins": "w/t/l", "difference": "difference", "p_value": "p"}
+    heads = {kind: head for kind, head in HEADS.items() if kind in COMPARED}
     groups = [
         group.model_copy(update={"summaries": {**group.summaries, **heads, **group.summaries}})
         for group in description.groups

@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from feddg_bench.analysis.tables.commands import recipe_settings
-from feddg_bench.analysis.tables.describe import ColumnSpec, Description, GroupSpec, Summary
+from feddg_bench.analysis.tables.describe import (
+    COMPARED,
+    HEADS,
+    ColumnSpec,
+    Description,
+    GroupSpec,
+    Summary,
+)
 from feddg_bench.records.metrics import Metric
 from feddg_bench.records.runs import Run
 from feddg_bench.records.variants import assignments, natural
@@ -23,14 +30,8 @@ AGAINST = "fedavg"
 BY_CLIENTS = ("partition.clients", "partition.heterogeneity", "federation.per_round")
 """Parts of the frame that mean nothing where one client holds all images."""
 
-HEADS: Mapping[Summary, str] = {
-    "mean": "mean",
-    "worst": "worst",
-    "rank": "rank",
-    "wins": "w/t/l",
-    "difference": "difference",
-    "p_value": "p",
-}
+WIDTH = 8
+"""Columns beside each other."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def generic_tables(runs: Sequence[Run], against: str | None = None) -> list[Gene
 
     Args:
         runs: All runs.
-        against: Method that the others are compared with; `AGAINST` if not said.
+        against: Method that the others are compared with; `AGAINST`, if it has runs, if not said.
     """
     groups: dict[tuple[str, str, str], list[Run]] = {}
     for run in runs:
@@ -68,18 +69,19 @@ def generic_tables(runs: Sequence[Run], against: str | None = None) -> list[Gene
             if different:
                 name += "-" + _slug(different)
                 title += f": {', '.join(different)}"
-            description = _describe(title, mine, against or AGAINST)
+            known = against or (AGAINST if any(run.method == AGAINST for run in mine) else None)
+            description = _describe(title, mine, known)
             tables.append(Generic(name, description, tuple(mine)))
     return sorted(tables, key=lambda table: natural(table.name))
 
 
-def _describe(title: str, runs: Sequence[Run], against: str) -> Description:
+def _describe(title: str, runs: Sequence[Run], against: str | None) -> Description:
     """Return a description: scenarios across, with summaries of each split."""
     found = {run.scenario: run for run in runs}
     scenarios = [found[name] for name in sorted(found)]
     first = scenarios[0]
     groups = []
-    for part in ("val", "test"):
+    for part in ("test", "val"):
         held = [(run, run.val if part == "val" else run.test) for run in scenarios]
         domains = Counter(domain for _, domain in held)
         columns = [
@@ -95,7 +97,8 @@ def _describe(title: str, runs: Sequence[Run], against: str) -> Description:
         several = len(columns) > 1
         kinds: list[Summary] = ["mean"] if part == "val" and several else []
         if part == "test":
-            kinds = [kind for kind in HEADS if several or kind not in ("mean", "worst")]
+            kinds = [kind for kind in HEADS if several or kind not in ("mean", "worst", "iqm")]
+            kinds = [kind for kind in kinds if against or kind not in COMPARED]
         groups.append(
             GroupSpec(
                 head=part,
@@ -109,6 +112,8 @@ def _describe(title: str, runs: Sequence[Run], against: str) -> Description:
         **shown_as(first.metric),
         where={"dataset": first.dataset, "protocol": first.protocol},
         others=True,
+        ranked=True,
+        width=WIDTH,
         groups=groups,
         against=against,
     )

@@ -1,0 +1,259 @@
+"""Statistics: comparisons over scenarios hold their level; estimates agree with other libraries."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feddg_bench.records.statistics import (
+    FEWEST,
+    average_ranks,
+    best_rows,
+    by_scenario,
+    compare,
+    holm,
+    improvement,
+    interquartile_mean,
+    iqm,
+    t_test,
+)
+
+Pairs = dict[tuple[tuple[int, str], int], float]
+
+
+def sample(rows: object) -> Pairs:
+    """Return a sample from values [scenarios, seeds], or from lists of seeds."""
+    return {
+        ((0, str(scenario)), seed): float(value)
+        for scenario, seeds in enumerate(rows)  # type: ignore[var-annotated, arg-type]
+        for seed, value in enumerate(seeds)
+    }
+
+
+def units(count: int) -> list[tuple[int, str]]:
+    return [(0, str(n)) for n in range(count)]
+
+
+# ------------------------------------------------------------------------------ simulation
+
+DRAWS = 1000
+
+
+def simulated(
+    rng: np.random.Generator, scenarios: int, seeds: int, deviation: float, rows: int = 2
+) -> list[Pairs]:
+    """Return rows without a true difference: scenarios differ by chance, and so do seeds."""
+    of_scenarios = rng.normal(0, deviation / math.sqrt(2), (rows, scenarios, 1))
+    of_seeds = rng.normal(0, 2 / math.sqrt(2), (rows, scenarios, seeds))
+    return [sample(row) for row in of_scenarios + of_seeds]
+
+
+@pytest.mark.parametrize("deviation", [0, 2, 4])
+@pytest.mark.parametrize(("scenarios", "seeds"), [(4, 3), (4, 5), (12, 3)])
+def test_nothing_is_called_better_more_often_than_the_level(
+    scenarios: int, seeds: int, deviation: float
+) -> None:
+    """A test over all (scenario, seed) pairs says so in up to 39 % of these."""
+    rng = np.random.default_rng([scenarios, seeds, int(deviation)])
+    marked = missed = 0
+    for draw in range(DRAWS):
+        one, other = simulated(rng, scenarios, seeds, deviation)
+        best, _ = best_rows([one, other], units(scenarios))
+        marked += best is not None
+        if draw < DRAWS / 5:  # an interval takes a hundred times as long as a test
+            found = compare(one, other)
+            assert (found.p_value < 0.05) == (best is not None)
+            missed += not found.difference.low <= 0 <= found.difference.high
+    assert 0.03 <= marked / DRAWS <= 0.07
+    assert missed / DRAWS * 5 <= 0.1
+
+
+def test_a_row_among_many_is_rarely_called_best_by_chance() -> None:
+    rng = np.random.default_rng(5)
+    marked = sum(
+        best_rows(simulated(rng, 12, 3, 2, rows=5), units(12))[0] is not None for _ in range(200)
+    )
+    assert marked / 200 <= 0.05
+
+
+def test_a_true_difference_is_found() -> None:
+    rng = np.random.default_rng(6)
+    one, other = simulated(rng, 12, 3, 2)
+    moved = {pair: value + 10 for pair, value in one.items()}
+    found = compare(moved, other)
+    assert found.p_value < 1e-4
+    assert found.difference.low < 10 < found.difference.high + 1
+    assert best_rows([other, moved], units(12)) == (1, None)
+
+
+# ----------------------------------------------------------------------------- comparisons
+
+
+@given(st.lists(st.floats(-50, 50), min_size=FEWEST, max_size=12))
+def test_the_test_is_that_of_scipy(values: list[float]) -> None:
+    differences = np.array(values)
+    if differences.std() > 1e-6 * max(1.0, abs(differences.mean())):
+        expected = scipy.stats.ttest_1samp(differences, 0).pvalue
+        assert t_test(differences) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def test_the_test_by_hand() -> None:
+    """Differences 1, 2, 3: mean 2, deviation 1, t = 2 sqrt(3), two degrees of freedom."""
+    t = 2 * math.sqrt(3)
+    expected = 1 - t / math.sqrt(t * t + 2)  # Student's distribution with two degrees of freedom
+    assert t_test(np.array([1.0, 2.0, 3.0])) == pytest.approx(expected)
+    assert math.isnan(t_test(np.array([1.0, 2.0])))
+    assert t_test(np.zeros(4)) == 1.0
+    assert t_test(np.full(4, 0.5)) == 0.0
+
+
+def test_seeds_are_no_degrees_of_freedom() -> None:
+    """Three scenarios with 1 and with 100 equal seeds say the same."""
+    one, many = sample([[1], [2], [3]]), sample([[1] * 100, [2] * 100, [3] * 100])
+    zero = dict.fromkeys(many, 0.0)
+    assert compare(many, zero).p_value == pytest.approx(compare(one, zero).p_value)
+    assert compare(many, zero).difference.low == pytest.approx(compare(one, zero).difference.low)
+
+
+def test_one_scenario_in_several_columns_is_one() -> None:
+    rows = {((column, "a"), seed): 1.0 + seed for column in range(4) for seed in range(3)}
+    found = compare(rows, dict.fromkeys(rows, 0.0))
+    assert found.scenarios == 1
+    assert math.isnan(found.p_value)
+    assert {name: values.tolist() for name, values in by_scenario(rows).items()} == {
+        "a": [1.0, 2.0, 3.0]
+    }
+
+
+def test_comparison_uses_common_pairs_alone() -> None:
+    row, other = sample([[1.0, 3.0, 9.0], [2.0, 4.0]]), sample([[0.0, 4.0], [2.001, 2.0]])
+    found = compare(row, other)  # the scenarios' means: 0 and 0.9995
+    assert (found.wins, found.ties, found.losses) == (1, 1, 0)
+    assert found.difference.value == pytest.approx((0 + 0.9995) / 2)
+    assert math.isnan(found.difference.low)  # two scenarios
+    back = compare(other, row)
+    assert (back.wins, back.losses) == (0, 1)
+    assert back.difference.value == pytest.approx(-found.difference.value)
+    assert compare(row, {}).scenarios == 0
+    worse = compare(row, other, lower_is_better=True)
+    assert (worse.wins, worse.losses) == (0, 1)
+
+
+@given(
+    st.lists(st.lists(st.floats(-50, 50), min_size=1, max_size=4), min_size=FEWEST, max_size=8),
+    st.floats(0.1, 5),
+)
+def test_interval_moves_with_the_difference(values: list[list[float]], step: float) -> None:
+    row = sample(values)
+    other = dict.fromkeys(row, 0.0)
+    moved = {pair: value + step for pair, value in row.items()}
+    one, two = compare(row, other).difference, compare(moved, other).difference
+    least, most = (pick(v for seeds in values for v in seeds) for pick in (min, max))
+    assert least - 1e-9 <= one.low <= one.high <= most + 1e-9
+    assert two.low == pytest.approx(one.low + step, abs=1e-6)
+    assert two.high == pytest.approx(one.high + step, abs=1e-6)
+
+
+@given(st.lists(st.floats(0, 1), max_size=8))
+def test_holm_never_lowers_and_keeps_the_order(p_values: list[float]) -> None:
+    found = holm(p_values)
+    assert all(p <= q <= 1 for p, q in zip(p_values, found, strict=True))
+    order = sorted(range(len(found)), key=lambda n: p_values[n])
+    assert [found[n] for n in order] == sorted(found)
+    for level in (0.01, 0.05):  # step down by hand
+        rejected = set[int]()
+        for place, n in enumerate(order):
+            if p_values[n] > level / (len(order) - place):
+                break
+            rejected.add(n)
+        assert {n for n, p in enumerate(found) if p <= level} == rejected
+
+
+def test_holm_leaves_what_was_not_tested_out() -> None:
+    assert holm([0.01, math.nan, 0.03])[::2] == [0.02, 0.03]
+    assert math.isnan(holm([0.01, math.nan])[1])
+
+
+def test_best_and_second_need_three_scenarios_and_a_test() -> None:
+    good = sample([[3.0, 3.1], [3.1, 3.0], [3.2, 3.0]])
+    fair = sample([[2.0, 2.2], [2.1, 2.0], [2.1, 2.1]])
+    poor = sample([[1.0, 1.1], [1.0, 1.0], [1.2, 1.0]])
+    wild = sample([[9.0, 0.0], [0.0, 3.0], [1.0, 2.0]])
+    three = units(3)
+    assert best_rows([fair, good, poor], three) == (1, 0)
+    assert best_rows([fair, good, poor], three, lower_is_better=True) == (2, 0)
+    assert best_rows([fair, good], three) == (1, None)
+    assert best_rows([good, wild], three) == (None, None)
+    assert best_rows([good], three) == (None, None)
+    assert best_rows([], three) == (None, None)
+    two = [{pair: v for pair, v in row.items() if pair[0][1] != "2"} for row in (good, poor)]
+    assert best_rows(two, units(2)) == (None, None)
+
+
+def test_many_rows_make_a_mark_harder() -> None:
+    rng = np.random.default_rng(1)
+    base = rng.normal(0, 0.6, (4, 1))
+    good = sample(base + 1 + rng.normal(0, 0.02, (4, 2)))
+    rows = [sample(rng.normal(0, 0.5, (4, 2))) for _ in range(12)]
+    tests = [compare(good, row).p_value for row in rows]
+    single = [row for row, p in zip(rows, tests, strict=True) if p < 0.05]
+    assert best_rows([good, single[0]], units(4))[0] == 0
+    assert best_rows([good, *rows], units(4))[0] is None
+
+
+# ------------------------------------------------------------------------------- estimates
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=30))
+def test_interquartile_mean_is_that_of_scipy(values: list[float]) -> None:
+    expected = scipy.stats.trim_mean(values, 0.25)
+    assert interquartile_mean(np.array(values)) == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+def test_the_interval_of_the_interquartile_mean_is_stratified() -> None:
+    """Scenarios differ much, seeds little: an interval over all runs would be much wider."""
+    rng = np.random.default_rng(2)
+    values = np.array([[0.0], [30.0], [60.0], [90.0]]) + rng.normal(0, 1, (4, 5))
+    found = iqm(sample(values))
+    assert found.value == pytest.approx(scipy.stats.trim_mean(values.ravel(), 0.25))
+    assert found.low < found.value < found.high
+    assert found.high - found.low < 3
+    assert math.isnan(iqm(sample([[1.0], [2.0]])).low)  # one seed
+
+
+def test_probability_of_improvement_is_mann_whitneys() -> None:
+    rng = np.random.default_rng(3)
+    one, other = rng.normal(0.5, 1, (4, 5)).round(1), rng.normal(0, 1, (4, 3)).round(1)
+    shares = [
+        scipy.stats.mannwhitneyu(a, b).statistic / (len(a) * len(b))
+        for a, b in zip(one, other, strict=True)
+    ]
+    found = improvement(sample(one), sample(other))
+    assert found.value == pytest.approx(np.mean(shares))
+    assert 0 <= found.low <= found.value <= found.high <= 1
+    back = improvement(sample(other), sample(one))
+    assert back.value == pytest.approx(1 - found.value)
+    lower = improvement(sample(one), sample(other), lower_is_better=True)
+    assert lower.value == pytest.approx(1 - found.value)
+    assert math.isnan(improvement(sample(one), {}).value)
+    assert improvement(sample([[1.0, 1.0]]), sample([[1.0]])).value == 0.5
+
+
+def test_ranks_share_ties_and_leave_out_what_is_incomplete() -> None:
+    rows = [sample([[a], [b]]) for a, b in ((3.0, 1.0), (3.001, 2.0), (1.0, 3.0))]
+    rows.append(sample([[9.0]]))
+    assert average_ranks(rows, units(2)) == [(1.5 + 3) / 2, (1.5 + 2) / 2, (3 + 1) / 2, None]
+    lower = average_ranks(rows[:3], units(2), lower_is_better=True)
+    assert lower == [(2.5 + 1) / 2, (2.5 + 2) / 2, (1 + 3) / 2]
+
+
+@given(st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3), min_size=1, max_size=7))
+def test_ranks_are_those_of_scipy(values: list[list[int]]) -> None:
+    found = average_ranks([sample([[v] for v in row]) for row in values], units(3))
+    expected = scipy.stats.rankdata(-np.array(values), axis=0).mean(axis=1)
+    assert found == pytest.approx(expected)
