@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 PATIENCE = 60.0
 """Seconds without an answer that count as a hang."""
 STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.startfile")
-KNOWN = re.compile(r"(python[0-9.]*|git|lscpu|uname|nvidia-smi)$")
-"""Programs that the suite starts itself: workers, and what tells of commit and machine."""
+KNOWN = re.compile(r"(python[0-9.]*|git|uname|ldconfig|fc-list|gcc|cc|ld|objdump)$")
+"""Programs that the suite or its libraries start themselves, whatever they are given."""
 
 
 class HangError(BaseException):

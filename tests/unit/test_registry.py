@@ -254,7 +254,7 @@ def test_settings_of_the_method_are_checked(toy_settings, toy_federation):
 
 RECIPE = {
     "description": "ours",
-    "settings": {"train": {"lr": 1.0, "eps": 1.0, "momentum": 0.1}, "seed": 1},
+    "settings": {"train": {"lr": 1.0, "eps": 1.0, "momentum": 0.1}},
     "methods": {"fedprox": {"hyper": {"mu": 5.0}, "train": {"momentum": 0.5}}},
     "datasets": {
         "pacs": {
@@ -280,11 +280,9 @@ def test_what_is_more_specific_wins(recipe):
     path = recipe(RECIPE)
     assert load_recipe(path, "pacs", "fedavg") == {
         "train": {"lr": 2.0, "eps": 1.0, "momentum": 0.2},
-        "seed": 1,
     }
     assert load_recipe(path, "pacs", "fedprox") == {
         "train": {"lr": 2.0, "eps": 1.0, "momentum": 0.5},
-        "seed": 1,
         "hyper": {"mu": 6.0},
     }
     assert load_recipe(path, "pacs", "pardon")["train"]["eps"] == 3.0
@@ -303,6 +301,12 @@ def test_a_recipe_for_another_data_set_is_refused(recipe):
 def test_a_recipe_with_a_strange_key_is_refused(recipe):
     text = refusal(load_recipe, recipe({**RECIPE, "train": {}}), "pacs", "fedavg")
     assert "has the key 'train'; expected description, settings, datasets, methods" in text
+
+
+@pytest.mark.parametrize("name", ["method", "dataset", "protocol", "scenario", "seed"])
+def test_a_recipe_that_says_which_run_it_is_is_refused(recipe, name):
+    path = recipe({"settings": {name: 1}, "datasets": {"digits4": {}}})
+    assert name in refusal(load_recipe, str(path), "digits4", "fedavg")
 
 
 def test_an_unknown_recipe_is_refused_with_the_nearest():

@@ -56,13 +56,21 @@ def load_recipe(recipe: str, dataset: str, method: str) -> Layer:
     if dataset not in datasets:
         raise SettingsError(
             f"recipe {recipe!r} has no settings for data set {dataset!r}, only for "
-            f"{', '.join(sorted(datasets))}; copy it to a .yaml file, add an entry, give its path"
+            f"{', '.join(sorted(datasets)) or 'none'}; "
+            f"copy it to a .yaml file, add an entry, give its path"
         )
     specific = dict(datasets[dataset])
     own = _mapping(specific, "methods", recipe)
     specific.pop("methods", None)
     methods = (layer["methods"].get(method, {}), _mapping(own, method, recipe))
-    return merge(layer["settings"], specific, *methods)
+    merged = merge(layer["settings"], specific, *methods)
+    which = sorted({"method", "dataset", "protocol", "scenario", "seed"} & set(merged))
+    if which:
+        raise SettingsError(
+            f"recipe {recipe!r} sets {which[0]}; a recipe says how a run is made, and the command "
+            f"which: remove it, and give --{which[0]}"
+        )
+    return merged
 
 
 def _mapping(layer: Layer, key: str, recipe: str) -> Layer:

@@ -226,7 +226,7 @@ class Request:
         """
         methods, protocols = read_methods(self.method), listed(self.protocol)
         dataset = datasets.open(self.dataset)
-        recipe = self.recipe or dataset.default_recipe
+        recipe = dataset.default_recipe if self.recipe is None else self.recipe
         drafts = []
         for protocol in protocols:
             validate_protocol(protocol)
