@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import ClassVar
 
 from feddg_bench.common.errors import DataError
-from feddg_bench.data.image_folders import IMAGE_SUFFIXES, ImageFolderDataset, plain
+from feddg_bench.data.image_folders import (
+    ImageFolderDataset,
+    entries,
+    is_image,
+    plain,
+)
 from feddg_bench.data.locations import data_roots
 
 
@@ -100,22 +105,12 @@ class Folder(ImageFolderDataset):
 def _folders(folder: Path) -> list[Path]:
     """Return the folders in a folder, without hidden ones and what archives leave behind."""
     return [
-        path for path in _entries(folder) if path.is_dir() and not path.name.startswith((".", "__"))
+        path for path in entries(folder) if path.is_dir() and not path.name.startswith((".", "__"))
     ]
 
 
 def _has_image(folder: Path) -> bool:
-    return any(
-        path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
-        for path in _entries(folder)
-    )
-
-
-def _entries(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.iterdir())
-    except OSError as error:
-        raise DataError(f"cannot read the folder {folder}: {error.strerror}") from error
+    return any(map(is_image, entries(folder)))
 
 
 def _check_distinct(names: Iterable[str], folder: Path) -> None:

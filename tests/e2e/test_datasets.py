@@ -248,7 +248,7 @@ def test_iwildcam(feddg: Run, tmp_path: Path, recipe: str) -> None:
     assert images(found) == {"train": 240, "id_val": 24, "id_test": 24, "val": 72, "test": 72}
     assert len(found.scenario.train) == 8
     assert found.scenario.test == "location_005+location_011"
-    assert found.metric == "macro_f1"
+    assert found.metric.name == "macro_f1"
     for parts in found.evaluation().values():
         assert list(parts) == ["all"]
         assert 0 <= parts["all"]["macro_f1"] <= 1
@@ -309,7 +309,7 @@ def test_poverty_in_two_of_its_folds(feddg: Run, tmp_path: Path) -> None:
     assert records["fold-A"].key != records["fold-C"].key
     assert first.partition.clients == 26
     assert [len(entry.cohort) for entry in first.rounds] == [13, 13]
-    assert (first.task, first.metric) == ("regression", "pearson")
+    assert (first.task, first.metric.name) == ("regression", "pearson")
     assert first.settings["train"]["schedule"] == "exponential"
     whole = first.evaluation()["test"]["all"]
     assert -1 <= whole["worst_group"] <= 1

@@ -23,7 +23,7 @@ from feddg_bench.cli.report import report_command
 from feddg_bench.cli.run import resume_command, run_command
 from feddg_bench.cli.sweep import sweep_command
 from feddg_bench.cli.tables import tables_command
-from feddg_bench.common.errors import FeddgError, RunInterruptedError, unknown
+from feddg_bench.common.errors import FeddgError, RunInterruptedError, printable, unknown
 from feddg_bench.config.layers import dotted_keys
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -72,7 +72,7 @@ def main() -> None:
             print(error, file=sys.stderr)  # noqa: T201
         else:
             text = _wrong_usage(error) if isinstance(error, UsageError) else error
-            print(f"feddg-bench: error: {text}", file=sys.stderr)  # noqa: T201
+            print(f"feddg-bench: error: {printable(str(text))}", file=sys.stderr)  # noqa: T201
         sys.exit(2)
     except RunInterruptedError as stop:
         print("feddg-bench: stopped", file=sys.stderr)  # noqa: T201

@@ -3,6 +3,9 @@
 import difflib
 from collections.abc import Iterable
 
+MOST_LETTERS = 1000
+"""Of the known names that an error lists."""
+
 
 class FeddgError(Exception):
     """Something the user can mend. The message says what was found, what was expected and how."""
@@ -46,4 +49,17 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
         lasts = {n.rsplit(".", 1)[-1]: n for n in names}
         near = [lasts[m] for m in difflib.get_close_matches(name.rsplit(".", 1)[-1], lasts, n=1)]
     hint = f"; did you mean {near[0]!r}?" if near else "."
-    return f"unknown {kind} {name!r}{hint} Known: {', '.join(names) or 'none'}"
+    shown = ", ".join(names) or "none"
+    if len(shown) > MOST_LETTERS:
+        first = shown[:MOST_LETTERS].count(", ") or 1
+        shown = f"{', '.join(names[:first])} and {len(names) - first} more"
+    return f"unknown {kind} {name!r}{hint} Known: {shown}"
+
+
+def printable(text: str) -> str:
+    r"""Return text that no terminal obeys: what is not to be printed is written as escapes.
+
+    >>> printable("a\x1b[31mb\n")
+    'a\\x1b[31mb\\n'
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

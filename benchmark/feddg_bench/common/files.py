@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,6 +54,21 @@ def write_whole(path: Path, data: bytes, *, sync: bool = True) -> None:
             f"cannot write {path}: {error.strerror}; nothing written before is lost: make room or "
             f"choose another folder with --results, and run the same command again"
         ) from error
+
+
+def plain_file(path: Path) -> os.stat_result:
+    """Return the status of a file that can be read to its end, which a pipe or device cannot.
+
+    Raises:
+        DataError: If there is none, or it is something else.
+    """
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise DataError(f"cannot read {path}: it is a folder, pipe or device, not a plain file")
+    return status
 
 
 def shipped(folder: str) -> Path:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from feddg_bench.common.errors import SettingsError
+from feddg_bench.common.files import plain_file
 from feddg_bench.config.layers import Layer
 from feddg_bench.config.schema import MethodSettings, RunSettings, Section
 
@@ -68,7 +69,10 @@ def file_digest(path: Path) -> str:
 
     Raises:
         SettingsError: If it cannot be read.
+        DataError: If it is no plain file.
     """
+    if path.exists():
+        plain_file(path)
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

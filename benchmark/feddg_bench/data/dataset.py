@@ -9,6 +9,7 @@ This module imports neither torch nor an image library until an image is read.
 from __future__ import annotations
 
 import hashlib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddg_bench.common.errors import DataError
+from feddg_bench.common.files import plain_file
 from feddg_bench.common.parallel import in_threads
 from feddg_bench.data.fetch.mirrors import Download, HubDownload
 
@@ -252,6 +254,7 @@ class FileDataset(DomainDataset):
             DataError: If the file cannot be read.
         """
         file = self.file(index)
+        plain_file(file)
         try:
             return hashlib.blake2b(file.read_bytes()).hexdigest()
         except OSError as error:
@@ -261,7 +264,7 @@ class FileDataset(DomainDataset):
         """Return the fingerprint that the images' `content`, in the order of records, makes."""
         digest = hashlib.blake2b(digest_size=16)
         for path, content in zip(self.records().paths, contents, strict=True):
-            digest.update(f"{path}\0{content}\n".encode())
+            digest.update(os.fsencode(f"{path}\0{content}\n"))
         return digest.hexdigest()
 
     def fingerprint(self) -> str:
@@ -269,29 +272,49 @@ class FileDataset(DomainDataset):
         return self.combine(in_threads(self.content, range(len(self.records().paths))))
 
     def stamp(self) -> str:
-        """Return a hash over every file's name, size and time of change."""
+        """Return a hash over every file's name, size and time of change.
+
+        Raises:
+            DataError: If there is no such file.
+        """
         digest = hashlib.blake2b(digest_size=16)
         for index, path in enumerate(self.records().paths):
-            status = self.file(index).stat()
-            digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+            status = plain_file(self.file(index))
+            digest.update(os.fsencode(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n"))
         return digest.hexdigest()
+
+
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")
+"""Of images, whatever their suffix; Pillow would start programs to read some others."""
+MOST_PIXELS = 2**26
+"""Of an image: what claims to have more is not decoded."""
 
 
 def read_image(path: Path, size: int) -> NDArray[np.uint8]:
     """Decode an image file to RGB and make it a `square`.
 
+    Of 16 bits the upper eight are taken. Notes on how a camera was held (EXIF) are not followed.
+
     Raises:
         DataError: If the file cannot be decoded.
     """
+    from PIL.Image import fromarray
     from PIL.Image import open as open_image
 
+    plain_file(path)
+    fault = f"it has more than {MOST_PIXELS:,} pixels"
     try:
-        with open_image(path) as image:
-            return square(image.convert("RGB"), size)
+        with open_image(path, formats=FORMATS) as image:
+            if image.width * image.height <= MOST_PIXELS:
+                grey16 = image.mode.startswith("I")  # which `convert` would clip
+                eight = fromarray((np.asarray(image) >> 8).astype(np.uint8)) if grey16 else image
+                return square(eight.convert("RGB"), size)
     except Exception as error:  # a damaged file makes decoders raise anything
-        raise DataError(
-            f"cannot decode the image {path} ({error}): replace it by a fresh copy"
-        ) from error
+        fault = str(error)
+    raise DataError(
+        f"cannot decode the image {path} ({fault}): replace it by a fresh copy, as "
+        f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+    )
 
 
 def square(image: Image, size: int) -> NDArray[np.uint8]:

@@ -86,7 +86,7 @@ class ImageFolderDataset(FileDataset):
             for name, class_folder in match_folders(
                 domain_folder, {name: (name,) for name in self.classes}
             ).items()
-            for image in class_folder.iterdir()
+            for image in entries(class_folder)
             if is_image(image)
         }
 
@@ -113,17 +113,26 @@ def match_folders(folder: Path, names: Mapping[str, Sequence[str]]) -> dict[str,
     Raises:
         DataError: If the folder may not be read.
     """
-    try:
-        children = {plain(path.name): path for path in sorted(folder.iterdir()) if path.is_dir()}
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except OSError as error:
-        raise DataError(f"cannot read the folder {folder}: {error.strerror}") from error
+    children = {plain(path.name): path for path in entries(folder) if path.is_dir()}
     return {
         key: next(children[plain(s)] for s in spellings if plain(s) in children)
         for key, spellings in names.items()
         if any(plain(s) in children for s in spellings)
     }
+
+
+def entries(folder: Path) -> list[Path]:
+    """Return what lies in a folder, by name; nothing if there is no such folder.
+
+    Raises:
+        DataError: If it may not be read.
+    """
+    try:
+        return sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise DataError(f"cannot read the folder {folder}: {error.strerror}") from error
 
 
 def plain(name: str) -> str:

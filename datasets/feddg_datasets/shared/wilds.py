@@ -224,7 +224,7 @@ class WildsDataset(FileDataset):
         """
         try:
             digest = hashlib.blake2b(super().stamp().encode(), digest_size=16)
-        except FileNotFoundError:
+        except DataError:
             self._say_what_is_missing()
             raise
         for table in self.tables:
