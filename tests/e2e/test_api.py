@@ -1,0 +1,178 @@
+"""The Python face, as a notebook uses it: real runs on digits4, their records and their models."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import feddg_bench as fb
+from feddg_bench.runs.kept import read_model
+
+SETTINGS = {"clients": 4, "per_round": 2, "rounds": 2, "evaluation.every": 1}
+
+
+@pytest.fixture
+def made(tmp_path: Path, cache: Path) -> Any:
+    """Return a function that makes runs in this test's folder."""
+
+    def run(method: str = "fedavg", **words: Any) -> list[Any]:
+        words = {"scenario": "ip-o-c", "settings": SETTINGS, "quiet": True, **words}
+        return fb.run(method, results=tmp_path / "r", cache_dir=cache, **words)
+
+    return run
+
+
+def test_the_face_is_cheap_and_whole() -> None:
+    code = (
+        "import sys, time; start = time.process_time(); import feddg_bench as fb\n"
+        "assert 'torch' not in sys.modules and 'pandas' not in sys.modules\n"
+        "assert all(getattr(fb, name) is not None for name in dir(fb))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="nosuch"):
+        fb.nosuch  # noqa: B018
+
+
+def test_a_number_of_seeds_and_a_table_of_values(made: Any, tmp_path: Path) -> None:
+    records = made(seeds=2)
+    assert [record.seed for record in records] == [0, 1]
+    again = made(seeds=[1])
+    assert again[0].key == records[1].key
+    assert len(list((tmp_path / "r/runs").glob("*.json"))) == 2
+    frame = fb.load_records(tmp_path / "r")
+    last = frame[(frame["round"] == 2) & (frame["split"] == "test") & (frame["seed"] == 1)]
+    (value,) = last[last["metric"] == "accuracy"]["value"]
+    assert value == records[1].evaluation()["test"]["chalk"]["accuracy"]
+
+
+def test_an_observer_sees_every_round_and_reply(made: Any) -> None:
+    class Watch(fb.Observer):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.seen: list[str] = []
+
+        def begin(self, run: Any) -> None:
+            self.seen.append(f"begin {run.plan.settings.method}")
+
+        def replied(self, run: Any, task: Any, reply: Any) -> None:
+            self.seen.append(f"{task.call} {reply.client}")
+
+        def round(self, run: Any, result: Any) -> None:
+            self.seen.append(f"round {result.round} {run.images(result) > 0}")
+
+        def end(self, run: Any) -> None:
+            self.seen.append(f"end {run.record.key}")
+
+    watch = Watch()
+    (record,) = made("fedprox", observers=[watch])
+    asked = [[f"fit {name}" for name in entry.cohort] for entry in record.rounds]
+    assert watch.seen == [
+        "begin fedprox",
+        "round 0 True",
+        *asked[0],
+        "round 1 True",
+        *asked[1],
+        "round 2 True",
+        f"end {record.key}",
+    ]
+    plain = made("fedprox", seeds=[0], again=True)  # looking in changes nothing
+    assert plain[0].numbers() == record.numbers()
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbn"])
+def test_a_kept_model_is_the_one_that_was_measured(
+    made: Any, tmp_path: Path, method: str
+) -> None:
+    settings = {**SETTINGS, "rounds": 3}
+    (record,) = made(method, settings=settings, keep=["last", "best"])
+    model = fb.load_model(record.key, tmp_path / "r")
+    facts, weights = read_model(tmp_path / "r/runs" / f"{record.key}.best.safetensors")
+    values = [e.evaluation["val"]["outline"]["accuracy"] for e in record.rounds]
+    assert facts.round == 1 + values.index(max(values))
+    images = torch.rand(3, 3, 32, 32)
+    assert not model.training
+    assert model(images).shape == (3, 10)
+    best = fb.load_model(record.key, tmp_path / "r", "best")
+    assert all(torch.equal(best.state_dict()[name], tensor) for name, tensor in weights.items())
+    # a recorded run without its model is made once more for it, and its record stays as it is
+    path = tmp_path / "r/runs" / f"{record.key}.json"
+    before = path.read_bytes()
+    for file in (tmp_path / "r/runs").glob("*.safetensors"):
+        file.unlink()
+    made(method, settings=settings, keep=["last"])
+    assert path.read_bytes() == before
+    again = fb.load_model(record.key, tmp_path / "r")
+    assert all(torch.equal(again.state_dict()[n], t) for n, t in model.state_dict().items())
+
+
+def test_models_that_cannot_be_loaded_are_one_sentence(made: Any, tmp_path: Path) -> None:
+    (record,) = made(keep=["last"])
+    path = tmp_path / "r/runs" / f"{record.key}.last.safetensors"
+    good = path.read_bytes()
+    with pytest.raises(fb.FeddgError, match="--keep"):
+        fb.load_model(record.key, tmp_path / "r", "best")
+    with pytest.raises(fb.FeddgError, match="last or best"):
+        fb.load_model(record.key, tmp_path / "r", "worst")
+    for bad in (good[:100], b"", b"\x00" * 64, good.replace(b"num_classes", b"num_glasses")):
+        path.write_bytes(bad)
+        with pytest.raises(fb.FeddgError):
+            fb.load_model(record.key, tmp_path / "r")
+
+
+def test_again_keeps_the_old_record_beside(made: Any, tmp_path: Path) -> None:
+    (record,) = made()
+    path = tmp_path / "r/runs" / f"{record.key}.json"
+    old = path.read_bytes()
+    (new,) = made(again=True)
+    assert new.numbers() == record.numbers()
+    assert path.with_name(f"{path.name}.1").read_bytes() == old
+    assert json.loads(path.read_bytes())["time"] != json.loads(old)["time"]
+    assert len(fb.load_records(tmp_path / "r")["key"].unique()) == 1
+
+
+def test_a_method_whose_code_changed_needs_a_version(
+    made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An edited plugin once returned its old numbers without a word."""
+    folder = tmp_path / "plugins"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+    info = folder / "theirs-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[feddg_bench.methods]\ntheirs = theirs_plugin:Theirs\n")
+
+    def write(body: str, version: int = 1, comment: str = "") -> None:
+        from feddg_bench import plugins
+
+        (folder / "theirs_plugin.py").write_text(
+            f'"""Theirs."""  # {comment}\nfrom feddg_bench.core.method import Method\n\n'
+            f"class Theirs(Method):\n    version = {version}\n    citation = '{comment}'\n"
+            f"    def forward(self, images):\n        return super().forward({body})\n"
+        )
+        sys.modules.pop("theirs_plugin", None)
+        plugins.names.cache_clear()
+
+    write("images")
+    (record,) = made("theirs")
+    write("images", comment="a word")
+    assert made("theirs")[0].key == record.key
+    write("images * 0.5")
+    with pytest.raises(fb.FeddgError, match="raise `version`"):
+        made("theirs")
+    assert made("theirs", again=True)[0].key == record.key
+    write("images * 0.25", version=2)
+    assert made("theirs")[0].key != record.key
+    monkeypatch.undo()
+    plugins_names_cache_clear()
+
+
+def plugins_names_cache_clear() -> None:
+    from feddg_bench import plugins
+
+    plugins.names.cache_clear()
