@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check fix install clean
+.PHONY: demo test check fix digests install clean
 
 demo: .venv/installed  ## PARDON on the embedded digits, four scenarios, one table
 	$(BIN)/feddg-bench run --method pardon --protocol ltdo --results demo
@@ -19,6 +19,9 @@ check: .venv/developed  ## lint and types
 fix: .venv/developed  ## format, and mend what ruff can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+digests: .venv/developed  ## list today's code of the methods as harmless changes
+	$(BIN)/python -m tests.digests
 
 install: .venv/installed
 

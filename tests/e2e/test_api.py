@@ -85,9 +85,7 @@ def test_an_observer_sees_every_round_and_reply(made: Any) -> None:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedbn"])
-def test_a_kept_model_is_the_one_that_was_measured(
-    made: Any, tmp_path: Path, method: str
-) -> None:
+def test_a_kept_model_is_the_one_that_was_measured(made: Any, tmp_path: Path, method: str) -> None:
     settings = {**SETTINGS, "rounds": 3}
     (record,) = made(method, settings=settings, keep=["last", "best"])
     model = fb.load_model(record.key, tmp_path / "r")

@@ -70,24 +70,26 @@ def harmless(method: str, version: int) -> frozenset[str]:
 
 def _collect(name: str, found: dict[str, str]) -> None:
     """Add the digests of a module and of what it imports of its own top-level package."""
-    if name in found:
-        return
-    path = _source(name)
+    path = None if name in found else _source(name)
     if path is None:
         return
+    found[name], imported = _read(path, path.stat().st_mtime_ns)
+    for module in imported:
+        if module.partition(".")[0] == name.partition(".")[0]:
+            _collect(module, found)
+
+
+@cache
+def _read(path: Path, _changed: int) -> tuple[str, tuple[str, ...]]:
+    """Return the digest of a file of source, and the modules that it may import."""
     tree = ast.parse(path.read_bytes())
-    found[name] = hashlib.sha256("".join(_tokens(tree)).encode()).hexdigest()
-    top = name.partition(".")[0]
+    imported: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            imported = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            imported += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Import):
-            imported = [alias.name for alias in node.names]
-        else:
-            continue
-        for module in imported:
-            if module.partition(".")[0] == top:
-                _collect(module, found)
+            imported += [alias.name for alias in node.names]
+    return hashlib.sha256("".join(_tokens(tree)).encode()).hexdigest(), tuple(imported)
 
 
 def _source(name: str) -> Path | None:

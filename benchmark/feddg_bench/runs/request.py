@@ -27,6 +27,7 @@ from feddg_bench.config.schema import Resources, RunSettings
 from feddg_bench.data.federated import spread
 from feddg_bench.data.protocols import Scenario, scenarios, validate_protocol
 from feddg_bench.plugins import check_name, load_dataset, load_method, names
+from feddg_bench.records.store import ResultsStore
 
 if TYPE_CHECKING:
     from feddg_bench.data.dataset import DomainDataset
@@ -195,7 +196,8 @@ class Request:
 
         Args:
             datasets: Opened data sets, for a caller with many requests.
-            check: Whether images are listed and spread, so that what does not fit is refused.
+            check: Whether images are listed and spread and weights read for runs that have no
+                record yet, so that what is missing or does not fit is refused.
 
         Raises:
             SettingsError: If a name or a setting is unknown or out of range, the method does not
@@ -211,7 +213,10 @@ class Request:
             for draft in drafts
         ]
         if check:
-            check_data(plans)
+            done = ResultsStore(self.resources.results).keys()
+            to_do = [plan for plan in plans if plan.key not in done]
+            check_data(to_do)
+            check_weights(to_do)
         return plans
 
     def drafts(self, datasets: Datasets) -> list[Draft]:
@@ -302,6 +307,29 @@ def check_data(plans: Iterable[Plan]) -> None:
         if str(spreading) not in seen:
             seen.add(str(spreading))
             spread(s, plan.dataset, plan.scenario, validation=validation)
+
+
+def check_weights(plans: Iterable[Plan]) -> None:
+    """Refuse runs whose weights, of the backbone or of a style network, cannot be had.
+
+    Raises:
+        SettingsError: If a file does not fit, or there is nothing to be fetched.
+        DataError: If a file is missing or damaged, or cannot be fetched.
+    """
+    from feddg_bench.engine.build import build_method
+    from feddg_bench.engine.compatibility import is_rgb
+    from feddg_bench.models.backbones import build_backbone
+
+    seen = set()
+    for plan in plans:
+        s, dataset = plan.settings, plan.dataset
+        if s.backbone.pretrained and str(s.backbone) not in seen:
+            seen.add(str(s.backbone))
+            build_backbone(s.backbone, dataset.channels, rgb=is_rgb(dataset))
+        files = load_method(s.method).Settings.files
+        if files and str((s.method, s.hyper)) not in seen:
+            seen.add(str((s.method, s.hyper)))
+            build_method(s.method, num_classes=len(dataset.classes) or 1, **s.hyper)
 
 
 def plan_again(settings: Layer, recipe: str, datasets: Datasets) -> Plan:

@@ -1,0 +1,89 @@
+"""The digest of a method's code: what changes it, and what does not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from feddg_bench.core.method import Method
+from feddg_bench.plugins import load_method
+from feddg_bench.runs.code import code_digest
+from tests.digests import FILE, ours
+
+PLUGIN = '''"""A plugin."""
+
+from feddg_bench.core.method import Method
+from theirs.formula import scale
+
+DEVIATIONS = ("none",)
+
+
+class Theirs(Method):
+    """A method."""
+
+    citation = "A, B"
+    version = 1
+
+    def forward(self, images):
+        return super().forward(scale(images, by=0.5))  # half
+'''
+FORMULA = "def scale(x, *, by):\n    return by * x\n"
+
+
+def digest(folder: Path, monkeypatch: pytest.MonkeyPatch, plugin: str, formula: str) -> str:
+    package = folder / "theirs"
+    package.mkdir(exist_ok=True)
+    (package / "__init__.py").write_text("")
+    (package / "formula.py").write_text(formula)
+    (package / "plugin.py").write_text(plugin)
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(folder)
+        for name in ("theirs", "theirs.formula", "theirs.plugin"):
+            patch.delitem(__import__("sys").modules, name, raising=False)
+        import importlib
+
+        importlib.invalidate_caches()
+        method: type[Method] = importlib.import_module("theirs.plugin").Theirs
+        return code_digest(method)
+
+
+def test_what_changes_a_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def of(plugin: str = PLUGIN, formula: str = FORMULA) -> str:
+        return digest(tmp_path, monkeypatch, plugin, formula)
+
+    first = of()
+    for harmless in (
+        PLUGIN.replace("# half", "# a half"),
+        PLUGIN.replace("A method.", "The method."),
+        PLUGIN.replace("A, B", "A, B, C"),
+        PLUGIN.replace('("none",)', '("one", "two")'),
+        PLUGIN.replace(
+            "(scale(images, by=0.5))", "(\n            scale(images, by=0.5)\n        )"
+        ),
+    ):
+        assert harmless != PLUGIN
+        assert of(harmless) == first
+    assert of(formula='"""Formulas."""\n\n\n' + FORMULA) == first
+    assert of(PLUGIN.replace("0.5", "0.25")) != first
+    assert of(PLUGIN.replace("by=0.5", "by=-0.5")) != first
+    assert of(formula=FORMULA.replace("by * x", "by + x")) != first
+
+
+def test_a_base_counts_and_the_core_does_not() -> None:
+    assert code_digest(load_method("agrsum")) != code_digest(load_method("agrrand"))
+    assert code_digest(Method) == code_digest(
+        type("Other", (Method,), {"__module__": Method.__module__})
+    )
+
+
+def test_our_methods_have_the_code_that_their_version_stands_for() -> None:
+    """Raise the version if numbers can move; else `make digests` lists the change as harmless."""
+    known = json.loads(FILE.read_text())
+    changed = [
+        name
+        for name, (version, digest) in ours().items()
+        if digest not in known.get(name, {}).get(version, ())
+    ]
+    assert not changed, f"raise `version` of {changed}, or run `make digests`"
