@@ -57,7 +57,7 @@ def test_run_prints_one_table_and_keeps_every_round(feddg: Run, tmp_path: Path) 
         assert set(evaluation["id_test"]) == set(record.scenario.train)
         assert record.scenario.test not in record.scenario.train
         partition = json.loads(
-            (tmp_path / "results/partitions" / f"{record.partition['hash'][:16]}.json").read_text()
+            (tmp_path / "results/partitions" / f"{record.partition.hash[:16]}.json").read_text()
         )
         held = [i for client in partition["clients"] for i in client["indices"]]
         assert len(held) == len(set(held)) == sum(record.data.images["train"].values())
@@ -89,7 +89,7 @@ def test_same_clients_for_every_method(feddg: Run, tmp_path: Path) -> None:
     records = list(ResultsStore(tmp_path / "results"))
     assert len({record.method for record in records}) == 2
     assert len({record.partition.hash for record in records}) == 1
-    assert len({json.dumps([e["cohort"] for e in r.rounds]) for r in records}) == 1
+    assert len({json.dumps([e.cohort for e in r.rounds]) for r in records}) == 1
 
 
 def test_erm_pools_whatever_the_recipe_says(feddg: Run, tmp_path: Path) -> None:
