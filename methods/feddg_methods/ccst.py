@@ -258,7 +258,8 @@ class CCST(Method):
         if images.dim() == 5:  # [1 + K, B, 3, H, W]: copies were made beforehand
             images, *copies = images.unbind(0)
         else:
-            copies = [] if self.settings.transfer == "cached" else self.restyled(images)
+            made_before = self.alone or self.settings.transfer == "cached"
+            copies = [] if made_before else self.restyled(images)
         if not copies:
             return super().training_step((images, labels), batch_idx)
         views = copies if self.settings.selection == "pass" else [torch.cat(copies)]

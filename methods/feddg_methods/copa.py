@@ -75,6 +75,7 @@ class Copa(Method):
         # The client's own classifier is a working copy of its slot in the ensemble, which is the
         # state that travels; as state of its own it would be sent, or kept, for nothing.
         self.classifier.register_state_dict_post_hook(_leave_out)
+        self.register_load_state_dict_pre_hook(_put_back)  # type: ignore[no-untyped-call]
 
     # ------------------------------------------------------------------------- model
 
@@ -112,8 +113,8 @@ class Copa(Method):
     def fit(self, client: Client) -> LocalUpdate:
         self.slot = self.slot_of(client)
         with torch.no_grad():
-            self.classifier.weight.copy_(self.ensemble.weight[self.slot])
-            self.classifier.bias.copy_(self.ensemble.bias[self.slot])
+            for name, parameter in self.classifier.named_parameters():
+                parameter.copy_(self.ensemble.get_buffer(name)[self.slot])
         weights = super().fit(client).weights
         extractor = {n: tensor for n, tensor in weights.items() if not n.startswith("ensemble.")}
         own = {name: p.detach().clone() for name, p in self.classifier.named_parameters()}
@@ -121,6 +122,12 @@ class Copa(Method):
         return LocalUpdate(
             extractor, {"classifier": own, **({"slot": self.slot} if self.by_domain else {})}
         )
+
+    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
+        super().on_train_batch_end(outputs, batch, batch_idx)
+        with torch.no_grad():  # without a server
+            for name, parameter in self.classifier.named_parameters():
+                self.ensemble.get_buffer(name)[self.slot] = parameter
 
     # ------------------------------------------------------------------- server half
 
@@ -150,6 +157,12 @@ def _leave_out(module: nn.Module, state: dict[str, Any], prefix: str, _metadata:
     """Take a module's own parameters out of the state dict that was just made."""
     for name, _ in module.named_parameters():
         del state[prefix + name]
+
+
+def _put_back(_module: nn.Module, state: dict[str, Any], prefix: str, *_args: Any) -> None:
+    """Put into a state dict what `_leave_out` took out."""
+    for name in ("weight", "bias"):
+        state[f"{prefix}classifier.{name}"] = state[f"{prefix}ensemble.{name}"][0]
 
 
 class Ensemble(nn.Module):

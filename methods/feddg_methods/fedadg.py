@@ -12,7 +12,7 @@ from torch.optim import SGD, Optimizer
 
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.schema import MethodSettings
-from feddg_bench.core.client import Client
+from feddg_bench.core.client import Batch, Client
 from feddg_bench.core.messages import LocalUpdate
 from feddg_bench.core.method import Method
 from feddg_bench.models.backbones import Backbone
@@ -156,6 +156,12 @@ class FedADG(Method):
         group = optimizer.param_groups[0]
         group["params"] = [p for p in group["params"] if p not in others]
         return optimizer
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return the loss of the first phase, which needs neither G nor D."""
+        s, (images, labels) = self.settings, batch
+        smoothing = s.smoothing if s.smoothing_in == "both" else 0.0
+        return smoothed_cross_entropy(self(images), labels, smoothing, s.spread)
 
     def fit(self, client: Client) -> LocalUpdate:
         s, train, (first, second) = self.settings, client.train, self.epochs

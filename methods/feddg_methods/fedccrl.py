@@ -167,10 +167,9 @@ class FedCCRL(Method):
     @torch.no_grad()
     def view(self, images: Tensor) -> Tensor:
         """Return one augmented view DIFP(CCDT(X)) of images [B, 3, H, W]."""
-        s, generator = self.settings, self.generator
-        assert generator is not None  # noqa: S101 - fit made it
+        s, generator = self.settings, self.generator or torch.default_generator
         if s.ccdt:
-            pool = self.client.broadcast["pool"]
+            pool = images[:0] if self.alone else self.client.broadcast["pool"]
             if not len(pool):  # nobody else sent any: as MixStyle does, take the batch's own
                 pool = torch.stack(channel_statistics(images), dim=1)
             rows = draw_rows(len(pool), len(images), generator)

@@ -185,7 +185,7 @@ class FedDGGA(Method):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         images, labels = batch
         logits = self(images)
-        if self.settings.gap_data == "client_train":
+        if self.settings.gap_data == "client_train" and not self.alone:
             self.seen.append(badness(logits.detach(), labels, self.settings.metric, self.task))
         return self.task.loss(logits, labels, "mean")
 

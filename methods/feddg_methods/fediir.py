@@ -109,7 +109,7 @@ class FedIIR(Method):
     # ----------------------------------------------------------------------- second exchange
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        if not self.settings.gamma:
+        if self.alone or not self.settings.gamma:
             return super().training_step(batch, batch_idx)
         images, labels = batch
         loss, gradient = head_gradient(

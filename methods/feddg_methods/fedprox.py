@@ -39,6 +39,8 @@ class FedProx(Method):
     )
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        if self.alone:
+            return
         received = self.client.weights
         for name, theta in self.named_parameters():
             if theta.grad is not None and name in received:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import ClassVar
 
 import torch
@@ -48,8 +48,11 @@ class FedSAM(Method):
 
     def batches(self, client: Client, epoch: int) -> Iterator[Batch]:
         for index, batch in enumerate(super().batches(client, epoch)):
-            self._again = batch, index, random_state(self.device)
+            self.on_train_batch_start(batch, index)
             yield batch
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        self._again = batch, batch_idx, random_state(self.device)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         if not self.settings.rho:
@@ -64,11 +67,17 @@ class FedSAM(Method):
         optimizer.zero_grad()
         batch, index, states = self._again
         with still_statistics(self), same_random_numbers(states, self.device):
-            with self.client.fabric.autocast():
+            with self.autocast():
                 loss = self.training_step(batch, index)
-            self.client.fabric.backward(loss)
+            loss.backward() if self.alone else self.client.fabric.backward(loss)
         with torch.no_grad():
             torch._foreach_copy_(theta, values)  # taking epsilon off again would leave its rounding
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """Return the context of mixed precision of the client's Fabric or of the Trainer."""
+        if self.alone:
+            return self.trainer.precision_plugin.forward_context()
+        return self.client.fabric.autocast()
 
 
 def perturbation(gradient: list[Tensor], rho: float) -> list[Tensor]:

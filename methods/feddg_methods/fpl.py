@@ -80,7 +80,8 @@ class FPL(Method):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         images, labels = batch
         z = self.features(images)  # [B, D]
-        self.sums.add(z.detach(), labels)
+        if not self.alone:
+            self.sums.add(z.detach(), labels)
         loss = F.cross_entropy(self.classifier(z), labels)
         if self.table:
             s = self.settings

@@ -92,7 +92,7 @@ def measure(name: str, clients: int, backbone: str, projection: int) -> tuple[fl
     from feddg_bench.core.messages import nbytes
     from feddg_bench.core.server import Server
     from feddg_bench.data.federated import Federation
-    from feddg_bench.engine.build import build_method
+    from feddg_bench.engine.build import build_run_method
     from feddg_bench.engine.worker import keep_freed_memory
 
     keep_freed_memory()  # as in a run
@@ -109,7 +109,7 @@ def measure(name: str, clients: int, backbone: str, projection: int) -> tuple[fl
     names = {f"client_{k:03}": np.zeros(1, np.int64) for k in range(clients)}
     federation = Federation(image, 8, label, names, (), 7)
     with torch.device("meta"):
-        method = build_method(settings, federation)
+        method = build_run_method(settings, federation)
     shapes = {n: (t.shape, t.dtype) for n, t in method.state_dict().items()}
     torch.ones(64, 64) @ torch.ones(64, 64)  # loads the libraries
     before = resident_mib()

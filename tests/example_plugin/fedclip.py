@@ -22,6 +22,7 @@ class Fedclip(Method):
 
     Settings = FedclipSettings
     settings: FedclipSettings
+    version = 1  # raise it with every change that can move results: old records then stay apart
     citation = "Authors, title, venue and year"
 
     # The client half is FedAvg's. To change it, override training_step(batch, batch_idx).

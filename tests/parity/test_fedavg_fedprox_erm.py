@@ -19,7 +19,7 @@ from feddg_bench.core.messages import LocalUpdate, Reply, Task
 from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
 from feddg_bench.data.federated import Federation
-from feddg_bench.engine.build import build_method
+from feddg_bench.engine.build import build_run_method
 from feddg_methods.erm import balanced_parts
 from feddg_methods.fedavg import FedAvg
 from feddg_methods.fedprox import proximal_gradient
@@ -306,7 +306,7 @@ def test_erm_is_plain_training(start_run, pooled):
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
 def test_erm_runs_under_the_trainer(toy_settings, pooled):
-    method = build_method(toy_settings({"method": "erm"}), pooled)
+    method = build_run_method(toy_settings({"method": "erm"}), pooled)
     index = pooled.clients["client_0"]
     images = torch.from_numpy(pooled.images[index]).permute(0, 3, 1, 2).float() / 255
     labels = torch.from_numpy(pooled.labels[index])

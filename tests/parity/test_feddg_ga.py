@@ -16,7 +16,7 @@ from torch.testing import assert_close
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.streams import torch_generator
 from feddg_bench.config.layers import validate
-from feddg_bench.config.schema import FederationSettings
+from feddg_bench.config.schema import FederationSettings, TrainSettings
 from feddg_bench.core.aggregation import streaming_mean
 from feddg_bench.core.messages import LocalUpdate, Reply, Task
 from feddg_bench.core.server import Server
@@ -69,7 +69,7 @@ class Script:
             validate(FedDGGASettings, values),
             backbone=NoBackbone(),
             num_classes=2,
-            train=None,
+            train=TrainSettings(),
         )
         self.method.trainable = ["w"]
         self.method.prepare(self.server)
@@ -175,8 +175,8 @@ def test_pardon_falls_back_to_image_counts_for_the_whole_round():
 
 def test_clients_of_weight_0_count_where_nobody_else_does():
     """PARDON's step of 1/3 takes clients out at once; the mean over such a cohort is plain."""
-    script = Script([1.0, -1.0, -1.0], rounds=10**9, variant="pardon")
-    assert script.round(2) == pytest.approx([1, 0, 0], abs=1e-6)
+    script = Script([1.0, -1.0, -1.0], rounds=10**6, variant="pardon")
+    assert script.round(2) == pytest.approx([1, 0, 0], abs=1e-5)
     script.server.memory["a"] = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
     script.method.settings = script.method.settings.model_copy(update={"step": 0.0})
     assert script.round(3, cohort=(1, 2)) == pytest.approx([0, 0.5, 0.5])
@@ -249,13 +249,13 @@ def test_no_more_than_a_few_models_are_alive(counted):
 def test_fedccrl_extrapolates_from_negative_weights():
     """With a step 3000 times its own: (.25, .25, .5) + (0, -1, 1), at the start of the decay."""
     script = Script(
-        [0.0, -1.0, 1.0], rounds=10**9, variant="fedccrl", initial_weights="uniform", step=3.0
+        [0.0, -1.0, 1.0], rounds=10**6, variant="fedccrl", initial_weights="uniform", step=3.0
     )
     script.server.memory["a"] = torch.tensor([0.25, 0.25, 0.5], dtype=torch.float64)
     script.round(1)
-    assert script.a == pytest.approx([0.25, -0.75, 1.5], abs=1e-6)
-    assert script.round(2) == pytest.approx([0.25, -0.75, 1.5], abs=1e-6)
-    assert script.server.weights["mean"].tolist() == pytest.approx([1 / 7, 0, 6 / 7], abs=1e-6)
+    assert script.a == pytest.approx([0.25, -0.75, 1.5], abs=1e-5)
+    assert script.round(2) == pytest.approx([0.25, -0.75, 1.5], abs=1e-5)
+    assert script.server.weights["mean"].tolist() == pytest.approx([1 / 7, 0, 6 / 7], abs=1e-5)
 
 
 # -------------------------------------------------------------------------------- settings

@@ -21,7 +21,7 @@ from feddg_bench.common.files import shipped
 from feddg_bench.config.layers import merge, validate
 from feddg_bench.config.recipes import load_recipe, recipe_names
 from feddg_bench.config.schema import RunSettings
-from feddg_bench.engine.build import build_method
+from feddg_bench.engine.build import build_run_method
 from feddg_bench.plugins import check_name, load_dataset, load_method, names, outline
 from tests.helpers import no_file
 
@@ -217,7 +217,7 @@ def test_the_outline_of_a_wrong_name_is_refused():
 
 def test_initial_weights_depend_on_seed_and_backbone_alone(toy_settings, toy_federation):
     def weights(name, **values):
-        return build_method(
+        return build_run_method(
             toy_settings({"method": name, **no_file(name)}, values), toy_federation
         ).state.federated_weights()
 
@@ -230,24 +230,26 @@ def test_initial_weights_depend_on_seed_and_backbone_alone(toy_settings, toy_fed
 
 def test_building_leaves_the_global_generator_alone(toy_settings, toy_federation):
     before = torch.get_rng_state()
-    build_method(toy_settings(), toy_federation)
+    build_run_method(toy_settings(), toy_federation)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_the_classifier_has_one_output_a_class(toy_settings, toy_federation):
     federation = replace(toy_federation, num_classes=5)
-    assert build_method(toy_settings(), federation).classifier.out_features == 5
+    assert build_run_method(toy_settings(), federation).classifier.out_features == 5
 
 
 def test_settings_of_the_method_are_checked(toy_settings, toy_federation):
     settings = toy_settings({"method": "fedprox", "hyper": {"mew": 1}})
-    assert "did you mean 'hyper.mu'?" in refusal(build_method, settings, toy_federation)
+    assert "did you mean 'hyper.mu'?" in refusal(build_run_method, settings, toy_federation)
     settings = toy_settings({"method": "fedprox", "hyper": {"mu": -1}})
-    assert refusal(build_method, settings, toy_federation).startswith(
+    assert refusal(build_run_method, settings, toy_federation).startswith(
         "setting hyper.mu: -1 is not valid"
     )
     settings = toy_settings({"hyper": {"mu": 1}})
-    assert refusal(build_method, settings, toy_federation).startswith("unknown setting 'hyper.mu'")
+    assert refusal(build_run_method, settings, toy_federation).startswith(
+        "unknown setting 'hyper.mu'"
+    )
 
 
 # --------------------------------------------------------------------------------- recipes

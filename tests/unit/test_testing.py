@@ -52,6 +52,19 @@ class Sharing(Method):
         return LocalUpdate({name: self.state.tensors[name].detach() for name in self.federated})
 
 
+class Meddling(Method):
+    """Counts in what the server told everybody."""
+
+    downlink = ("seen",)
+
+    def prepare(self, server):
+        server.broadcast["seen"] = torch.zeros(1)
+
+    def fit(self, client):
+        client.broadcast["seen"] += 1
+        return super().fit(client)
+
+
 class Replacing(Method):
     """Makes new parameters in every task."""
 
@@ -107,12 +120,13 @@ BROKEN = [
     (Stuck, "it_learns", "the loss went from"),
     (Leaking, "a_task_leaves_no_trace", "answers otherwise"),
     (Forgetful, "a_resumed_run_equals_one_that_never_stopped", "stopped after 1"),
-    (Undeclared, "what_is_sent_is_declared", "add it to uplink"),
+    (Undeclared, "any_number_of_clients_may_take_part", "add it to uplink"),
     (Fragile, "clients_that_diverge_are_dropped", "a client is missing"),
-    (Sharing, "replies_hold_copies", "not copied: .*weights.classifier.weight"),
+    (Sharing, "messages_are_read_only_and_copies", "not copied: .*weights.*classifier.weight"),
+    (Meddling, "messages_are_read_only_and_copies", "changed what they got: .*broadcast"),
     (Replacing, "there_is_one_model_whose_tensors_stay_where_they_are", "replaced: "),
     (Random, "the_seed_decides_the_run", "the same seed gave other rounds"),
-    (OwnFit, "a_kept_optimizer_makes_a_difference", "it made no difference"),
+    (OwnFit, "a_kept_optimizer_makes_a_difference", "no difference"),
 ]
 
 
@@ -130,4 +144,4 @@ def test_all_failures_are_told_together():
         contract_tests(Undeclared)
     text = str(caught.value)
     assert text.startswith("Undeclared breaks the contract:\n- ")
-    assert "what_is_sent_is_declared: PluginError: client function 'fit' sent labels" in text
+    assert "it_learns: PluginError: client function 'fit' sent labels" in text

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from lightning import LightningModule
 from torch import Tensor, nn
+from torchmetrics import Metric, PearsonCorrCoef
+from torchmetrics.classification import MulticlassAccuracy
 
-from feddg_bench.config.schema import MethodSettings, TrainSettings
+from feddg_bench.config.layers import validate
+from feddg_bench.config.schema import BackboneSettings, MethodSettings, TrainSettings
 from feddg_bench.core.aggregation import server_step, streaming_mean
 from feddg_bench.core.batch_norm import batch_norm_state, batch_norm_statistics, freeze_batch_norm
 from feddg_bench.core.client import Batch, Client
 from feddg_bench.core.messages import LocalUpdate, Reply, Weights
 from feddg_bench.core.state import ModuleState
-from feddg_bench.core.tasks import TASKS
+from feddg_bench.core.tasks import CLASSIFICATION, TASKS
+from feddg_bench.models.backbones import Backbone, build_backbone
 
 if TYPE_CHECKING:
     from feddg_bench.core.server import Server
-    from feddg_bench.models.backbones import Backbone
 
 
 class Method(LightningModule):
@@ -36,11 +39,19 @@ class Method(LightningModule):
     The same object serves every client in turn: whatever a client must remember goes to
     ``client.memory``, whatever the server must remember to ``server.memory``.
 
+    Under ``lightning.Trainer`` it trains on batches of images and labels without a federation, and
+    with what is defined without one: what needs messages from others, such as styles, prototypes or
+    the model received, is left out (`alone`). It logs ``train_loss``, and ``val_`` and ``test_``
+    ``loss`` and ``accuracy`` (``pearson`` for a regression), and comes back by
+    ``load_from_checkpoint(path)``.
+
     Args:
-        settings: The method's own settings, an instance of ``Settings``.
-        backbone: Maps images [B, 3, H, W] in [0, 1] to features [B, D].
+        settings: The method's own settings, an instance of ``Settings`` or its values.
+        backbone: Maps images [B, 3, H, W] in [0, 1] to features [B, D]; or the values of
+            `BackboneSettings` and of the other arguments of `build_backbone`. A module is no
+            hyper-parameter: give it to ``load_from_checkpoint`` again.
         num_classes: C, or 1 for a regression: the width of the classifier.
-        train: Settings of local training.
+        train: Settings of local training, or their values.
         bn: ``average``, ``frozen`` or ``local`` (see ``FederationSettings.bn``).
         clients: Names of the clients that hold images.
         sources: Names of the training domains.
@@ -75,23 +86,39 @@ class Method(LightningModule):
 
     def __init__(
         self,
-        settings: MethodSettings,
+        settings: MethodSettings | Mapping[str, Any],
         *,
-        backbone: Backbone,
+        backbone: Backbone | Mapping[str, Any],
         num_classes: int,
-        train: TrainSettings,
+        train: TrainSettings | Mapping[str, Any],
         bn: str = "average",
-        clients: tuple[str, ...] = (),
-        sources: tuple[str, ...] = (),
+        clients: Sequence[str] = (),
+        sources: Sequence[str] = (),
         task: str = "classification",
     ) -> None:
         super().__init__()
-        self.settings = settings
+        if isinstance(settings, Mapping):  # from a checkpoint, which holds plain values
+            settings = validate(self.Settings, settings, "hyper.")
+        if isinstance(train, Mapping):
+            train = validate(TrainSettings, train, "train.")
+        self.settings, self.train_settings = settings, train
         self.task = TASKS[task]
-        self.train_settings = train
         self.num_classes = num_classes
-        self.clients = clients
-        self.sources = sources
+        self.clients = tuple(clients)
+        self.sources = tuple(sources)
+        values: dict[str, Any] = {
+            "settings": settings.model_dump(mode="json"),
+            "num_classes": num_classes,
+            "train": train.model_dump(mode="json"),
+            "bn": bn,
+            "clients": list(clients),
+            "sources": list(sources),
+            "task": task,
+        }
+        if isinstance(backbone, Mapping):
+            values["backbone"] = {**backbone, "pretrained": False, "weights": None}
+            backbone = _backbone(**backbone)
+        self.save_hyperparameters(values)
         self.num_features = backbone.num_features
         self.backbone = backbone
         self.classifier = nn.Linear(self.num_features, num_classes)
@@ -122,6 +149,11 @@ class Method(LightningModule):
         return logits
 
     # ------------------------------------------------------------ client half
+
+    @property
+    def alone(self) -> bool:
+        """Whether no client's task is running, as under ``lightning.Trainer``."""
+        return self.state.client is None
 
     @property
     def client(self) -> Client:
@@ -178,6 +210,41 @@ class Method(LightningModule):
         """
         return None
 
+    # ------------------------------------------------- under lightning.Trainer
+
+    def setup(self, stage: str) -> None:
+        """Make the metrics of validation and test; without a Trainer there are none."""
+        classes = self.task is CLASSIFICATION
+        metrics: dict[str, Metric] = {
+            split: MulticlassAccuracy(self.num_classes, average="micro")
+            if classes
+            else PearsonCorrCoef()
+            for split in ("val", "test")
+        }
+        self.metrics = nn.ModuleDict(metrics)
+        self.metric_name = "accuracy" if classes else "pearson"
+
+    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
+        """Log ``train_loss``."""
+        self.log("train_loss", outputs["loss"], batch_size=len(batch[1]))
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Log ``val_loss`` and ``val_accuracy``, or ``val_pearson``."""
+        self._score("val", batch)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        """Log ``test_loss`` and ``test_accuracy``, or ``test_pearson``."""
+        self._score("test", batch)
+
+    def _score(self, split: str, batch: Batch) -> None:
+        images, labels = batch
+        outputs = self(images).float()
+        metric = cast(Metric, self.metrics[split])
+        metric(self.task.predict(outputs), labels)
+        loss = self.task.loss(outputs, labels, "mean")
+        self.log(f"{split}_loss", loss, batch_size=len(labels))
+        self.log(f"{split}_{self.metric_name}", metric, batch_size=len(labels))
+
     # ------------------------------------------------------------ server half
 
     def prepare(self, server: Server) -> None:
@@ -198,3 +265,7 @@ class Method(LightningModule):
         What is left out, such as private state, is as it was before round 1.
         """
         return server.weights
+
+
+def _backbone(*, channels: int = 3, rgb: bool | None = None, **values: Any) -> Backbone:
+    return build_backbone(validate(BackboneSettings, values, "backbone."), channels, rgb=rgb)

@@ -1,18 +1,23 @@
-"""Building a run's module."""
+"""Building a method's module, for a run or by itself."""
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from feddg_bench.common.errors import SettingsError, unknown
 from feddg_bench.common.streams import torch_stream
-from feddg_bench.config.layers import validate
-from feddg_bench.config.schema import RunSettings
+from feddg_bench.config.layers import Layer, merge, validate
+from feddg_bench.config.recipes import load_recipe
+from feddg_bench.config.schema import BackboneSettings, RunSettings, TrainSettings
 from feddg_bench.core.method import Method
 from feddg_bench.data.federated import Federation
-from feddg_bench.engine.compatibility import check_fit, is_rgb
-from feddg_bench.models.backbones import build_backbone
+from feddg_bench.engine.compatibility import Pictures, check_fit, is_rgb
 from feddg_bench.plugins import load_method
 
 
-def build_method(
+def build_run_method(
     settings: RunSettings, federation: Federation, plugin: type[Method] | None = None
 ) -> Method:
     """Build a run's module; its initial weights depend on the seed and the backbone alone.
@@ -25,17 +30,89 @@ def build_method(
     Raises:
         SettingsError: If method and settings do not suit the images and the task.
     """
-    method = plugin or load_method(settings.method)
-    check_fit(settings, method, federation)
+    return _build(
+        plugin or load_method(settings.method),
+        settings,
+        federation,
+        num_classes=federation.num_classes,
+        clients=tuple(federation.clients),
+        sources=federation.sources,
+    )
+
+
+class _Images(NamedTuple):
+    task: str
+    channels: int
+    pixels: str = "uint8"
+
+
+def build_method(
+    name: str,
+    *,
+    num_classes: int,
+    backbone: str = "small_cnn",
+    channels: int = 3,
+    task: str = "classification",
+    seed: int = 0,
+    **settings: Any,
+) -> Method:
+    """Build a method's module by itself, for ``lightning.Trainer`` or a loop of your own.
+
+    Settings that are not given are those of the recipe ``quick``.
+
+    Args:
+        name: The method's registered name, such as ``pardon``.
+        num_classes: C; 1 for a regression.
+        backbone: Its name; its weights are random unless ``pretrained=True``.
+        channels: Of the images; three are red, green and blue in [0, 1].
+        task: ``classification`` or ``regression``.
+        seed: Decides the initial weights.
+        settings: The method's own settings, or those of training or the backbone, by their last
+            part: ``mu=0.1``, ``lr=0.01``.
+
+    Raises:
+        SettingsError: If a name or a value cannot be used.
+    """
+    method = load_method(name)
+    given: Layer = {
+        "method": name,
+        "dataset": "your data",
+        "scenario": "none",
+        "seed": seed,
+        "backbone": {"name": backbone, "pretrained": False},
+    }
+    sections: dict[str, type[BaseModel]] = {
+        "hyper": method.Settings,
+        "train": TrainSettings,
+        "backbone": BackboneSettings,
+    }
+    for key, value in settings.items():
+        found = [section for section, model in sections.items() if key in model.model_fields]
+        if not found:
+            known = [field for model in sections.values() for field in model.model_fields]
+            raise SettingsError(unknown("setting", key, known))
+        given = merge(given, {found[0]: {key: value}})
+    values = merge(load_recipe("quick", "digits4", name), method.needs, given)
+    images = _Images(task, channels)
+    return _build(method, validate(RunSettings, values), images, num_classes=num_classes)
+
+
+def _build(
+    method: type[Method], settings: RunSettings, images: Pictures, **arguments: Any
+) -> Method:
+    check_fit(settings, method, images)
     hyper = validate(method.Settings, settings.hyper, "hyper.")
+    backbone = {
+        **settings.backbone.model_dump(mode="json"),
+        "channels": images.channels,
+        "rgb": is_rgb(images),
+    }
     with torch_stream(settings.seed, "init"):
         return method(
             hyper,
-            backbone=build_backbone(settings.backbone, federation.channels, rgb=is_rgb(federation)),
-            num_classes=federation.num_classes,
+            backbone=backbone,
             train=settings.train,
             bn=settings.federation.bn,
-            clients=tuple(federation.clients),
-            sources=federation.sources,
-            task=federation.task,
+            task=images.task,
+            **arguments,
         )

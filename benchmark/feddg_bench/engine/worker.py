@@ -24,7 +24,7 @@ from feddg_bench.core.tasks import TASKS
 from feddg_bench.data.augment import to_float
 from feddg_bench.data.client_images import ClientImages, ImageBank
 from feddg_bench.data.federated import Federation
-from feddg_bench.engine.build import build_method
+from feddg_bench.engine.build import build_run_method
 
 logging.getLogger("lightning.fabric").setLevel(logging.WARNING)  # it announces every precision
 
@@ -69,7 +69,7 @@ class Worker:
             devices=[self.device.index or 0] if self.device.type == "cuda" else 1,
             precision=self.settings.train.precision,
         )
-        self.method = method or build_method(self.settings, spec.federation, spec.plugin)
+        self.method = method or build_run_method(self.settings, spec.federation, spec.plugin)
         self.method.to(self.device)
         if self.settings.train.channels_last:
             self.method.to(memory_format=torch.channels_last)

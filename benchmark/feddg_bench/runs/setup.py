@@ -19,7 +19,7 @@ from feddg_bench.data.dataset import DomainDataset
 from feddg_bench.data.federated import Federation, count_images, make_federation, spread
 from feddg_bench.data.locations import cache_dir
 from feddg_bench.data.store import Progress, Store, known_fingerprint, open_store
-from feddg_bench.engine.build import build_method
+from feddg_bench.engine.build import build_run_method
 from feddg_bench.engine.devices import find_device
 from feddg_bench.engine.executors import Executor
 from feddg_bench.engine.worker import WorkerSpec
@@ -113,7 +113,7 @@ def open_run(
 def start(plan: Plan, federation: Federation, executor: Executor, resources: Resources) -> Run:
     """Build a run's module and workers, and a server that can ask the clients."""
     settings = plan.settings
-    method = build_method(settings, federation)
+    method = build_run_method(settings, federation)
     device = find_device(resources.device)
     spec = WorkerSpec(settings, federation, device, resources.threads)
     executor.start(spec, method)

@@ -33,6 +33,7 @@ class {title}(Method):
 
     Settings = {title}Settings
     settings: {title}Settings
+    version = 1  # raise it with every change that can move results: old records then stay apart
     citation = "Authors, title, venue and year"
 
     # The client half is FedAvg's. To change it, override training_step(batch, batch_idx).

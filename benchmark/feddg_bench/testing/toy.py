@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from torch import Tensor
+from torch.utils._pytree import keystr, tree_leaves_with_path
 
 from feddg_bench.config.layers import Layer, merge
 from feddg_bench.config.schema import RunSettings
-from feddg_bench.core.messages import Reply, Task, decode, encode
+from feddg_bench.core.loop import RoundResult, federate
+from feddg_bench.core.messages import Reply, Task, content, decode, encode
+from feddg_bench.core.method import Method
+from feddg_bench.core.server import Server
 from feddg_bench.data.federated import Federation
+from feddg_bench.engine.build import build_run_method
+from feddg_bench.engine.evaluation import evaluate
 from feddg_bench.engine.executors import Executor, SerialExecutor
-
-if TYPE_CHECKING:  # what imports lightning is imported where a run starts
-    from feddg_bench.core.loop import RoundResult
-    from feddg_bench.core.method import Method
-    from feddg_bench.core.server import Server
-    from feddg_bench.engine.worker import WorkerSpec
+from feddg_bench.engine.worker import WorkerSpec
+from feddg_bench.plugins import load_method
 
 TOY: Layer = {
     "method": "fedavg",
@@ -111,9 +114,6 @@ class ToyRun:
 
     def rounds(self, upto: int) -> list[RoundResult]:
         """Go on until a round is done, and return what each round did, ``prepare`` first."""
-        from feddg_bench.core.loop import federate
-        from feddg_bench.engine.evaluation import evaluate
-
         return list(
             federate(
                 self.method,
@@ -141,17 +141,12 @@ def start_toy_run(
         executor: Another one than this process.
         method: A module to use instead of a new one of ``plugin``.
     """
-    from feddg_bench.core.server import Server
-    from feddg_bench.engine.build import build_method
-    from feddg_bench.engine.worker import WorkerSpec
-    from feddg_bench.plugins import load_method
-
     found = load_method(plugin) if isinstance(plugin, str) else plugin
     name = plugin if isinstance(plugin, str) else plugin.__name__.lower()
     settings = toy_settings({"method": name}, found.needs, *layers)
     federation = federation or toy_federation()
     executor = executor or SerialExecutor()
-    method = method or build_method(settings, federation, found)
+    method = method or build_run_method(settings, federation, found)
     executor.start(WorkerSpec(settings, federation, plugin=found), method)
     server = Server(
         method.state.federated_weights(),
@@ -166,19 +161,42 @@ def start_toy_run(
 
 
 class Recorder(SerialExecutor):
-    """Runs tasks in this process and keeps a copy of every task, memory included, and reply."""
+    """Runs tasks in this process and keeps a copy of every task, memory included, and reply.
+
+    Attributes:
+        tasks: In the order in which they ran.
+        replies: To each of them.
+        changed: Parts of tasks that are not for clients to change, but that a task changed.
+        shared: Tensors of replies that lie where the module or the global model lies.
+    """
 
     def start(self, spec: WorkerSpec, method: Method) -> None:
         """Build the worker and forget earlier tasks."""
         super().start(spec, method)
         self.tasks: list[Task] = []
         self.replies: list[Reply[Any]] = []
+        self.changed: set[str] = set()
+        self.shared: set[str] = set()
 
     def run(self, tasks: Iterator[Task]) -> Iterator[Reply[Any]]:
         """Run the tasks one by one."""
         for task in tasks:
-            payloads = ("weights", "broadcast", "memory", "told")
-            copies = {name: decode(encode(dict(getattr(task, name)))) for name in payloads}
-            self.tasks.append(replace(task, **copies))
-            self.replies.append(self.worker.run(task))
-            yield self.replies[-1]
+            parts = ("weights", "broadcast", "told", "memory")
+            before = {name: encode(dict(getattr(task, name))) for name in parts}
+            self.tasks.append(
+                replace(task, **{name: decode(data) for name, data in before.items()})
+            )
+            reply = self.worker.run(task)
+            self.replies.append(reply)
+            self.changed |= {n for n in parts[:3] if encode(dict(getattr(task, n))) != before[n]}
+            state = self.worker.method.state_dict(keep_vars=True)
+            theirs = {t.data_ptr() for t in (*state.values(), *task.weights.values())}
+            sent = leaves([content(reply.value), reply.memory])
+            self.shared |= {name for name, t in sent.items() if t.data_ptr() in theirs}
+            yield reply
+
+
+def leaves(payload: Any) -> dict[str, Tensor]:
+    """Return every non-empty tensor of a payload by its path."""
+    found = tree_leaves_with_path(payload)
+    return {keystr(path): t for path, t in found if isinstance(t, Tensor) and t.numel()}
