@@ -109,7 +109,10 @@ class CCST(Method):
 
     Settings = CCSTSettings
     settings: CCSTSettings
-    uplink: ClassVar = {"fit": ("weights",), "local_styles": ("overall", "single")}
+    uplink: ClassVar = {
+        "fit": ("weights",),
+        "local_styles": {"overall": "float32 [1, 2, C]", "single": "float32 [j, 2, C]"},
+    }
     downlink = ("styles", "bank")
     frozen = ("style.",)
     group = "style"

@@ -61,7 +61,9 @@ class Copa(Method):
     Settings = CopaSettings
     settings: CopaSettings
     needs: ClassVar = {"federation": {"weighting": "uniform"}}
-    uplink: ClassVar = {"fit": ("weights", "classifier", "slot")}
+    uplink: ClassVar = {
+        "fit": {"weights": "model without ensemble.", "classifier": "", "slot": "int"}
+    }
 
     def build(self) -> None:
         s = self.settings

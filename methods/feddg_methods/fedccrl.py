@@ -109,7 +109,7 @@ class FedCCRL(Method):
 
     Settings = FedCCRLSettings
     settings: FedCCRLSettings
-    uplink: ClassVar = {"fit": ("weights",), "statistics": ("statistics",)}
+    uplink: ClassVar = {"fit": ("weights",), "statistics": {"statistics": "float32 [n, 2, 3]"}}
     downlink = ("pool",)
     group = "style"
     rgb_only = True

@@ -96,7 +96,7 @@ class FedDGGA(Method):
     uplink: ClassVar = {
         "fit": ("weights",),
         "measure": ("own", "averaged"),
-        "count_batches": ("batches",),
+        "count_batches": {"batches": "int"},
     }
     client_validation = True
     tasks = ("classification", "regression")

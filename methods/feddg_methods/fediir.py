@@ -62,7 +62,7 @@ class FedIIR(Method):
     Settings = FedIIRSettings
     settings: FedIIRSettings
     needs: ClassVar = {"federation": {"weighting": "uniform"}}
-    uplink: ClassVar = {"fit": ("weights",), "head_gradients": ("gradient", "batches")}
+    uplink: ClassVar = {"fit": ("weights",), "head_gradients": {"gradient": "", "batches": "int"}}
     downlink = ("mean_gradient",)
 
     def build(self) -> None:

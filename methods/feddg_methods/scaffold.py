@@ -47,7 +47,7 @@ class Scaffold(Method):
         "Learning, ICML 2020, arXiv 1910.06378"
     )
     needs: ClassVar = {"train": {"optimizer": "sgd"}}
-    uplink: ClassVar = {"fit": ("weights", "control"), "count": ()}
+    uplink: ClassVar = {"fit": {"weights": "model", "control": "part of model"}, "count": ()}
     downlink = ("control",)
 
     def build(self) -> None:

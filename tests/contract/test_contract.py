@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from feddg_bench.common.errors import ClientError
 from feddg_bench.core.aggregation import weighted_mean
 from feddg_bench.core.messages import Task, encode
 from feddg_bench.engine.executors import ProcessExecutor, SerialExecutor
@@ -251,8 +252,9 @@ class Diverging(FedAvg):
 
 def test_an_error_in_client_work_is_not_swallowed(start_run):
     run = start_run(Failing, RESET)
-    with pytest.raises(ValueError, match="no luck"):
+    with pytest.raises(ClientError, match=r"client_1 .*round 1 .*no luck") as caught:
         run.rounds(1)
+    assert isinstance(caught.value.__cause__, ValueError)
 
 
 def test_a_client_that_diverged_is_dropped_for_the_round(start_run):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from feddg_bench.common.errors import PluginError
+from feddg_bench.common.errors import ClientError, DataError, PluginError
 from feddg_bench.config.schema import FederationSettings
 from feddg_bench.core.aggregation import weighted_mean
 from feddg_bench.core.messages import LocalUpdate, Reply, decode, encode
@@ -78,7 +78,8 @@ def test_a_client_that_sends_nan_is_dropped_for_the_round(bad, client, caplog):
     with caplog.at_level(logging.WARNING):
         replies = list(server.ask(fit))
     assert [reply.client for reply in replies] == [c for c in CLIENTS if c != client]
-    assert server.ledger.dropped == [{"client": client, "tensor": "weights.w"}]
+    reason = "holds NaN or infinity"
+    assert server.ledger.dropped == [{"client": client, "tensor": "weights.w", "reason": reason}]
     assert caplog.messages == [f"round 4: dropped {client}, its weights.w holds NaN or infinity"]
 
 
@@ -98,12 +99,141 @@ def test_nan_in_what_a_method_adds_is_found_too():
 
     server = make_server(answer)
     assert [r.client for r in server.ask(style)] == ["client_0", "client_1"]
-    assert server.ledger.dropped == [{"client": "client_2", "tensor": "style[1]"}]
+    assert [entry["tensor"] for entry in server.ledger.dropped] == ["style[1]"]
 
 
-def test_a_number_that_is_nan_is_the_methods_business():
-    server = make_server(lambda task: LocalUpdate(dict(task.weights), {"loss": math.nan}))
-    assert len(list(server.ask(fit))) == 3
+def test_nan_in_a_number_is_found_too():
+    def answer(task):
+        gap = math.nan if task.client == "client_0" else 0.5
+        return LocalUpdate(dict(task.weights), {"loss": gap})
+
+    server = make_server(answer)
+    assert [r.client for r in server.ask(fit)] == ["client_1", "client_2"]
+    assert [entry["tensor"] for entry in server.ledger.dropped] == ["loss"]
+
+
+WRONG = {
+    "broadcastable": ({"w": torch.zeros(1), "n": torch.tensor(4)}, "weights.w"),
+    "shape": ({"w": torch.zeros(3, 5), "n": torch.tensor(4)}, "weights.w"),
+    "half": ({"w": torch.zeros(3).half(), "n": torch.tensor(4)}, "weights.w"),
+    "double": ({"w": torch.zeros(3).double(), "n": torch.tensor(4)}, "weights.w"),
+    "integer": ({"w": torch.zeros(3, dtype=torch.int64), "n": torch.tensor(4)}, "weights.w"),
+    "complex": ({"w": torch.zeros(3) * 1j, "n": torch.tensor(4)}, "weights.w"),
+    "extra": ({"w": torch.zeros(3), "n": torch.tensor(4), "x": torch.zeros(1)}, "weights.x"),
+    "missing": ({"n": torch.tensor(4)}, "weights.w"),
+    "empty": ({}, "weights.w"),
+    "string": ({"w": "zero", "n": torch.tensor(4)}, "weights.w"),
+    "no mapping": ("weights", "weights"),
+    "huge": ({"w": torch.tensor([0, 3e38, 0]), "n": torch.tensor(4)}, "weights.w"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_reply_of_another_form_is_dropped_and_named(kind, caplog):
+    """The mean is that of the others, bit for bit."""
+    weights, tensor = WRONG[kind]
+    sound = sends(SOUND)
+    server = make_server(
+        lambda task: LocalUpdate(weights) if task.client == "client_1" else sound(task)
+    )
+    server.round = 3
+    with caplog.at_level(logging.WARNING):
+        replies = list(server.ask(fit))
+    assert [reply.client for reply in replies] == ["client_0", "client_2"]
+    (entry,) = server.ledger.dropped
+    assert (entry["client"], entry["tensor"]) == ("client_1", tensor)
+    assert caplog.messages == [f"round 3: dropped client_1, its {tensor} {entry['reason']}"]
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_fault_may_end_the_run(kind):
+    weights, tensor = WRONG[kind]
+    sound = sends(SOUND)
+    server = make_server(
+        lambda task: LocalUpdate(weights) if task.client == "client_1" else sound(task),
+        on_fault="fail",
+    )
+    server.round = 3
+    with pytest.raises(ClientError, match=rf"round 3: client_1, its {tensor} .*on_fault=drop"):
+        list(server.ask(fit))
+
+
+def test_a_method_whose_every_reply_is_wrong_breaks_its_contract():
+    server = make_server(lambda _: LocalUpdate({"w": torch.zeros(1), "n": torch.tensor(4)}))
+    with pytest.raises(PluginError, match=r"every client's 'fit' .*weights\.w"):
+        list(server.ask(fit))
+
+
+def test_declared_forms_are_kept():
+    def answer(task):
+        return {"style": torch.ones(2, 3 if task.client == "client_2" else 4)}
+
+    server = make_server(answer)
+    server._uplink = {"style": {"style": "float32 [2, C]"}}
+    assert [r.client for r in server.ask(style)] == ["client_0", "client_1"]
+    assert server.ledger.dropped[0]["reason"] == "is float32 [2, 3], expected float32 [2, 4]"
+
+
+def test_a_client_that_did_not_answer_is_dropped():
+    server = make_server()
+    server._executor.map = lambda tasks: (
+        Reply(t.client, 0, None, {}, {"kept": 1}, fault="did not come within 5 s") for t in tasks
+    )
+    with pytest.raises(NoReplyError):
+        list(server.ask(fit))
+    assert server._executor.memories == {client: {} for client in CLIENTS}
+    assert {entry["reason"] for entry in server.ledger.dropped} == {"did not come within 5 s"}
+
+
+# ------------------------------------------------------------------------------------ sums
+
+
+def test_a_sum_that_overflows_is_undone(caplog):
+    server = make_server()
+    server.round, server.memory["step"] = 2, 1
+    server.broadcast["style"] = "old"
+    before, memories = server.weights, {"client_0": {"a": 1}}
+    server._executor.memories = dict(memories)
+
+    def round_of_a_method():
+        with server.checking_sums():
+            server.memory["step"] = 2
+            server.broadcast["style"] = "new"
+            server._executor.memories["client_0"] = {"a": 2}
+            server.weights = {"w": torch.tensor([1.0, math.inf, 0.0]), "n": torch.tensor(3)}
+
+    with pytest.raises(NoReplyError):
+        round_of_a_method()
+    assert server.weights is before
+    assert (server.memory, dict(server.broadcast)) == ({"step": 1}, {"style": "old"})
+    assert server._executor.memories == memories
+    assert [entry["client"] for entry in server.ledger.dropped] == ["server"]
+    assert "weights.w holds NaN or infinity" in caplog.text
+
+
+def test_a_broadcast_that_overflows_is_undone_too():
+    server = make_server()
+    with pytest.raises(NoReplyError), server.checking_sums():
+        server.broadcast["style"] = torch.tensor([math.inf])
+    assert dict(server.broadcast) == {}
+
+
+def test_a_sum_that_overflows_may_end_the_run():
+    server = make_server(on_fault="fail")
+    server.round = 2
+    with pytest.raises(ClientError, match=r"round 2: the sum .*weights\.w"), server.checking_sums():
+        server.weights = {"w": torch.full((3,), 3e38), "n": torch.tensor(3)}
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [{"w": torch.zeros(3)}, {"w": torch.zeros(1), "n": torch.tensor(3)}],
+    ids=["missing", "shape"],
+)
+def test_the_server_half_keeps_the_models_form(weights):
+    server = make_server()
+    with pytest.raises(PluginError, match="the global model's"), server.checking_sums():
+        server.weights = weights
 
 
 def test_no_sound_reply_at_all():
@@ -367,3 +497,29 @@ def test_a_restored_server_goes_on_where_it_was():
     assert down(new) == 16  # the two others have it already
     new.broadcast["style"] = torch.arange(4.0)
     assert down(new) == 3 * 16
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda state: state["weights"].pop("w"), "w is missing"),
+        (lambda state: state["weights"].update(x=torch.zeros(1)), "x is not part"),
+        (lambda state: state["weights"].update(w=torch.zeros(1)), "float32 [1]"),
+        (lambda state: state["weights"].update(w=torch.zeros(3).double()), "float64"),
+        (lambda state: state.update(round=-5), "round"),
+        (lambda state: state.update(round="x"), "round"),
+        (lambda state: state.update(prepared="yes"), "prepared"),
+        (lambda state: state.pop("memory"), "memory"),
+        (lambda state: state.update(clients={"client_9": {}}), "client_9"),
+        (lambda state: state.update(more=1), "more"),
+    ],
+)
+def test_another_state_is_not_restored(change, named):
+    server = make_server()
+    state = decode(encode(server.state()))
+    change(state)
+    before = server.weights["w"].clone()
+    with pytest.raises(DataError) as caught:
+        server.restore(state)
+    assert named in str(caught.value)
+    assert torch.equal(server.weights["w"], before)

@@ -21,6 +21,10 @@ class PluginError(FeddgError):
     """A method or data set that breaks its contract."""
 
 
+class ClientError(FeddgError):
+    """What went wrong at one client: an exception, or a reply where ``on_fault`` is ``fail``."""
+
+
 class DataError(FeddgError):
     """A file or folder that is missing, unreadable or not what it claims to be."""
 

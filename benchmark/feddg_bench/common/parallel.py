@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,11 +13,15 @@ from contextlib import contextmanager, suppress
 from multiprocessing import current_process, get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from feddg_bench.common.errors import FeddgError
 
 T = TypeVar("T")
+
+_GRACE = 2.0
+"""Seconds that a process has to end when it is asked to."""
 
 _AHEAD = 512
 """Calls that `in_threads` makes before it hands on their results."""
@@ -48,6 +53,18 @@ def interrupts_ignored() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
+
+
+def end_processes(processes: Sequence[BaseProcess]) -> None:
+    """End processes, in the middle of their work if need be, within a few seconds."""
+    for process in processes:
+        process.terminate()
+    deadline = time.monotonic() + _GRACE
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+        if process.is_alive():  # such as one that is stopped
+            process.kill()
+            process.join(_GRACE)
 
 
 class Team:
@@ -127,12 +144,10 @@ class Team:
             running[pipe] = number
 
     def close(self) -> None:
-        """End the processes, in the middle of their work if need be."""
+        """End the processes."""
         for pipe in self._pipes:
             pipe.close()
-        for process in self._processes:
-            process.terminate()
-            process.join()
+        end_processes(self._processes)
 
 
 def _serve(pipe: Connection) -> None:

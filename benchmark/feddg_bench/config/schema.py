@@ -202,6 +202,12 @@ class FederationSettings(Section):
     """Shares of clients in a mean."""
     server_lr: float = Field(1.0, gt=0)
     """Step from the old global model towards the aggregate; trainable parameters only."""
+    on_fault: Literal["drop", "fail"] = "drop"
+    """What a client's fault does, such as a reply that holds NaN, has other shapes than the model
+    or does not come: the round goes on without the client, or the run ends."""
+    client_timeout: float | None = Field(None, gt=0)
+    """Seconds after which a client that has not answered is at fault; needs ``--workers 2`` or
+    more. null waits for ever."""
 
 
 class EvaluationSettings(Section):

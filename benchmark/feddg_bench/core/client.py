@@ -12,7 +12,7 @@ from torch import Tensor
 
 from feddg_bench.common.errors import PluginError
 from feddg_bench.common.streams import torch_generator
-from feddg_bench.core.messages import Payload
+from feddg_bench.core.messages import Payload, copied
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -46,9 +46,35 @@ class ClientData(Protocol):
         """Yield every image once, or the parts given, in batches."""
 
 
+class Received(Mapping[str, Any]):
+    """What a client got from the server: an entry is copied when it is first read.
+
+    So nothing that a client writes into it reaches the server or another client, and what is not
+    read costs nothing.
+    """
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        self._content = content
+        self._copies: Payload = {}
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in self._copies:
+            self._copies[key] = copied(self._content[key])
+        return self._copies[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._content
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._content)
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+
 @dataclass(slots=True)
 class Client:
-    """One client during one task; ``weights`` and ``broadcast`` are read only.
+    """One client during one task; nothing in it is shared with the server or another task.
 
     Attributes:
         name: Name of the client.

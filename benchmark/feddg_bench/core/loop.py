@@ -23,7 +23,7 @@ class RoundResult:
         round: Round number.
         cohort: Clients that were asked.
         ledger: Bytes, seconds, dropped clients, training metrics.
-        skipped: Whether every client was dropped, so that the model stayed as it was.
+        skipped: Whether nothing sound came of it, so that the model stayed as it was.
         evaluation: Metrics of the new global model; ``None`` where this round is not evaluated.
     """
 
@@ -56,11 +56,12 @@ def federate(
     if not server.prepared:
         with _phases(server):
             try:
-                method.prepare(server)
+                with server.checking_sums():
+                    method.prepare(server)
             except NoReplyError as error:
                 raise DataError(
-                    f"before round 1 every client's answer to {error} held NaN or infinity; "
-                    f"check the images and the method's settings"
+                    f"before round 1 nothing sound came of {error}: every one held NaN, infinity "
+                    f"or the wrong form; check the images and the method's settings"
                 ) from error
         server.prepared = True
         yield RoundResult(0, server.clients, server.ledger, False, None)
@@ -72,7 +73,8 @@ def federate(
         skipped = False
         with _phases(server):
             try:
-                method.run_round(server)
+                with server.checking_sums():
+                    method.run_round(server)
             except NoReplyError:
                 skipped = True
         evaluation = None

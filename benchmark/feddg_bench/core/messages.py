@@ -8,7 +8,8 @@ JSON in the header; that is what crosses processes and what a checkpoint holds.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -73,6 +74,7 @@ class Reply(Generic[T]):
         metrics: Weighted means of what the client logged, such as ``loss``.
         memory: What the client keeps; it stays with the executor and is never sent to the server.
         seconds: Wall time of the call (``work``) and of copying weights in (``copy``).
+        fault: Why there is no value, such as that the client did not answer in time; "" if it did.
     """
 
     client: str
@@ -81,6 +83,7 @@ class Reply(Generic[T]):
     metrics: Mapping[str, float]
     memory: Payload
     seconds: Mapping[str, float] = field(default_factory=dict)
+    fault: str = ""
 
 
 def content(value: Any) -> Payload:
@@ -89,7 +92,7 @@ def content(value: Any) -> Payload:
     Raises:
         PluginError: If the value is neither a `LocalUpdate` nor a dictionary.
     """
-    if isinstance(value, LocalUpdate):
+    if isinstance(value, LocalUpdate) and isinstance(value.extra, dict):
         return {"weights": value.weights, **value.extra}
     if isinstance(value, dict):
         return value
@@ -97,6 +100,41 @@ def content(value: Any) -> Payload:
         f"a client function returned {type(value).__name__}; expected a LocalUpdate or a dict "
         f"whose keys the method declares in `uplink`"
     )
+
+
+def leaves(payload: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every tensor, number, string, boolean and None of a payload with its path.
+
+    Raises:
+        PluginError: If the payload holds anything that may not cross.
+
+    >>> [path for path, _ in leaves({"style": [1.0, 2.0], "count": 3})]
+    ['style[0]', 'style[1]', 'count']
+    """
+    if isinstance(payload, Mapping):
+        for key, item in payload.items():
+            if not isinstance(key, str):
+                raise PluginError(f"a message has the key {key!r}; keys of messages are strings")
+            yield from leaves(item, f"{name}.{key}" if name else key)
+    elif isinstance(payload, list):
+        for number, item in enumerate(payload):
+            yield from leaves(item, f"{name}[{number}]")
+    else:
+        strange = None
+        if isinstance(payload, Tensor):
+            if payload.layout != torch.strided:
+                strange = f"tensor of layout {payload.layout}"
+        elif isinstance(payload, int):
+            if payload.bit_length() > 1023:  # no float, and endless text
+                strange = f"number of {payload.bit_length()} bits"
+        elif payload is not None and not isinstance(payload, float | str):
+            strange = type(payload).__name__
+        if strange:
+            raise PluginError(
+                f"a message holds a {strange}{name and f' as {name}'}; messages may hold dense "
+                f"tensors, numbers, strings, booleans, None, and lists and dicts of these"
+            )
+        yield name, payload
 
 
 def nbytes(payload: Any) -> int:
@@ -111,22 +149,24 @@ def nbytes(payload: Any) -> int:
     >>> nbytes({"style": torch.zeros(2, 512), "count": 3})
     4104
     """
+    return sum(_size(leaf) for _, leaf in leaves(payload))
+
+
+def _size(leaf: Any) -> int:
+    if isinstance(leaf, Tensor):
+        return leaf.numel() * leaf.element_size()
+    if isinstance(leaf, str):
+        return len(leaf.encode())
+    return 0 if leaf is None else 1 if isinstance(leaf, bool) else 8
+
+
+def copied(payload: Any) -> Any:
+    """Return the payload with tensors, lists and dictionaries of its own."""
     if isinstance(payload, Tensor):
-        return payload.numel() * payload.element_size()
-    if payload is None:
-        return 0
-    if isinstance(payload, bool):
-        return 1
-    if isinstance(payload, int | float):
-        return 8
-    if isinstance(payload, str):
-        return len(payload.encode())
-    if isinstance(payload, list):
-        return sum(nbytes(item) for item in payload)
+        return payload.clone()
     if isinstance(payload, Mapping):
-        _check_keys(payload)
-        return sum(nbytes(item) for item in payload.values())
-    raise PluginError(_refusal(payload))
+        return {key: copied(item) for key, item in payload.items()}
+    return [copied(item) for item in payload] if isinstance(payload, list) else payload
 
 
 def encode(payload: Any) -> bytes:
@@ -136,6 +176,7 @@ def encode(payload: Any) -> bytes:
         PluginError: If the payload holds anything that may not cross.
     """
     tensors: dict[str, Tensor] = {}
+    deque(leaves(payload), maxlen=0)  # or refuse
     tree = json.dumps(_strip(payload, tensors))
     return save(tensors, metadata={"tree": tree})
 
@@ -151,7 +192,7 @@ def decode(data: bytes) -> Any:
         header = json.loads(data[8 : 8 + length])
         tree = json.loads(header["__metadata__"]["tree"])
         return _fill(tree, load(data))
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError("the bytes are cut short or were not written by feddg-bench") from error
 
 
@@ -163,14 +204,11 @@ def _strip(payload: Any, tensors: dict[str, Tensor]) -> Any:
         return _TENSOR + name
     if isinstance(payload, str):
         return "=" + payload
-    if payload is None or isinstance(payload, bool | int | float):
-        return payload
     if isinstance(payload, list):
         return [_strip(item, tensors) for item in payload]
     if isinstance(payload, Mapping):
-        _check_keys(payload)
         return {key: _strip(item, tensors) for key, item in payload.items()}
-    raise PluginError(_refusal(payload))
+    return payload
 
 
 def _fill(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -181,43 +219,3 @@ def _fill(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(tree, dict):
         return {key: _fill(item, tensors) for key, item in tree.items()}
     return tree
-
-
-def _check_keys(payload: Mapping[Any, Any]) -> None:
-    for key in payload:
-        if not isinstance(key, str):
-            raise PluginError(f"a message has the key {key!r}; keys of messages are strings")
-
-
-def _refusal(payload: Any) -> str:
-    return (
-        f"a message holds a {type(payload).__name__}; messages may hold tensors, numbers, strings, "
-        f"booleans, None, and lists and dicts of these"
-    )
-
-
-def nonfinite(payload: Any, name: str = "") -> str | None:
-    """Return the name of the first floating tensor that holds NaN or infinity, or ``None``."""
-    named = dict(_floating(payload, name))
-    if not named:
-        return None
-    device = next(iter(named.values())).device
-    largest = torch.stack(
-        [norm.double().to(device) for norm in torch._foreach_norm(list(named.values()), torch.inf)]
-    )
-    finite = torch.isfinite(largest)
-    if bool(finite.all()):
-        return None
-    return list(named)[int((~finite).nonzero()[0])]
-
-
-def _floating(payload: Any, name: str) -> list[tuple[str, Tensor]]:
-    if isinstance(payload, Tensor):
-        return [(name, payload)] if payload.is_floating_point() and payload.numel() else []
-    if isinstance(payload, Mapping):
-        items = [(f"{name}.{key}" if name else key, item) for key, item in payload.items()]
-    elif isinstance(payload, list):
-        items = [(f"{name}[{i}]", item) for i, item in enumerate(payload)]
-    else:
-        return []
-    return [found for key, item in items for found in _floating(item, key)]

@@ -22,7 +22,7 @@ from feddg_bench.core.tasks import CLASSIFICATION, TASKS
 from feddg_bench.models.backbones import Backbone, build_backbone
 
 if TYPE_CHECKING:
-    from feddg_bench.core.server import Server
+    from feddg_bench.core.server import Server, Uplink
 
 
 class Method(LightningModule):
@@ -63,8 +63,10 @@ class Method(LightningModule):
     """Part of the run key: raise it with every change that can move results."""
     needs: ClassVar[Mapping[str, Any]] = {}
     """Settings this method needs whatever the recipe says, such as a partition."""
-    uplink: ClassVar[Mapping[str, tuple[str, ...]]] = {"fit": ("weights",)}
-    """What each client function may send to the server, by name; anything else is refused."""
+    uplink: ClassVar[Uplink] = {"fit": ("weights",)}
+    """What each client function may send to the server, by name; anything else is refused. A
+    mapping, such as ``{"style": "float32 [2, C]"}``, says its form too, and replies of another one
+    are dropped."""
     downlink: ClassVar[tuple[str, ...]] = ()
     """What the server may tell clients besides the model: keys of ``server.broadcast``."""
     local: ClassVar[tuple[str, ...]] = ()

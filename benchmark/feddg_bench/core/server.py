@@ -6,10 +6,14 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
-from feddg_bench.common.errors import PluginError
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+
+from feddg_bench.common.errors import ClientError, DataError, PluginError
 from feddg_bench.config.schema import FederationSettings
+from feddg_bench.core.flaws import Flaw, misfit, misform, nonfinite
 from feddg_bench.core.messages import (
     LocalUpdate,
     Payload,
@@ -18,12 +22,17 @@ from feddg_bench.core.messages import (
     Weights,
     content,
     nbytes,
-    nonfinite,
 )
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+Uplink = Mapping[str, tuple[str, ...] | Mapping[str, str]]
+"""Client function -> names of what it may send, or their forms (`feddg_bench.core.flaws.misform`).
+
+``weights`` has the form ``model`` where it is not said.
+"""
 
 
 class Clients(Protocol):
@@ -36,7 +45,38 @@ class Clients(Protocol):
 
 
 class NoReplyError(Exception):
-    """Every asked client was dropped; the round is skipped and counted."""
+    """Nothing sound came of a question or a sum; the round is skipped and counted."""
+
+
+class ServerState(BaseModel):
+    """What a checkpoint holds of a server; see `Server`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    round: NonNegativeInt
+    prepared: bool
+    weights: Payload
+    version: NonNegativeInt
+    weights_received: dict[str, int]
+    broadcast: Payload
+    versions: dict[str, int]
+    received: dict[str, dict[str, int]]
+    memory: Payload
+    clients: dict[str, Payload]
+
+
+def checked_state(state: Any) -> ServerState:
+    """Return a `Server.state`.
+
+    Raises:
+        DataError: If it is something else.
+    """
+    try:
+        return ServerState.model_validate(state)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "it"
+        raise DataError(f"of the server's state {where} is wrong: {first['msg']}") from error
 
 
 class Broadcast(MutableMapping[str, Any]):
@@ -76,7 +116,14 @@ class Broadcast(MutableMapping[str, Any]):
 
 
 class Ledger:
-    """What one round cost and what went wrong in it."""
+    """What one round cost and what went wrong in it.
+
+    Attributes:
+        bytes: Sent, ``up`` and ``down``.
+        seconds: Wall time by phase.
+        dropped: Replies, and sums (client ``server``), that were left out: client, tensor, reason.
+        clients: Seconds of work by client.
+    """
 
     def __init__(self) -> None:
         self.bytes = {"up": 0, "down": 0}
@@ -127,7 +174,7 @@ class Server:
         *,
         seed: int,
         federation: FederationSettings,
-        uplink: Mapping[str, tuple[str, ...]],
+        uplink: Uplink,
         downlink: tuple[str, ...] = (),
     ) -> None:
         self.version = 0
@@ -144,6 +191,7 @@ class Server:
         self.federation = federation
         self._executor = executor
         self._uplink = uplink
+        self._sizes: dict[str, int] = {}
         self._downlink = downlink
 
     @property
@@ -168,7 +216,8 @@ class Server:
 
         Tasks are fixed at the call, work happens as replies are taken: with `streaming_mean`,
         `fold` or ``map`` one reply is alive at a time. A reply that holds NaN or infinity is
-        dropped and logged.
+        dropped and logged; so is one whose weights differ in name, shape or type from the model,
+        or that did not come (``federation.on_fault``).
 
         Args:
             call: Bound method of the plugin, such as ``self.fit``. Only its name travels.
@@ -180,7 +229,9 @@ class Server:
 
         Raises:
             NoReplyError: If every reply was dropped.
-            PluginError: If the broadcast or a reply holds something the method does not declare.
+            PluginError: If the broadcast or a reply holds something the method does not declare,
+                or every reply has the wrong form.
+            ClientError: If a fault ends the run, or a client raised an exception.
         """
         name = call.__name__
         tell = tell or {}
@@ -208,6 +259,7 @@ class Server:
 
     def _replies(self, call: str, tasks: list[Task]) -> Iterator[Reply[Any]]:
         kept = 0
+        flaws: list[Flaw] = []
         memories = dict(self._executor.memories)
         replies = self._executor.map(tasks)
         while True:
@@ -220,19 +272,28 @@ class Server:
             self.ledger.spend("communication", copying)
             self.ledger.spend("training", waited - copying)
             start = time.perf_counter()
-            sound = self._accept(call, reply)
+            flaw = self._flaw(call, reply)
             self.ledger.spend("communication", time.perf_counter() - start)
-            if sound:
+            if flaw is None:
                 kept += 1
                 yield reply
                 del reply  # or it would stay while the next client trains
             else:  # a client that diverged forgets this task, or it would diverge again
                 self._executor.memories[reply.client] = memories.get(reply.client, {})
+                flaws.append(flaw)
+                self._leave_out(reply.client, flaw, reply.client)
+        if flaws and not kept and all(flaw.form for flaw in flaws):
+            raise PluginError(
+                f"what every client's {call!r} sends is wrong, such as {flaws[0].name}, which "
+                f"{flaws[0].reason}: the method breaks its contract"
+            )
         if tasks and not kept:
-            raise NoReplyError(call)
+            raise NoReplyError(f"the clients' answers to {call}")
 
-    def _accept(self, call: str, reply: Reply[Any]) -> bool:
-        """Count a reply, and say whether its content is declared and finite."""
+    def _flaw(self, call: str, reply: Reply[Any]) -> Flaw | None:
+        """Count a reply, and say what is wrong with it, if anything."""
+        if reply.fault:
+            return Flaw("answer", reply.fault)
         sent = content(reply.value)
         undeclared = sorted(set(sent) - set(self._uplink.get(call, ())))
         if undeclared:
@@ -242,15 +303,63 @@ class Server:
             )
         self.ledger.bytes["up"] += nbytes(sent)
         self.ledger.clients[reply.client] = reply.seconds.get("work", 0.0)
-        bad = nonfinite(sent)
-        if bad is not None:
-            logger.warning(
-                "round %d: dropped %s, its %s holds NaN or infinity", self.round, reply.client, bad
+        declared = self._uplink.get(call, ())
+        forms = declared if isinstance(declared, Mapping) else {}
+        for name, value in sent.items():
+            form = forms.get(name, "model" if name == "weights" else "")
+            flaw = misform(name, value, form, self.weights, self._sizes)
+            if flaw is not None:
+                return flaw
+        flaw = nonfinite(sent)
+        if flaw is None:
+            self.ledger.log(reply.metrics, reply.num_examples)
+        return flaw
+
+    def _leave_out(self, client: str, flaw: Flaw, what: str) -> None:
+        """Log and count what is left out of the round.
+
+        Raises:
+            ClientError: If a fault ends the run.
+        """
+        if self.federation.on_fault == "fail":
+            raise ClientError(
+                f"round {self.round}: {what}, its {flaw.name} {flaw.reason}; with "
+                f"federation.on_fault=drop the run goes on without it"
             )
-            self.ledger.dropped.append({"client": reply.client, "tensor": bad})
-            return False
-        self.ledger.log(reply.metrics, reply.num_examples)
-        return True
+        logger.warning("round %d: dropped %s, its %s %s", self.round, what, *flaw[:2])
+        self.ledger.dropped.append({"client": client, "tensor": flaw.name, "reason": flaw.reason})
+
+    @contextmanager
+    def checking_sums(self) -> Iterator[None]:
+        """Undo a block that leaves NaN, infinity or huge numbers in the model or the broadcast.
+
+        Tensors of the server are assigned anew in a block, never changed in place.
+
+        Raises:
+            NoReplyError: After undoing it.
+            PluginError: If the model has other names, shapes or types than before.
+            ClientError: If a fault ends the run.
+        """
+        weights, broadcast, memory = self.weights, dict(self.broadcast), dict(self.memory)
+        memories = dict(self._executor.memories)
+        yield
+        wrong = misfit(self.weights, weights)
+        if wrong is not None:
+            raise PluginError(
+                f"after round {self.round} the global model's {wrong.name} {wrong.reason}: the "
+                f"method's server half must keep names, shapes and types"
+            )
+        flaw = nonfinite({"weights": self.weights, "broadcast": dict(self.broadcast)})
+        if flaw is None:
+            return
+        self._leave_out("server", flaw, "the sum of the replies")
+        self.weights, self.memory, self._executor.memories = weights, memory, memories
+        for key in set(self.broadcast) - set(broadcast):
+            del self.broadcast[key]
+        for key, value in broadcast.items():
+            if self.broadcast.get(key) is not value:
+                self.broadcast[key] = value
+        raise NoReplyError("the sum of the replies")
 
     def share(self, reply: Reply[Any]) -> float:
         """Return a reply's share in a mean, not normalised: its image count, or 1 if uniform."""
@@ -267,13 +376,13 @@ class Server:
     # ------------------------------------------------------------------- checkpoints
 
     def state(self) -> Payload:
-        """Return everything a later process needs to go on from here."""
+        """Return everything a later process needs to go on from here, a `ServerState`."""
         return {
             "round": self.round,
             "prepared": self.prepared,
             "weights": self.weights,
             "version": self.version,
-            "weights received": self.received,
+            "weights_received": self.received,
             "broadcast": dict(self.broadcast),
             "versions": self.broadcast.versions,
             "received": self.broadcast.received,
@@ -282,15 +391,25 @@ class Server:
         }
 
     def restore(self, state: Payload) -> None:
-        """Go on from what `state` returned; weights are copied in place."""
-        self.round = state["round"]
-        self.prepared = state["prepared"]
-        for name, tensor in state["weights"].items():
+        """Go on from what `state` returned; weights are copied in place.
+
+        Raises:
+            DataError: If it is the state of another model or of other clients.
+        """
+        saved = checked_state(state)
+        wrong = misfit(saved.weights, self.weights)
+        if wrong is not None:
+            raise DataError(f"its weight {wrong.name} {wrong.reason}")
+        strange = sorted(
+            {*saved.clients, *saved.weights_received, *saved.received} - {*self.clients}
+        )
+        if strange:
+            raise DataError(f"it knows a client {strange[0]!r} that this run has not")
+        self.round, self.prepared = saved.round, saved.prepared
+        for name, tensor in saved.weights.items():
             self.weights[name].copy_(tensor)
-        self.version = state["version"]
-        self.received = state["weights received"]
-        self.broadcast = Broadcast(state["broadcast"])
-        self.broadcast.versions = state["versions"]
-        self.broadcast.received = state["received"]
-        self.memory = state["memory"]
-        self._executor.memories.update(state["clients"])
+        self.version, self.received = saved.version, saved.weights_received
+        self.broadcast = Broadcast(saved.broadcast)
+        self.broadcast.versions, self.broadcast.received = saved.versions, saved.received
+        self.memory = saved.memory
+        self._executor.memories.update(saved.clients)

@@ -8,6 +8,7 @@ import os
 import resource
 import sys
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +18,8 @@ from lightning.fabric import Fabric
 
 from feddg_bench.common.streams import torch_stream
 from feddg_bench.config.schema import RunSettings
-from feddg_bench.core.client import Client
-from feddg_bench.core.messages import Reply, Task, Weights
+from feddg_bench.core.client import Client, Received
+from feddg_bench.core.messages import Reply, Task, Weights, content, copied, leaves
 from feddg_bench.core.method import Method
 from feddg_bench.core.tasks import TASKS
 from feddg_bench.data.augment import to_float
@@ -91,26 +92,26 @@ class Worker:
     def run(self, task: Task) -> Reply[Any]:
         """Load the global weights, do what the task asks, and forget."""
         start = time.perf_counter()
-        settings, data, memory = self.settings, self.data[task.client], dict(task.memory)
+        settings, data, memory = self.settings, self.data[task.client], copied(task.memory)
         client = Client(
             name=task.client,
             round=task.round,
             rounds=settings.federation.rounds,
             data=data,
-            weights=task.weights,
-            broadcast={**task.broadcast, **task.told},
+            weights=Received(task.weights),
+            broadcast=Received({**task.broadcast, **task.told}),
             memory=memory,
             fabric=self.fabric,
             train=settings.train,
             seed=settings.seed,
-            domain_ids=self.domain_ids[task.client],
+            domain_ids=self.domain_ids[task.client].clone(),
             sources=self.spec.federation.sources,
             validation=self.validation.get(task.client),
         )
         self.method.train()
         self.method.state.load(memory.pop("private state", self._initial_private))
         self.method.state.load(task.weights)
-        copied = time.perf_counter()
+        loaded = time.perf_counter()
         stream = (task.call, task.round, task.client)
         with (
             torch_stream(settings.seed, *stream, device=self.device),
@@ -119,8 +120,10 @@ class Worker:
             value = getattr(self.method, task.call)(client)
         if self._initial_private:
             memory["private state"] = self.method.state.private_weights()
+        for payload in (content(value), memory):
+            deque(leaves(payload), maxlen=0)  # or refuse what could not be sent or kept
         metrics = client.metrics()
-        seconds = {"copy": copied - start, "work": time.perf_counter() - copied}
+        seconds = {"copy": loaded - start, "work": time.perf_counter() - loaded}
         return Reply(task.client, len(data), value, metrics, memory, seconds)
 
     @torch.no_grad()

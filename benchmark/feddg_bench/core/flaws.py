@@ -1,0 +1,127 @@
+"""What may not be aggregated: wrong names, shapes and types, NaN, infinity and huge numbers."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from feddg_bench.core.messages import leaves
+
+_HUGE = 2.0**64
+"""About the square root of the largest float32."""
+
+
+class Flaw(NamedTuple):
+    """What is wrong with a payload.
+
+    Attributes:
+        name: Path of the tensor or number.
+        reason: What is wrong with it, to be read after its name.
+        form: Whether its name, shape or type is wrong, not its value.
+    """
+
+    name: str
+    reason: str
+    form: bool = False
+
+
+def form_of(leaf: Any) -> str:
+    """Return a tensor's type and shape, or the type of anything else.
+
+    >>> form_of(torch.zeros(2, 512)), form_of(3)
+    ('float32 [2, 512]', 'int')
+    """
+    if isinstance(leaf, Tensor):
+        return f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape)}"
+    return type(leaf).__name__
+
+
+def misfit(weights: Any, model: Mapping[str, Tensor], *, whole: bool = True) -> Flaw | None:
+    """Return where a state's names, shapes and types first differ from ``model``'s, if anywhere.
+
+    Args:
+        weights: Tensors by name, or anything else.
+        model: How they must be.
+        whole: Whether all of the model's names must be there.
+    """
+    if not isinstance(weights, Mapping):
+        return Flaw("", f"is a {type(weights).__name__}, expected tensors by name", form=True)
+    for name in model if whole else ():
+        if name not in weights:
+            return Flaw(name, "is missing", form=True)
+    for name, found in weights.items():
+        if name not in model:
+            return Flaw(str(name), "is not part of the model", form=True)
+        if form_of(found) != form_of(model[name]):
+            reason = f"is {form_of(found)}, expected {form_of(model[name])}"
+            return Flaw(name, reason, form=True)
+    return None
+
+
+def misform(
+    name: str, value: Any, form: str, model: Mapping[str, Tensor], sizes: dict[str, int]
+) -> Flaw | None:
+    """Return where what a client sends first differs from its declared form, if anywhere.
+
+    Args:
+        name: Of what it sends.
+        value: What it sends.
+        form: ``model``, ``model without PREFIX`` or ``part of model`` for tensors by name; or the
+            form (see `form_of`) of everything in ``value``, where a size may be a capital, for what
+            all clients share, or a small letter, for what each has its own of. "" allows all.
+        model: The global model.
+        sizes: What capitals stand for, as far as it is known; new ones are added.
+    """
+    if "model" in form:
+        left_out = form.partition(" without ")[2]
+        expected = {n: t for n, t in model.items() if not left_out or not n.startswith(left_out)}
+        flaw = misfit(value, expected, whole=form.split()[0] == "model")
+        return flaw and flaw._replace(name=f"{name}.{flaw.name}".rstrip("."))
+    for path, leaf in leaves(value, name) if form else ():
+        wanted = form
+        for place, size in enumerate(form.partition("[")[2].rstrip("]").split(", ")):
+            if size.isalpha() and isinstance(leaf, Tensor) and place < leaf.dim():
+                found = leaf.shape[place]
+                number = sizes.setdefault(size, found) if size.isupper() else found
+                wanted = re.sub(rf"\b{size}\b", str(number), wanted)
+        if form_of(leaf) != wanted:
+            return Flaw(path, f"is {form_of(leaf)}, expected {wanted}", form=True)
+    return None
+
+
+def nonfinite(payload: Any) -> Flaw | None:
+    """Return the first number, or tensor with numbers, that no sum may hold, if any.
+
+    That is NaN, infinity, and in tensors what has an infinite square in float32: a model with such
+    a mean trains to NaN.
+
+    Raises:
+        PluginError: If the payload holds anything that may not cross.
+    """
+    tensors = {}
+    for name, leaf in leaves(payload):
+        if isinstance(leaf, float) and not math.isfinite(leaf):
+            return Flaw(name, "is NaN or infinity")
+        if isinstance(leaf, Tensor) and leaf.numel() and _inexact(leaf):
+            tensors[name] = leaf if leaf.element_size() > 1 else leaf.float()
+    if not tensors:
+        return None
+    device = next(iter(tensors.values())).device
+    norms = torch._foreach_norm(list(tensors.values()), torch.inf)
+    largest = torch.stack([norm.double().to(device) for norm in norms])
+    sound = largest < _HUGE
+    if bool(sound.all()):
+        return None
+    first = int((~sound).nonzero()[0])
+    size = float(largest[first])
+    number = f"{size:.3g}, too large a number" if math.isfinite(size) else "NaN or infinity"
+    return Flaw(list(tensors)[first], f"holds {number}")
+
+
+def _inexact(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()

@@ -1,0 +1,181 @@
+"""Clients that raise, sleep, write where they may not, or take their process with them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from feddg_bench.common.errors import ClientError, FeddgError, SettingsError
+from feddg_bench.core.messages import encode
+from feddg_bench.engine.executors import ProcessExecutor
+from feddg_bench.testing import start_toy_run
+from feddg_methods.fedavg import FedAvg
+
+ALL = {"federation": {"per_round": None}}
+MARK = "FEDDG_TEST_MARK"
+"""Names a file that says that something happened once already."""
+
+
+class Writing(FedAvg):
+    """Writes into everything that its clients get, after they have used it."""
+
+    downlink = ("style", "mine")
+
+    def run_round(self, server):
+        server.broadcast["style"] = {"mean": torch.ones(2), "list": [torch.ones(1)]}
+        tell = {name: {"mine": torch.ones(1)} for name in server.cohort}
+        server.weights = self.aggregate(server, server.ask(self.fit, tell=tell))
+
+    def fit(self, client):
+        update = super().fit(client)
+        for name in client.weights:
+            client.weights[name].zero_()
+        client.broadcast["style"]["mean"].zero_()
+        client.broadcast["style"]["list"].clear()
+        client.broadcast["mine"].zero_()
+        client.domain_ids.zero_()
+        return update
+
+
+class Reading(Writing):
+    """The same without writing."""
+
+    fit = FedAvg.fit
+
+
+class Raising(FedAvg):
+    """Raises at one client."""
+
+    def fit(self, client):
+        if client.name == "client_2":
+            raise ValueError("no luck\nwith a second line")
+        return super().fit(client)
+
+
+class Dying(FedAvg):
+    """Kills its process at one client, once or always."""
+
+    always = False
+
+    def fit(self, client):
+        if client.name == "client_1" and client.round == 2:
+            mark = Path(os.environ[MARK])
+            if self.always or not mark.exists():
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().fit(client)
+
+
+class AlwaysDying(Dying):
+    always = True
+
+
+class Sleeping(FedAvg):
+    """Sleeps at one client in the first round."""
+
+    def fit(self, client):
+        if (client.name, client.round) == ("client_1", 1):
+            time.sleep(3600)
+        return super().fit(client)
+
+
+@pytest.fixture
+def two(tmp_path, monkeypatch):
+    monkeypatch.setenv(MARK, str(tmp_path / "mark"))
+    executor = ProcessExecutor(2)
+    yield executor
+    executor.close()
+
+
+def test_what_a_client_gets_is_its_own():
+    """Nothing that it writes reaches the server, another client or a later round."""
+    run, other = start_toy_run(Writing, ALL), start_toy_run(Reading, ALL)
+    run.rounds(2)
+    other.rounds(2)
+    assert run.server.broadcast["style"]["mean"].tolist() == [1, 1]
+    assert len(run.server.broadcast["style"]["list"]) == 1
+    assert encode(run.server.state()) == encode(other.server.state())
+
+
+@pytest.mark.slow
+def test_what_a_client_gets_is_its_own_in_processes(two):
+    here, there = start_toy_run(Writing, ALL), start_toy_run(Writing, ALL, executor=two)
+    here.rounds(2)
+    there.rounds(2)
+    assert encode(here.server.state()) == encode(there.server.state())
+
+
+def test_an_exception_names_client_round_and_place():
+    with pytest.raises(ClientError) as caught:
+        start_toy_run(Raising, ALL).rounds(1)
+    message = str(caught.value)
+    for part in ("client_2", "round 1", "fit", "ValueError: no luck", "test_workers.py, line"):
+        assert part in message
+    assert "\n" not in message
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+@pytest.mark.slow
+def test_an_exception_in_a_process_is_the_same(two):
+    with pytest.raises(ClientError) as here:
+        start_toy_run(Raising, ALL).rounds(1)
+    with pytest.raises(ClientError) as there:
+        start_toy_run(Raising, ALL, executor=two).rounds(1)
+    assert str(there.value) == str(here.value)
+    assert "Traceback" in str(there.value.__cause__)
+    assert "with a second line" in str(there.value.__cause__)
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_is_replaced_and_its_task_repeated(two, caplog):
+    there = start_toy_run(Dying, ALL, executor=two)
+    there.rounds(1)
+    os.kill(two._processes[0].process.pid, signal.SIGKILL)  # while it is idle, too
+    there.rounds(3)
+    here = start_toy_run(FedAvg, ALL)
+    here.rounds(3)
+    assert encode(there.server.state()) == encode(here.server.state())
+    assert "signal 9) over client_1 in round 2 (fit), which is repeated" in caplog.text
+    assert two.peak_memory_mib() > 0
+
+
+@pytest.mark.slow
+def test_a_task_that_kills_two_processes_ends_the_run(two):
+    run = start_toy_run(AlwaysDying, ALL, executor=two)
+    with pytest.raises(FeddgError, match=r"two worker .*client_1 in round 2 .*fewer --workers"):
+        run.rounds(2)
+
+
+@pytest.mark.slow
+def test_a_client_that_does_not_answer_is_left_out(two):
+    limit = {"federation": {"per_round": None, "client_timeout": 8}}
+    results = start_toy_run(Sleeping, limit, executor=two).rounds(2)
+    assert [entry for r in results for entry in r.ledger.dropped] == [
+        {"client": "client_1", "tensor": "answer", "reason": "did not come within 8 s"}
+    ]
+
+
+@pytest.mark.slow
+def test_a_client_that_does_not_answer_may_end_the_run(two):
+    limit = {"federation": {"per_round": None, "client_timeout": 2, "on_fault": "fail"}}
+    with pytest.raises(ClientError, match=r"round 1: client_1, its answer did not come"):
+        start_toy_run(Sleeping, limit, executor=two).rounds(2)
+
+
+def test_a_limit_of_time_needs_processes():
+    with pytest.raises(SettingsError, match="--workers 2"):
+        start_toy_run(FedAvg, {"federation": {"client_timeout": 1}})
+
+
+@pytest.mark.slow
+def test_a_process_that_is_stopped_does_not_hold_up_the_end():
+    executor = ProcessExecutor(1)
+    process = executor._processes[0].process
+    os.kill(process.pid, signal.SIGSTOP)
+    executor.close()
+    assert not process.is_alive()
