@@ -62,7 +62,11 @@ class Copa(Method):
     settings: CopaSettings
     needs: ClassVar = {"federation": {"weighting": "uniform"}}
     uplink: ClassVar = {
-        "fit": {"weights": "model without ensemble.", "classifier": "", "slot": "int"}
+        "fit": {
+            "weights": "model without ensemble.",
+            "classifier": {"weight": "float32 [C, D]", "bias": "float32 [C]"},
+            "slot": "int",
+        }
     }
 
     def build(self) -> None:

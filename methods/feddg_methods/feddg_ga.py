@@ -95,7 +95,7 @@ class FedDGGA(Method):
     settings: FedDGGASettings
     uplink: ClassVar = {
         "fit": ("weights",),
-        "measure": ("own", "averaged"),
+        "measure": {"own": "float | NoneType", "averaged": "float | NoneType"},
         "count_batches": {"batches": "int"},
     }
     client_validation = True

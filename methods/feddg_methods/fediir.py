@@ -62,7 +62,10 @@ class FedIIR(Method):
     Settings = FedIIRSettings
     settings: FedIIRSettings
     needs: ClassVar = {"federation": {"weighting": "uniform"}}
-    uplink: ClassVar = {"fit": ("weights",), "head_gradients": {"gradient": "", "batches": "int"}}
+    uplink: ClassVar = {
+        "fit": ("weights",),
+        "head_gradients": {"gradient": "model within classifier.", "batches": "int"},
+    }
     downlink = ("mean_gradient",)
 
     def build(self) -> None:

@@ -51,7 +51,9 @@ class FPL(Method):
 
     Settings = FPLSettings
     settings: FPLSettings
-    uplink: ClassVar = {"fit": ("weights", "prototypes", "classes")}
+    uplink: ClassVar = {
+        "fit": {"weights": "model", "prototypes": "float32 [n, D]", "classes": "int64 [n]"}
+    }
     downlink = ("prototypes",)
     group = "alignment"
     citation = (

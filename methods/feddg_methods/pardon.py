@@ -105,29 +105,7 @@ class Pardon(Method):
         "Nguyen, Johnson and Leach: PARDON: Privacy-Aware and Robust Federated Domain "
         "Generalization, ICDCS 2025, arXiv 2410.22622"
     )
-<<<<<<< HEAD
-    uplink: ClassVar = {"fit": ("weights",), "local_style": ("style",)}
-=======
-    deviations = (
-        "The paper measures styles after the last ReLU of images in [0, 1]; the code and our "
-        "default before it, of ImageNet-normalised images: style_layer, adain_input, preset.",
-        "The paper averages the deviations of a client's clusters, the code and our default take "
-        "that of their mixture: client_sigma.",
-        "The paper's transfer has no strength, which is alpha = 1; the code and our default take "
-        "0.5: strength.",
-        "The style files that come with the code were made by Euclidean FINCH and medians inside "
-        "clusters, where paper and code say cosine and means, as we do: server_style.",
-        "The paper's contrast reads like a mean over all negatives, the code and our default draw "
-        "one for each anchor: negatives.",
-        "The paper's penalty reads like a mean over images; the code and our default take the mean "
-        "over all entries, which the published coefficient goes with: feature_reduction.",
-        "The code reads cached styles of another seed or partition if their file is there; ours "
-        "are computed in each run.",
-        "The code repeats the backbone's pass for anchors, positives and negatives, five in all; "
-        "we make one for each of the two views, which gives the same with frozen statistics.",
-    )
     uplink: ClassVar = {"fit": ("weights",), "local_style": {"style": "float32 [2, C]"}}
->>>>>>> 776b86f (A client's fault is dropped or ends the run, by name: form, value, silence, a dead process)
     downlink = ("style",)
     frozen = ("style.",)
 

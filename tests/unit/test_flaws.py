@@ -118,13 +118,28 @@ def test_a_state_of_the_models_form():
         ({"1": [torch.zeros(4, 7)], "2": []}, "float32 [j, C]", True),
         ({"1": [torch.zeros(4, 7), torch.zeros(4, 6)]}, "float32 [j, C]", False),
         ("anything", "", True),
+        ({"x": MODEL["w"]}, "model within net.", False),
+        (None, "float | NoneType", True),
+        (1, "float | NoneType", False),
+        ([], "float", False),
+        ([1.0], "float", False),
+        ({"a": 1, "b": torch.zeros(7)}, {"a": "int", "b": "float32 [C]"}, True),
+        ({"a": 1}, {"a": "int", "b": "float32 [C]"}, False),
+        ({"a": 1, "b": "x"}, {"a": "int", "b": "float32 [C]"}, False),
+        ([1], {"a": "int"}, False),
     ],
 )
 def test_declared_forms(value, form, sound):
     assert (misform("style", value, form, MODEL, {"C": 7}) is None) == sound
 
 
-def test_a_capital_is_what_came_first():
+def test_names_behind_a_prefix():
+    model = {"net.w": torch.zeros(2), "head.w": torch.zeros(3)}
+    assert misform("g", {"w": torch.ones(3)}, "model within head.", model, {}) is None
+    assert misform("g", {"w": torch.ones(2)}, "model within head.", model, {}) is not None
+
+
+def test_a_letter_is_what_came_first():
     sizes = {}
     assert misform("s", torch.zeros(2, 5), "float32 [2, C]", MODEL, sizes) is None
     assert sizes == {"C": 5}

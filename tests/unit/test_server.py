@@ -261,7 +261,7 @@ def test_what_a_client_sends_must_be_declared():
     with pytest.raises(PluginError) as caught:
         list(server.ask(fit))
     assert str(caught.value) == (
-        "client function 'fit' sent gaps, images, which the method does not declare: "
+        "client function 'fit' sent gaps, images from client_0, which the method does not declare: "
         "add it to uplink['fit']"
     )
 

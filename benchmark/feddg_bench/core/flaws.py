@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +14,17 @@ from feddg_bench.core.messages import leaves
 
 _HUGE = 2.0**64
 """About the square root of the largest float32."""
+
+
+Form = str | Mapping[str, str]
+"""What a client's payload must look like.
+
+For tensors by name ``model``, ``model without PREFIX`` or ``model within PREFIX`` (names behind
+it), each with ``part of`` before it where some may be missing; else the `form_of` a number, or of
+every tensor in the payload, or several with `` | `` between them. A size may be a capital, for what
+all clients share, or a small letter, for what is the same in one reply. "" allows everything; a
+mapping gives a form to each key of a dict, and all must be there.
+"""
 
 
 class Flaw(NamedTuple):
@@ -64,32 +75,39 @@ def misfit(weights: Any, model: Mapping[str, Tensor], *, whole: bool = True) -> 
 
 
 def misform(
-    name: str, value: Any, form: str, model: Mapping[str, Tensor], sizes: dict[str, int]
+    name: str, value: Any, form: Form, model: Mapping[str, Tensor], sizes: MutableMapping[str, int]
 ) -> Flaw | None:
     """Return where what a client sends first differs from its declared form, if anywhere.
 
     Args:
         name: Of what it sends.
         value: What it sends.
-        form: ``model``, ``model without PREFIX`` or ``part of model`` for tensors by name; or the
-            form (see `form_of`) of everything in ``value``, where a size may be a capital, for what
-            all clients share, or a small letter, for what each has its own of. "" allows all.
+        form: See `Form`.
         model: The global model.
-        sizes: What capitals stand for, as far as it is known; new ones are added.
+        sizes: What letters stand for, as far as it is known; new ones are added.
     """
+    if not isinstance(form, str):
+        if not isinstance(value, Mapping) or value.keys() != form.keys():
+            return Flaw(name, f"is not a dict of {', '.join(form)}", form=True)
+        flaws = (misform(f"{name}.{k}", value[k], form[k], model, sizes) for k in form)
+        return next(filter(None, flaws), None)
     if "model" in form:
-        left_out = form.partition(" without ")[2]
-        expected = {n: t for n, t in model.items() if not left_out or not n.startswith(left_out)}
-        flaw = misfit(value, expected, whole=form.split()[0] == "model")
+        _, within, prefix = form.partition(" within ")
+        left_out = form.partition(" without ")[2] if not within else None
+        expected = {
+            n.removeprefix(prefix): tensor
+            for n, tensor in model.items()
+            if (n.startswith(prefix) if within else not left_out or not n.startswith(left_out))
+        }
+        flaw = misfit(value, expected, whole=not form.startswith("part"))
         return flaw and flaw._replace(name=f"{name}.{flaw.name}".rstrip("."))
-    for path, leaf in leaves(value, name) if form else ():
+    for path, leaf in leaves(value, name) if "[" in form else [(name, value)] if form else ():
         wanted = form
         for place, size in enumerate(form.partition("[")[2].rstrip("]").split(", ")):
             if size.isalpha() and isinstance(leaf, Tensor) and place < leaf.dim():
-                found = leaf.shape[place]
-                number = sizes.setdefault(size, found) if size.isupper() else found
+                number = sizes.setdefault(size, leaf.shape[place])
                 wanted = re.sub(rf"\b{size}\b", str(number), wanted)
-        if form_of(leaf) != wanted:
+        if form_of(leaf) not in wanted.split(" | "):
             return Flaw(path, f"is {form_of(leaf)}, expected {wanted}", form=True)
     return None
 

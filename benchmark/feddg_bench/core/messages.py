@@ -122,8 +122,8 @@ def leaves(payload: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     else:
         strange = None
         if isinstance(payload, Tensor):
-            if payload.layout != torch.strided:
-                strange = f"tensor of layout {payload.layout}"
+            if payload.layout != torch.strided or payload.is_meta:
+                strange = f"tensor of layout {payload.layout} on {payload.device}"
         elif isinstance(payload, int):
             if payload.bit_length() > 1023:  # no float, and endless text
                 strange = f"number of {payload.bit_length()} bits"

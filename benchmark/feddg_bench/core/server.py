@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from feddg_bench.common.errors import ClientError, DataError, PluginError
 from feddg_bench.config.schema import FederationSettings
-from feddg_bench.core.flaws import Flaw, misfit, misform, nonfinite
+from feddg_bench.core.flaws import Flaw, Form, misfit, misform, nonfinite
 from feddg_bench.core.messages import (
     LocalUpdate,
     Payload,
@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-Uplink = Mapping[str, tuple[str, ...] | Mapping[str, str]]
-"""Client function -> names of what it may send, or their forms (`feddg_bench.core.flaws.misform`).
+Uplink = Mapping[str, tuple[str, ...] | Mapping[str, Form]]
+"""Client function -> names of what it may send, or their forms (`feddg_bench.core.flaws.Form`).
 
 ``weights`` has the form ``model`` where it is not said.
 """
@@ -298,20 +298,22 @@ class Server:
         undeclared = sorted(set(sent) - set(self._uplink.get(call, ())))
         if undeclared:
             raise PluginError(
-                f"client function {call!r} sent {', '.join(undeclared)}, which the method does not "
-                f"declare: add it to uplink[{call!r}]"
+                f"client function {call!r} sent {', '.join(undeclared)} from {reply.client}, which "
+                f"the method does not declare: add it to uplink[{call!r}]"
             )
         self.ledger.bytes["up"] += nbytes(sent)
         self.ledger.clients[reply.client] = reply.seconds.get("work", 0.0)
         declared = self._uplink.get(call, ())
         forms = declared if isinstance(declared, Mapping) else {}
+        sizes = dict(self._sizes)
         for name, value in sent.items():
             form = forms.get(name, "model" if name == "weights" else "")
-            flaw = misform(name, value, form, self.weights, self._sizes)
+            flaw = misform(name, value, form, self.weights, sizes)
             if flaw is not None:
                 return flaw
         flaw = nonfinite(sent)
         if flaw is None:
+            self._sizes = {size: number for size, number in sizes.items() if size.isupper()}
             self.ledger.log(reply.metrics, reply.num_examples)
         return flaw
 
