@@ -318,6 +318,8 @@ OTHER = {
     "federation.bn": "local",
     "federation.weighting": "uniform",
     "federation.server_lr": 0.5,
+    "federation.on_fault": "fail",
+    "federation.client_timeout": 60.0,
     "evaluation.every": 2,
     "evaluation.batch_size": 64,
     "hyper": {"mu": 0.5},
