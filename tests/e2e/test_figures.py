@@ -60,6 +60,8 @@ def test_all_draws_what_records_are_enough_for(feddg: Run) -> None:
         "overhead-digits4-ltdo-quick-lambda-0",
         "overhead-digits4-ltdo-quick-lambda-1",
     ]
+    assert done.out.count("a profile takes 3 runs") == 2
+    assert done.out.count("ranks: it takes two methods on two data sets") == 1
     assert done.out.count("clients: the records hold no two values of K/N") == 1
     records = [read_record(path) for path in Path("results/runs").glob("*.json")]
     expected = {

@@ -27,6 +27,7 @@ from feddg_bench.analysis.figures.embedding import embed
 from feddg_bench.analysis.figures.gradcam import explain, grad_cam
 from feddg_bench.analysis.figures.overhead import overhead
 from feddg_bench.analysis.figures.partition import heat_maps
+from feddg_bench.analysis.figures.rankings import critical_difference, profiles, ranks
 from feddg_bench.analysis.figures.scores import convergence, leaderboard, swept
 from feddg_bench.analysis.figures.series import Choice, Frame, frames, series
 from feddg_bench.analysis.figures.training import wanted_rounds
@@ -95,8 +96,8 @@ def only_frame(results: Path) -> Frame:
     return frame
 
 
-def numbers(picture: Picture | None) -> list[dict[str, str]]:
-    assert picture is not None
+def numbers(picture: Picture | str | None) -> list[dict[str, str]]:
+    assert isinstance(picture, Picture)
     assert picture.sheet is not None
     return list(csv.DictReader(io.StringIO(picture.sheet.text())))
 
@@ -248,6 +249,56 @@ def test_leaderboard_is_by_mean_under_a_rule(add: Add, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("drawing")
+def test_profiles_are_shares_of_runs_weighted_by_scenario(add: Add, tmp_path: Path) -> None:
+    for scenario, values in (("oc-i-p", (0.2, 0.6)), ("ic-p-o", (0.4,))):
+        for seed, value in enumerate(values):
+            add(test=(value,), seed=seed, scenario=scenario)
+    (frame,) = frames(read_runs(tmp_path))
+    found = numbers(profiles(frame, EVERYTHING))
+    shares = [(float(row["threshold"]), float(row["share"])) for row in found]
+    assert shares[0] == (pytest.approx(20), 100)
+    assert shares[-1] == (pytest.approx(60), 25)
+    at = {round(threshold, 1): share for threshold, share in shares}
+    assert (at[20.4], at[39.6], at[40.4], at[59.6]) == (75, 75, 25, 25)
+    assert all(float(row["low"]) <= float(row["share"]) <= float(row["high"]) for row in found)
+    add("moon", partition={"heterogeneity": 0.5})
+    assert "a profile takes 3 runs" in str(profiles(frames(read_runs(tmp_path))[1], EVERYTHING))
+
+
+@pytest.mark.usefixtures("drawing")
+def test_ranks_are_over_data_sets_and_said_to_be_few(add: Add, tmp_path: Path) -> None:
+    accuracy = {"fedavg": 0.5, "moon": 0.7, "pardon": 0.6}
+    for method, value in accuracy.items():
+        add(method, test=(value,))
+    runs = read_runs(tmp_path)
+    assert "two methods on two data sets" in str(ranks(runs, EVERYTHING))
+    others = [replace(run, dataset=name) for run in runs for name in ("pacs", "rmnist")]
+    add("ccst", test=(0.9,))
+    picture = ranks([*read_runs(tmp_path), *others], EVERYTHING)
+    assert isinstance(picture, Picture)
+    rows = numbers(picture)
+    assert [(row["series"], row["average rank"]) for row in rows] == [
+        ("moon", "1.0"),
+        ("pardon", "2.0"),
+        ("fedavg", "3.0"),
+    ]
+    assert picture.notes == ()  # of a method on one data set alone nothing is said
+    said = picture.figure.legends[0].get_title().get_text()
+    assert "3 data sets are few" in said
+    assert "p = 0.05" in said  # Friedman's statistic is 6 with two degrees of freedom
+
+
+@pytest.mark.parametrize(
+    ("methods", "q"),
+    list(enumerate((1.960, 2.343, 2.569, 2.728, 2.850, 2.949, 3.031, 3.102, 3.164), 2)),
+)
+def test_critical_difference_is_that_of_demsar(methods: int, q: float) -> None:
+    """Table 5(a) of his paper: critical values of the Nemenyi test at 0.05."""
+    expected = q * np.sqrt(methods * (methods + 1) / (6 * 14))
+    assert critical_difference(methods, 14) == pytest.approx(expected, abs=1.1e-3)
+
+
+@pytest.mark.usefixtures("drawing")
 def test_overhead_of_two_runs(add: Add, tmp_path: Path) -> None:
     add(seconds={"training": 2.0, "aggregation": 0.5}, once=1.0)
     add(seconds={"training": 4.0, "evaluation": 1.0}, once=3.0, seed=1, workers=2)
@@ -310,8 +361,8 @@ def test_what_is_drawn_is_what_the_sheet_says(add: Add, tmp_path: Path) -> None:
 
 def test_many_methods_get_a_panel_each_and_few_share_one() -> None:
     def points(count: int) -> pd.DataFrame:
-        rows = [(f"m{n}", x, n * x, np.nan) for n in range(count) for x in (1.0, 2.0)]
-        return pd.DataFrame(rows, columns=["series", "x", "mean", "std"])
+        rows = [(f"m{n}", x, n * x, np.nan, np.nan) for n in range(count) for x in (1.0, 2.0)]
+        return pd.DataFrame(rows, columns=["series", "x", "mean", "low", "high"])
 
     axis = Axis("round", "after round 2")
     with styled():

@@ -33,6 +33,8 @@ OF_RECORDS = {
     "leaderboard": "Draw the key metric of each method, best first, with that of each scenario.",
     "lambda": "Draw accuracy, or another key metric, against the heterogeneity lambda.",
     "clients": "Draw accuracy, or another key metric, against K/N: the clients of a round.",
+    "profiles": "Draw which share of each method's runs reaches how much of the key metric.",
+    "ranks": "Draw average ranks over data sets, joined where they differ too little to count.",
     "overhead": "Draw the seconds of a round by phase for each method, and those before round 1.",
 }
 """Figure -> its help. There is one for each data set, protocol, recipe and federation."""
@@ -104,14 +106,23 @@ def _listed(text: str | None) -> tuple[str, ...] | None:
 
 def _pictures(name: str, runs: list[Run], choice: Choice) -> Iterable[Picture | str]:
     """Yield the figures of a name, or why there is none."""
-    from feddg_bench.analysis.figures import overhead, scores
+    from feddg_bench.analysis.figures import overhead, rankings, scores
     from feddg_bench.analysis.figures.series import frames
 
     if name in scores.SWEEPS:
         found = scores.swept(runs, name, choice)
         yield from found or (_unswept(name, choice),)
         return
-    draw = getattr(overhead if name == "overhead" else scores, name)
+    if name == "ranks":
+        yield rankings.ranks(runs, choice)
+        return
+    draws = {
+        "convergence": scores.convergence,
+        "leaderboard": scores.leaderboard,
+        "profiles": rankings.profiles,
+        "overhead": overhead.overhead,
+    }
+    draw = draws[name]
     for frame in frames(runs):
         yield draw(frame, choice) or f"{frame.name}: no round was evaluated on {choice.split}"
 

@@ -279,6 +279,26 @@ def iqm(sample: Sample) -> Estimate:
     return Estimate(value, *_ends(interquartile_mean(values[_strata(counts, 0)])))
 
 
+def profile(sample: Sample, thresholds: Values) -> tuple[Values, Values, Values]:
+    """Return a performance profile: the share of runs that reach each threshold, and its interval.
+
+    It is the mean over scenarios of the share of their seeds (Agarwal et al., NeurIPS 2021); the
+    interval is as for `iqm`, NaN where each scenario has one seed. All are [T], as `thresholds`.
+    """
+    groups = list(by_scenario(sample).values())
+    weights = np.concatenate([np.full(len(group), 1 / len(group)) for group in groups])
+    values, counts = np.concatenate(groups), tuple(map(len, groups))
+
+    def reached(drawn: Values) -> Values:
+        hits = drawn[..., None] >= thresholds
+        return np.asarray((hits * weights[:, None]).sum(axis=-2) / len(groups))
+
+    if max(counts) < 2:
+        return reached(values), *np.full((2, len(thresholds)), NAN)
+    low, high = np.quantile(reached(values[_strata(counts, 0)]), (0.025, 0.975), axis=0)
+    return reached(values), low, high
+
+
 def improvement(row: Sample, other: Sample, *, lower_is_better: bool = False) -> Estimate:
     """Return the probability that a run of the row is better than one of the other.
 

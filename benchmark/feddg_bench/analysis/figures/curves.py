@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -38,32 +39,42 @@ class Axis:
 
     Attributes:
         label: Name and unit.
-        end: The last place in words, such as ``round 50``.
+        end: Where the number beside a name is from, such as ``after round 50``.
         ticks: Where there are ticks; empty leaves that to matplotlib.
         names: What the ticks say; empty for their numbers.
+        left: Where the axis begins, if there are no ticks.
     """
 
     label: str
     end: str
     ticks: tuple[float, ...] = ()
     names: tuple[str, ...] = ()
+    left: float = 0
 
 
-def draw_curves(points: pd.DataFrame, axis: Axis, ylabel: str, title: str, said: str) -> Figure:
-    """Return a figure of curves, the band of a deviation around those over several seeds.
+def draw_curves(
+    points: pd.DataFrame,
+    axis: Axis,
+    ylabel: str,
+    title: str,
+    said: str,
+    numbers: Mapping[str, float] | None = None,
+) -> Figure:
+    """Return a figure of curves, with the bands around them that the points have.
 
     Args:
-        points: ``series, x, mean, std``; see `feddg_bench.analysis.figures.series.means`.
+        points: ``series, x, mean, low, high``; see `feddg_bench.analysis.figures.series.means`.
         axis: What lies along x.
         ylabel: What the values are.
         title: Above the figure.
         said: What they are means of; stands below.
+        numbers: What orders the series and stands beside their names; else their last values.
     """
     curves = {str(name): part for name, part in points.groupby("series")}
-    if points["std"].notna().any():
-        said += "; band: one standard deviation over seeds"
-    draw = _together if len(curves) <= MOST else _apart
-    return draw(curves, axis, ylabel, title, said)
+    if len(curves) <= MOST:
+        return _together(curves, axis, ylabel, title, said)
+    last = {label: _last(curve) for label, curve in curves.items()}
+    return _apart(curves, axis, ylabel, title, said, numbers or last)
 
 
 Curves = dict[str, pd.DataFrame]
@@ -120,11 +131,18 @@ def _name_ends(axes: Axes, curves: Curves, styles: dict[str, dict[str, Any]]) ->
         axes.annotate(label, where, va="center", color=style["color"], annotation_clip=False)
 
 
-def _apart(curves: Curves, axis: Axis, ylabel: str, title: str, said: str) -> Figure:
-    """Draw a panel for each curve, best at its end first; all others pale behind it."""
+def _apart(
+    curves: Curves,
+    axis: Axis,
+    ylabel: str,
+    title: str,
+    said: str,
+    numbers: Mapping[str, float],
+) -> Figure:
+    """Draw a panel for each curve, the best first; all others pale behind it."""
     from matplotlib.lines import Line2D
 
-    order = sorted(curves, key=lambda label: (-_last(curves[label]), label))
+    order = sorted(curves, key=lambda label: (-numbers[label], label))
     rows = math.ceil(len(order) / COLUMNS)
     figure = new_figure(1.75 * COLUMNS, 0.9 + 1.35 * rows)
     grid = figure.subplots(rows, COLUMNS, sharex=True, sharey=True, squeeze=False)
@@ -149,7 +167,7 @@ def _apart(curves: Curves, axis: Axis, ylabel: str, title: str, said: str) -> Fi
         _line(axes, curves[label], marker=marker, markersize=2.5, **own)
         _dress(axes, curves, axis)
         axes.tick_params(axis="x", labelsize=6.5)  # lambda 0 and 0.1 stand side by side
-        axes.set_title(f"{label}  {_last(curves[label]):.1f}", loc="left", pad=3)
+        axes.set_title(f"{label}  {numbers[label]:.1f}", loc="left", pad=3)
     figure.supylabel(ylabel, fontsize=8)
     if REFERENCE not in curves:
         del styles[REFERENCE]
@@ -163,9 +181,8 @@ def _line(axes: Axes, curve: pd.DataFrame, *, band: bool = True, **style: Any) -
         axes.axhline(_last(curve), **{**style, "marker": None})
         return
     axes.plot(curve.x, curve["mean"], markevery=math.ceil(len(curve) / MARKED), **style)
-    if band and curve["std"].any():
-        deviation = curve["std"].fillna(0)
-        ends = curve["mean"] - deviation, curve["mean"] + deviation
+    if band and (curve.low < curve.high).any():
+        ends = curve.low.fillna(curve["mean"]), curve.high.fillna(curve["mean"])
         axes.fill_between(curve.x, *ends, color=style["color"], alpha=0.15, linewidth=0)
 
 
@@ -177,4 +194,4 @@ def _dress(axes: Axes, curves: Curves, axis: Axis) -> None:
         margin = 0.04 * (max(wide) - min(wide) or 1)
         axes.set_xlim(min(wide) - margin, max(wide) + margin)
     else:
-        axes.set_xlim(left=0)
+        axes.set_xlim(left=axis.left)

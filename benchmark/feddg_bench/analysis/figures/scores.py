@@ -11,10 +11,10 @@ import pandas as pd
 from feddg_bench.analysis.figures.curves import FLAT, Axis, draw_curves
 from feddg_bench.analysis.figures.drawing import MARKERS, Picture, Sheet, entitle, new_figure
 from feddg_bench.analysis.figures.series import (
+    BAND,
     SPLIT_NAMES,
     Choice,
     Frame,
-    chosen_value,
     comparable,
     curve_of,
     frames,
@@ -38,7 +38,8 @@ def convergence(frame: Frame, choice: Choice) -> Picture | None:
     points = means(values, scenarios)
     if points.empty:
         return None
-    said = over(scenarios, frame.scenario_labels(), points.seeds.map(len))
+    said = over(scenarios, frame.scenario_labels(), points)
+    said += BAND if points["std"].any() else ""
     axis = Axis("round", f"after round {points.x.max():g}")
     title = f"{frame.title}: {SPLIT_NAMES[choice.split]}"
     figure = draw_curves(points, axis, frame.metric_label(choice.split), title, said)
@@ -138,7 +139,7 @@ def _swept(
     at = {place: place[0] if len(place) == 1 else float(n) for n, place in enumerate(shown)}
 
     def numbers(run: Run) -> dict[float, float]:
-        place, value = places[run.key], chosen_value(run, choice)
+        place, value = places[run.key], choice.value(run)
         x = FLAT if place is None else at.get(place)
         return {} if value is None or x is None else {x: value}
 
@@ -155,8 +156,8 @@ def _swept(
     points = means(pd.concat([kept, values[same]]), scenarios)
     names = tuple(f"{place[varied]:g}" for place in shown)
     axis = Axis(label, f"at {sweep.letters[varied]} = {names[-1]}", tuple(at.values()), names)
-    seeds = points.seeds[points.x != FLAT].map(len)
-    said = f"{over(scenarios, frame.scenario_labels(), seeds)}; rule {choice.rule}"
+    several = over(scenarios, frame.scenario_labels(), points[points.x != FLAT])
+    said = f"{several}; rule {choice.rule}{BAND if points['std'].any() else ''}"
     title = f"{frame.title}: {SPLIT_NAMES[choice.split]}"
     figure = draw_curves(points, axis, frame.metric_label(choice.split), title, said)
     words = {at[place]: f"{place[1]:g}/{place[0]:g}" for place in shown if len(place) == 2}
@@ -176,12 +177,7 @@ def _at_every_point(values: pd.DataFrame, scenarios: int) -> pd.DataFrame:
 
 def leaderboard(frame: Frame, choice: Choice) -> Picture | None:
     """Draw the mean of each method, best first, with the means of single scenarios."""
-
-    def numbers(run: Run) -> dict[float, float]:
-        value = chosen_value(run, choice)
-        return {} if value is None else {0: value}
-
-    values, scenarios, notes = comparable(measure(frame.runs, numbers))
+    values, scenarios, notes = comparable(measure(frame.runs, choice.one_number))
     points = means(values, scenarios).sort_values(
         ["mean", "series"], ascending=[False, True], ignore_index=True
     )
@@ -212,7 +208,7 @@ def leaderboard(frame: Frame, choice: Choice) -> Picture | None:
     axes.set_ylim(len(points) - 0.4, -0.6)
     axes.grid(axis="both")
     axes.set_xlabel(frame.metric_label(choice.split))
-    said = f"{over(scenarios, labels, points.seeds.map(len))}; rule {choice.rule}"
+    said = f"{over(scenarios, labels, points)}; rule {choice.rule}"
     said += "; open marks: single scenarios" if several else ""
     said += "; whiskers: one standard deviation over seeds" if points["std"].any() else ""
     title = f"{frame.title}: {SPLIT_NAMES[choice.split]}"

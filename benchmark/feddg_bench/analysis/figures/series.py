@@ -92,6 +92,15 @@ class Choice:
             raise DataError(f"no records in {self.results} match; make some: {self._command()}")
         return found
 
+    def value(self, run: Run) -> float | None:
+        """Return a run's key metric in the round that the rule chooses, a share in percent."""
+        return key_metric(run, run.evaluation(self.rule), self.split)
+
+    def one_number(self, run: Run) -> dict[float, float]:
+        """Return the same for `measure`, at x = 0."""
+        value = self.value(run)
+        return {} if value is None else {0: value}
+
     def _command(self) -> str:
         """Return the command that makes records of this choice."""
         parts = ["feddg-bench run", f"--method {','.join(self.method or ('fedavg', 'pardon'))}"]
@@ -201,6 +210,8 @@ def comparable(
         values: See `measure`.
         least: Points that a series needs to be drawn.
     """
+    if values.empty:
+        return values, frozenset(), []
     there = values.groupby(["series", "x"]).scenario.agg(frozenset)
 
     def kept(scenarios: frozenset[str]) -> int:
@@ -210,7 +221,6 @@ def comparable(
     best: frozenset[str] = max(
         set(there),
         key=lambda chosen: (kept(chosen) * len(chosen), kept(chosen), sorted(chosen)),
-        default=frozenset(),
     )
     whole = there.map(best.issubset)
     notes = []
@@ -227,10 +237,10 @@ def comparable(
 
 
 def means(values: pd.DataFrame, scenarios: Collection[str]) -> pd.DataFrame:
-    """Return means over seeds of means over scenarios: ``series, x, mean, std, seeds``.
+    """Return means over seeds of means over scenarios: ``series, x, mean, std, seeds, low, high``.
 
     A seed counts at an x if it has all scenarios there; ``std`` is the sample standard deviation
-    over seeds, NaN for one.
+    over seeds, NaN for one, and ``low`` and ``high`` are so far from the mean.
     """
     here = values[values.scenario.isin(list(scenarios))].drop_duplicates(
         ["series", "x", "seed", "scenario"], keep="last"
@@ -238,18 +248,22 @@ def means(values: pd.DataFrame, scenarios: Collection[str]) -> pd.DataFrame:
     seeds = here.groupby(["series", "x", "seed"]).value.agg(["mean", "count"]).reset_index()
     whole = seeds[seeds["count"] == len(scenarios)].groupby(["series", "x"])
     found = whole.agg(mean=("mean", "mean"), std=("mean", "std"), seeds=("seed", tuple))
-    return found.reset_index()
+    ends = {"low": found["mean"] - found["std"], "high": found["mean"] + found["std"]}
+    return found.assign(**ends).reset_index()
 
 
-def over(scenarios: Collection[str], labels: Mapping[str, str], seeds: Iterable[int]) -> str:
+BAND = "; band: one standard deviation over seeds"
+
+
+def over(scenarios: Collection[str], labels: Mapping[str, str], points: pd.DataFrame) -> str:
     """Return what means are over, in words.
 
     Args:
         scenarios: Their names.
         labels: What they are called.
-        seeds: How many seeds there are, at each point.
+        points: See `means`.
     """
-    counts = sorted(set(seeds)) or [0]
+    counts = sorted(set(points.seeds.map(len))) or [0]
     many = " to ".join(map(str, counts if len(counts) == 1 else (counts[0], counts[-1])))
     said = f"{many} seed{'' if counts == [1] else 's'}"
     if len(scenarios) == 1:
@@ -261,11 +275,6 @@ def key_metric(run: Run, evaluation: Evaluation | None, split: str) -> float | N
     """Return the key metric on a split, a share in percent; ``None`` if it was not measured."""
     value = None if evaluation is None else split_metric(evaluation, split, run.metric.name)
     return None if value is None else run.metric.display(value)
-
-
-def chosen_value(run: Run, choice: Choice) -> float | None:
-    """Return the key metric in the round that the selection rule chooses."""
-    return key_metric(run, run.evaluation(choice.rule), choice.split)
 
 
 def curve_of(run: Run, split: str) -> dict[int, float]:

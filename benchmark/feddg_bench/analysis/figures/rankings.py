@@ -1,0 +1,144 @@
+"""Figures of how methods stand to each other: performance profiles, and ranks over data sets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from feddg_bench.analysis.figures.curves import Axis, draw_curves
+from feddg_bench.analysis.figures.drawing import Picture, Sheet, entitle, new_figure
+from feddg_bench.analysis.figures.series import (
+    SPLIT_NAMES,
+    Choice,
+    Frame,
+    comparable,
+    frames,
+    means,
+    measure,
+    over,
+)
+from feddg_bench.records.runs import Run
+from feddg_bench.records.statistics import LEVEL, profile
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+THRESHOLDS = 101
+LEAST = 3
+"""Runs of a method of which a profile says something."""
+FEW = 10
+"""Data sets up to which a diagram of ranks says that they are few (Demsar, JMLR 2006)."""
+
+
+def profiles(frame: Frame, choice: Choice) -> Picture | str | None:
+    """Draw which share of each method's runs reaches how much of the key metric.
+
+    Returns a sentence where no method has `LEAST` runs.
+    """
+    values, scenarios, notes = comparable(measure(frame.runs, choice.one_number))
+    if values.empty:
+        return None
+    if values.groupby("series").size().max() < LEAST:
+        return f"{frame.name}: a profile takes {LEAST} runs of a method"
+    thresholds = np.linspace(values.value.min(), values.value.max(), THRESHOLDS)
+    parts = []
+    for label, part in values.groupby("series"):
+        sample = {((0, r.scenario), r.seed): r.value for r in part.itertuples()}
+        share, low, high = profile(sample, thresholds)
+        points = {"x": thresholds, "mean": 100 * share, "low": 100 * low, "high": 100 * high}
+        parts.append(pd.DataFrame({"series": label, **points}))
+    curves = pd.concat(parts, ignore_index=True)
+    found = means(values, scenarios)
+    said = f"{over(scenarios, frame.scenario_labels(), found)}; rule {choice.rule}"
+    if curves.low.notna().any():
+        said += "; band: 95 % of a bootstrap over seeds inside each scenario"
+    label = frame.metric_label(choice.split)
+    title = f"{frame.title}: {SPLIT_NAMES[choice.split]}, performance profiles"
+    numbers = dict(zip(found.series, found["mean"], strict=True))
+    axis = Axis(label, "as a mean over runs", left=thresholds[0])
+    figure = draw_curves(curves, axis, "runs that reach it (%)", title, said, numbers)
+    columns = ("series", "x", "mean", "low", "high")
+    rows = curves[list(columns)].itertuples(index=False, name=None)
+    sheet = Sheet(("series", "threshold", "share", "low", "high"), tuple(rows))
+    return Picture(f"profiles-{frame.name}{choice.suffix}", figure, sheet, tuple(notes))
+
+
+def critical_difference(methods: int, datasets: int) -> float:
+    """Return by how much average ranks must differ (Nemenyi, 1963) to count at `LEVEL`.
+
+    >>> round(critical_difference(4, 14), 2)
+    1.25
+    """
+    from scipy.stats import studentized_range  # type: ignore[import-untyped]
+
+    q = float(studentized_range.ppf(1 - LEVEL, methods, np.inf)) / math.sqrt(2)
+    return q * math.sqrt(methods * (methods + 1) / (6 * datasets))
+
+
+def ranks(runs: Sequence[Run], choice: Choice) -> Picture | str:
+    """Draw average ranks over data sets with the critical difference (Demsar, JMLR 2006).
+
+    A data set counts once, with the protocol, recipe and federation of which there are most runs.
+    Returns a sentence where no two methods share two data sets.
+    """
+    largest: dict[str, Frame] = {}
+    for frame in sorted(frames(runs), key=lambda frame: (-len(frame.runs), frame.name)):
+        largest.setdefault(frame.runs[0].dataset, frame)
+    rows = []
+    for frame in largest.values():
+        name = f"{frame.runs[0].dataset} {frame.runs[0].protocol}"
+        values, scenarios, _ = comparable(measure(frame.runs, choice.one_number))
+        rows += [(p.series, name, 0, 0, p.mean) for p in means(values, scenarios).itertuples()]
+    measured = pd.DataFrame(rows, columns=["series", "scenario", "seed", "x", "value"])
+    shared, _, notes = comparable(measured[measured.groupby("series").x.transform("size") > 1])
+    table = shared.pivot_table(index="scenario", columns="series", values="value")
+    if min(table.shape) < 2:
+        return (
+            f"ranks: it takes two methods on two data sets, and the records have none: "
+            f"{', '.join(f'{len(f.runs)} runs of {d}' for d, f in sorted(largest.items()))}"
+        )
+    from scipy.stats import friedmanchisquare
+
+    found = table.rank(axis=1, ascending=False).mean().sort_values(kind="stable")
+    gap = critical_difference(len(found), len(table))
+    p = friedmanchisquare(*table.to_numpy().T).pvalue if len(found) > 2 else math.nan
+    figure = new_figure(6.6, 1.1 + 0.2 * len(found))
+    _diagram(figure, found, gap if math.isnan(p) or p < LEVEL else math.inf)
+    said = f"average rank over {len(table)} data sets ({', '.join(table.index)}), 1 is best; rule "
+    said += f"{choice.rule}; ranks that differ by less than {gap:.2f} (Nemenyi, 5 %) are joined"
+    said += "" if math.isnan(p) else f"; Friedman's test of any difference: p = {p:.2g}"
+    if len(table) <= FEW:
+        said += f"\n{len(table)} data sets are few: hardly any difference could be found"
+    entitle(figure, f"Ranks over data sets: {SPLIT_NAMES[choice.split]}", said)
+    shown = [(name, rank, *table[name]) for name, rank in found.items()]
+    sheet = Sheet(("series", "average rank", *table.index), tuple(shown))
+    notes = [note.replace("run of", "mean of") for note in notes]
+    return Picture(f"ranks{choice.suffix}", figure, sheet, tuple(notes))
+
+
+def _diagram(figure: Figure, ranks: pd.Series[float], gap: float) -> None:
+    """Draw methods at their ranks, and bars under those that differ by less than the gap."""
+    axes = figure.subplots()
+    for place, (name, rank) in enumerate(ranks.items()):
+        axes.plot([rank, rank, len(ranks) + 0.3], [-1, place, place], color="black", linewidth=0.8)
+        axes.annotate(f" {name}  {rank:.2f}", (len(ranks) + 0.3, place), va="center")
+    bars = 0
+    last = -1
+    values = ranks.to_numpy()
+    for first, rank in enumerate(values):
+        end = int(np.flatnonzero(values - rank < gap)[-1])
+        if end > first and end > last:
+            bars, last = bars + 1, end
+            span = [rank - 0.05, values[end] + 0.05]
+            axes.plot(span, [-1 + 0.35 * bars] * 2, color="black", linewidth=3)
+    axes.set_xlim(0.9, len(ranks) + 0.3)
+    axes.set_ylim(len(ranks), -1)
+    axes.xaxis.tick_top()
+    axes.set_xticks(range(1, len(ranks) + 1))
+    axes.set_yticks([])
+    axes.spines[["left", "bottom"]].set_visible(False)
+    axes.spines["top"].set_visible(True)
