@@ -91,9 +91,9 @@ def start_run() -> Callable[..., testing.ToyRun]:
 
 
 @pytest.fixture
-def recorder() -> testing.Recorder:
+def recorder() -> testing.TaskRecorder:
     """Return an executor that remembers all tasks and replies."""
-    return testing.Recorder()
+    return testing.TaskRecorder()
 
 
 @pytest.fixture

@@ -228,6 +228,8 @@ class CCST(Method):
     @torch.no_grad()
     def restyled(self, images: Tensor) -> list[Tensor]:
         """Return copies of images [B, 3, H, W] in the styles that are drawn for them."""
+        if self.alone:  # nobody gave it a style
+            return []
         s, told, generator = self.settings, self.client.broadcast, self.generator
         assert generator is not None  # noqa: S101 - fit made it
         if s.selection == "client":
@@ -261,8 +263,7 @@ class CCST(Method):
         if images.dim() == 5:  # [1 + K, B, 3, H, W]: copies were made beforehand
             images, *copies = images.unbind(0)
         else:
-            made_before = self.alone or self.settings.transfer == "cached"
-            copies = [] if made_before else self.restyled(images)
+            copies = [] if self.settings.transfer == "cached" else self.restyled(images)
         if not copies:
             return super().training_step((images, labels), batch_idx)
         views = copies if self.settings.selection == "pass" else [torch.cat(copies)]

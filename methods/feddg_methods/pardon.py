@@ -175,12 +175,12 @@ class Pardon(Method):
         return None if self.settings.ablation == "v4" else self.restyle(client.broadcast["images"])
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        if self.alone:  # nobody gives it a style
-            return super().training_step(batch, batch_idx)
         s = self.settings
         images, labels = batch
         if images.dim() == 5:  # [2, B, 3, H, W]: the second half was made beforehand
             images, styled = images.unbind(0)
+        elif self.alone:  # nobody gave it a style
+            return super().training_step(batch, batch_idx)
         else:
             styled = self.restyle(images)
         z, z_styled = features_of_each(self, [images, styled])  # [B, D] each

@@ -445,11 +445,6 @@ def test_settings_out_of_range_are_refused(model, hyper):
         validate(model, hyper)
 
 
-def test_defaults():
-    assert AgrSumSettings().model_dump() == {"reduction": "mean"}
-    assert AgrRandSettings().model_dump() == {"reduction": "mean", "randomize_zeros": False}
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @both

@@ -269,11 +269,6 @@ def test_presets(preset, expected):
     assert validate(CCSTSettings, s.model_dump(mode="json")) == s
 
 
-def test_what_is_given_beats_the_preset():
-    s = validate(CCSTSettings, {"preset": "official", "styles": 2, "bank": "single"})
-    assert (s.styles, s.bank, s.strength) == (2, "single", 1.0)
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [

@@ -361,25 +361,6 @@ def test_one_batch(start_run, values):
 # ---------------------------------------------------------------------------------- settings
 
 
-def test_defaults():
-    s = FedADGSettings()
-    assert (s.ce_weight, s.smoothing, s.spread, s.label_scale, s.noise) == (
-        0.85,
-        0.1,
-        "others",
-        0.7,
-        0.5,
-    )
-    assert (s.form, s.order, s.train_generator, s.discriminator) == (
-        "pacs",
-        "discriminator_first",
-        True,
-        "local",
-    )
-    assert (s.adversary_lr, s.adversary_momentum, s.adversary_weight_decay) == (7e-4, 0.9, 1e-5)
-    assert (s.hidden, s.projection) == (4096, 1024)
-
-
 @pytest.mark.parametrize(
     ("variant", "weights", "noise", "epochs", "discriminator", "decay"),
     [

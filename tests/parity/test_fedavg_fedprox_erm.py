@@ -305,6 +305,7 @@ def test_erm_is_plain_training(start_run, pooled):
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 def test_erm_runs_under_the_trainer(toy_settings, pooled):
     method = build_run_method(toy_settings({"method": "erm"}), pooled)
     index = pooled.clients["client_0"]

@@ -266,22 +266,12 @@ def test_variants(variant, expected):
     assert validate(FedCCRLSettings, s.model_dump(mode="json")) == s
 
 
-def test_what_is_given_beats_the_variant():
-    s = validate(FedCCRLSettings, {"variant": "released", "lambda2": 0.7, "clamp": True})
-    assert (s.lambda2, s.clamp, s.count_self) == (0.7, True, True)
-
-
 @pytest.mark.parametrize("alignment", [{"ra": True}, {"js": True}, {}], ids=str)
 def test_alignment_needs_views(alignment):
     values = {"ccdt": False, "difp": False, **({**OFF, **alignment} if alignment else {})}
     with pytest.raises(SettingsError, match=r"^ra and js align augmented views, .* both off"):
         validate(FedCCRLSettings, values, "hyper.")
     assert validate(FedCCRLSettings, OFF).ra is False
-
-
-def test_an_unknown_variant_is_refused():
-    with pytest.raises(SettingsError, match=r"setting hyper\.variant: 'paper' is not valid"):
-        validate(FedCCRLSettings, {"variant": "paper"}, "hyper.")
 
 
 # ----------------------------------------------------------------------------- what travels

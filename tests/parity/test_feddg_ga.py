@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.streams import torch_generator
 from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import FederationSettings, TrainSettings
@@ -261,53 +260,21 @@ def test_fedccrl_extrapolates_from_negative_weights():
 # -------------------------------------------------------------------------------- settings
 
 
-OURS = {
-    "metric": "loss",
-    "gap_data": "client_val",
-    "gap_mean": "images",
-    "gap_timing": "same_round",
-    "step": 0.2,
-    "initial_weights": "uniform",
-    "without_history": "keep",
-    "fallback": "weights",
-}
-THEIRS = {
-    "default": {},
-    "official": {"metric": "accuracy"},
-    "paper": {"gap_timing": "next_participation"},
-    "pardon": {
-        "gap_data": "client_train",
-        "gap_timing": "next_participation",
-        "step": 1 / 3,
-        "without_history": "zero",
-        "fallback": "samples",
-    },
-    "fedccrl": {
-        "gap_data": "client_train",
-        "gap_mean": "batches",
-        "step": 0.001,
-        "initial_weights": "batches",
-    },
-}
-
-
 @pytest.mark.parametrize("variant", PRESETS)
-def test_variants(variant):
-    settings = validate(FedDGGASettings, {"variant": variant})
-    assert settings.model_dump() == {"variant": variant, **OURS, **THEIRS[variant]}
-    assert validate(FedDGGASettings, settings.model_dump(mode="json")) == settings
-
-
-@pytest.mark.parametrize("variant", PRESETS)
-@pytest.mark.parametrize("key", OURS)
-def test_what_is_given_beats_the_variant(variant, key):
-    settings = validate(FedDGGASettings, {"variant": variant, key: OURS[key]})
-    assert getattr(settings, key) == OURS[key]
-
-
-def test_an_unknown_variant_is_refused():
-    with pytest.raises(SettingsError, match=r"setting hyper\.variant: .* is not valid"):
-        validate(FedDGGASettings, {"variant": "papers"}, "hyper.")
+def test_when_a_variant_measures_and_what(start_run, recorder, variant):
+    """At once, or before the next round; a loss, or a share of errors."""
+    run = start_run("feddg_ga", ALL, hyper(variant=variant), executor=recorder)
+    run.rounds(2)
+    mine = [i for i, task in enumerate(recorder.tasks) if task.client == "client_0"]
+    late = variant in ("paper", "pardon")
+    steps = ["fit", "measure", "fit"] + ([] if late else ["measure"])
+    first = ["count_batches"] if variant == "fedccrl" else []
+    assert [recorder.tasks[i].call for i in mine] == first + steps
+    (measured, *_) = [
+        recorder.replies[i].value for i in mine if recorder.tasks[i].call == "measure"
+    ]
+    errors = 4 * measured["averaged"]  # of four validation images
+    assert errors.is_integer() == (variant == "official")
 
 
 # ------------------------------------------------------------------------- what is measured

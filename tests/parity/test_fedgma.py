@@ -18,7 +18,6 @@ from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import FederationSettings
 from feddg_bench.core.messages import LocalUpdate, Reply, nbytes
 from feddg_bench.core.server import NoReplyError, Server
-from feddg_bench.plugins import load_method
 from feddg_methods.fedavg import FedAvg
 from feddg_methods.fedgma import FedGMA, FedGMASettings, agreement_mask
 from feddg_methods.shared.sign_votes import SignVotes
@@ -474,18 +473,6 @@ def test_clients_send_what_fedavg_sends(start_run, recorder):
 def test_settings_out_of_range_are_refused(hyper):
     with pytest.raises(SettingsError, match=next(iter(hyper))):
         validate(FedGMASettings, hyper)
-
-
-def test_defaults_are_the_papers():
-    assert load_method("fedgma") is FedGMA
-    assert FedGMASettings().model_dump() == {
-        "threshold": 0.4,
-        "below": "score",
-        "compare": "ge",
-        "agreement_weights": "uniform",
-        "mean_weights": None,
-        "variant": "paper",
-    }
 
 
 @pytest.mark.gpu

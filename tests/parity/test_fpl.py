@@ -521,11 +521,6 @@ def test_where_every_batch_is_skipped_nobody_has_prototypes(start_run):
     assert run.server.broadcast["prototypes"] == {}
 
 
-def test_defaults():
-    s = validate(FPLSettings, {})
-    assert (s.temperature, s.divide_by, s.pardon_bugs, s.keep_absent) == (0.02, "matched", False, 0)
-
-
 @pytest.mark.parametrize(
     "values", [{"temperature": 0}, {"divide_by": "match"}, {"keep_absent": -1}], ids=str
 )

@@ -430,11 +430,6 @@ def test_every_setting_changes_what_is_learnt(start_run, values):
     assert any(n not in found or not torch.equal(found[n], base[n]) for n in base)
 
 
-def test_defaults():
-    s = validate(MoonSettings, {})
-    assert (s.mu, s.temperature, s.proj_dim) == (1.0, 0.5, None)
-
-
 @pytest.mark.parametrize(("given", "expected"), [("none", None), (None, None), (256, 256)])
 def test_width_of_the_head(given, expected):
     settings = validate(MoonSettings, {"proj_dim": given})

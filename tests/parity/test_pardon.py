@@ -12,12 +12,10 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import TrainSettings
 from feddg_bench.core.messages import Task
 from feddg_methods.pardon import (
-    PRESETS,
     Pardon,
     PardonSettings,
     cluster_centres,
@@ -192,34 +190,6 @@ def test_presets(preset, expected):
 
 def test_the_default_is_the_released_code():
     assert validate(PardonSettings, {}) == validate(PardonSettings, {"preset": "released"})
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("adain_input", "imagenet_norm"),
-        ("style_layer", "conv4_1"),
-        ("client_sigma", "mixture"),
-        ("server_style", "released"),
-        ("strength", 0.3),
-        ("median", "average"),
-    ],
-)
-def test_what_is_given_beats_the_preset(preset, key, value):
-    assert getattr(validate(PardonSettings, {"preset": preset, key: value}), key) == value
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_resolved_settings_resolve_to_themselves(preset):
-    settings = validate(PardonSettings, {"preset": preset})
-    assert validate(PardonSettings, settings.model_dump(mode="json")) == settings
-
-
-@pytest.mark.parametrize("preset", ["papers", ["paper"], 3])
-def test_an_unknown_preset_is_refused(preset):
-    with pytest.raises(SettingsError, match=r"setting hyper\.preset: .* is not valid"):
-        validate(PardonSettings, {"preset": preset}, "hyper.")
 
 
 def test_one_file_or_several():

@@ -2,7 +2,7 @@
 
 from feddg_bench.testing.contract import CONTRACT, Subject, contract_tests
 from feddg_bench.testing.toy import (
-    Recorder,
+    TaskRecorder,
     ToyRun,
     start_toy_run,
     toy_federation,
@@ -12,8 +12,8 @@ from feddg_bench.testing.toy import (
 
 __all__ = [
     "CONTRACT",
-    "Recorder",
     "Subject",
+    "TaskRecorder",
     "ToyRun",
     "contract_tests",
     "start_toy_run",

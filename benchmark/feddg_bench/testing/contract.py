@@ -18,7 +18,7 @@ from feddg_bench.core.messages import Reply, Task, Weights, content, decode, enc
 from feddg_bench.core.method import Method
 from feddg_bench.engine.executors import ProcessExecutor
 from feddg_bench.plugins import load_method
-from feddg_bench.testing.toy import Recorder, ToyRun, leaves, start_toy_run, toy_regression
+from feddg_bench.testing.toy import TaskRecorder, ToyRun, leaves, start_toy_run, toy_regression
 
 ALL_CLIENTS: Layer = {"federation": {"per_round": None}}
 
@@ -100,7 +100,7 @@ def it_learns(subject: Subject) -> None:
 def any_number_of_clients_may_take_part(subject: Subject) -> None:
     """One client, some, or all; what is sent is declared, or the server refuses it."""
     for per_round in (1, 3, None):
-        recorder = Recorder()
+        recorder = TaskRecorder()
         run = subject.run({"federation": {"per_round": per_round}}, executor=recorder)
         for result in run.rounds(2)[1:]:
             asked = {t.client for t in recorder.tasks if (t.round, t.call) == (result.round, "fit")}
@@ -120,7 +120,7 @@ def two_processes_equal_this_process(subject: Subject) -> None:
 @_checked
 def a_task_leaves_no_trace(subject: Subject) -> None:
     """Tasks of two rounds, run again in the opposite order by another worker, answer the same."""
-    recorder, again = Recorder(), Recorder()
+    recorder, again = TaskRecorder(), TaskRecorder()
     subject.run(executor=recorder).rounds(2)
     subject.run(executor=again)
     repeated = [again.worker.run(task) for task in reversed(recorder.tasks)]
@@ -167,7 +167,7 @@ def clients_that_diverge_are_dropped(subject: Subject) -> None:
 @_checked
 def messages_are_read_only_and_copies(subject: Subject) -> None:
     """A client changes nothing of what it got, and sends no tensor that later changes."""
-    recorder = Recorder()
+    recorder = TaskRecorder()
     subject.run(executor=recorder).rounds(2)
     _require(not recorder.changed, f"clients changed what they got: {sorted(recorder.changed)}")
     _require(not recorder.shared, f"not copied: {sorted(recorder.shared)}")

@@ -160,7 +160,7 @@ def start_toy_run(
     return ToyRun(settings, federation, executor, method, server)
 
 
-class Recorder(SerialExecutor):
+class TaskRecorder(SerialExecutor):
     """Runs tasks in this process and keeps a copy of every task, memory included, and reply.
 
     Attributes:
