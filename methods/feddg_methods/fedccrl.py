@@ -28,13 +28,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 """What a variant changes of the defaults: the authors' code, and the paper's mean over views."""
 
-
 MIN_PROBABILITY = 1e-7
 """Smallest mean probability inside the logarithm of the Jensen-Shannon divergence."""
 
 EPS = 1e-6
 """Added to each variance before the root, so that a constant image can be divided by its std."""
-
 
 MOST_CHAINS = 3
 """Chains at most where their number is drawn."""
@@ -223,10 +221,11 @@ def supervised_contrastive(
     reduction: Literal["mean", "sum"] = "mean",
     count_self: bool = False,
 ) -> Tensor:
-    """Contrast features of one class with all others, over the views of a batch.
+    """Contrast features of one class with all others, over the views of a batch: SC.
 
-    An anchor's loss is the mean, over the other features of its class, of the negative
-    log-softmax of their cosine similarities; the softmax runs over all features but the anchor.
+    The mean over anchors i of -1/|P(i)| sum_{p in P(i)} log(e^{z_i z_p / tau} / sum_{a != i}
+    e^{z_i z_a / tau}), with z normalised and P(i) the other features of the class of i.
+
     An anchor whose class has no other feature counts as 0.
 
     Source: Khosla et al., NeurIPS 2020, Eq. 2; FedCCRL's representation alignment is the mean of
@@ -264,8 +263,9 @@ def supervised_contrastive(
 def jensen_shannon(probabilities: Sequence[Tensor]) -> Tensor:
     """Return the Jensen-Shannon divergence of several predictions for the same images, in nats.
 
-    It is the mean over predictions of their Kullback-Leibler divergence from the mean prediction,
-    averaged over the batch. Gradients flow through the mean prediction too.
+    JS = 1/V sum_v KL(p_v || mean p), averaged over the batch.
+
+    Gradients flow through the mean prediction too.
 
     Source: FedCCRL's prediction alignment, with three predictions; as in its code the mean
     prediction is at least 1e-7 inside the logarithm.
@@ -299,11 +299,13 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def restyle(images: Tensor, mean: Tensor, std: Tensor, mix: Tensor) -> Tensor:
-    """Move every image towards a foreign style: cross-client domain transfer of FedCCRL.
+    """Move every image towards a foreign style: cross-client domain transfer (CCDT).
 
-    An image is standardised per channel by its own statistics, which are constants to autograd,
-    and given mixed ones: ``mix`` parts its own, ``1 - mix`` parts foreign. The map commutes with a
-    normalisation of the channels as long as the foreign statistics are on the scale of the images.
+    sigma' (x - mu(x)) / sigma(x) + mu', with mu' = l mu(x) + (1 - l) mean, and sigma' likewise.
+
+    mu(x) and sigma(x) are each channel's own statistics, constants to autograd, and l is ``mix``.
+    The map commutes with a normalisation of the channels as long as the foreign statistics are on
+    the scale of the images.
     Nothing is clamped: the result may leave the range of the images.
 
     FedCCRL (Wang et al., 2024) writes the weight on the foreign pair; for its symmetric Beta

@@ -40,7 +40,6 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """What a variant changes of the settings' defaults, besides the rule for the weights itself."""
 
-
 NO_SPREAD = 1e-12
 """Largest gap between generalisation gaps at which clients count as equal."""
 

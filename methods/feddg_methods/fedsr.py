@@ -145,11 +145,12 @@ def conditional_mutual_information(
     *,
     scale: float | Tensor = 1.0,
 ) -> Tensor:
-    """Bound the information that a feature has on its image beyond the class.
+    """Bound the information that a feature has on its image beyond the class: CMI.
 
-    The mean over the batch of the Kullback-Leibler divergence, in nats, of the feature's
-    distribution N(scale * mean, (scale * std)^2) from its class's reference distribution.
-    Gradients flow into the features and into the reference.
+    The mean over images of KL(N(C mu_z, (C sigma_z)^2) || N(r_mu[y], r_sigma[y]^2)).
+
+    In nats; C is ``scale``, r the reference of the image's class. Gradients flow into the features
+    and into the reference.
 
     Source: FedSR (Nguyen et al., NeurIPS 2022), the CMI regulariser; ``scale`` is a learned
     positive number in the authors' code and 1 in FedDG_Benchmark's.

@@ -199,120 +199,14 @@ class Pardon(Method):
         return loss + s.feature_weight * feature_penalty(z, z_styled, s.feature_reduction)
 
 
-def triplet_loss(
-    z: Tensor,
-    z_styled: Tensor,
-    labels: Tensor,
-    *,
-    margin: float,
-    negatives: Literal["random_one", "set_mean", "hardest"] = "random_one",
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    """Pull features to those of the same image restyled, push them off other classes.
-
-    Anchors are the features of original images, positives those of the same images after style
-    transfer, negatives those of transferred images of other classes. Features are normalised and
-    compared by Euclidean distance, not squared. Gradients flow through all three. In a batch of one
-    class nothing is negative: the loss is 0 and still part of the graph.
-
-    Source: PARDON (Nguyen et al., ICDCS 2025, arXiv 2410.22622), Eq. 7; one random negative for
-    an anchor as in FISC, its earlier version, and in the authors' code. ``set_mean`` is the
-    expectation of ``random_one``, ``hardest`` takes the nearest negative; both hold a
-    [B, B, D] tensor.
-
-    Args:
-        z: Features of original images, [B, D].
-        z_styled: Features of the same images after style transfer, [B, D].
-        labels: Class ids, [B].
-        margin: Distance by which a negative must be farther than the positive, 0 or more.
-        negatives: Which negatives an anchor meets.
-        generator: Draws the negatives of ``random_one``.
-
-    Returns:
-        A scalar, 0 or more.
-
-    Raises:
-        SettingsError: For an unknown name, or if ``random_one`` has no generator.
-    """
-    anchors = F.normalize(widened(z), dim=1, eps=1e-12)
-    styled = F.normalize(widened(z_styled), dim=1, eps=1e-12)
-    near = F.pairwise_distance(anchors, styled, eps=DISTANCE_EPS)  # [B]
-    differs = labels[:, None] != labels  # [B, B]
-    counts = differs.sum(dim=1)
-    all_negatives = choose(
-        "choice of negatives",
-        negatives,
-        {"random_one": False, "set_mean": True, "hardest": True},
-    )
-    if all_negatives:
-        far = F.pairwise_distance(anchors[:, None], styled, eps=DISTANCE_EPS)  # [B, B]
-        every = F.relu(near[:, None] - far + margin) * differs
-        mean = every.sum(dim=1) / counts.clamp(min=1)
-        hinges = every.amax(dim=1) if negatives == "hardest" else mean
-    elif generator is None:
-        raise SettingsError(
-            "negatives='random_one' needs randomness: pass generator=torch.Generator(), "
-            "or choose 'set_mean' or 'hardest'"
-        )
-    else:
-        other = styled[random_negatives(labels, generator)]
-        hinges = F.relu(near - F.pairwise_distance(anchors, other, eps=DISTANCE_EPS) + margin)
-    # Either every image of a batch has one of another class beside it, or none has.
-    return (hinges * (counts > 0)).mean()
-
-
-def random_negatives(labels: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw for every anchor one index among the examples of other classes, uniformly.
-
-    The generator advances by one number an anchor, whatever the labels are.
-
-    Args:
-        labels: Class ids, [B].
-        generator: Source of randomness, usually on the CPU whatever device the labels are on.
-
-    Returns:
-        Indices [B], int64; of no meaning in a batch of one class.
-    """
-    differs = labels[:, None] != labels  # [B, B]
-    uniform = torch.rand(
-        len(labels), dtype=torch.float64, generator=generator, device=generator.device
-    )
-    rank = (uniform.to(labels.device) * differs.sum(dim=1)).long()
-    # The negative of rank r is the first column where more than r negatives have been counted.
-    index = (differs.cumsum(dim=1) <= rank[:, None]).sum(dim=1)
-    return index.clamp(max=len(labels) - 1)
-
-
-def feature_penalty(
-    z: Tensor, z_styled: Tensor, reduction: Literal["elements", "samples"] = "elements"
-) -> Tensor:
-    """Return the mean square of the features of original and transferred images.
-
-    Source: PARDON's L_reg. The authors' code takes the mean over all B x D elements; the text
-    reads like a mean over samples, which is D times larger and does not go with its coefficient.
-
-    Args:
-        z: Features of original images, [B, D].
-        z_styled: Features of the same images after style transfer, [B, D].
-        reduction: What the sum of squares is divided by.
-
-    Returns:
-        A scalar, 0 or more.
-
-    Raises:
-        SettingsError: If ``reduction`` is unknown.
-    """
-    count = choose("reduction", reduction, {"elements": z.numel(), "samples": len(z)})
-    return (widened(z).square() + widened(z_styled).square()).sum() / count
-
-
 # -------------------------------------------------------------------------------------- styles
 
 
 def cluster_style(maps: Tensor, labels: Tensor, *, sigma: Sigma = "mixture") -> Tensor:
     """Return a client's style S_k [2, C] from its maps [N, C, H, W] and their clusters [N].
 
-    Clusters count equally, however many images they hold; see `style_from_moments`.
+    mu_k = mean_j mu(C_j), and sigma_k that of the clusters' mixture or mean_j sigma(C_j): clusters
+    C_j count equally, however many images they hold; see `style_from_moments`.
     """
     return style_from_moments(image_moments(maps), labels, sigma=sigma)
 
@@ -405,7 +299,7 @@ def median_of(rows: Tensor, middle: Literal["lower", "average"]) -> Tensor:
 
 
 def perturb_style(style: Tensor, noise: Tensor, *, shrink: float) -> Tensor:
-    """Return (1 - shrink) style + noise, with standard deviations kept at least sqrt(1e-5).
+    """Return (1 - p) S_k + noise, with standard deviations kept at least sqrt(1e-5).
 
     The protection of uploaded styles in FISC (Table 10), which follows FedPCL.
 
@@ -416,6 +310,119 @@ def perturb_style(style: Tensor, noise: Tensor, *, shrink: float) -> Tensor:
     """
     mean, std = (1 - shrink) * style + noise
     return torch.stack([mean, std.clamp(min=EPSILON**0.5)])
+
+
+# -------------------------------------------------------------------------------------- losses
+
+
+def triplet_loss(
+    z: Tensor,
+    z_styled: Tensor,
+    labels: Tensor,
+    *,
+    margin: float,
+    negatives: Literal["random_one", "set_mean", "hardest"] = "random_one",
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Pull features to those of the same image restyled, push them off other classes: L_con.
+
+    The mean over images i of max(0, ||z_i - z'_i|| - ||z_i - z'_n|| + m), where z is normalised, z'
+    are the features of transferred images, and n is an image of another class than i.
+
+    Anchors are the features of original images, positives those of the same images after style
+    transfer, negatives those of transferred images of other classes. Features are normalised and
+    compared by Euclidean distance, not squared. Gradients flow through all three. In a batch of one
+    class nothing is negative: the loss is 0 and still part of the graph.
+
+    Source: PARDON (Nguyen et al., ICDCS 2025, arXiv 2410.22622), Eq. 7; one random negative for
+    an anchor as in FISC, its earlier version, and in the authors' code. ``set_mean`` is the
+    expectation of ``random_one``, ``hardest`` takes the nearest negative; both hold a
+    [B, B, D] tensor.
+
+    Args:
+        z: Features of original images, [B, D].
+        z_styled: Features of the same images after style transfer, [B, D].
+        labels: Class ids, [B].
+        margin: Distance by which a negative must be farther than the positive, 0 or more.
+        negatives: Which negatives an anchor meets.
+        generator: Draws the negatives of ``random_one``.
+
+    Returns:
+        A scalar, 0 or more.
+
+    Raises:
+        SettingsError: For an unknown name, or if ``random_one`` has no generator.
+    """
+    anchors = F.normalize(widened(z), dim=1, eps=1e-12)
+    styled = F.normalize(widened(z_styled), dim=1, eps=1e-12)
+    near = F.pairwise_distance(anchors, styled, eps=DISTANCE_EPS)  # [B]
+    differs = labels[:, None] != labels  # [B, B]
+    counts = differs.sum(dim=1)
+    all_negatives = choose(
+        "choice of negatives",
+        negatives,
+        {"random_one": False, "set_mean": True, "hardest": True},
+    )
+    if all_negatives:
+        far = F.pairwise_distance(anchors[:, None], styled, eps=DISTANCE_EPS)  # [B, B]
+        every = F.relu(near[:, None] - far + margin) * differs
+        mean = every.sum(dim=1) / counts.clamp(min=1)
+        hinges = every.amax(dim=1) if negatives == "hardest" else mean
+    elif generator is None:
+        raise SettingsError(
+            "negatives='random_one' needs randomness: pass generator=torch.Generator(), "
+            "or choose 'set_mean' or 'hardest'"
+        )
+    else:
+        other = styled[random_negatives(labels, generator)]
+        hinges = F.relu(near - F.pairwise_distance(anchors, other, eps=DISTANCE_EPS) + margin)
+    # Either every image of a batch has one of another class beside it, or none has.
+    return (hinges * (counts > 0)).mean()
+
+
+def random_negatives(labels: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw for every anchor one index among the examples of other classes, uniformly.
+
+    The generator advances by one number an anchor, whatever the labels are.
+
+    Args:
+        labels: Class ids, [B].
+        generator: Source of randomness, usually on the CPU whatever device the labels are on.
+
+    Returns:
+        Indices [B], int64; of no meaning in a batch of one class.
+    """
+    differs = labels[:, None] != labels  # [B, B]
+    uniform = torch.rand(
+        len(labels), dtype=torch.float64, generator=generator, device=generator.device
+    )
+    rank = (uniform.to(labels.device) * differs.sum(dim=1)).long()
+    # The negative of rank r is the first column where more than r negatives have been counted.
+    index = (differs.cumsum(dim=1) <= rank[:, None]).sum(dim=1)
+    return index.clamp(max=len(labels) - 1)
+
+
+def feature_penalty(
+    z: Tensor, z_styled: Tensor, reduction: Literal["elements", "samples"] = "elements"
+) -> Tensor:
+    """Return L_reg = (||Z||^2 + ||Z'||^2) / (B D) of original and transferred images.
+
+    The authors' code takes the mean over all B x D elements; the text
+    reads like a mean over samples, which is D times larger and does not go with its coefficient.
+
+    Args:
+        z: Features of original images, [B, D].
+        z_styled: Features of the same images after style transfer, [B, D].
+        reduction: What the sum of squares is divided by.
+
+    Returns:
+        A scalar, 0 or more.
+
+    Raises:
+        SettingsError: If ``reduction`` is unknown.
+    """
+    count = choose("reduction", reduction, {"elements": z.numel(), "samples": len(z)})
+    return (widened(z).square() + widened(z_styled).square()).sum() / count
 
 
 DEVIATIONS = (

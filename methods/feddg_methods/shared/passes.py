@@ -1,4 +1,4 @@
-"""Forward passes over several views of a batch."""
+"""Views of a batch: one pass over several, as bytes, and in float32 where half would not do."""
 
 from __future__ import annotations
 
