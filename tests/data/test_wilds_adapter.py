@@ -235,7 +235,7 @@ def test_a_plugin_runs_through_the_whole_command(tmp_path, monkeypatch, capsys):
     (tmp_path / "own.yaml").write_text("datasets: {shapes: {}}\n")
     arguments = (
         "run", "--dataset", "shapes", "--recipe", tmp_path / "own.yaml", "--protocol", "wilds",
-        "--data-root", tmp_path, "--results", tmp_path / "results", "--rounds", "1",
+        "--data-root", tmp_path, "--results", tmp_path / "runs", "--rounds", "1",
         "--clients", "2", "--per-round", "2", "--workers", "1", "data.image_size=16",
         "backbone.name=small_cnn", "backbone.pretrained=false", "--method", "fedavg",
     )  # fmt: skip
@@ -243,7 +243,7 @@ def test_a_plugin_runs_through_the_whole_command(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main()
     assert stop.value.code == 0
-    (found,) = ResultsStore(tmp_path / "results")
+    (found,) = ResultsStore(tmp_path / "runs")
     assert found.metric == "worst_group"
     assert found.scenario.test == "York"
     assert found.settings["data"]["names"]["domains"] == ["Bad_Aibling", "Ulm", "York"]

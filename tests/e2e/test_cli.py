@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import feddg_bench
-from feddg_bench.records.store import ResultsStore
+from feddg_bench.records.store import ResultsStore, read_record
 
 TINY = ("--clients", "4", "--per-round", "2", "--rounds", "2", "--workers", "1")
 
@@ -46,7 +46,7 @@ def test_run_prints_one_table_and_keeps_every_round(feddg: Run, tmp_path: Path) 
     assert "pardon on digits4, ltdo" in done.out
     assert "style pixel" in done.out.lower()
     assert "mean" in done.out
-    records = list(ResultsStore(tmp_path / "results"))
+    records = list(ResultsStore(tmp_path / "runs"))
     assert len(records) == 4
     for record in records:
         assert record.key in done.out
@@ -57,7 +57,7 @@ def test_run_prints_one_table_and_keeps_every_round(feddg: Run, tmp_path: Path) 
         assert set(evaluation["id_test"]) == set(record.scenario.train)
         assert record.scenario.test not in record.scenario.train
         partition = json.loads(
-            (tmp_path / "results/partitions" / f"{record.partition.hash[:16]}.json").read_text()
+            (tmp_path / "runs/partitions" / f"{record.partition.hash[:16]}.json").read_text()
         )
         held = [i for client in partition["clients"] for i in client["indices"]]
         assert len(held) == len(set(held)) == sum(record.data.images["train"].values())
@@ -86,7 +86,7 @@ def test_seeds_give_mean_and_deviation(feddg: Run) -> None:
 def test_same_clients_for_every_method(feddg: Run, tmp_path: Path) -> None:
     for method in ("fedavg", "fedprox"):
         feddg("run", "--method", method, "--scenario", "ip-o-c", *TINY)
-    records = list(ResultsStore(tmp_path / "results"))
+    records = list(ResultsStore(tmp_path / "runs"))
     assert len({record.method for record in records}) == 2
     assert len({record.partition.hash for record in records}) == 1
     assert len({json.dumps([e.cohort for e in r.rounds]) for r in records}) == 1
@@ -97,7 +97,7 @@ def test_erm_pools_whatever_the_recipe_says(feddg: Run, tmp_path: Path) -> None:
         "run", "--method", "erm", "--scenario", "ip-o-c", "--rounds", "1", "--workers", "1"
     )
     assert done.code == 0, done.err
-    (record,) = ResultsStore(tmp_path / "results")
+    (record,) = ResultsStore(tmp_path / "runs")
     assert record.partition.clients == 1
 
 
@@ -180,7 +180,7 @@ def test_pacs_from_a_folder_and_published_numbers_beside(
     assert "pardon, table 1" in done.out
     missing = feddg(*run, "--data-root", tmp_path / "none", *tiny)
     refused(missing, "none", "--data-root", "data download pacs")
-    record = next((tmp_path / "results/runs").glob("*.json"))
+    record = next((tmp_path / "runs/runs").glob("*.json"))
     image = next((tmp_path / "data").rglob("*.png"))
     whole = image.read_bytes()
     Image.new("RGB", (20, 24)).save(image)
@@ -395,12 +395,22 @@ def test_results_folder_that_cannot_be_written(feddg: Run, tmp_path: Path) -> No
     refused(feddg("run", *TINY, "--results", tmp_path / "file"), "file", "--results")
 
 
-def test_record_cut_short(feddg: Run, tmp_path: Path) -> None:
+def test_a_record_cut_short_is_set_aside_and_made_again(
+    feddg: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     run = ("run", "--scenario", "ip-o-c", *TINY)
     assert feddg(*run).code == 0
-    (path,) = (tmp_path / "results/runs").glob("*.json")
+    (path,) = (tmp_path / "runs/runs").glob("*.json")
+    whole = read_record(path)
     path.write_bytes(path.read_bytes()[:200])
-    refused(feddg(*run), path.name, "delete it")
+    caplog.clear()
+    done = feddg(*run)
+    assert done.code == 0, done.err
+    assert "already done" not in done.err
+    (message,) = caplog.messages
+    assert f"{path.name} is set aside as {path.name}.broken" in message
+    assert read_record(path).numbers() == whole.numbers()
+    assert path.with_name(f"{path.name}.broken").stat().st_size == 200
 
 
 @pytest.mark.parametrize("select", ["", "zzz"])

@@ -41,7 +41,7 @@ def record(feddg: Run, root: Path, name: str, *arguments: str) -> RunRecord:
     """Run FedAvg on a data set and return the only record."""
     done = feddg("run", "--dataset", name, "--data-root", root, *TINY, *arguments)
     assert done.code == 0, done.err
-    (found,) = ResultsStore(root.parent / "results")
+    (found,) = ResultsStore(root.parent / "runs")
     assert found.dataset == name
     return found
 
@@ -182,7 +182,7 @@ def test_folder_names_enter_the_key_and_the_record(feddg: Run, tmp_path: Path) -
     run = json.loads(other.out)["runs"][0]
     assert run["key"] != found.key
     assert run["settings"]["data"]["names"]["classes"] == ["Car", "Fire Truck", "coach", "tram"]
-    assert len(list(ResultsStore(tmp_path / "results"))) == 2
+    assert len(list(ResultsStore(tmp_path / "runs"))) == 2
 
 
 def test_folder_with_other_images_under_the_same_names_is_refused(
@@ -299,7 +299,7 @@ def test_poverty_in_two_of_its_folds(feddg: Run, tmp_path: Path) -> None:
         "--scenario", "fold-A,fold-C", "--method", "ppdg", *TINY, "--rounds", "2",
     )  # fmt: skip
     assert done.code == 0, done.err
-    records = {found.scenario.name: found for found in ResultsStore(tmp_path / "results")}
+    records = {found.scenario.name: found for found in ResultsStore(tmp_path / "runs")}
     assert set(records) == {"fold-A", "fold-C"}
     first = records["fold-A"]
     assert images(first) == {

@@ -51,7 +51,7 @@ def test_all_draws_what_records_are_enough_for(feddg: Run) -> None:
         assert done.code == 0
     done = feddg("figures", "all")
     assert (done.code, done.err) == (0, "")
-    assert pictures(Path("results/figures")) == [
+    assert pictures(Path("runs/figures")) == [
         "convergence-digits4-ltdo-quick-lambda-0",
         "convergence-digits4-ltdo-quick-lambda-1",
         "lambda-digits4-ltdo-quick",
@@ -63,20 +63,20 @@ def test_all_draws_what_records_are_enough_for(feddg: Run) -> None:
     assert done.out.count("a profile takes 3 runs") == 2
     assert done.out.count("ranks: it takes two methods on two data sets") == 1
     assert done.out.count("clients: the records hold no two values of K/N") == 1
-    records = [read_record(path) for path in Path("results/runs").glob("*.json")]
+    records = [read_record(path) for path in Path("runs/runs").glob("*.json")]
     expected = {
         (r.method, f"{r.settings['partition']['heterogeneity']:g}"): 100
         * r.rounds[-1].evaluation["test"]["chalk"]["accuracy"]
         for r in records
     }
-    found = rows(Path("results/figures/lambda-digits4-ltdo-quick.csv"))
+    found = rows(Path("runs/figures/lambda-digits4-ltdo-quick.csv"))
     assert {(row["series"], row["lambda"]): float(row["mean"]) for row in found} == pytest.approx(
         expected, abs=1e-5
     )
-    before = Path("results/figures/lambda-digits4-ltdo-quick.csv").read_bytes()
+    before = Path("runs/figures/lambda-digits4-ltdo-quick.csv").read_bytes()
     more = ("--method", "fedavg,fedprox", "--format", "pdf")
     assert feddg("figures", "lambda", *more).code == 0
-    named = Path("results/figures/lambda-digits4-ltdo-quick-fedavg-fedprox.pdf")
+    named = Path("runs/figures/lambda-digits4-ltdo-quick-fedavg-fedprox.pdf")
     assert named.read_bytes().startswith(b"%PDF")
     assert named.with_suffix(".csv").read_bytes() == before
     assert not named.with_suffix(".png").exists()
@@ -109,7 +109,7 @@ def test_mistakes_get_one_sentence(feddg: Run, arguments: tuple[str, ...], sente
     errors = [line for line in done.err.splitlines() if line.startswith("feddg-bench: error")]
     assert len(errors) == 1
     assert sentence in errors[0]
-    assert not Path("results/figures").exists()
+    assert not Path("runs/figures").exists()
 
 
 def test_partitions_are_those_of_a_run(feddg: Run) -> None:
@@ -136,15 +136,15 @@ def test_partitions_are_those_of_a_run(feddg: Run) -> None:
     assert min(held.values()) > 0
     assert sum(held.values()) == sum(map(int, (row["images"] for row in domains)))
     assert sum(int(row["images"]) for row in labels) == counts.sum()
-    assert not Path("results").exists()  # nothing but the figure is kept
+    assert not Path("runs").exists()  # nothing but the figure is kept
 
 
 def test_models_are_those_of_the_same_run(feddg: Run, tmp_path: Path, cache: Path) -> None:
     pairs = ["evaluation.every=1", "partition.clients=12", "federation.per_round=2"]
     wanted = ("--rounds", 2, "--scenario", "ip-o-c", "--workers", 1)
     assert feddg("run", *wanted, "--json", *pairs).code == 0
-    (path,) = (tmp_path / "results" / "runs").glob("*.json")
-    resources = Resources(cache_dir=cache, workers=1, results=tmp_path / "results")
+    (path,) = (tmp_path / "runs" / "runs").glob("*.json")
+    resources = Resources(cache_dir=cache, workers=1, results=tmp_path / "runs")
     flags = {"scenario": "ip-o-c", "rounds": 2}
     (plan,) = Request.read(flags=flags, pairs=pairs, resources=resources).plan()
     (trained,) = trained_runs([plan], resources, "0,2")

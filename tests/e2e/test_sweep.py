@@ -52,7 +52,7 @@ def test_runs_all_once_and_keeps_failures(feddg: Run, tmp_path: Path) -> None:
     listed = feddg("sweep", file, "--dry-run")
     assert listed.code == 0, listed.err
     assert "3 runs: 3 to do" in listed.out
-    assert not (tmp_path / "results").exists()
+    assert not (tmp_path / "runs").exists()
 
     done = feddg("sweep", file, "--workers", "1")
     assert done.code == 1, done.err
@@ -60,18 +60,18 @@ def test_runs_all_once_and_keeps_failures(feddg: Run, tmp_path: Path) -> None:
     assert "5000" in done.out
     assert "--retry-failed" in done.out
     assert "best by val/loss" in done.out
-    assert len(list(ResultsStore(tmp_path / "results"))) == 2
-    (failed,) = (tmp_path / "results/failed").iterdir()
+    assert len(list(ResultsStore(tmp_path / "runs"))) == 2
+    (failed,) = (tmp_path / "runs/failed").iterdir()
     kept = json.loads(failed.read_text())
     assert kept["key"] == failed.stem
     assert "5000" in kept["error"]
-    assert not list((tmp_path / "results/claims").iterdir())
+    assert not list((tmp_path / "runs/claims").iterdir())
 
-    times = {p: p.stat().st_mtime_ns for p in (tmp_path / "results/runs").iterdir()}
+    times = {p: p.stat().st_mtime_ns for p in (tmp_path / "runs/runs").iterdir()}
     again = feddg("sweep", file, "--workers", "1")
     assert again.code == 1
     assert "[" not in again.err  # nothing was computed
-    assert times == {p: p.stat().st_mtime_ns for p in (tmp_path / "results/runs").iterdir()}
+    assert times == {p: p.stat().st_mtime_ns for p in (tmp_path / "runs/runs").iterdir()}
     retried = feddg("sweep", file, "--workers", "1", "--retry-failed")
     assert "FAILED" in retried.err
     assert "1 failed" in feddg("sweep", file, "--dry-run").out
@@ -86,7 +86,7 @@ def test_a_sweep_and_run_make_the_same_records(feddg: Run, tmp_path: Path) -> No
     }
     file = write(tmp_path / "s.yaml", parameters)
     assert feddg("sweep", file, "--workers", "1").code == 0
-    (record,) = ResultsStore(tmp_path / "results")
+    (record,) = ResultsStore(tmp_path / "runs")
     assert (record.method, record.seed, record.settings["hyper"]["mu"]) == ("fedprox", 3, 0.1)
     sweep = load_sweep(file)
     (point,) = sweep.points()
@@ -102,7 +102,7 @@ def test_bayes_ends_at_the_cap(feddg: Run, tmp_path: Path) -> None:
     file = write(tmp_path / "s.yaml", rates, method="bayes", metric=metric, run_cap=3)
     done = feddg("sweep", file, "--workers", "1")
     assert done.code == 0, done.err
-    records = list(ResultsStore(tmp_path / "results"))
+    records = list(ResultsStore(tmp_path / "runs"))
     assert len({record.settings["train"]["lr"] for record in records}) == 3
     assert done.out.count("train.lr=") == 3
     assert "[" not in feddg("sweep", file, "--workers", "1").err
@@ -123,7 +123,7 @@ def test_bad_points_are_refused_before_any_run(
     assert done.code == 2
     assert words in done.err
     assert len(done.err.strip().splitlines()) == 1
-    assert not (tmp_path / "results").exists()
+    assert not (tmp_path / "runs").exists()
 
 
 def test_data_that_is_not_there(feddg: Run, tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_two_processes_ctrl_c_and_going_on(tmp_path: Path, cache: Path) -> None:
     """Interrupted with two workers it says how to go on, and goes on where it was."""
     rounds = {"federation.rounds": {"value": 12}, "seed": {"values": [0, 1]}}
     file = write(tmp_path / "s.yaml", rounds)
-    results = tmp_path / "results"
+    results = tmp_path / "runs"
     command = [sys.executable, "-m", "feddg_bench", "sweep", file, "--results", results]
     command += ["--workers", "2"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("FEDDG")}

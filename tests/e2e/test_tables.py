@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from feddg_bench import cli
+from feddg_bench.records.store import pack
 
 TINY = ("--clients", "4", "--per-round", "2", "--rounds", "2", "--workers", "1")
 FORMATS = ("md", "tex", "csv")
@@ -29,12 +30,12 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setenv("FEDDG_CACHE", str(folder / "cache"))
         patch.setattr(cli.signal, "signal", lambda *_: None)
         arguments = ("run", "--method", "fedavg,fedprox", "--scenario", "ip-o-c,oc-i-p")
-        more = ("--seeds", "0,1", "--results", str(folder / "results"), "--json", *TINY)
+        more = ("--seeds", "0,1", "--results", str(folder / "runs"), "--json", *TINY)
         patch.setattr(sys, "argv", ["feddg-bench", *arguments, *more])
         with pytest.raises(SystemExit) as stop:
             cli.main()
         assert not stop.value.code
-    return folder / "results"
+    return folder / "runs"
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def test_all_tables_twice_with_the_same_bytes(feddg: Run, results: Path, tmp_pat
 
 
 def test_names_formats_and_default_folder(feddg: Run, results: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "results"
+    copy = tmp_path / "runs"
     shutil.copytree(results, copy)
     assert feddg("generic", "--format", "csv,md").code == 0
     found = {path.name for path in (copy / "tables").iterdir()}
@@ -119,7 +120,7 @@ def test_selection_rules(feddg: Run, results: Path, tmp_path: Path) -> None:
 def test_bad_input_is_one_sentence(
     feddg: Run, arguments: tuple[str, ...], words: tuple[str, ...], tmp_path: Path
 ) -> None:
-    (tmp_path / "results").mkdir()
+    (tmp_path / "runs").mkdir()
     done = feddg(*arguments)
     assert done.code == 2
     assert done.out == ""
@@ -127,25 +128,49 @@ def test_bad_input_is_one_sentence(
     assert line.startswith("feddg-bench: error: ")
     for word in words:
         assert word in line
-    assert not (tmp_path / "results" / "tables").exists()
+    assert not (tmp_path / "runs" / "tables").exists()
 
 
-def test_a_record_cut_short(feddg: Run, results: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "results"
+def test_a_record_cut_short(
+    feddg: Run, results: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    copy = tmp_path / "runs"
     shutil.copytree(results, copy)
     path = sorted((copy / "runs").glob("*.json"))[0]
     path.write_bytes(path.read_bytes()[:-20])
     done = feddg("all")
-    assert done.code == 2
-    (line,) = done.err.strip().splitlines()
-    assert str(path.relative_to(tmp_path)) in line
-    assert "delete it and run the same command again" in line
+    assert done.code == 0
+    assert "\n7 runs of runs; written to" in done.out
+    (message,) = caplog.messages
+    assert message.startswith("skipped 1 record ")
+    assert str(path.relative_to(tmp_path)) in message
+    text = (tmp_path / "runs" / "tables" / "digits4-ltdo-quick.md").read_text()
+    assert path.stem not in text
+
+
+def test_two_folders_are_read_as_one(feddg: Run, results: Path, tmp_path: Path) -> None:
+    """One's own runs, packed or not, beside those of others; and what is said about it."""
+    keys = sorted(path.stem for path in (results / "runs").glob("*.json"))
+    for folder, mine in (("runs", keys[:3]), ("results", keys[2:])):  # one is in both
+        (tmp_path / folder / "runs").mkdir(parents=True)
+        for key in mine:
+            shutil.copy(results / "runs" / f"{key}.json", tmp_path / folder / "runs")
+    pack(tmp_path / "results")
+    done = feddg("all", "--results", results, "--out", "whole")
+    assert done.code == 0
+    done = feddg("all", "--results", "runs", "--results", "results", "--out", "both")
+    assert "8 runs of runs, results; written to both" in done.out
+    for path in (tmp_path / "whole").iterdir():
+        assert path.read_bytes() == (tmp_path / "both" / path.name).read_bytes()
+    assert "3 runs of runs (results holds some, too: " in feddg("all").out
+    shutil.rmtree(tmp_path / "runs")
+    assert "6 runs of results; written to results/tables" in feddg("all").out
 
 
 def test_torch_is_not_imported(results: Path, tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from feddg_bench.cli.tables import tables_command; "
-        f"tables_command(['all'], Path({str(results)!r}), Path({str(tmp_path)!r})); "
+        f"tables_command(['all'], [Path({str(results)!r})], Path({str(tmp_path)!r})); "
         "assert not {'torch', 'lightning', 'pandas', 'sklearn'} & set(sys.modules)"
     )
     done = subprocess.run(

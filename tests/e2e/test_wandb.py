@@ -112,7 +112,7 @@ def test_offline_holds_what_the_records_hold(feddg: Run, tmp_path: Path) -> None
     assert len(json.loads(done.out)["runs"]) == 2
     assert done.err.count("wandb sync") == 1
 
-    store = ResultsStore(tmp_path / "results")
+    store = ResultsStore(tmp_path / "runs")
     found = {offline.run.run_id: offline for offline in offline_runs(store.root)}
     assert set(found) == {record.key for record in store}
     for record in store:
@@ -151,14 +151,14 @@ def test_a_stopped_run_goes_on_as_the_same_wandb_run(
         stopped = feddg(*RUN, "--wandb", "offline")
     assert stopped.code == 130
     assert "--wandb offline --wandb-project feddg-bench (or the same" in stopped.err
-    (first,) = offline_runs(tmp_path / "results")
+    (first,) = offline_runs(tmp_path / "runs")
     assert (list(first.history), first.exit_code, first.artifacts) == ([1], 130, [])
-    (checkpoint,) = (tmp_path / "results/checkpoints").iterdir()
+    (checkpoint,) = (tmp_path / "runs/checkpoints").iterdir()
     done = feddg("resume", checkpoint.stem, "--workers", "1", "--wandb", "offline")
     assert done.code == 0, done.err
-    again = offline_runs(tmp_path / "results")[-1]
+    again = offline_runs(tmp_path / "runs")[-1]
     assert again.run.run_id == first.run.run_id == checkpoint.stem
-    (record,) = ResultsStore(tmp_path / "results")
+    (record,) = ResultsStore(tmp_path / "runs")
     assert again.history == {e.round: metrics(e) for e in record.rounds}
     assert again.exit_code == 0
 
@@ -190,7 +190,7 @@ def test_the_command_of_a_sweep_file_as_the_agent_calls_it(
     monkeypatch.setenv("WANDB_SWEEP_PARAM_PATH", str(chosen))
     done = feddg(*words[2:], "--workers", "1", *TINY)
     assert done.code == 0, done.err
-    (offline,) = offline_runs(tmp_path / "results")
+    (offline,) = offline_runs(tmp_path / "runs")
     assert (offline.run.run_id, offline.run.sweep_id, offline.run.project) == (
         "agent456", "sweep123", "theirs",
     )  # fmt: skip
@@ -214,8 +214,8 @@ def test_online_without_a_server_is_kept_offline(
     assert done.code == 0, done.err
     assert len(json.loads(done.out)["runs"]) == 1
     assert done.err.count("kept offline: ") == 1
-    (record,) = ResultsStore(tmp_path / "results")
-    complete = [run for run in offline_runs(tmp_path / "results") if run.exit_code == 0]
+    (record,) = ResultsStore(tmp_path / "runs")
+    complete = [run for run in offline_runs(tmp_path / "runs") if run.exit_code == 0]
     (offline,) = complete
     assert offline.history == {e.round: metrics(e) for e in record.rounds}
 
@@ -226,7 +226,7 @@ def test_online_without_a_key_asks_nobody(feddg: Run, tmp_path: Path) -> None:
     lines = done.err.splitlines()
     (said,) = [i for i, line in enumerate(lines) if "no API key is configured" in line]
     assert said < min(i for i, line in enumerate(lines) if "round 1/2" in line)
-    (offline,) = offline_runs(tmp_path / "results")
+    (offline,) = offline_runs(tmp_path / "runs")
     assert sorted(offline.history) == [1, 2]
     assert not list((tmp_path / "home").glob("**/settings")), "W&B's settings stay the user's"
 
@@ -240,8 +240,8 @@ def test_a_sweep_tracks_its_runs(feddg: Run, tmp_path: Path) -> None:
     done = feddg("sweep", file, "--workers", "1", "--wandb", "offline")
     assert done.code == 0, done.err
     assert done.err.count("wandb sync") == 1
-    (record,) = ResultsStore(tmp_path / "results")
-    (offline,) = offline_runs(tmp_path / "results")
+    (record,) = ResultsStore(tmp_path / "runs")
+    (offline,) = offline_runs(tmp_path / "runs")
     assert (offline.run.run_id, offline.exit_code) == (record.key, 0)
 
 

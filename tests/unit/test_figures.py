@@ -392,7 +392,7 @@ def test_selection_refuses_unknown_names_and_says_what_would_make_records(
     add: Add, tmp_path: Path
 ) -> None:
     add()
-    one = Choice(tmp_path, "digits4", "ltdo", ("oc-i-p",), ("fedavg",))
+    one = Choice((tmp_path,), "digits4", "ltdo", ("oc-i-p",), ("fedavg",))
     assert len(one.runs()) == 1
     for wanted, near in (
         ({"method": ("fedavgg",)}, "did you mean 'fedavg'"),
@@ -403,7 +403,7 @@ def test_selection_refuses_unknown_names_and_says_what_would_make_records(
         ({"split": "tset"}, "did you mean 'test'"),
     ):
         with pytest.raises(SettingsError, match=near):
-            replace(Choice(tmp_path), **wanted).runs()  # type: ignore[arg-type]
+            replace(Choice((tmp_path,)), **wanted).runs()  # type: ignore[arg-type]
     with pytest.raises(DataError, match="feddg-bench run --method moon --dataset digits4 --proto"):
         replace(one, protocol="lodo", scenario=None, method=("moon",)).runs()
 

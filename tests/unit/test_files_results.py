@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import json
+import lzma
 import math
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch.testing import assert_close
 
+from feddg_bench.analysis.report.gather import gather
+from feddg_bench.analysis.tables.build import build
+from feddg_bench.analysis.tables.generic import generic_tables
+from feddg_bench.analysis.tables.writers import WRITERS
 from feddg_bench.common.errors import DataError
 from feddg_bench.common.files import write_whole
+from feddg_bench.config.keys import run_key
 from feddg_bench.core.messages import encode
+from feddg_bench.records.frame import load_records
 from feddg_bench.records.rules import split_metric
+from feddg_bench.records.runs import read_runs
 from feddg_bench.records.statistics import mean_and_std
-from feddg_bench.records.store import ResultsStore, read_record
+from feddg_bench.records.store import ResultsStore, pack, read_record, unpack
 from feddg_bench.runs.checkpoints import load_checkpoint, save_checkpoint
 from tests import helpers
 
@@ -156,16 +168,20 @@ def test_trying_the_folder_leaves_nothing_there(tmp_path):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.999])
-def test_a_record_cut_short_is_refused(tmp_path, share):
+def test_a_record_cut_short_is_set_aside(tmp_path, share, caplog):
     store = ResultsStore(tmp_path)
     record = make_record()
-    path = store.save(record)
-    data = path.read_bytes()
-    path.write_bytes(data[: int(share * (len(data) - 3))])
-    with pytest.raises(DataError, match="cannot be used") as caught:
-        store.load(record.key)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
+    for names in (["broken"], ["broken", "broken.1"]):
+        path = store.save(record)
+        data = path.read_bytes()
+        path.write_bytes(data[: int(share * (len(data) - 3))])
+        with pytest.raises(DataError, match="cannot be used") as caught:
+            read_record(path)
+        assert "\n" not in str(caught.value)
+        assert store.load(record.key) is None
+        left = sorted(found.name for found in store.runs.iterdir())
+        assert left == [f"{path.name}.{name}" for name in names]
+    assert [path.name in message for message in caplog.messages] == [True, True]
 
 
 @pytest.mark.parametrize("text", [b"{}", b"[]", b"\xff\xfe", b'{"key": 3}', b"null"])
@@ -188,11 +204,14 @@ def test_what_a_later_version_added_is_kept(tmp_path):
     assert record.as_json() == values
 
 
-def test_a_later_form_is_refused(tmp_path):
-    path = tmp_path / "record.json"
-    path.write_text(json.dumps(make_record().as_json() | {"format": 2}))
+def test_a_later_form_is_refused_and_stays(tmp_path):
+    store = ResultsStore(tmp_path)
+    record = make_record()
+    path = store.save(record)
+    path.write_text(json.dumps(record.as_json() | {"format": 2}))
     with pytest.raises(DataError, match="newer"):
-        read_record(path)
+        store.load(record.key)
+    assert path.exists()
 
 
 def test_a_missing_record_is_refused(tmp_path):
@@ -231,6 +250,275 @@ def test_mean_and_sample_deviation():
     assert mean_and_std([0.5]) == (0.5, None)
     mean, std = mean_and_std([2.0, 4.0, 9.0])
     assert (mean, std) == (5.0, pytest.approx(13**0.5))
+
+
+# ------------------------------------------------------------- what a record may not claim
+
+
+def _damage(*path, value):
+    def change(values):
+        for name in path[:-1]:
+            values = values[name]
+        values[path[-1]] = value
+
+    return change
+
+
+TEST = ("rounds", 1, "evaluation", "test", "sketch")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_damage(*TEST, "accuracy", value=55), "accuracy is 55"),
+        (_damage(*TEST, "accuracy", value=-1), "accuracy is -1"),
+        (_damage(*TEST, "accuracy", value=None), "accuracy is None"),
+        (_damage(*TEST, "accuracy", value=math.nan), "accuracy is nan"),
+        (_damage(*TEST, "accuracy", value=math.inf), "accuracy is inf"),
+        (_damage(*TEST, "accuracy", value="x"), "accuracy is 'x'"),
+        (_damage(*TEST, "accuracy", value=True), "accuracy is True"),
+        (_damage(*TEST, "loss", value=-0.5), "loss is -0.5"),
+        (_damage(*TEST, "loss", value=math.inf), "loss is inf"),
+        (_damage(*TEST, "loss", value=10**400), "loss is 1000"),
+        (_damage(*TEST, "images", value=2.5), "images is 2.5"),
+        (_damage(*TEST, "worst_group", value=-0.5), "worst_group is -0.5"),
+        (_damage("rounds", 0, "seconds", value={"training": -1}), "seconds.training"),
+        (_damage("seed", value=[0]), "seed"),
+        (_damage("seed", value=1), "seed is 1, but 0 in its settings"),
+        (_damage("seed", value=10**30), "seed"),
+        (_damage("seed", value=False), "seed"),
+        (_damage("method", value=5), "method"),
+        (_damage("dataset", value="pacs"), "dataset is 'pacs', but 'digits4' in its settings"),
+        (_damage("scenario", "name", value="oc-i-p"), "scenario is 'oc-i-p'"),
+        (_damage("settings", "train", "lr", value=0.5), "its settings are those of the run"),
+        (_damage("method_version", value=2), "its settings are those of the run"),
+        (_damage("rounds", value=[{"round": 1}]), "cohort"),
+        (_damage("partition", value=5), "partition"),
+    ],
+    ids=str,
+)
+def test_a_record_that_lies_is_left_out_with_one_notice(tmp_path, caplog, change, words):
+    store = ResultsStore(tmp_path)
+    sound, other = make_record(1), make_record()
+    store.save(sound)
+    path = store.save(other)
+    values = other.as_json()
+    change(values)
+    path.write_text(json.dumps(values))
+    for _ in range(2):
+        (run,) = read_runs(tmp_path)
+        assert run.key == sound.key
+        message = caplog.messages.pop()
+        caplog.clear()
+        assert words in message
+        assert f"skipped 1 record that cannot be used: {path}: " in message
+        assert "\n" not in message
+    assert store.load(other.key) is None
+
+
+def test_a_regression_may_correlate_negatively(tmp_path):
+    part = {"pearson": -0.5, "worst_group": -0.75, "loss": 2.0, "images": 3}
+    store = ResultsStore(tmp_path)
+    record = make_record(rounds=[helpers.entry(1, {"test": {"all": part}})])
+    store.save(record)
+    assert store.load(record.key).evaluation()["test"]["all"] == part
+
+
+def test_files_that_are_no_records_are_left_out_with_one_notice(tmp_path, caplog):
+    store = ResultsStore(tmp_path)
+    record = make_record()
+    text = store.save(record).read_text()
+    (store.runs / "copy\x1b[2J.json").write_text(text)
+    (store.runs / "folder.json").mkdir()
+    (store.runs / "link.json").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(store.runs / "pipe.json")
+    (store.runs / "list.json").write_text("[]")
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records" / "cut.jsonl.xz").write_bytes(lzma.compress(b"{}")[:-9])
+    (tmp_path / "records" / "text.jsonl.xz").write_bytes(b"text")
+    assert [run.key for run in read_runs(tmp_path)] == [record.key]
+    (message,) = caplog.messages
+    assert message.startswith("skipped 7 records that cannot be used: ")
+    assert "copy\\x1b[2J.json: it holds the run" in message
+    assert "and 6 more, see `feddg-bench results list`" in message
+    with pytest.raises(DataError, match="there is no results folder"):
+        read_runs(tmp_path / "nowhere")
+
+
+LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(10**25), 10**25),
+    st.floats(),
+    st.text(max_size=3),
+    st.sampled_from(
+        ["../../x", "</script>", "\x1b[2J", "=1+1", "a\nb", [], {}, [[]], {"sha256": 5}]
+    ),
+)
+
+
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.data())
+def test_whatever_a_record_holds_no_table_is_stopped(tmp_path, data):
+    """Records are changed anywhere, and given the key that fits; tables and frames come out."""
+    with tempfile.TemporaryDirectory(dir=tmp_path) as name:
+        root, out = Path(name) / "records", Path(name) / "out"
+        values = make_record().as_json()
+        for _ in range(data.draw(st.integers(1, 3))):
+            inner = values
+            while True:
+                keys = range(len(inner)) if isinstance(inner, list) else sorted(inner)
+                key = data.draw(st.sampled_from(list(keys)))
+                if not (
+                    isinstance(inner[key], dict | list) and inner[key] and data.draw(st.booleans())
+                ):
+                    break
+                inner = inner[key]
+            if data.draw(st.booleans()):
+                inner[key] = data.draw(LEAVES)
+            else:
+                del inner[key]
+        own = values.get("settings")
+        if isinstance(own, dict) and data.draw(st.booleans()):  # as a forger would
+            for name in ("method", "dataset", "protocol", "seed"):
+                own[name] = values.get(name)
+            values["key"] = run_key(own, values.get("method_version"))
+        key = values.get("key")
+        ResultsStore(root).save(make_record(1))
+        name = key if isinstance(key, str) and key.isalnum() else "x"
+        (root / "runs" / f"{name}.json").write_text(json.dumps(values))
+        runs = read_runs(root)
+        assert make_record(1).key in {run.key for run in runs}
+        assert set(load_records(root).key) >= {make_record(1).key}
+        for table in generic_tables(runs):
+            grid = build(table.name, table.description, table.runs, any_paper=True)
+            for ending, write in WRITERS.items():
+                write_whole(out / f"{grid.name}.{ending}", write(grid).encode())
+        gather(runs)
+        assert {path.parent for path in Path(name).rglob("*.md")} <= {out}
+
+
+# ------------------------------------------------------------------------- packed records
+
+
+@pytest.fixture
+def several():
+    recipes = {"recipe": "quick"}
+    return [make_record(seed, **recipes) for seed in range(3)] + [make_record(3)]
+
+
+def test_packing_and_unpacking_change_nothing(tmp_path, several):
+    store = ResultsStore(tmp_path)
+    texts = {path.name: path.read_bytes() for path in map(store.save, several)}
+    paths = pack(tmp_path)
+    assert sorted(path.name for path in paths) == [
+        "digits4-ltdo-quick.jsonl.xz",
+        "digits4-ltdo-quick_-702ca7.jsonl.xz",
+    ]
+    assert not list(store.runs.iterdir())
+    packed = {path: path.read_bytes() for path in paths}
+    assert store.keys() == {record.key for record in several}
+    assert all(store.load(record.key) == record for record in several)
+    assert store.path(several[0].key) in paths
+    assert sorted(unpack(tmp_path)) == sorted(paths)
+    assert {path.name: path.read_bytes() for path in store.runs.iterdir()} == texts
+    assert {path: path.read_bytes() for path in pack(tmp_path)} == packed
+
+
+def test_packed_and_single_records_are_read_together(tmp_path, several, caplog):
+    store = ResultsStore(tmp_path)
+    for record in several[:3]:
+        store.save(record)
+    pack(tmp_path)
+    store.save(several[3])
+    store.save(several[0])  # the same again, which nobody needs to hear of
+    assert [run.record() for run in read_runs(tmp_path)] == sorted(several, key=lambda r: r.key)
+    assert caplog.messages == []
+    better = several[1].model_copy(deep=True)
+    better.rounds[1].evaluation["test"]["sketch"]["accuracy"] = 1.0
+    store.save(better)
+    (run,) = [run for run in read_runs(tmp_path) if run.key == better.key]
+    assert run.evaluation("last")["test"]["sketch"]["accuracy"] == 1.0
+    assert "other numbers" in caplog.text
+    assert store.load(better.key) == better
+    assert len(pack(tmp_path)) == 2
+    assert [store.load(record.key) for record in several] == [several[0], better, *several[2:]]
+
+
+def test_a_packed_file_with_a_bad_line_is_not_packed_over(tmp_path, several, caplog):
+    store = ResultsStore(tmp_path)
+    store.save(several[0])
+    (path,) = pack(tmp_path)
+    text = lzma.decompress(path.read_bytes())
+    path.write_bytes(lzma.compress(text + b"{}\n"))
+    store.save(several[1])
+    before = path.read_bytes()
+    with pytest.raises(DataError, match="cannot be added to: line 2"):
+        pack(tmp_path)
+    assert path.read_bytes() == before
+    assert len(read_runs(tmp_path)) == 2
+    assert "line 2" in caplog.text
+    assert unpack(tmp_path) == []
+    assert store.keys() == {record.key for record in several[:2]}
+
+
+# ------------------------------------------------------------------------------ the index
+
+
+def test_the_index_is_trusted_no_longer_than_files_stay_the_same(tmp_path):
+    store = ResultsStore(tmp_path)
+    records = [make_record(seed) for seed in range(60)]
+    paths = [store.save(record) for record in records]
+    first = read_runs(tmp_path)
+    index = (tmp_path / ".index").read_bytes()
+    again = read_runs(tmp_path)
+    for one, two in zip(first, again, strict=True):
+        assert list(one.measured) == list(two.measured)
+        own = {"source", "measured", "_chosen"}
+        assert {k: v for k, v in vars(one).items() if k not in own} == {
+            k: v for k, v in vars(two).items() if k not in own
+        }
+    assert len({id(run.settings) for run in again}) == 1
+    paths[0].unlink()
+    better = records[1].model_copy(deep=True)
+    better.rounds[1].evaluation["test"]["sketch"]["accuracy"] = 0.25
+    times = paths[1].stat()
+    store.save(better)  # as many bytes
+    os.utime(paths[1], ns=(times.st_atime_ns, times.st_mtime_ns))
+    runs = {run.key: run for run in read_runs(tmp_path)}
+    assert set(runs) == {record.key for record in records[1:]}
+    assert runs[better.key].evaluation("last")["test"]["sketch"]["accuracy"] == 0.25
+    for damaged in (index[:-8], index[:-1] + b"x", b"", b"\n\n\n\n", index.replace(b"0.5", b"0.6")):
+        (tmp_path / ".index").write_bytes(damaged)
+        assert {run.key: list(run.measured) for run in read_runs(tmp_path)} == {
+            key: list(run.measured) for key, run in runs.items()
+        }
+
+
+def test_records_as_a_table_of_pandas(tmp_path):
+    record = make_record(7)
+    ResultsStore(tmp_path).save(record)
+    frame = load_records(tmp_path)
+    assert list(frame.columns) == [
+        "key", "method", "dataset", "protocol", "scenario", "seed",
+        "recipe", "round", "split", "domain", "metric", "value",
+    ]  # fmt: skip
+    expected = {
+        (entry.round, split, domain, metric, value)
+        for entry in record.rounds
+        for split, parts in (entry.evaluation or {}).items()
+        for domain, measured in parts.items()
+        for metric, value in measured.items()
+    }
+    columns = ["round", "split", "domain", "metric", "value"]
+    assert set(frame[columns].itertuples(index=False, name=None)) == expected
+    assert len(frame) == len(expected) == 18
+    assert set(frame.key) == {record.key}
+    assert set(frame.seed) == {7}
+    (tmp_path / "none").mkdir()
+    assert load_records([tmp_path / "none"]).empty
 
 
 # ----------------------------------------------------------------------------- checkpoints

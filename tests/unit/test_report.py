@@ -378,16 +378,6 @@ def test_no_records(tmp_path: Path) -> None:
         data_of(tmp_path)
 
 
-@pytest.mark.parametrize("key", ["rounds", "settings", "partition"])
-def test_a_damaged_record_is_named(ltdo: Path, key: str) -> None:
-    path = sorted((ltdo / "runs").iterdir())[0]
-    content = json.loads(path.read_bytes())
-    content[key] = [{"round": 1}] if key == "rounds" else 5
-    path.write_text(json.dumps(content, indent=1) + "\n")
-    with pytest.raises(DataError, match=rf"{path.name} cannot be used"):
-        data_of(ltdo)
-
-
 # --------------------------------------------------------------------------------- page
 
 

@@ -495,7 +495,7 @@ def test_a_regression_through_the_command(feddg):
     assert code == 0, err
     assert re.search(r"round 2/2  val -?\d\.\d\d test -?\d\.\d\d", err)
     assert out.splitlines()[0].strip() == "fedavg on landsat, ltdo: worst group"
-    record, *_ = ResultsStore(Path("results"))
+    record, *_ = ResultsStore(Path("runs"))
     assert (record.task, record.metric.name) == ("regression", "worst_group")
     test = record.evaluation()["test"]
     assert set(test) == {"ghana", "all"}
@@ -522,7 +522,7 @@ def test_a_command_that_names_an_unfit_method_trains_nothing(feddg):
     assert code == 2
     assert err.count("\n") == 1
     assert "fpl cannot learn a regression such as landsat: choose one of agrrand" in err
-    assert not Path("results").exists()
+    assert not Path("runs").exists()
 
 
 def test_colours_of_bands_are_refused_before_anything_is_decoded(feddg, tmp_path):

@@ -20,6 +20,7 @@ from feddg_bench.cli.figures import figures_app
 from feddg_bench.cli.lists import datasets_app, methods_app, recipes_app, settings_command
 from feddg_bench.cli.profile import profile_command
 from feddg_bench.cli.report import report_command
+from feddg_bench.cli.results import results_app
 from feddg_bench.cli.run import resume_command, run_command
 from feddg_bench.cli.sweep import sweep_command
 from feddg_bench.cli.tables import tables_command
@@ -43,6 +44,7 @@ app.command("sweep")(sweep_command)
 app.command("tables")(tables_command)
 app.add_typer(figures_app, name="figures")
 app.command("report")(report_command)
+app.add_typer(results_app, name="results")
 app.command("profile")(profile_command)
 app.add_typer(methods_app, name="methods")
 app.add_typer(datasets_app, name="datasets")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from feddg_bench.analysis.figures.training import Trained
 
 OutHere = Annotated[Path, typer.Option(help="Folder to write to.")]
-FIGURES = Path("results/figures")
+FIGURES = Path("runs/figures")
 
 
 @grouped

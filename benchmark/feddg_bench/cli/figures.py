@@ -18,7 +18,7 @@ from feddg_bench.cli.figure_models import (
     styles_command,
     tsne_command,
 )
-from feddg_bench.cli.options import grouped
+from feddg_bench.cli.options import Folders, grouped, record_folders
 from feddg_bench.common.errors import DataError, SettingsError, unknown
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ One = Annotated[str | None, typer.Option(help="Default: all that have records.")
 class Records:
     """Which records are drawn, what of them, and where to."""
 
-    results: Annotated[Path, typer.Option(help="Folder of records.")] = Path("results")
+    results: Folders = None
     out: Annotated[
         Path | None, typer.Option(help="Folder to write to; default RESULTS/figures.")
     ] = None
@@ -87,7 +87,7 @@ class Records:
         from feddg_bench.analysis.figures.series import Choice
 
         return Choice(
-            self.results,
+            tuple(record_folders(self.results)[0]),
             self.dataset,
             self.protocol,
             _listed(self.scenario),
@@ -142,13 +142,14 @@ def _command(name: str) -> Callable[..., None]:
     def command(records: Records = Records()) -> None:
         formats, choice = read_formats(records.format), records.choice()
         runs = choice.runs()
+        print(f"{len(runs)} runs of {record_folders(records.results)[1]}")  # noqa: T201
         wanted = [figure for figure in OF_RECORDS if figure != "all"] if name == "all" else [name]
         drawn: Iterable[Picture | str] = (
             made for figure in wanted for made in _pictures(figure, runs, choice)
         )
         if name in ("lambda", "clients"):  # nothing else is asked for
             drawn = _at_least_one(drawn)
-        save(lambda: drawn, records.out or records.results / "figures", formats)
+        save(lambda: drawn, records.out or choice.results[0] / "figures", formats)
 
     command.__doc__ = OF_RECORDS[name]
     return command

@@ -14,9 +14,14 @@ import typer
 
 from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import Resources
+from feddg_bench.records.sources import FOLDERS, default_folders, holds_records
 from feddg_bench.runs.request import FLAGS, NAMES, Request
 
 Where = Annotated[Path, typer.Option(help="Folder of records and checkpoints.")]
+Folders = Annotated[
+    list[Path] | None,
+    typer.Option("--results", help="Folder of records, repeatable; default runs, else results."),
+]
 Methods = Annotated[
     str | None,
     typer.Option(
@@ -143,7 +148,7 @@ class Machine:
 class Recording(Machine):
     """Where runs are computed and recorded."""
 
-    results: Where = Path("results")
+    results: Where = FOLDERS[0]
     checkpoint_every: Annotated[int, typer.Option(help="Rounds between checkpoints.")] = 1
     wandb: Wandb = "off"
     wandb_project: WandbProject = "feddg-bench"
@@ -178,6 +183,17 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     )
     flat.__annotations__ = {name: kind for name, _, kind in options}
     return flat
+
+
+def record_folders(given: list[Path] | None) -> tuple[list[Path], str]:
+    """Return the folders whose records are read, and what to say about them."""
+    folders = given or default_folders()
+    said = ", ".join(map(str, folders))
+    more = [root for root in FOLDERS if root not in folders and holds_records(root)]
+    if more and given is None:
+        both = " ".join(f"--results {root}" for root in (*folders, *more))
+        said += f" ({more[0]} holds some, too: {both} reads both)"
+    return folders, said
 
 
 def print_json(value: Any) -> None:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from feddg_bench.cli.options import Folders, record_folders
+
 Out = Annotated[Path | None, typer.Option(help="File to write; default RESULTS/report.html.")]
 Filter = Annotated[
     list[str] | None,
@@ -22,7 +24,7 @@ Figures = Annotated[
 
 
 def report_command(
-    results: Annotated[Path, typer.Option(help="Folder of records.")] = Path("results"),
+    results: Folders = None,
     out: Out = None,
     filters: Filter = None,
     with_figures: Figures = True,
@@ -37,12 +39,13 @@ def report_command(
     from feddg_bench.records.runs import read_runs
 
     where = read_filter(filters or ())
-    data = gather(read_runs(results), where)
-    shown = figures(results / "figures") if with_figures else []
+    folders, said = record_folders(results)
+    data = gather(read_runs(folders), where)
+    shown = figures(folders[0] / "figures") if with_figures else []
     page = render(data, shown).encode()
-    path = out or results / "report.html"
+    path = out or folders[0] / "report.html"
     write_whole(path, page)
     print(  # noqa: T201
         f"{len(data['runs'])} runs, {len(data['tables'])} tables, {len(shown)} figures; "
-        f"written to {path} ({len(page) / 1e6:.1f} MB)"
+        f"written to {path} ({len(page) / 1e6:.1f} MB), from {said}"
     )

@@ -85,7 +85,7 @@ def _run(search: Search, datasets: Datasets, resources: Resources, *, retry_fail
     from feddg_bench.engine.devices import find_device
     from feddg_bench.records.store import ResultsStore
     from feddg_bench.sweeps.claims import Claims
-    from feddg_bench.sweeps.failures import Failures, stems, tidy
+    from feddg_bench.sweeps.failures import Failures, tidy
     from feddg_bench.sweeps.pool import run_in_processes
     from feddg_bench.sweeps.progress import Board
     from feddg_bench.sweeps.work import Worker
@@ -110,7 +110,7 @@ def _run(search: Search, datasets: Datasets, resources: Resources, *, retry_fail
             run_in_processes(count, search, one, board.tell, board.job)
     keys = [job.key for job in search.jobs()]
     tidy(store, Claims(resources.results / "claims"), keys)
-    recorded = stems(store.runs)
+    recorded = store.keys()
     return not recorded.issuperset(keys)
 
 
@@ -139,18 +139,20 @@ def _prepare(search: Search, datasets: Datasets, resources: Resources, progress:
 
 def _finished(search: Search, results: Path) -> tuple[int, int]:
     """Return how many jobs are recorded or have failed, and how many there will be."""
+    from feddg_bench.records.store import ResultsStore
     from feddg_bench.sweeps.failures import stems
 
     keys = {job.key for job in search.jobs()}
-    over = keys & (stems(results / "runs") | stems(results / "failed"))
+    over = keys & (ResultsStore(results).keys() | stems(results / "failed"))
     return len(over), len(keys) + search.left()
 
 
 def _listing(sweep: Sweep, search: Search, results: Path) -> str:
     """Return the runs of a sweep with what became of each."""
+    from feddg_bench.records.store import ResultsStore
     from feddg_bench.sweeps.failures import stems
 
-    done, failed = stems(results / "runs"), stems(results / "failed")
+    done, failed = ResultsStore(results).keys(), stems(results / "failed")
     begun = {path.stem for path in (results / "checkpoints").glob("*.safetensors")}
     lines = []
     counts = {"done": 0, "failed": 0, "half done": 0, "to do": 0}
@@ -169,13 +171,13 @@ def _listing(sweep: Sweep, search: Search, results: Path) -> str:
 def _summary(sweep: Sweep, search: Search, results: Path) -> str:
     """Return what a finished sweep came to: counts, failures, and the best settings."""
     from feddg_bench.records.store import ResultsStore
-    from feddg_bench.sweeps.failures import Failures, stems
+    from feddg_bench.sweeps.failures import Failures
     from feddg_bench.sweeps.progress import failures_text
     from feddg_bench.sweeps.search import mean_objective
 
     store, failures = ResultsStore(results), Failures(results)
     found = list(search.jobs())
-    recorded = stems(store.runs)
+    recorded = store.keys()
     titles = {job.key: job.title for job in found}
     errors = {key: failures.error(key) for key in titles if key not in recorded}
     lines = [f"{sweep.name}: {len(found) - len(errors)} of {len(found)} runs in {store.runs}"]

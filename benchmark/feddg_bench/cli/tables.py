@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from feddg_bench.cli.options import Folders, record_folders
 from feddg_bench.common.errors import SettingsError, unknown
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ Against = Annotated[
 
 def tables_command(
     tables: Names = None,
-    results: Annotated[Path, typer.Option(help="Folder of records.")] = Path("results"),
+    results: Folders = None,
     out: Out = None,
     formats: Formats = "md,tex,csv",
     select: Select = None,
@@ -69,13 +70,14 @@ def tables_command(
     if "all" in asked:
         wanted = [*named_tables(), *wanted]
     described = dict(load_description(name) for name in dict.fromkeys(wanted))
+    folders, said = record_folders(results)
     gc.disable()  # all that is made stays to the end: looking for cycles in it costs a tenth
     try:
-        runs = read_runs(results)
+        runs = read_runs(folders)
         grids = _grids(described, runs, generic=generic, rule=select, against=against)
     finally:
         gc.enable()
-    folder = out or results / "tables"
+    folder = out or folders[0] / "tables"
     for grid in grids:
         for ending in endings:
             text = WRITERS[ending](grid)
@@ -85,7 +87,7 @@ def tables_command(
     if "tex" in endings and grids:
         document = latex_document([grid.name for grid in grids])
         write_whole(folder / "tables.tex", document.encode(), sync=False)
-    print(f"{len(runs)} runs of {results}; written to {folder}: {', '.join(endings)}")  # noqa: T201
+    print(f"{len(runs)} runs of {said}; written to {folder}: {', '.join(endings)}")  # noqa: T201
 
 
 def _grids(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
+import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -97,3 +99,16 @@ def find_yaml(kind: str, folder: str, given: str, *patterns: str) -> Path:
     if given not in names:
         raise SettingsError(unknown(kind, given, names))
     return shipped(folder) / f"{given}.yaml"
+
+
+def file_name(text: str) -> str:
+    """Return a text, such as a name in a record, as a part of a file's name that leads nowhere.
+
+    What had to change ends in a few digits of its hash, so that two texts stay two files.
+
+    >>> file_name("quick"), file_name("../x")
+    ('quick', '_x-d6b96a')
+    """
+    safe = re.sub(r"[^A-Za-z0-9_.+-]+", "_", text)[:80].lstrip(".-")
+    same = safe == text and safe != ""
+    return safe if same else f"{safe}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"

@@ -276,7 +276,7 @@ class Resources(Section):
     data_root: Path | None = None
     cache_dir: Path | None = None
     """Where decoded stores lie; default ``$FEDDG_CACHE`` or ``~/.cache/feddg-bench``."""
-    results: Path = Path("results")
+    results: Path = Path("runs")
     checkpoint_every: int = Field(1, ge=1, le=MANY)
     wandb: Literal["off", "offline", "online"] = "off"
     """Whether runs are tracked by W&B (see `feddg_bench.tracking.tracker`)."""

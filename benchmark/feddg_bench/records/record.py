@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -13,7 +13,6 @@ from pydantic import (
     PlainSerializer,
     PlainValidator,
     ValidationError,
-    field_validator,
 )
 from pydantic_core import from_json
 
@@ -21,7 +20,7 @@ from feddg_bench.common.errors import DataError
 from feddg_bench.config.keys import run_key
 from feddg_bench.records.metrics import METRICS, Metric, find_metric
 
-FORMAT = 1
+FORMAT: Final = 1
 WHOLE = "all"
 """Name of the part of a split that holds all of its images."""
 
@@ -53,7 +52,7 @@ def _value(metric: Metric, value: Any) -> Any:
     elif metric.name == "images":
         if type(value) is not int or not 0 <= value < 2**63:
             raise ValueError(f"images is {value!r}, not a count")
-    elif not isinstance(value, str | int | float | None):
+    elif not isinstance(value, str | float | None) and (type(value) is not int or value >= 2**63):
         raise ValueError(f"{metric.name} is neither a number nor a text")
     return value
 
@@ -66,6 +65,10 @@ Measured = Annotated[
 Evaluation = dict[str, dict[str, Measured]]
 """Split -> domain -> metric -> value, and ``images``: of how many. The part `WHOLE` of a split is
 all of it. Shares are in [0, 1]; a loss that overflowed is NaN. ``worst_group_name`` is a text."""
+
+
+class NewerError(DataError):
+    """A record in a form that only a newer version knows."""
 
 
 class RecordPart(BaseModel):
@@ -134,7 +137,7 @@ class Costs(RecordPart):
 
     bytes: Traffic = Traffic()
     dropped: list[Dropped] = []
-    seconds: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = {}
+    seconds: dict[str, Annotated[float, Field(ge=0, lt=1e15)]] = {}
 
 
 class _Round(RecordPart):
@@ -190,7 +193,7 @@ class RunRecord(RecordPart):
         once: What happens before round 1.
     """
 
-    format: int = FORMAT
+    format: Literal[1] = FORMAT
     key: str
     method: str
     method_version: int
@@ -208,13 +211,6 @@ class RunRecord(RecordPart):
     rounds: list[RoundRecord] = []
     environment: EnvironmentRecord = EnvironmentRecord()
     time: TimeRecord = TimeRecord()
-
-    @field_validator("format")
-    @classmethod
-    def _readable(cls, value: int) -> int:
-        if value != FORMAT:
-            raise ValueError(f"format {value} needs a newer feddg-bench; this one reads {FORMAT}")
-        return value
 
     def numbers(self) -> dict[str, Any]:
         """Return the record without times and environment: what the same settings repeat."""
@@ -268,18 +264,27 @@ class RunRecord(RecordPart):
         }
 
     @classmethod
-    def parse(cls, data: str | bytes) -> Self:
+    def parse(cls, data: str | bytes, key: str | None = None) -> Self:
         """Return the record in a file's text, once it is sure that it holds what it claims.
 
+        Args:
+            data: The text, JSON.
+            key: What its key must be.
+
         Raises:
-            DataError: If it is cut short or no record, if a value is out of its range, or if
-                names or settings were changed, so that its key is another; the message is a part
-                of a sentence.
+            NewerError: If its format is not known.
+            DataError: If it is cut short or no record, if a value is out of its range, if names or
+                settings were changed, so that its key is another, or if it is not ``key``; the
+                message is a part of a sentence.
         """
         try:
-            record = cls.model_validate_json(data)
+            record = cls.model_validate_json(data, strict=True)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
+            if first["loc"] == ("format",):
+                raise NewerError(
+                    f"its format needs a newer feddg-bench; this reads {FORMAT}"
+                ) from error
             where = ".".join(str(part) for part in first["loc"])
             what = first["msg"].removeprefix("Value error, ")
             raise DataError(f"{where}: {what}" if where else what) from error
@@ -290,9 +295,11 @@ class RunRecord(RecordPart):
                 raise DataError(
                     f"{name} is {value!r}, but {record.settings.get(name)!r} in its settings"
                 )
-        key = run_key(record.settings, record.method_version)
-        if key != record.key:
-            raise DataError(f"its settings are those of the run {key}, not of {record.key}")
+        true = run_key(record.settings, record.method_version)
+        if record.key != true:
+            raise DataError(f"its settings are those of the run {true}, not of {record.key}")
+        if key not in (None, true):
+            raise DataError(f"it holds the run {true}, not {key}")
         return record
 
     def unknown_fields(self) -> list[str]:

@@ -1,58 +1,78 @@
-"""Records as tables need them: the head of each file at once, numbers of rounds when asked for.
+"""Runs as tables, figures and reports read them: what a record says of itself, and its numbers.
 
-A record holds every round and may be 100 KB; ten thousand of them take a minute to read whole. What
-the suite writes is JSON with one value a line, and a line break cannot stand inside a JSON string,
-so parts can be found by the beginning of their lines. A file that is laid out otherwise is parsed
-whole.
+A record holds every round and may have 100 KB; thousands of them take long to parse. What is asked
+for again and again is kept in one file beside them, ``.index``, and read from there as long as a
+record's file has the size, the times and the inode that it had. The index may be deleted at any
+time.
 """
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Mapping
+import json
+import logging
+import sys
+import zlib
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 
-from feddg_bench.common.errors import DataError
-from feddg_bench.records.metrics import METRICS, Metric, find_metric
+from feddg_bench.common.errors import DataError, printable
+from feddg_bench.common.files import write_whole
+from feddg_bench.records.metrics import Metric, find_metric
 from feddg_bench.records.record import Evaluation, RunRecord
-from feddg_bench.records.rules import CHOOSING, RULES, Rule, best_round, choose
-from feddg_bench.records.store import read_record
+from feddg_bench.records.rules import Rule, choose
+from feddg_bench.records.sources import Source, sources
 
-FORMAT = 1
-END = 16384
-"""Bytes at both ends of a record that are read at once: its head, and its last evaluation."""
-_BEGIN, _END = b'{\n "format": ', b"\n}\n"
-_ROUNDS, _SETTINGS = b'\n "rounds": [', b'\n "settings": {\n'
-_EVALUATION, _EVALUATION_END = b'\n   "evaluation": {', b"\n   }"
-_OWN = re.compile(rb'\n  "(?:method|dataset|protocol|scenario|seed)": [^\n]*')
-"""The lines of `OWN`."""
+logger = logging.getLogger(__name__)
+
+OWN = ("method", "dataset", "protocol", "scenario", "seed")
+"""Settings that are fields of a run, and stand in no `Run.settings`."""
+
+FIELDS = (*OWN[:4], "train", "val", "test", "seed", "recipe", "version")
+"""Fields of a run that a table may ask for, beside settings."""
+
+LONGEST = 300
+"""Letters of a notice that come from a file."""
+WORTH_WRITING = 50
+"""So many records must have been parsed anew before the index is written again."""
+
+Shape = list[tuple[str, str, list[str]]]
+"""Splits and domains of an evaluation, and the names of what was measured there."""
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """The head of a record.
+    """A record without its rounds, and with what was measured in them.
 
     Attributes:
-        path: The file.
+        source: The file that holds the record.
+        line: Its line there, where the file holds several.
         key: Run key.
         version: Version of the method.
         train: Training domains joined by ``+``, in alphabetical order.
         val: Validation domain, or ``None``.
         fingerprint: Hash of the images.
-        settings: Settings by dotted key, such as ``train.lr``, without `OWN`; one
-            object for all runs that agree in them.
         labels: Names of the method's settings that tell its variants apart.
         task: What was learnt, ``classification`` or ``regression``.
+        rounds: How many there were.
+        skipped: In how many of them every client was dropped.
+        lost: The first round whose loss is not finite, or ``None``.
+        costs: See `RunRecord.costs`.
         metric: The data set's key metric.
+        settings: Settings by dotted key, such as ``train.lr``, without `OWN`; one object for all
+            runs that agree in them.
+        environment: See `EnvironmentRecord`.
+        measured: Every evaluated round and what was measured after it.
     """
 
-    path: Path
+    source: Source
+    line: int
     key: str
     method: str
     version: int
@@ -65,219 +85,302 @@ class Run:
     seed: int
     recipe: str
     fingerprint: str
+    labels: Sequence[str]
+    task: str
+    rounds: int
+    skipped: int
+    lost: int | None
+    costs: Mapping[str, float]
+    metric: Metric
     settings: Mapping[str, Any]
-    labels: tuple[str, ...] = ()
-    task: str = "classification"
-    metric: Metric = METRICS["accuracy"]
-    _chosen: dict[str, Evaluation | None] = field(default_factory=dict, repr=False)
-    _last: bytes | None = field(default=None, repr=False)
-    _costs: dict[str, float] = field(default_factory=dict, repr=False)
+    environment: Mapping[str, Any]
+    measured: Measured = field(repr=False)
+    _chosen: dict[Rule, Evaluation | None] = field(default_factory=dict, repr=False)
 
     def get(self, name: str) -> Any:
         """Return a field by name, or a setting by dotted key; ``None`` where there is none."""
         return getattr(self, name) if name in FIELDS else self.settings.get(name)
 
     def evaluation(self, rule: Rule) -> Evaluation | None:
-        """Return what was measured in the round that a rule chooses, if it can choose.
-
-        Raises:
-            DataError: If the record is damaged.
-        """
+        """Return what was measured in the round that a rule chooses, if it can choose."""
         if rule not in self._chosen:
-            self._chosen[rule] = self._choose(rule)
+            found = self.measured.last() if rule == "last" else self.measured
+            values = [evaluation for _, evaluation in found]
+            self._chosen[rule] = choose(values, rule, self.metric.name)
         return self._chosen[rule]
 
-    def _choose(self, rule: Rule) -> Evaluation | None:
-        if rule == "last" and self._last is not None:
-            last: Evaluation = _from_json(self._last, self.path)
-            return last
-        data = _read(self.path)
-        if not _laid_out(data):
-            rounds = _parse(data, self.path)["rounds"]
-            return choose(
-                [r["evaluation"] for r in rounds if r.get("evaluation")], rule, self.metric.name
-            )
-        start, end = data.index(_ROUNDS), len(data)
-        if rule != "last":  # read of each round only the split that the rule looks at
-            split = CHOOSING[rule]
-            found = list(_parts(split).finditer(data, start))
-            parts = b"[" + b",".join(match[1] for match in found) + b"]"
-            evaluations = [{split: part} for part in _from_json(parts, self.path)]
-            best = best_round(evaluations, split, self.metric.name)
-            if best is None:
-                return None
-            end = found[best].start()
-        block = _last_evaluation(data, start, end)
-        chosen: Evaluation | None = None if block is None else _from_json(block, self.path)
-        return chosen
+    def cost(self, metric: str) -> float | None:
+        """Return what the run cost (see `RunRecord.costs`); ``None`` where it was not measured."""
+        return self.costs.get(metric)
+
+    def text(self) -> bytes:
+        """Return the text of the record, JSON."""
+        return self.source.text(self.line)
 
     def record(self) -> RunRecord:
-        """Return all that the record holds, and keep of it what tables ask for.
+        """Return the whole record.
 
         Raises:
-            DataError: If the record is damaged.
+            DataError: If it cannot be read any more.
         """
-        record = read_record(self.path)
-        evaluations = [entry.evaluation for entry in record.rounds if entry.evaluation]
-        name = self.metric.name
-        self._chosen.update({rule: choose(evaluations, rule, name) for rule in RULES})
-        self._costs.update(record.costs())
-        return record
-
-    def cost(self, metric: str) -> float | None:
-        """Return what a run cost: seconds or megabytes, a round where not said otherwise.
-
-        Args:
-            metric: ``local_training_time`` (what the server waited for, by client asked),
-                ``aggregation_time``, ``one_time_cost`` (before round 1), ``megabytes_up`` or
-                ``megabytes_down``.
-
-        Raises:
-            DataError: If the record is damaged.
-        """
-        if not self._costs:
-            self.record()
-        return self._costs.get(metric)
+        try:
+            return RunRecord.parse(self.text(), self.key)
+        except (DataError, IndexError) as error:
+            raise DataError(f"record {self.source.path} cannot be used: {error}") from error
 
 
-OWN = ("method", "dataset", "protocol", "scenario", "seed")
-"""Settings that are fields of a run, and stand in no `Run.settings`."""
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """Evaluations by round, kept as numbers in a row: iterate to get them.
 
-FIELDS = (
-    "method",
-    "dataset",
-    "protocol",
-    "scenario",
-    "train",
-    "val",
-    "test",
-    "seed",
-    "recipe",
-    "version",
-)
-"""Fields of a run that a table may ask for, beside settings."""
+    Attributes:
+        rounds: Number of each round, and what was measured after it.
+        values: All values.
+    """
+
+    rounds: Sequence[tuple[int, Shape]]
+    values: memoryview[float]
+
+    def __iter__(self) -> Iterator[tuple[int, Evaluation]]:
+        numbers = iter(self.values.tolist())
+        for number, shape in self.rounds:
+            yield number, _evaluation(shape, numbers)
+
+    def last(self) -> list[tuple[int, Evaluation]]:
+        """Return the last one, if there is one."""
+        count = sum(len(names) for _, shape in self.rounds[-1:] for *_, names in shape)
+        numbers = iter(self.values[len(self.values) - count :].tolist())
+        return [(number, _evaluation(shape, numbers)) for number, shape in self.rounds[-1:]]
 
 
-def read_runs(results: Path) -> list[Run]:
-    """Return the runs of a results folder in the order of their keys.
+def _evaluation(shape: Shape, numbers: Iterator[float]) -> Evaluation:
+    found: Evaluation = {}
+    for split, domain, names in shape:
+        found.setdefault(split, {})[domain] = dict(zip(names, numbers, strict=False))
+    return found
+
+
+class Problem(NamedTuple):
+    """A record that cannot be used, or only in part.
+
+    Attributes:
+        path: Its file.
+        reason: What is wrong with it.
+        skipped: Whether it is left out; else it has parts that this version does not know.
+    """
+
+    path: Path
+    reason: str
+    skipped: bool
+
+
+def read_runs(results: Path | Sequence[Path]) -> list[Run]:
+    """Return the runs of results folders in the order of their keys.
+
+    Records that cannot be used are left out, with one warning for all. Where several files hold a
+    key, the first folder wins, and in it a single file; a warning says if numbers differ.
 
     Raises:
-        DataError: If the folder is not there, or a record is cut short, damaged or misnamed.
+        DataError: If a folder is not there.
     """
-    if not results.is_dir():
+    runs: dict[str, Run] = {}
+    problems: list[Problem] = []
+    for root in [results] if isinstance(results, Path) else results:
+        found, bad = read_folder(root)
+        problems += bad
+        for run in found:
+            first = runs.setdefault(run.key, run)
+            if first.measured.values.tobytes() != run.measured.values.tobytes():
+                reason = f"its run {run.key} has other numbers than in {first.source.path}"
+                problems.append(Problem(run.source.path, reason, skipped=True))
+    for skipped, what in (
+        (True, "skipped {} that cannot be used"),
+        (False, "{} hold what this version does not know, and it is left out of what is shown"),
+    ):
+        paths = [f"{p.path}: {p.reason}" for p in problems if p.skipped is skipped]
+        if paths:
+            more = f"; and {len(paths) - 1} more, see `feddg-bench results list`" * (len(paths) > 1)
+            count = f"{len(paths)} record{'s' * (len(paths) > 1)}"
+            logger.warning("%s", f"{what.format(count)}: {printable(paths[0])[:LONGEST]}{more}")
+    return [runs[key] for key in sorted(runs)]
+
+
+def read_folder(root: Path, *, packed: bool | None = None) -> tuple[list[Run], list[Problem]]:
+    """Return the runs in a results folder, and the records that cannot be used.
+
+    Args:
+        root: The folder.
+        packed: Only of packed files, or only of single ones.
+
+    Raises:
+        DataError: If the folder is not there.
+    """
+    if not root.is_dir():
         raise DataError(
-            f"there is no results folder {results}: run something first, or give --results DIR"
+            f"there is no results folder {root}: run something first, or give --results DIR"
         )
-    folder = results / "runs"
-    names = sorted(entry.name for entry in os.scandir(folder)) if folder.is_dir() else []
-    known: dict[bytes, Mapping[str, Any]] = {}
-    return [_read_run(folder / name, known) for name in names if name.endswith(".json")]
+    index = _Index(root)
+    runs: list[Run] = []
+    problems: list[Problem] = []
+    for source in sources(root, packed=packed):
+        entry = index.entry(source)
+        runs += index.runs(source, entry)
+        problems += [Problem(source.path, why, skipped) for why, skipped in entry.problems]
+    index.write(keep_others=packed is not None)
+    return runs, problems
 
 
-# ------------------------------------------------------------------------------- reading
+# --------------------------------------------------------------------------------- the index
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"cannot read record {path}: {error.strerror}") from error
+@dataclass
+class _Entry:
+    """What the index holds of a file: `_head` of each record, and the values of all."""
+
+    stamp: tuple[int, ...]
+    problems: list[tuple[str, bool]]
+    heads: list[dict[str, Any]]
+    values: memoryview[float]
 
 
-def _ends(path: Path) -> tuple[bytes, bytes]:
-    """Return the beginning and the end of a file, which overlap if it is short."""
-    try:
-        with path.open("rb", buffering=0) as file:
-            head = file.read(END)
-            if len(head) < END:
-                return head, head
-            file.seek(-END, os.SEEK_END)
-            return head, file.read(END)
-    except OSError as error:
-        raise DataError(f"cannot read record {path}: {error.strerror}") from error
+class _Index:
+    """The index of a results folder, which counts for as long as this package's code is the same.
 
+    ``shared`` are values that several heads refer to.
+    """
 
-def damaged(path: Path, what: str) -> DataError:
-    """Return the error of a record that lacks what every record has."""
-    return DataError(
-        f"record {path} is cut short or not a run record ({what}); delete it and run the same "
-        f"command again to make it anew"
-    )
+    def __init__(self, root: Path) -> None:
+        code = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+        self.about = f"feddg-bench index {zlib.crc32(code)} {sys.byteorder}"
+        self.path = root / ".index"
+        self.old: dict[str, _Entry] = {}
+        self.used: dict[str, _Entry] = {}
+        self.shared: list[Any] = []
+        self._places: dict[str, int] = {}
+        self.fresh = 0
+        with suppress(OSError, ValueError, KeyError, TypeError):  # else it is made anew
+            about, length, check, rest = self.path.read_bytes().split(b"\n", 3)
+            if about.decode() == self.about and int(check) == zlib.crc32(rest):
+                head = from_json(rest[: int(length)], cache_strings="keys")
+                values, at = memoryview(rest)[int(length) :].cast("d"), 0
+                for name, stamp, problems, heads, count in head["files"]:
+                    part = values[at : at + count]
+                    self.old[name] = _Entry(tuple(stamp), problems, heads, part)
+                    at += count
+                self.shared = head["shared"]
 
+    def entry(self, source: Source) -> _Entry:
+        """Return what a file holds, parsed anew unless it is as it was."""
+        name = f"{source.folder.name}/{source.name}"
+        entry = self.old.get(name)
+        if entry is None or entry.stamp != source.stamp or not source.stamp:
+            entry = self._examine(source)
+        self.used[name] = entry
+        return entry
 
-def _parse(data: bytes, path: Path) -> dict[str, Any]:
-    try:
-        value = from_json(data, cache_strings="keys")
-    except ValueError as error:
-        raise damaged(path, str(error)) from error
-    if not isinstance(value, dict) or "rounds" not in value:
-        raise damaged(path, "no rounds in it")
-    return value
+    def _examine(self, source: Source) -> _Entry:
+        problems: list[tuple[str, bool]] = []
+        heads, values = [], array("d")
+        try:
+            texts = source.texts()
+        except DataError as error:
+            texts = ()
+            problems.append((str(error), True))
+        for line, text in enumerate(texts):
+            try:
+                record = RunRecord.parse(text, None if source.packed else source.path.stem)
+            except DataError as error:
+                where = f"line {line + 1}: " if source.packed else ""
+                problems.append((printable(f"{where}{error}")[:LONGEST], True))
+                continue
+            if unknown := record.unknown_fields():
+                problems.append((printable(", ".join(unknown))[:LONGEST], False))
+            heads.append(self._head(line, record, values))
+            self.fresh += 1
+        numbers = memoryview(values).cast("B").cast("d")
+        return _Entry(source.stamp, problems, heads, numbers)
 
+    def _head(self, line: int, record: RunRecord, values: array[float]) -> dict[str, Any]:
+        """Return the fields of a `Run`, what runs share by its place, and add its values."""
+        rounds, before, lost = [], len(values), None
+        for entry in record.rounds:
+            shape: Shape = []
+            start = len(values)
+            for split, parts in (entry.evaluation or {}).items():
+                for domain, measured in parts.items():
+                    known = {n: v for n, v in measured.items() if isinstance(v, int | float)}
+                    shape.append((split, domain, list(known)))
+                    values.extend(known.values())
+            if entry.evaluation is not None:
+                rounds.append((entry.round, self._share(shape)))
+            if lost is None and not all(map(isfinite, (*entry.train.values(), *values[start:]))):
+                lost = entry.round
+        return {
+            "line": line,
+            "key": record.key,
+            "method": record.method,
+            "version": record.method_version,
+            "dataset": record.dataset,
+            "protocol": record.protocol,
+            "scenario": record.scenario.name,
+            "train": "+".join(sorted(record.scenario.train)),
+            "val": record.scenario.val,
+            "test": record.scenario.test,
+            "seed": record.seed,
+            "recipe": record.recipe,
+            "fingerprint": record.data.fingerprint,
+            "labels": list(record.labels),
+            "task": record.task,
+            "rounds": len(record.rounds),
+            "skipped": sum(entry.skipped for entry in record.rounds),
+            "lost": lost,
+            "costs": record.costs(),
+            "metric": record.metric.name,
+            "settings": self._share(flatten(record.settings)),
+            "environment": self._share(record.environment.model_dump(mode="json")),
+            "measured": [rounds, before, len(values)],
+        }
 
-def _laid_out(data: bytes) -> bool:
-    """Return whether a file is whole and laid out as `ResultsStore` does it."""
-    return data.startswith(_BEGIN) and data.endswith(_END) and _ROUNDS in data
+    def _share(self, value: Any) -> int:
+        """Return the place of a value among those that heads refer to."""
+        if len(self._places) < len(self.shared):
+            marks = (json.dumps(known, sort_keys=True) for known in self.shared)
+            self._places = {mark: place for place, mark in enumerate(marks)}
+        place = self._places.setdefault(json.dumps(value, sort_keys=True), len(self.shared))
+        if place == len(self.shared):
+            self.shared.append(value)
+        return place
 
+    def runs(self, source: Source, entry: _Entry) -> Iterator[Run]:
+        """Yield the runs of a file."""
+        shared = self.shared
+        for head in entry.heads:
+            rounds, start, end = head["measured"]
+            shapes = [(number, shared[shape]) for number, shape in rounds]
+            own = {
+                "metric": find_metric(head["metric"], head["task"]),
+                "settings": shared[head["settings"]],
+                "environment": shared[head["environment"]],
+                "measured": Measured(shapes, entry.values[start:end]),
+            }
+            yield Run(source=source, **{**head, **own})
 
-def _read_run(path: Path, known: dict[bytes, Mapping[str, Any]]) -> Run:
-    begin, tail = _ends(path)
-    last = None
-    try:
-        if begin.startswith(_BEGIN) and tail.endswith(_END) and _ROUNDS in begin:
-            last = _last_evaluation(tail, tail.find(_ROUNDS) + 1, len(tail))
-            data = begin[: begin.index(_ROUNDS)].rstrip(b",")
-            start = data.index(_SETTINGS)
-            end = data.index(b"\n },", start) + len(b"\n },")
-            block = _OWN.sub(b"", data[start:end])
-            settings = known.get(block)
-            if settings is None:
-                inner = from_json(b"{" + block.rstrip(b",") + b"}", cache_strings="keys")
-                settings = known[block] = flatten(inner["settings"])
-            head = from_json(data[:start] + data[end:] + b"}", cache_strings="keys")
-        else:
-            head = _parse(_read(path), path)
-            settings = flatten(head["settings"])
-        run = _run(path, head, settings, last)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise damaged(path, f"{type(error).__name__}: {error}") from error
-    if head.get("format", FORMAT) != FORMAT:
-        raise DataError(
-            f"record {path} has format {head['format']}, and this version reads format {FORMAT}; "
-            f"update feddg-bench, or move the record away"
-        )
-    if run.key != path.stem:
-        raise DataError(
-            f"record {path} holds the run {run.key}, so it should be named {run.key}.json; "
-            f"rename it, or delete it if it is a copy"
-        )
-    return run
+    def write(self, *, keep_others: bool) -> None:
+        """Write the index, if that saves more time than it takes.
 
-
-def _run(path: Path, head: dict[str, Any], settings: Mapping[str, Any], last: bytes | None) -> Run:
-    scenario = head["scenario"]
-    return Run(
-        path=path,
-        key=head["key"],
-        method=head["method"],
-        version=head["method_version"],
-        dataset=head["dataset"],
-        protocol=head["protocol"],
-        scenario=scenario["name"],
-        train="+".join(sorted(scenario["train"])),
-        val=scenario["val"],
-        test=scenario["test"],
-        seed=head["seed"],
-        recipe=head["recipe"],
-        fingerprint=head["data"]["fingerprint"],
-        settings=settings,
-        labels=tuple(head.get("labels", ())),
-        task=head["data"].get("task", "classification"),
-        metric=find_metric(
-            head["data"].get("metric", "accuracy"), head["data"].get("task", "classification")
-        ),
-        _last=last,
-    )
+        Args:
+            keep_others: Whether files that were not looked at keep their entries.
+        """
+        entries = {**self.old, **self.used} if keep_others else self.used
+        if self.fresh < WORTH_WRITING:
+            return
+        files = [(n, e.stamp, e.problems, e.heads, len(e.values)) for n, e in entries.items()]
+        head = json.dumps({"files": files, "shared": self.shared}).encode()
+        head += b" " * (-len(head) % 8)
+        rest = b"".join([head, *(entry.values.tobytes() for entry in entries.values())])
+        about = f"{self.about}\n{len(head)}\n{zlib.crc32(rest)}\n".encode()
+        with suppress(DataError):  # a folder that cannot be written to is read without
+            write_whole(self.path, about + rest, sync=False)
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -291,36 +394,14 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         name = f"{prefix}{key}"
         if not prefix and key in OWN:
             continue
-        if isinstance(value, dict) and set(value) == {"sha256"}:
-            flat[name] = value["sha256"][:8]
-        elif isinstance(value, dict):
+        if isinstance(value, dict) and set(value) != {"sha256"}:
             flat |= flatten(value, f"{name}.")
         elif isinstance(value, list):
-            flat[name] = ", ".join(
-                v["sha256"][:8] if isinstance(v, dict) and set(v) == {"sha256"} else str(v)
-                for v in value
-            )
+            flat[name] = ", ".join(str(_short(one)) for one in value)
         else:
-            flat[name] = value
+            flat[name] = _short(value)
     return flat
 
 
-def _last_evaluation(data: bytes, start: int, end: int) -> bytes | None:
-    """Return the text of the last evaluation that begins in a part of the data."""
-    at = data.rfind(_EVALUATION, start, end)
-    if at < 0:
-        return None
-    return data[at + len(_EVALUATION) - 1 : data.index(_EVALUATION_END, at) + len(_EVALUATION_END)]
-
-
-@cache
-def _parts(split: str) -> re.Pattern[bytes]:
-    """Return what finds a split in evaluations: its domains' objects up to the split's end."""
-    return re.compile(rb'\n    "%s": (\{(?:[^}]+\},?)+?\n    \})' % re.escape(split).encode())
-
-
-def _from_json(block: bytes, path: Path) -> Any:
-    try:
-        return from_json(block, cache_strings="keys")
-    except ValueError as error:
-        raise damaged(path, str(error)) from error
+def _short(value: Any) -> Any:
+    return str(value["sha256"])[:8] if isinstance(value, dict) and "sha256" in value else value

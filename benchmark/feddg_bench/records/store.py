@@ -1,22 +1,30 @@
-"""The results folder: one immutable record a run, named by its key."""
+"""The results folder: one immutable record a run, named by its key, or packed with others."""
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
-from feddg_bench.common.errors import DataError
-from feddg_bench.common.files import write_whole
-from feddg_bench.records.record import RunRecord
+from pydantic_core import from_json
+
+from feddg_bench.common.errors import DataError, printable
+from feddg_bench.common.files import file_name, write_whole
+from feddg_bench.records.record import NewerError, RunRecord
+from feddg_bench.records.runs import LONGEST, Run, read_folder, read_runs
+from feddg_bench.records.sources import ENDING, Source, sources, write_packed
+
+logger = logging.getLogger(__name__)
 
 
 class ResultsStore:
     """The records of a results folder.
 
     Args:
-        root: The folder; records are under ``runs/``, checkpoints of unfinished runs under
-            ``checkpoints/``, partitions under ``partitions/``.
+        root: The folder; records are under ``runs/`` one a file, or packed under ``records/``;
+            checkpoints of unfinished runs under ``checkpoints/``, partitions under ``partitions/``.
     """
 
     def __init__(self, root: Path) -> None:
@@ -24,6 +32,7 @@ class ResultsStore:
         self.runs = root / "runs"
         self.checkpoints = root / "checkpoints"
         self.partitions = root / "partitions"
+        self._packed: tuple[list[Source], dict[str, Run]] = ([], {})
 
     def check_writable(self) -> None:
         """Raise `DataError` in one sentence if records could not be written here."""
@@ -32,51 +41,129 @@ class ResultsStore:
         probe.unlink()
 
     def path(self, key: str) -> Path:
-        """Return where the record of a key is."""
-        return self.runs / f"{key}.json"
+        """Return where the record of a key is, or will be."""
+        path = self.runs / f"{key}.json"
+        packed = None if path.exists() else self.packed().get(key)
+        return packed.source.path if packed else path
 
     def checkpoint(self, key: str) -> Path:
         """Return where the checkpoint of a key is."""
         return self.checkpoints / f"{key}.safetensors"
 
+    def keys(self) -> set[str]:
+        """Return the keys of all records."""
+        single = {s.name.removesuffix(".json") for s in sources(self.root, packed=False)}
+        return single | set(self.packed())
+
+    def packed(self) -> dict[str, Run]:
+        """Return the runs in packed files by key."""
+        there = sources(self.root, packed=True)
+        if there != self._packed[0]:
+            found, _ = read_folder(self.root, packed=True)
+            self._packed = there, {run.key: run for run in found}
+        return self._packed[1]
+
     def load(self, key: str) -> RunRecord | None:
         """Return a finished run's record, or ``None``.
 
+        A file that holds no such record is set aside, as ``KEY.json.broken``, with a warning: the
+        run is to be repeated.
+
         Raises:
-            DataError: If the file is there but cut short or not a record.
+            DataError: If a newer version wrote it, or it cannot be read or set aside.
         """
-        path = self.path(key)
-        return read_record(path) if path.exists() else None
+        path = self.runs / f"{key}.json"
+        if not path.is_file():
+            packed = self.packed().get(key)
+            return packed.record() if packed else None
+        try:
+            return RunRecord.parse(path.read_bytes(), key)
+        except OSError as error:
+            raise DataError(f"cannot read record {path}: {error.strerror}") from error
+        except NewerError as error:
+            raise DataError(f"record {path} cannot be used: {error}") from error
+        except DataError as error:
+            name, reason = self.set_aside(key, ".broken"), printable(str(error))[:LONGEST]
+            logger.warning("record %s is set aside as %s: %s", path, name, reason)
+            return None
 
-    def keys(self) -> set[str]:
-        """Return the keys of all records."""
-        return {path.stem for path in self.runs.glob("*.json")}
+    def set_aside(self, key: str, ending: str = "") -> str:
+        """Rename a record, so that a new one can take its place, and return its new name.
 
-    def set_aside(self, key: str) -> None:
-        """Rename a record, if it is there, so that a new one can take its place."""
-        path = self.path(key)
+        One that is packed stays; a single file wins over it.
+        """
+        path = self.runs / f"{key}.json"
+        names = (f"{path.name}{ending}{f'.{n}' if n else ''}" for n in count(0 if ending else 1))
+        name = next(name for name in names if not path.with_name(name).exists())
         if path.exists():
-            number = 1
-            while (beside := path.with_name(f"{path.name}.{number}")).exists():
-                number += 1
-            path.rename(beside)
+            path.rename(path.with_name(name))
+        return name
 
     def save(self, record: RunRecord) -> Path:
         """Write a record in one rename, and return its path."""
+        path = self.runs / f"{record.key}.json"
         text = json.dumps(record.as_json(), indent=1, ensure_ascii=False)
-        write_whole(self.path(record.key), text.encode() + b"\n")
-        return self.path(record.key)
+        write_whole(path, text.encode() + b"\n")
+        return path
 
     def __iter__(self) -> Iterator[RunRecord]:
-        for path in sorted(self.runs.glob("*.json")):
-            yield read_record(path)
+        for run in read_runs(self.root) if self.root.is_dir() else ():
+            yield run.record()
+
+
+def pack(root: Path) -> list[Path]:
+    """Move the single records of a results folder into packed files, and return these.
+
+    There is one for each data set, protocol and recipe; the same records give the same bytes.
+    Single files that cannot be used stay.
+
+    Raises:
+        DataError: If a packed file that is there cannot be used, or one cannot be written.
+    """
+    single, _ = read_folder(root, packed=False)
+    there, problems = read_folder(root, packed=True)
+    if broken := [problem for problem in problems if problem.skipped]:
+        raise DataError(f"{broken[0].path} cannot be added to: {printable(broken[0].reason)}")
+    groups: dict[Path, dict[str, Run]] = {}
+    for run in single:
+        name = "-".join(map(file_name, (run.dataset, run.protocol, run.recipe)))
+        groups.setdefault(root / "records" / f"{name}{ENDING}", {})[run.key] = run
+    for path, runs in groups.items():
+        here = {run.key: run for run in there if run.source.path == path}
+        write_packed(path, [run.text() for run in {**here, **runs}.values()])
+    found, _ = read_folder(root, packed=True)
+    keys = {run.key for run in found}
+    for run in single:
+        if run.key in keys:
+            run.source.path.unlink()
+    return list(groups)
+
+
+def unpack(root: Path) -> list[Path]:
+    """Move packed records of a results folder into single files, and return the packed ones.
+
+    A single file that is there stays as it is; a packed one that cannot be used whole stays too.
+
+    Raises:
+        DataError: If a file cannot be written.
+    """
+    found, problems = read_folder(root, packed=True)
+    store = ResultsStore(root)
+    for run in found:
+        if not (path := store.runs / f"{run.key}.json").exists():
+            text = json.dumps(from_json(run.text()), indent=1, ensure_ascii=False)
+            write_whole(path, text.encode() + b"\n")
+    paths = {run.source.path for run in found} - {p.path for p in problems if p.skipped}
+    for path in paths:
+        path.unlink()
+    return sorted(paths)
 
 
 def read_record(path: Path) -> RunRecord:
-    """Return the record in a file.
+    """Return the record in a file of one.
 
     Raises:
-        DataError: If it is cut short, not JSON, or not a record.
+        DataError: If it is cut short, no record, or not what it claims to be.
     """
     try:
         return RunRecord.parse(path.read_bytes())

@@ -58,7 +58,7 @@ def stems(folder: Path) -> set[str]:
 
 def tidy(store: ResultsStore, claims: Claims, keys: Iterable[str]) -> None:
     """Remove what killed processes left of runs that are recorded: parts, checkpoints, claims."""
-    wanted = set(keys) & stems(store.runs)
+    wanted = set(keys) & store.keys()
     for folder in (store.runs, store.checkpoints):
         with suppress(FileNotFoundError):
             for path in folder.iterdir():

@@ -135,7 +135,7 @@ class BayesSearch:
         space = {name: _distribution(optuna, p) for name, p in self.sweep.parameters.items()}
         goal = self.sweep.objective
         assert goal is not None  # noqa: S101 - a bayes sweep without one is refused
-        recorded, failed = stems(self.store.runs), stems(self.store.root / "failed")
+        recorded, failed = self.store.keys(), stems(self.store.root / "failed")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about optional arguments of the estimator
             study = optuna.create_study(

@@ -68,7 +68,7 @@ class Worker:
 
     def _one(self, search: Search) -> tuple[bool, bool]:
         """Compute the first free job; return whether there was one, and whether others are busy."""
-        finished = stems(self.store.runs) | stems(self.failures.folder)
+        finished = self.store.keys() | stems(self.failures.folder)
         held = self.claims.held()
         others = False
         for job in search.jobs():

@@ -17,6 +17,7 @@ from feddg_bench.plugins import names
 from feddg_bench.records.record import Evaluation
 from feddg_bench.records.rules import RULES, Rule, split_metric
 from feddg_bench.records.runs import Run, read_runs
+from feddg_bench.records.sources import FOLDERS
 from feddg_bench.records.variants import split as split_variants
 
 SPLIT_NAMES: Mapping[str, str] = {
@@ -32,7 +33,7 @@ class Choice:
     """Which records are drawn, and what of them; ``None`` is everything.
 
     Attributes:
-        results: Folder of records.
+        results: Folders of records.
         dataset: Name of a data set.
         protocol: Name of a protocol.
         scenario: Names of scenarios.
@@ -42,7 +43,7 @@ class Choice:
         rule: The selection rule, where one round of a run counts.
     """
 
-    results: Path = Path("results")
+    results: tuple[Path, ...] = (FOLDERS[0],)
     dataset: str | None = None
     protocol: str | None = None
     scenario: tuple[str, ...] | None = None
@@ -89,7 +90,8 @@ class Choice:
                     raise SettingsError(unknown(what, name, have.union(installed)))
             found = [run for run in found if asked is None or getattr(run, field) in asked]
         if not found:
-            raise DataError(f"no records in {self.results} match; make some: {self._command()}")
+            folders = ", ".join(map(str, self.results))
+            raise DataError(f"no records in {folders} match; make some: {self._command()}")
         return found
 
     def value(self, run: Run) -> float | None:
@@ -112,8 +114,8 @@ class Choice:
         ):
             if value:
                 parts.append(f"--{flag} {value}")
-        if self.results != Path("results"):
-            parts.append(f"--results {self.results}")
+        if self.results[0] != FOLDERS[0]:
+            parts.append(f"--results {self.results[0]}")
         return " ".join(parts)
 
 
@@ -283,7 +285,5 @@ def curve_of(run: Run, split: str) -> dict[int, float]:
     Raises:
         DataError: If the record is damaged.
     """
-    values = {
-        entry.round: key_metric(run, entry.evaluation, split) for entry in run.record().rounds
-    }
+    values = {number: key_metric(run, evaluation, split) for number, evaluation in run.measured}
     return {number: value for number, value in values.items() if value is not None}

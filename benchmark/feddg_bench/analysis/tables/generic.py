@@ -22,6 +22,7 @@ from feddg_bench.analysis.tables.describe import (
     GroupSpec,
     Summary,
 )
+from feddg_bench.common.files import file_name
 from feddg_bench.records.metrics import Metric
 from feddg_bench.records.runs import Run
 from feddg_bench.records.variants import assignments, natural
@@ -63,7 +64,7 @@ def generic_tables(runs: Sequence[Run], against: str | None = None) -> list[Gene
     for (dataset, protocol, recipe), members in sorted(groups.items()):
         frames = _frames(members)
         for frame, mine in frames:
-            name = f"{dataset}-{protocol}-{recipe}"
+            name = "-".join(map(file_name, (dataset, protocol, recipe)))
             title = f"{dataset}, {protocol}, recipe {recipe}"
             different = _different(frame, recipe, dataset, [f for f, _ in frames])
             if different:

@@ -1,0 +1,58 @@
+"""The commands ``feddg-bench results``: what records there are, and how they are kept."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from feddg_bench.cli.options import Folders, record_folders
+from feddg_bench.common.errors import printable
+
+results_app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="List records, pack them, unpack them."
+)
+Where = Annotated[Path, typer.Option("--results", help="Folder of records.")]
+
+
+@results_app.command("list")
+def list_command(results: Folders = None) -> None:
+    """List the records by data set, protocol and recipe, and all that cannot be used."""
+    from feddg_bench.records.runs import read_folder
+
+    folders, said = record_folders(results)
+    _say(f"records of {said}:")
+    for root in folders:
+        runs, problems = read_folder(root)
+        tables = Counter((run.dataset, run.protocol, run.recipe, run.source.packed) for run in runs)
+        for (*names, packed), count in sorted(tables.items()):
+            _say(f"{' '.join(names)}: {count} {'packed' if packed else 'in files'}")
+        for path, reason, skipped in problems:
+            _say(f"{path}: {'skipped' if skipped else 'holds unknown parts'}: {reason}")
+
+
+@results_app.command("pack")
+def pack_command(results: Where = Path("runs")) -> None:
+    """Move single records into packed files, RESULTS/records/*.jsonl.xz, one a table: few for git.
+
+    All commands read packed records as they read single ones.
+    """
+    from feddg_bench.records.store import pack
+
+    for path in pack(results):
+        _say(f"{path} ({path.stat().st_size / 1e6:.2f} MB)")
+
+
+@results_app.command("unpack")
+def unpack_command(results: Where = Path("runs")) -> None:
+    """Move packed records into single JSON files, RESULTS/runs/KEY.json, as people like them."""
+    from feddg_bench.records.store import unpack
+
+    for path in unpack(results):
+        _say(f"{path} is unpacked")
+
+
+def _say(line: str) -> None:
+    print(printable(line))  # noqa: T201

@@ -1,0 +1,121 @@
+"""Files that hold records: one a file in ``runs/``, or packed, one a line, in ``records/``."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import os
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from pydantic_core import from_json
+
+from feddg_bench.common.errors import DataError
+from feddg_bench.common.files import write_whole
+
+FOLDERS = (Path("runs"), Path("results"))
+"""Where records are looked for if nobody says: one's own, then those that come with the suite."""
+ENDING = ".jsonl.xz"
+LARGEST = 2**31
+"""Bytes that a packed file may unpack to."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file that holds records.
+
+    Attributes:
+        folder: Where it is.
+        name: What it is called there.
+        stamp: Size, times and inode: while they stay, so does its content.
+        packed: Whether it holds one record a line.
+    """
+
+    folder: Path
+    name: str
+    stamp: tuple[int, ...]
+    packed: bool
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.folder / self.name
+
+    def texts(self) -> tuple[bytes, ...]:
+        """Return the text of each record.
+
+        Raises:
+            DataError: If the file cannot be read or is cut short; a part of a sentence.
+        """
+        if not self.stamp:
+            raise DataError("it is no regular file")
+        try:
+            data = self.path.read_bytes()
+            if not self.packed:
+                return (data,)
+            unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=2**28)
+            text = unpacker.decompress(data, max_length=LARGEST)
+        except OSError as error:
+            raise DataError(f"it cannot be read: {error.strerror}") from error
+        except lzma.LZMAError as error:
+            raise DataError(f"it is no whole xz file: {error}") from error
+        if not unpacker.eof:
+            raise DataError("it is cut short, or far larger than records are")
+        return tuple(text.splitlines())
+
+    def text(self, line: int) -> bytes:
+        """Return the text of one record, 0 in a file of one; raises as `texts`."""
+        return (_unpacked(self) if self.packed else self.texts())[line]
+
+
+_unpacked = lru_cache(maxsize=8)(Source.texts)
+
+
+def holds_records(root: Path) -> bool:
+    """Return whether a folder looks like one of records."""
+    return (root / "runs").is_dir() or (root / "records").is_dir()
+
+
+def default_folders() -> list[Path]:
+    """Return the first of `FOLDERS` that holds records, or the first."""
+    return [next(filter(holds_records, FOLDERS), FOLDERS[0])]
+
+
+def sources(root: Path, *, packed: bool | None = None) -> list[Source]:
+    """Return the files of a results folder that hold records, single ones first, by name.
+
+    Args:
+        root: The results folder.
+        packed: Only those that are, or are not.
+    """
+    found = []
+    for folder, ending, kind in (("runs", ".json", False), ("records", ENDING, True)):
+        if packed in (None, kind) and (root / folder).is_dir():
+            with os.scandir(root / folder) as entries:
+                named = [(entry.name, _stamp(entry)) for entry in entries]
+            found += [
+                Source(root / folder, name, stamp, kind)
+                for name, stamp in sorted(named)
+                if name.endswith(ending)
+            ]
+    return found
+
+
+def _stamp(entry: os.DirEntry[str]) -> tuple[int, ...]:
+    try:
+        s = entry.stat()
+    except OSError:  # a link to nothing, or a file that has just gone
+        return ()
+    regular = stat.S_ISREG(s.st_mode)
+    return (s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) if regular else ()
+
+
+def write_packed(path: Path, texts: Iterable[bytes]) -> None:
+    """Write records to one packed file; the same records always give the same bytes."""
+    values = sorted((from_json(text) for text in texts), key=lambda value: str(value["key"]))
+    lines = [json.dumps(value, ensure_ascii=False, separators=(",", ":")) for value in values]
+    data = "\n".join([*lines, ""]).encode()
+    write_whole(path, lzma.compress(data, preset=6))
