@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 import re
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
