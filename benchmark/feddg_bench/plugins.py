@@ -13,13 +13,16 @@ import importlib.util
 import inspect
 import pkgutil
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from importlib.abc import InspectLoader
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self
 
+import feddg_bench
 from feddg_bench.common.errors import PluginError, SettingsError, unknown
 
 if TYPE_CHECKING:
@@ -151,7 +154,20 @@ class _Outlines:
         first = name.partition(".")[0]
         if first in sys.stdlib_module_names or name.startswith(_QUICK):
             return builtins.__import__(name, *rest)
+        if name == "feddg_bench":
+            return _Face(self.fetch)
         return self.run(name) if first == self.package or name == _BASE else _STAND_IN
+
+
+@dataclass(frozen=True)
+class _Face:
+    """The suite's public names; each comes from its own module."""
+
+    fetch: Callable[..., Any]
+
+    def __getattr__(self, name: str) -> Any:
+        module = f"feddg_bench.{feddg_bench._FACE[name]}"
+        return getattr(self.fetch(module, None, None, (name,)), name)
 
 
 class _StandIn:

@@ -75,7 +75,7 @@ def installed(tmp_path_factory):
 def test_it_is_found_by_name(installed):
     done = installed("-m", "feddg_bench", "methods", "--json")
     found = {entry["name"]: entry for entry in json.loads(done.stdout)}
-    assert found["fedclip"]["settings"] == ["bound"]
+    assert found["fedclip"]["settings"] == {"bound": 1.0}
 
 
 @pytest.mark.slow

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
-from typer.core import TyperGroup
 
 from feddg_bench.analysis.figures.drawing import read_formats, save
 from feddg_bench.cli.figure_models import (
@@ -19,7 +18,7 @@ from feddg_bench.cli.figure_models import (
     tsne_command,
 )
 from feddg_bench.cli.options import Folders, grouped, record_folders
-from feddg_bench.common.errors import DataError, SettingsError, unknown
+from feddg_bench.common.errors import DataError
 
 if TYPE_CHECKING:
     from feddg_bench.analysis.figures.drawing import Picture
@@ -40,18 +39,7 @@ OF_RECORDS = {
 """Figure -> its help. There is one for each data set, protocol, recipe and federation."""
 
 
-class Figures(TyperGroup):
-    """The group of figures: a figure that does not exist is answered with the nearest."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command that the first argument names."""
-        if args and not args[0].startswith("-") and args[0] not in self.commands:
-            raise SettingsError(unknown("figure", args[0], self.commands))
-        return super().resolve_command(ctx, args)
-
-
 figures_app = typer.Typer(
-    cls=Figures,
     no_args_is_help=True,
     rich_markup_mode=None,
     help="Draw figures as PNG, with the numbers beside it where there are some: from records "

@@ -24,6 +24,7 @@ def table(
     caption: str = "",
     right: Collection[str] = (),
     whole: Collection[str] = (),
+    gap: int = 2,
 ) -> Table:
     """Return a table that fits into 80 columns if its cells may be broken.
 
@@ -34,6 +35,7 @@ def table(
         caption: Stands below.
         right: Columns of numbers.
         whole: Columns that are never broken, as numbers are not.
+        gap: Blanks between columns.
     """
     drawn = Table(
         title=title or None,
@@ -42,7 +44,7 @@ def table(
         caption_justify="left",
         show_header=any(columns),
         box=SIMPLE_HEAD,
-        padding=(0, 2, 0, 0),
+        padding=(0, gap, 0, 0),
         pad_edge=False,
     )
     for column in columns:
@@ -66,6 +68,18 @@ def text(template: str) -> TextColumn:
     return TextColumn(template, markup=False)
 
 
+def duration(seconds: float) -> str:
+    """Return a time for people.
+
+    >>> [duration(s) for s in (4.2, 90, 8000)]
+    ['4 s', '2 min', '2 h 13 min']
+    """
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
 class Display:
     """A live display on standard error, plain lines where it is no terminal; a context manager.
 
@@ -75,9 +89,10 @@ class Display:
 
     def __init__(self, *columns: ProgressColumn) -> None:
         self.console = terminal(stderr=True)
+        self.bar = 24 if self.console.width >= 110 else 12
         self.progress = Progress(
             text("{task.description}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=self.bar),
             *columns,
             console=self.console,
             disable=not self.console.is_terminal,

@@ -77,11 +77,11 @@ def check_fit(settings: RunSettings, method: type[Method], pictures: Pictures) -
 
 def methods_for(task: str) -> list[str]:
     """Return the names of the known methods that can learn a task."""
-    from feddg_bench.plugins import load_method, names
+    from feddg_bench.plugins import names, outline
 
     found = []
     for name in names("method"):
         with suppress(Exception):  # a plugin that cannot be imported can learn nothing
-            if task in load_method(name).tasks:
+            if task in outline(name).tasks:
                 found.append(name)
     return found

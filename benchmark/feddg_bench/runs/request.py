@@ -26,7 +26,7 @@ from feddg_bench.config.recipes import load_recipe
 from feddg_bench.config.schema import Resources, RunSettings
 from feddg_bench.data.federated import spread
 from feddg_bench.data.protocols import Scenario, scenarios, validate_protocol
-from feddg_bench.plugins import check_name, load_dataset, load_method, names
+from feddg_bench.plugins import check_name, load_dataset, names, outline
 from feddg_bench.records.store import ResultsStore
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ class Request:
         return plans
 
     def drafts(self, datasets: Datasets) -> list[Draft]:
-        """Return the runs of one seed, before their settings are settled: that needs PyTorch.
+        """Return the runs of one seed, before their settings are settled.
 
         Args:
             datasets: Where the data set is opened.
@@ -273,10 +273,9 @@ class Request:
 def _settle(draft: Draft, user: Mapping[str, Any], seed: int) -> Plan:
     """Merge recipe, what the method needs and what the user says, and settle the run's key."""
     from feddg_bench.engine.compatibility import check_fit
-    from feddg_bench.models.backbones import check_image_size
 
     base, named, scenario, recipe, dataset = draft
-    method = load_method(named["method"])
+    method = outline(named["method"])
     merged = merge(base, method.needs, user, named, {"seed": seed})
     if merged.get("partition", {}).get("kind") == "pooled":  # one client: there is no K to choose
         merged = merge(merged, {"federation": {"per_round": None}})
@@ -284,7 +283,6 @@ def _settle(draft: Draft, user: Mapping[str, Any], seed: int) -> Plan:
     hyper = validate(method.Settings, settings.hyper, "hyper.")
     settings = settings.model_copy(update={"hyper": hyper.model_dump(mode="json")})
     check_fit(settings, method, dataset)
-    check_image_size(settings.backbone, settings.data.image_size)
     canonical = canonical_settings(settings, method.Settings)
     if dataset.identity:
         canonical["data"]["names"] = {k: list(names) for k, names in dataset.identity.items()}
@@ -296,13 +294,17 @@ def check_data(plans: Iterable[Plan]) -> None:
     """Refuse runs whose images cannot be spread as their settings say; no image is decoded.
 
     Raises:
-        SettingsError: If there are more clients than there are images for.
+        SettingsError: If there are more clients than there are images for, or the images' size does
+            not suit the backbone.
         DataError: If the data set is not here, a split file does not fit, or a class is missing.
     """
+    from feddg_bench.models.backbones import check_image_size
+
     seen = set()
     for plan in plans:
-        validation = load_method(plan.settings.method).client_validation
         s = plan.settings
+        check_image_size(s.backbone, s.data.image_size)
+        validation = outline(s.method).client_validation
         spreading = (s.protocol, s.scenario, s.seed, s.data, s.partition, s.federation, validation)
         if str(spreading) not in seen:
             seen.add(str(spreading))
@@ -326,7 +328,7 @@ def check_weights(plans: Iterable[Plan]) -> None:
         if s.backbone.pretrained and str(s.backbone) not in seen:
             seen.add(str(s.backbone))
             build_backbone(s.backbone, dataset.channels, rgb=is_rgb(dataset))
-        files = load_method(s.method).Settings.files
+        files = outline(s.method).Settings.files
         if files and str((s.method, s.hyper)) not in seen:
             seen.add(str((s.method, s.hyper)))
             build_method(s.method, num_classes=len(dataset.classes) or 1, **s.hyper)

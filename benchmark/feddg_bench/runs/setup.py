@@ -23,6 +23,7 @@ from feddg_bench.engine.build import build_run_method
 from feddg_bench.engine.devices import find_device
 from feddg_bench.engine.executors import Executor
 from feddg_bench.engine.worker import WorkerSpec
+from feddg_bench.models.backbones import check_image_size
 from feddg_bench.plugins import load_method
 from feddg_bench.records.record import (
     DataRecord,
@@ -136,6 +137,7 @@ def open_federation(
 ) -> tuple[Federation, RunRecord, Callable[[], dict[str, Any]]]:
     """Return a plan's data spread over clients and splits, and what `Run` says of them."""
     settings, dataset = plan.settings, data.dataset
+    check_image_size(settings.backbone, settings.data.image_size)
     method = load_method(settings.method)
     store = data.store(settings.data.image_size, progress)
     parts = spread(settings, dataset, plan.scenario, validation=method.client_validation)

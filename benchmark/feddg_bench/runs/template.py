@@ -15,10 +15,8 @@ from collections.abc import Iterable
 
 from pydantic import Field
 
+from feddg_bench import Method, MethodSettings, Server
 from feddg_bench.core.messages import LocalUpdate, Reply, Weights
-from feddg_bench.core.method import Method
-from feddg_bench.core.server import Server
-from feddg_bench.config.schema import MethodSettings
 
 
 class {title}Settings(MethodSettings):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from rich.progress import TaskID
 
-from feddg_bench.common.terminal import Display, text
+from feddg_bench.common.terminal import Display, duration, text
 from feddg_bench.sweeps.jobs import Job
 
 
@@ -85,18 +85,6 @@ class Board(Display):
             left = f", {duration(seconds)} left"
         self.progress.update(self.whole, total=total, completed=done, facts=left.lstrip(", "))
         return done, total, left
-
-
-def duration(seconds: float) -> str:
-    """Return a time for people.
-
-    >>> [duration(s) for s in (4.2, 90, 8000)]
-    ['4 s', '2 min', '2 h 13 min']
-    """
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _number(value: object) -> int:
