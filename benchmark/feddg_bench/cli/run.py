@@ -154,8 +154,8 @@ def _run_all(
     records: list[RunRecord] = []
     try:
         with ConsoleReport(len(plans)) as report, Tracker(resources, report.say) as tracker:
-            made = execute_all(plans, resources, report, tracker, keep=keep, again=again)
-            records.extend(made)
+            for record in execute_all(plans, resources, report, tracker, keep=keep, again=again):
+                records.append(record)  # noqa: PERF402 - what is there tells what was stopped
     except RunInterruptedError as stop:
         key = plans[len(records)].key
         where = ""
