@@ -17,6 +17,8 @@ _FACE = {
     "Resources": "config.schema",
     "Observer": "runs.observer",
     "Run": "runs.setup",
+    "tables": "api",
+    "load_records": "records.frame",
     "load_model": "runs.kept",
     "build_method": "engine.build",
     "Method": "core.method",

@@ -11,6 +11,7 @@ from feddg_bench.config.schema import Resources
 from feddg_bench.runs.request import Request, Words
 
 if TYPE_CHECKING:
+    from feddg_bench.analysis.tables.make import MadeTable
     from feddg_bench.records.record import RunRecord
     from feddg_bench.runs.observer import Observer
 
@@ -62,3 +63,34 @@ def run(
         return list(execute_all(plans, where, *observers, keep=keep, again=again))
     with ConsoleReport(len(plans)) as report:
         return list(execute_all(plans, where, report, *observers, keep=keep, again=again))
+
+
+def tables(
+    *names: str,
+    results: str | Path | Sequence[str | Path] | None = None,
+    select: str | None = None,
+    against: str | None = None,
+) -> dict[str, MadeTable]:
+    """Make tables from records, by name; a notebook shows them, ``.frame()`` gives their cells.
+
+    Args:
+        names: ``generic`` (the default), ``all``, papers' tables such as ``pardon-1``, YAML files.
+        results: Folders of records; ``runs`` if it is there, else ``results``.
+        select: Selection rule in place of each table's own, such as ``mean_last_5``.
+        against: Method that the others are compared with in every table.
+
+    Raises:
+        FeddgError: In one sentence, if a name is unknown or records cannot be read.
+    """
+    from feddg_bench.analysis.tables.make import MadeTable, make_tables
+    from feddg_bench.records.runs import read_runs
+    from feddg_bench.records.sources import default_folders
+
+    folders = [results] if isinstance(results, str | Path) else results or default_folders()
+    made, _ = make_tables(
+        names or ("generic",),
+        lambda: read_runs([Path(folder) for folder in folders]),
+        select=select,
+        against=against,
+    )
+    return {grid.name: MadeTable(grid) for grid in made}

@@ -51,6 +51,19 @@ def test_a_number_of_seeds_and_a_table_of_values(made: Any, tmp_path: Path) -> N
     assert value == records[1].evaluation()["test"]["chalk"]["accuracy"]
 
 
+def test_tables_of_a_notebook(made: Any, tmp_path: Path) -> None:
+    records = made(("fedavg", "fedprox"), scenario=None)
+    (table,) = fb.tables(results=tmp_path / "r").values()
+    frame = table.frame()
+    test = frame[(frame["row"] == "fedprox") & frame["run_keys"].notna()]
+    keys = {key for cell in test["run_keys"] for key in cell.split()}
+    assert keys == {record.key for record in records if record.method == "fedprox"}
+    assert "fedprox" in table.markdown()
+    assert "tabular" in table.latex()
+    with pytest.raises(fb.FeddgError, match="pardon-1"):
+        fb.tables("pardon-l", results=tmp_path / "r")
+
+
 def test_an_observer_sees_every_round_and_reply(made: Any) -> None:
     class Watch(fb.Observer):  # type: ignore[misc]
         def __init__(self) -> None:

@@ -142,7 +142,7 @@ def test_a_stopped_run_goes_on_as_the_same_wandb_run(
     with monkeypatch.context() as patch:
         seen: list[int] = []
 
-        def stop(_: object, __: object, result: Any, ___: int) -> None:
+        def stop(_: object, __: object, result: Any) -> None:
             seen.append(result.round)
             if result.round == 2:
                 raise RunInterruptedError(2)

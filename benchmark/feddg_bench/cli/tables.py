@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from feddg_bench.cli.options import Folders, record_folders
 from feddg_bench.common.errors import SettingsError, unknown
-
-if TYPE_CHECKING:
-    from feddg_bench.analysis.tables.describe import Description
-    from feddg_bench.analysis.tables.grid import Grid
-    from feddg_bench.records.rules import Rule
-    from feddg_bench.records.runs import Run
 
 Names = Annotated[
     list[str] | None,
@@ -49,32 +42,21 @@ def tables_command(
 
     Every table says which runs its numbers come from, and which command would fill what is missing.
     """
-    from feddg_bench.analysis.tables.describe import load_description, named_tables
+    from feddg_bench.analysis.tables.make import make_tables
     from feddg_bench.analysis.tables.writers import WRITERS, latex_document
     from feddg_bench.common.files import write_whole
-    from feddg_bench.plugins import check_name
-    from feddg_bench.records.rules import RULES
     from feddg_bench.records.runs import read_runs
 
     endings = [ending.strip() for ending in formats.split(",")]
     for ending in endings:
         if ending not in WRITERS:
             raise SettingsError(unknown("format", ending, WRITERS))
-    if select is not None and select not in RULES:
-        raise SettingsError(unknown("selection rule", select, RULES))
-    if against is not None:
-        check_name("method", against)
-    asked = tables or ["all"]
-    generic = bool({"all", "generic"} & set(asked))
-    wanted = [name for name in asked if name not in ("all", "generic")]
-    if "all" in asked:
-        wanted = [*named_tables(), *wanted]
-    described = dict(load_description(name) for name in dict.fromkeys(wanted))
     folders, said = record_folders(results)
     gc.disable()  # all that is made stays to the end: looking for cycles in it costs a tenth
     try:
-        runs = read_runs(folders)
-        grids = _grids(described, runs, generic=generic, rule=select, against=against)
+        grids, runs = make_tables(
+            tables or ["all"], lambda: read_runs(folders), select=select, against=against
+        )
     finally:
         gc.enable()
     folder = out or folders[0] / "tables"
@@ -88,26 +70,3 @@ def tables_command(
         document = latex_document([grid.name for grid in grids])
         write_whole(folder / "tables.tex", document.encode(), sync=False)
     print(f"{len(runs)} runs of {said}; written to {folder}: {', '.join(endings)}")  # noqa: T201
-
-
-def _grids(
-    described: dict[str, Description],
-    runs: Sequence[Run],
-    *,
-    generic: bool,
-    rule: Rule | None,
-    against: str | None,
-) -> list[Grid]:
-    from feddg_bench.analysis.tables.build import build
-    from feddg_bench.analysis.tables.describe import compared_with
-    from feddg_bench.analysis.tables.generic import generic_tables
-
-    grids = [
-        build(table.name, table.description, table.runs, select=rule, any_paper=True)
-        for table in (generic_tables(runs, against) if generic else ())
-    ]
-    for name, description in described.items():
-        if against is not None:
-            description = compared_with(description, against)
-        grids.append(build(name, description, runs, select=rule))
-    return grids

@@ -1,0 +1,87 @@
+"""From names of tables to finished tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from typing import TYPE_CHECKING
+
+from feddg_bench.analysis.tables.build import build
+from feddg_bench.analysis.tables.describe import compared_with, load_description, named_tables
+from feddg_bench.analysis.tables.generic import generic_tables
+from feddg_bench.analysis.tables.grid import Grid
+from feddg_bench.analysis.tables.writers import csv_text, latex, markdown
+from feddg_bench.common.errors import SettingsError, unknown
+from feddg_bench.plugins import check_name
+from feddg_bench.records.rules import RULES
+from feddg_bench.records.runs import Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class MadeTable:
+    """A finished table, as a notebook holds it.
+
+    Attributes:
+        grid: Its lines and columns.
+    """
+
+    grid: Grid
+
+    def frame(self) -> pd.DataFrame:
+        """Return the cells as a table of pandas, one row a cell, as the CSV file has them."""
+        import pandas as pd
+
+        return pd.read_csv(StringIO(csv_text(self.grid)), dtype={"seeds": str, "run_keys": str})
+
+    def markdown(self) -> str:
+        """Return the table as Markdown, with its caption and notes."""
+        return markdown(self.grid)
+
+    def latex(self) -> str:
+        """Return the table as LaTeX."""
+        return latex(self.grid)
+
+    _repr_markdown_ = markdown
+
+
+def make_tables(
+    names: Sequence[str],
+    read: Callable[[], Sequence[Run]],
+    *,
+    select: str | None = None,
+    against: str | None = None,
+) -> tuple[list[Grid], Sequence[Run]]:
+    """Return tables, and the runs that they are made from.
+
+    Args:
+        names: ``all``, ``generic`` (one for each data set, protocol and recipe with runs), papers'
+            tables such as ``pardon-1``, or YAML files that describe one.
+        read: Reads the runs; called when all names are known to be right.
+        select: Selection rule in place of each table's own.
+        against: Method that the others are compared with in every table.
+
+    Raises:
+        SettingsError: If a name is unknown, or a description cannot be used.
+        DataError: If records cannot be read.
+    """
+    if select is not None and select not in RULES:
+        raise SettingsError(unknown("selection rule", select, RULES))
+    if against is not None:
+        check_name("method", against)
+    wanted = [name for name in names if name not in ("all", "generic")]
+    if "all" in names:
+        wanted = [*named_tables(), *wanted]
+    described = dict(load_description(name) for name in dict.fromkeys(wanted))
+    runs = read()
+    grids = [
+        build(table.name, table.description, table.runs, select=select, any_paper=True)
+        for table in (generic_tables(runs, against) if {"all", "generic"} & set(names) else ())
+    ]
+    for name, description in described.items():
+        chosen = description if against is None else compared_with(description, against)
+        grids.append(build(name, chosen, runs, select=select))
+    return grids, runs
