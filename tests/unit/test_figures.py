@@ -272,7 +272,11 @@ def test_ranks_are_over_data_sets_and_said_to_be_few(add: Add, tmp_path: Path) -
         add(method, test=(value,))
     runs = read_runs(tmp_path)
     assert "two methods on two data sets" in str(ranks(runs, EVERYTHING))
-    others = [replace(run, dataset=name) for run in runs for name in ("pacs", "rmnist")]
+    others = [
+        replace(run, dataset=name, key=f"{run.key}{name}")
+        for run in runs
+        for name in ("pacs", "rmnist")
+    ]
     add("ccst", test=(0.9,))
     picture = ranks([*read_runs(tmp_path), *others], EVERYTHING)
     assert isinstance(picture, Picture)
