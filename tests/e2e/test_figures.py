@@ -90,7 +90,7 @@ def test_all_draws_what_records_are_enough_for(feddg: Run) -> None:
         (("leaderboard", "--select", "lasst", "--results", "."), "did you mean 'last'"),
         (("leaderbord",), "did you mean 'leaderboard'"),
         (("leaderboard", "--format", "pgn"), "did you mean 'png'"),
-        (("overhead", "--results", "."), "make some: feddg-bench run --method"),
+        (("overhead", "--results", "."), "make some: feddg-bench run"),
         (("partition", "--lambda", "0,many"), "expected numbers in [0, 1], such as 0,0.1,0.5,1"),
         (("partition", "--lambda", "2"), "heterogeneity"),
         (("partition", "--by", "domian"), "did you mean 'domain'"),

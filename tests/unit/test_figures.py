@@ -408,7 +408,9 @@ def test_selection_refuses_unknown_names_and_says_what_would_make_records(
     ):
         with pytest.raises(SettingsError, match=near):
             replace(Choice((tmp_path,)), **wanted).runs()  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="feddg-bench run --method moon --dataset digits4 --proto"):
+    with pytest.raises(
+        DataError, match="feddg-bench run --dataset digits4 --protocol lodo --method moon"
+    ):
         replace(one, protocol="lodo", scenario=None, method=("moon",)).runs()
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
-from feddg_bench.analysis.figures.drawing import save
+from feddg_bench.analysis.figures.drawing import Picture, read_formats, save
 from feddg_bench.cli.options import (
     CacheDir,
     DataRoot,
@@ -25,8 +26,22 @@ from feddg_bench.runs.request import Datasets
 if TYPE_CHECKING:
     from feddg_bench.analysis.figures.training import Trained
 
-OutHere = Annotated[Path, typer.Option(help="Folder to write to.")]
-FIGURES = Path("runs/figures")
+Formats = Annotated[str, typer.Option(help="Comma-separated: png, pdf.")]
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where a picture goes, and in which formats."""
+
+    out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("runs/figures")
+    format: Formats = "png"
+
+    def __post_init__(self) -> None:
+        read_formats(self.format)  # before anything is trained
+
+    def save(self, draw: Callable[[], Picture]) -> None:
+        """Draw a picture and write it."""
+        save(lambda: [draw()], self.out, read_formats(self.format))
 
 
 @grouped
@@ -37,7 +52,7 @@ def partition_command(
     ] = None,
     by: Annotated[str, typer.Option(help="domain or label.")] = "domain",
     names: Names = Names(),
-    out: OutHere = FIGURES,
+    output: Output = Output(),
     data_root: DataRoot = None,
     cache_dir: CacheDir = None,
 ) -> None:
@@ -61,7 +76,7 @@ def partition_command(
     from feddg_bench.runs.setup import RunData
 
     data = RunData(plans[0].dataset, cache_dir)
-    save(lambda: [partition_picture(plans, data, cast("By", by))], out)
+    output.save(lambda: partition_picture(plans, data, cast("By", by)))
 
 
 def _number(text: str) -> float:
@@ -82,8 +97,6 @@ At = Annotated[
 @dataclass(frozen=True)
 class Training(Experiment):
     """Which runs a figure needs the models of."""
-
-    out: OutHere = FIGURES
 
     def train(
         self,
@@ -119,12 +132,13 @@ def tsne_command(
     images: Annotated[int, typer.Option(min=1, help="Images of a domain.")] = 100,
     training: Training = Training(),
     machine: Recording = Recording(),
+    output: Output = Output(),
 ) -> None:
     """Train, and draw t-SNE of the features of held-out images after some rounds."""
     runs = training.train(machine, at)
     from feddg_bench.analysis.figures.embedding import tsne_picture
 
-    save(lambda: [tsne_picture(runs, images)], training.out)
+    output.save(lambda: tsne_picture(runs, images))
 
 
 @grouped
@@ -133,12 +147,13 @@ def gradcam_command(
     images: Annotated[int, typer.Option(min=1, help="Images of a domain.")] = 2,
     training: Training = Training(),
     machine: Recording = Recording(),
+    output: Output = Output(),
 ) -> None:
     """Train, and draw by Grad-CAM where models look, for held-out images of each domain."""
     runs = training.train(machine, at)
     from feddg_bench.analysis.figures.gradcam import gradcam_picture
 
-    save(lambda: [gradcam_picture(runs, images)], training.out)
+    output.save(lambda: gradcam_picture(runs, images))
 
 
 @grouped
@@ -152,15 +167,14 @@ def landscape_command(
     steps: Annotated[int, typer.Option(min=5, help="Points a side of the grid.")] = 21,
     training: Training = Training(),
     machine: Recording = Recording(),
+    output: Output = Output(),
 ) -> None:
     """Train, and draw two clients' losses on the plane of the global model and their updates."""
     runs = training.train(machine, None if at is None else str(at), updates=True)
     from feddg_bench.analysis.figures.landscape import landscape_picture
 
-    save(
-        lambda: [landscape_picture(runs, () if pair is None else pair.split(","), images, steps)],
-        training.out,
-    )
+    clients = () if pair is None else pair.split(",")
+    output.save(lambda: landscape_picture(runs, clients, images, steps))
 
 
 @grouped
@@ -168,9 +182,10 @@ def styles_command(
     images: Annotated[int, typer.Option(min=1, help="Images of a domain.")] = 2,
     training: Training = Training(),
     machine: Recording = Recording(),
+    output: Output = Output(),
 ) -> None:
     """Draw images of each domain as they are, and as methods restyle them in round 1."""
     runs = training.train(machine, "1", "pardon,ccst,fedccrl", updates=True)
     from feddg_bench.analysis.figures.styles import styles_picture
 
-    save(lambda: [styles_picture(runs, images)], training.out)
+    output.save(lambda: styles_picture(runs, images))

@@ -89,8 +89,13 @@ class Worker:
         }
         self._initial_private = self.method.state.private_weights()
 
-    def run(self, task: Task) -> Reply[Any]:
-        """Load the global weights, do what the task asks, and forget."""
+    def run(self, task: Task, *, stays: bool = False) -> Reply[Any]:
+        """Load the global weights, do what the task asks, and forget.
+
+        Args:
+            task: What to do.
+            stays: The value is not sent, so that it may be anything; for figures.
+        """
         start = time.perf_counter()
         settings, data, memory = self.settings, self.data[task.client], copied(task.memory)
         client = Client(
@@ -120,7 +125,7 @@ class Worker:
             value = getattr(self.method, task.call)(client)
         if self._initial_private:
             memory["private state"] = self.method.state.private_weights()
-        for payload in (content(value), memory):
+        for payload in ({} if stays else content(value), memory):
             deque(leaves(payload), maxlen=0)  # or refuse what could not be sent or kept
         metrics = client.metrics()
         seconds = {"copy": loaded - start, "work": time.perf_counter() - loaded}

@@ -193,16 +193,11 @@ def _pair(run: Trained, pair: Sequence[str]) -> tuple[str, str]:
             f"and a landscape needs two: raise --per-round, or choose a method with clients"
         )
 
-    def distance(two: tuple[str, str]) -> float:
+    def nearness(two: tuple[str, str]) -> float:
         one, other = (shares(run, client) for client in two)
-        return float(np.abs(one - other).sum())
+        return -round(float(np.abs(one - other).sum()), 9)
 
-    return max(combinations(there, 2), key=lambda two: (round(distance(two), 9), _back(two)))
-
-
-def _back(two: tuple[str, str]) -> tuple[int, ...]:
-    """Return a key that is larger for names that come first."""
-    return tuple(-ord(letter) for letter in "".join(two))
+    return min(combinations(there, 2), key=lambda two: (nearness(two), two))
 
 
 def _some(run: Trained, client: str, count: int) -> NDArray[np.int64]:

@@ -39,7 +39,7 @@ def profiles(frame: Frame, choice: Choice) -> Picture | str | None:
 
     Returns a sentence where no method has `LEAST` runs.
     """
-    values, scenarios, notes = comparable(measure(frame.runs, choice.one_number))
+    values, scenarios, notes = comparable(measure(frame.runs, choice.value))
     if values.empty:
         return None
     if values.groupby("series").size().max() < LEAST:
@@ -91,7 +91,7 @@ def ranks(runs: Sequence[Run], choice: Choice) -> Picture | str:
     rows = []
     for frame in largest.values():
         name = f"{frame.runs[0].dataset} {frame.runs[0].protocol}"
-        values, scenarios, _ = comparable(measure(frame.runs, choice.one_number))
+        values, scenarios, _ = comparable(measure(frame.runs, choice.value))
         rows += [(p.series, name, 0, 0, p.mean) for p in means(values, scenarios).itertuples()]
     measured = pd.DataFrame(rows, columns=["series", "scenario", "seed", "x", "value"])
     shared, _, notes = comparable(measured[measured.groupby("series").x.transform("size") > 1])

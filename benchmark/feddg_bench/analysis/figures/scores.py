@@ -139,9 +139,10 @@ def _swept(
     at = {place: place[0] if len(place) == 1 else float(n) for n, place in enumerate(shown)}
 
     def numbers(run: Run) -> dict[float, float]:
-        place, value = places[run.key], choice.value(run)
+        place = places[run.key]
         x = FLAT if place is None else at.get(place)
-        return {} if value is None or x is None else {x: value}
+        found = choice.value(run)
+        return {x: found[0]} if found and x is not None else {}
 
     values = measure(frame.runs, numbers, sweep.keys)
     flat = values.x == FLAT
@@ -177,7 +178,7 @@ def _at_every_point(values: pd.DataFrame, scenarios: int) -> pd.DataFrame:
 
 def leaderboard(frame: Frame, choice: Choice) -> Picture | None:
     """Draw the mean of each method, best first, with the means of single scenarios."""
-    values, scenarios, notes = comparable(measure(frame.runs, choice.one_number))
+    values, scenarios, notes = comparable(measure(frame.runs, choice.value))
     points = means(values, scenarios).sort_values(
         ["mean", "series"], ascending=[False, True], ignore_index=True
     )

@@ -70,17 +70,17 @@ class Choice:
         for kind, name, known in (
             ("split", self.split, SPLIT_NAMES),
             ("selection rule", self.rule, RULES),
-            ("protocol", self.protocol, PROTOCOLS),
         ):
-            if name is not None and name not in known:
+            if name not in known:
                 raise SettingsError(unknown(kind, name, known))
         found = read_runs(self.results)
-        for field, installed, what in (
-            ("dataset", names("data set"), "data set"),
-            ("protocol", PROTOCOLS, "protocol"),
-            ("method", names("method"), "method"),
-            ("scenario", (), "scenario of these records"),
-            ("recipe", (), "recipe of these records"),
+        said = ["feddg-bench run"]
+        for field, what, installed in (
+            ("dataset", "data set", names("data set")),
+            ("protocol", "protocol", PROTOCOLS),
+            ("method", "method", names("method")),
+            ("scenario", "scenario of these records", ()),
+            ("recipe", "recipe of these records", ()),
         ):
             asked = getattr(self, field)
             asked = (asked,) if isinstance(asked, str) else asked
@@ -88,45 +88,26 @@ class Choice:
             for name in asked or ():
                 if name not in have.union(installed) and (installed or found):
                     raise SettingsError(unknown(what, name, have.union(installed)))
+            said += [f"--{field} {','.join(asked)}"] if asked else []
             found = [run for run in found if asked is None or getattr(run, field) in asked]
         if not found:
+            if self.results[0] != FOLDERS[0]:
+                said.append(f"--results {self.results[0]}")
             folders = ", ".join(map(str, self.results))
-            raise DataError(f"no records in {folders} match; make some: {self._command()}")
+            raise DataError(f"no records in {folders} match; make some: {' '.join(said)}")
         return found
 
-    def value(self, run: Run) -> float | None:
-        """Return a run's key metric in the round that the rule chooses, a share in percent."""
-        return key_metric(run, run.evaluation(self.rule), self.split)
-
-    def one_number(self, run: Run) -> dict[float, float]:
-        """Return the same for `measure`, at x = 0."""
-        value = self.value(run)
+    def value(self, run: Run) -> dict[float, float]:
+        """Return a run's key metric in the round that the rule chooses, at x = 0, for `measure`."""
+        value = key_metric(run, run.evaluation(self.rule), self.split)
         return {} if value is None else {0: value}
-
-    def _command(self) -> str:
-        """Return the command that makes records of this choice."""
-        parts = ["feddg-bench run", f"--method {','.join(self.method or ('fedavg', 'pardon'))}"]
-        for flag, value in (
-            ("dataset", self.dataset),
-            ("protocol", self.protocol),
-            ("scenario", ",".join(self.scenario or ())),
-            ("recipe", self.recipe),
-        ):
-            if value:
-                parts.append(f"--{flag} {value}")
-        if self.results[0] != FOLDERS[0]:
-            parts.append(f"--results {self.results[0]}")
-        return " ".join(parts)
 
 
 @dataclass(frozen=True)
 class Frame:
     """Runs that can be compared: of one data set, protocol, recipe and federation.
 
-    Attributes:
-        name: Stem for files, such as ``digits4-ltdo-quick``.
-        title: The same for people.
-        runs: Its runs.
+    Their ``name``, such as ``digits4-ltdo-quick``, is a stem for files.
     """
 
     name: str

@@ -34,7 +34,7 @@ def styles_picture(runs: Sequence[Trained], count: int) -> Picture:
         task = run.tasks[client]
         told = {**task.told, "images": images.to(run.device)}
         worker = Worker(run.spec, run.method)
-        styled = worker.run(replace(task, call="styled", told=told)).value
+        styled = worker.run(replace(task, call="styled", told=told), stays=True).value
         if styled is None:
             name = run.plan.settings.method
             raise SettingsError(
