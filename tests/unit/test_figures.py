@@ -599,7 +599,7 @@ def styled_by(method: str, **hyper: Any) -> tuple[Any, Any, torch.Tensor, torch.
     task = tasks[min(tasks)]
     images = torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(5))
     asked = replace(task, call="styled", told={**task.told, "images": images})
-    made = [Worker(executor.worker.spec, run.method).run(asked).value for _ in range(2)]
+    made = [Worker(executor.worker.spec, run.method).run(asked, stays=True).value for _ in range(2)]
     assert (made[0] is None) or torch.equal(*made)
     return run.method, task, images, made[0]
 
