@@ -194,9 +194,9 @@ class RunRecord(RecordPart):
     """
 
     format: Literal[1] = FORMAT
-    key: str
+    key: str = Field(pattern="^[0-9a-f]+$")
     method: str
-    method_version: int
+    method_version: Count
     dataset: str
     protocol: str
     scenario: ScenarioRecord
@@ -262,6 +262,15 @@ class RunRecord(RecordPart):
             "megabytes_up": sum(entry.bytes.up for entry in rounds) / n / 1e6,
             "megabytes_down": sum(entry.bytes.down for entry in rounds) / n / 1e6,
         }
+
+    def lost(self) -> int | None:
+        """Return the first round with a loss that is not finite, in training or measured."""
+        for entry in self.rounds:
+            parts = [part for split in (entry.evaluation or {}).values() for part in split.values()]
+            losses = [*entry.train.values(), *(part.get("loss", 0.0) for part in parts)]
+            if not all(map(math.isfinite, losses)):
+                return entry.round
+        return None
 
     @classmethod
     def parse(cls, data: str | bytes, key: str | None = None) -> Self:

@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 import zlib
-from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,9 +39,6 @@ LONGEST = 300
 WORTH_WRITING = 50
 """So many records must have been parsed anew before the index is written again."""
 
-Shape = list[tuple[str, str, list[str]]]
-"""Splits and domains of an evaluation, and the names of what was measured there."""
-
 
 @dataclass(frozen=True, eq=False)
 class Run:
@@ -68,7 +62,6 @@ class Run:
         settings: Settings by dotted key, such as ``train.lr``, without `OWN`; one object for all
             runs that agree in them.
         environment: See `EnvironmentRecord`.
-        measured: Every evaluated round and what was measured after it.
     """
 
     source: Source
@@ -94,17 +87,24 @@ class Run:
     metric: Metric
     settings: Mapping[str, Any]
     environment: Mapping[str, Any]
-    measured: Measured = field(repr=False)
+    _last: bytes = field(repr=False)
+    _all: bytes = field(repr=False)
     _chosen: dict[Rule, Evaluation | None] = field(default_factory=dict, repr=False)
 
     def get(self, name: str) -> Any:
         """Return a field by name, or a setting by dotted key; ``None`` where there is none."""
         return getattr(self, name) if name in FIELDS else self.settings.get(name)
 
+    @property
+    def measured(self) -> list[tuple[int, Evaluation]]:
+        """Every evaluated round, and what was measured after it."""
+        found: list[tuple[int, Evaluation]] = from_json(self._all, cache_strings="keys")
+        return found
+
     def evaluation(self, rule: Rule) -> Evaluation | None:
         """Return what was measured in the round that a rule chooses, if it can choose."""
         if rule not in self._chosen:
-            found = self.measured.last() if rule == "last" else self.measured
+            found = from_json(self._last, cache_strings="keys") if rule == "last" else self.measured
             values = [evaluation for _, evaluation in found]
             self._chosen[rule] = choose(values, rule, self.metric.name)
         return self._chosen[rule]
@@ -112,6 +112,10 @@ class Run:
     def cost(self, metric: str) -> float | None:
         """Return what the run cost (see `RunRecord.costs`); ``None`` where it was not measured."""
         return self.costs.get(metric)
+
+    def same_numbers(self, other: Run) -> bool:
+        """Tell whether the same was measured in two runs."""
+        return self._all == other._all
 
     def text(self) -> bytes:
         """Return the text of the record, JSON."""
@@ -127,37 +131,6 @@ class Run:
             return RunRecord.parse(self.text(), self.key)
         except (DataError, IndexError) as error:
             raise DataError(f"record {self.source.path} cannot be used: {error}") from error
-
-
-@dataclass(frozen=True, eq=False)
-class Measured:
-    """Evaluations by round, kept as numbers in a row: iterate to get them.
-
-    Attributes:
-        rounds: Number of each round, and what was measured after it.
-        values: All values.
-    """
-
-    rounds: Sequence[tuple[int, Shape]]
-    values: memoryview[float]
-
-    def __iter__(self) -> Iterator[tuple[int, Evaluation]]:
-        numbers = iter(self.values.tolist())
-        for number, shape in self.rounds:
-            yield number, _evaluation(shape, numbers)
-
-    def last(self) -> list[tuple[int, Evaluation]]:
-        """Return the last one, if there is one."""
-        count = sum(len(names) for _, shape in self.rounds[-1:] for *_, names in shape)
-        numbers = iter(self.values[len(self.values) - count :].tolist())
-        return [(number, _evaluation(shape, numbers)) for number, shape in self.rounds[-1:]]
-
-
-def _evaluation(shape: Shape, numbers: Iterator[float]) -> Evaluation:
-    found: Evaluation = {}
-    for split, domain, names in shape:
-        found.setdefault(split, {})[domain] = dict(zip(names, numbers, strict=False))
-    return found
 
 
 class Problem(NamedTuple):
@@ -190,18 +163,18 @@ def read_runs(results: Path | Sequence[Path]) -> list[Run]:
         problems += bad
         for run in found:
             first = runs.setdefault(run.key, run)
-            if first.measured.values.tobytes() != run.measured.values.tobytes():
+            if not first.same_numbers(run):
                 reason = f"its run {run.key} has other numbers than in {first.source.path}"
                 problems.append(Problem(run.source.path, reason, skipped=True))
     for skipped, what in (
         (True, "skipped {} that cannot be used"),
         (False, "{} hold what this version does not know, and it is left out of what is shown"),
     ):
-        paths = [f"{p.path}: {p.reason}" for p in problems if p.skipped is skipped]
-        if paths:
-            more = f"; and {len(paths) - 1} more, see `feddg-bench results list`" * (len(paths) > 1)
-            count = f"{len(paths)} record{'s' * (len(paths) > 1)}"
-            logger.warning("%s", f"{what.format(count)}: {printable(paths[0])[:LONGEST]}{more}")
+        said = [f"{p.path}: {p.reason}" for p in problems if p.skipped is skipped]
+        if said:
+            more = f"; and {len(said) - 1} more, see `feddg-bench results list`" * (len(said) > 1)
+            what = what.format(f"{len(said)} record{'s' * (len(said) > 1)}")
+            logger.warning("%s: %s%s", what, printable(said[0])[:LONGEST], more)
     return [runs[key] for key in sorted(runs)]
 
 
@@ -219,151 +192,113 @@ def read_folder(root: Path, *, packed: bool | None = None) -> tuple[list[Run], l
         raise DataError(
             f"there is no results folder {root}: run something first, or give --results DIR"
         )
-    index = _Index(root)
+    index = _Index(root / ".index")
     runs: list[Run] = []
     problems: list[Problem] = []
     for source in sources(root, packed=packed):
-        entry = index.entry(source)
-        runs += index.runs(source, entry)
-        problems += [Problem(source.path, why, skipped) for why, skipped in entry.problems]
+        heads, bad = index.entry(source)
+        runs += [index.run(source, head) for head in heads]
+        problems += [Problem(source.path, reason, skipped) for reason, skipped in bad]
     index.write(keep_others=packed is not None)
     return runs, problems
 
 
 # --------------------------------------------------------------------------------- the index
 
-
-@dataclass
-class _Entry:
-    """What the index holds of a file: `_head` of each record, and the values of all."""
-
-    stamp: tuple[int, ...]
-    problems: list[tuple[str, bool]]
-    heads: list[dict[str, Any]]
-    values: memoryview[float]
+_Head = dict[str, Any]
+"""The fields of a `Run`. ``settings`` and ``environment`` are places in `_Index.shared`;
+``measured`` is the line of the last evaluation in the index, and that of all is the next one."""
 
 
 class _Index:
-    """The index of a results folder, which counts for as long as this package's code is the same.
+    """The index of a results folder; it counts for as long as the code of this package is the same.
 
-    ``shared`` are values that several heads refer to.
+    Its lines: which code made it, a checksum of the rest, heads by file, and what was measured.
     """
 
-    def __init__(self, root: Path) -> None:
-        code = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
-        self.about = f"feddg-bench index {zlib.crc32(code)} {sys.byteorder}"
-        self.path = root / ".index"
-        self.old: dict[str, _Entry] = {}
-        self.used: dict[str, _Entry] = {}
+    def __init__(self, path: Path) -> None:
+        code = b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py")))
+        self.about = b"feddg-bench index %d" % zlib.crc32(code)
+        self.path = path
+        self.files: dict[str, tuple[list[int], list[_Head], list[tuple[str, bool]]]] = {}
+        self.used: set[str] = set()
         self.shared: list[Any] = []
-        self._places: dict[str, int] = {}
+        self.lines: list[bytes] = []
+        self.places: dict[str, int] = {}
         self.fresh = 0
-        with suppress(OSError, ValueError, KeyError, TypeError):  # else it is made anew
-            about, length, check, rest = self.path.read_bytes().split(b"\n", 3)
-            if about.decode() == self.about and int(check) == zlib.crc32(rest):
-                head = from_json(rest[: int(length)], cache_strings="keys")
-                values, at = memoryview(rest)[int(length) :].cast("d"), 0
-                for name, stamp, problems, heads, count in head["files"]:
-                    part = values[at : at + count]
-                    self.old[name] = _Entry(tuple(stamp), problems, heads, part)
-                    at += count
-                self.shared = head["shared"]
+        with suppress(OSError, ValueError):  # then it is made anew
+            about, check, rest = path.read_bytes().split(b"\n", 2)
+            if about == self.about and int(check) == zlib.crc32(rest):
+                head, *self.lines = rest.split(b"\n")
+                self.files, self.shared = from_json(head, cache_strings="keys")
 
-    def entry(self, source: Source) -> _Entry:
-        """Return what a file holds, parsed anew unless it is as it was."""
+    def entry(self, source: Source) -> tuple[list[_Head], list[tuple[str, bool]]]:
+        """Return what a file holds and what is wrong in it, parsed anew unless it is as it was."""
         name = f"{source.folder.name}/{source.name}"
-        entry = self.old.get(name)
-        if entry is None or entry.stamp != source.stamp or not source.stamp:
-            entry = self._examine(source)
-        self.used[name] = entry
-        return entry
-
-    def _examine(self, source: Source) -> _Entry:
-        problems: list[tuple[str, bool]] = []
-        heads, values = [], array("d")
-        try:
-            texts = source.texts()
-        except DataError as error:
-            texts = ()
-            problems.append((str(error), True))
-        for line, text in enumerate(texts):
+        self.used.add(name)
+        stamp, heads, problems = self.files.get(name, ((), [], []))
+        if not source.stamp or tuple(stamp) != source.stamp:
+            heads, problems = [], []
+            self.files[name] = list(source.stamp), heads, problems
             try:
-                record = RunRecord.parse(text, None if source.packed else source.path.stem)
+                texts = source.texts()
             except DataError as error:
-                where = f"line {line + 1}: " if source.packed else ""
-                problems.append((printable(f"{where}{error}")[:LONGEST], True))
-                continue
-            if unknown := record.unknown_fields():
-                problems.append((printable(", ".join(unknown))[:LONGEST], False))
-            heads.append(self._head(line, record, values))
-            self.fresh += 1
-        numbers = memoryview(values).cast("B").cast("d")
-        return _Entry(source.stamp, problems, heads, numbers)
+                texts = ()
+                problems.append((str(error), True))
+            for line, text in enumerate(texts):
+                try:
+                    record = RunRecord.parse(text, None if source.packed else source.path.stem)
+                except DataError as error:
+                    where = f"line {line + 1}: " if source.packed else ""
+                    problems.append((printable(f"{where}{error}")[:LONGEST], True))
+                    continue
+                if unknown := record.unknown_fields():
+                    problems.append((printable(", ".join(unknown))[:LONGEST], False))
+                heads.append(self._head(line, record))
+        return heads, problems
 
-    def _head(self, line: int, record: RunRecord, values: array[float]) -> dict[str, Any]:
-        """Return the fields of a `Run`, what runs share by its place, and add its values."""
-        rounds, before, lost = [], len(values), None
-        for entry in record.rounds:
-            shape: Shape = []
-            start = len(values)
-            for split, parts in (entry.evaluation or {}).items():
-                for domain, measured in parts.items():
-                    known = {n: v for n, v in measured.items() if isinstance(v, int | float)}
-                    shape.append((split, domain, list(known)))
-                    values.extend(known.values())
-            if entry.evaluation is not None:
-                rounds.append((entry.round, self._share(shape)))
-            if lost is None and not all(map(isfinite, (*entry.train.values(), *values[start:]))):
-                lost = entry.round
-        return {
+    def _head(self, line: int, record: RunRecord) -> _Head:
+        self.fresh += 1
+        measured = [(entry.round, entry.evaluation) for entry in record.rounds if entry.evaluation]
+        self.lines += [json.dumps(found).encode() for found in (measured[-1:], measured)]
+        head = {name: getattr(record, name) for name in ("key", *OWN, "recipe", "task")}
+        return head | {
             "line": line,
-            "key": record.key,
-            "method": record.method,
             "version": record.method_version,
-            "dataset": record.dataset,
-            "protocol": record.protocol,
             "scenario": record.scenario.name,
             "train": "+".join(sorted(record.scenario.train)),
             "val": record.scenario.val,
             "test": record.scenario.test,
-            "seed": record.seed,
-            "recipe": record.recipe,
             "fingerprint": record.data.fingerprint,
             "labels": list(record.labels),
-            "task": record.task,
             "rounds": len(record.rounds),
             "skipped": sum(entry.skipped for entry in record.rounds),
-            "lost": lost,
+            "lost": record.lost(),
             "costs": record.costs(),
             "metric": record.metric.name,
             "settings": self._share(flatten(record.settings)),
             "environment": self._share(record.environment.model_dump(mode="json")),
-            "measured": [rounds, before, len(values)],
+            "measured": len(self.lines) - 2,
         }
 
     def _share(self, value: Any) -> int:
         """Return the place of a value among those that heads refer to."""
-        if len(self._places) < len(self.shared):
+        if len(self.places) < len(self.shared):
             marks = (json.dumps(known, sort_keys=True) for known in self.shared)
-            self._places = {mark: place for place, mark in enumerate(marks)}
-        place = self._places.setdefault(json.dumps(value, sort_keys=True), len(self.shared))
+            self.places = {mark: place for place, mark in enumerate(marks)}
+        place = self.places.setdefault(json.dumps(value, sort_keys=True), len(self.shared))
         if place == len(self.shared):
             self.shared.append(value)
         return place
 
-    def runs(self, source: Source, entry: _Entry) -> Iterator[Run]:
-        """Yield the runs of a file."""
-        shared = self.shared
-        for head in entry.heads:
-            rounds, start, end = head["measured"]
-            shapes = [(number, shared[shape]) for number, shape in rounds]
-            own = {
-                "metric": find_metric(head["metric"], head["task"]),
-                "settings": shared[head["settings"]],
-                "environment": shared[head["environment"]],
-                "measured": Measured(shapes, entry.values[start:end]),
-            }
-            yield Run(source=source, **{**head, **own})
+    def run(self, source: Source, head: _Head) -> Run:
+        """Return the run of a head."""
+        fields = head.copy()
+        at = fields.pop("measured")
+        fields["metric"] = find_metric(fields["metric"], fields["task"])
+        fields["settings"] = self.shared[fields["settings"]]
+        fields["environment"] = self.shared[fields["environment"]]
+        return Run(source=source, _last=self.lines[at], _all=self.lines[at + 1], **fields)
 
     def write(self, *, keep_others: bool) -> None:
         """Write the index, if that saves more time than it takes.
@@ -371,16 +306,19 @@ class _Index:
         Args:
             keep_others: Whether files that were not looked at keep their entries.
         """
-        entries = {**self.old, **self.used} if keep_others else self.used
         if self.fresh < WORTH_WRITING:
             return
-        files = [(n, e.stamp, e.problems, e.heads, len(e.values)) for n, e in entries.items()]
-        head = json.dumps({"files": files, "shared": self.shared}).encode()
-        head += b" " * (-len(head) % 8)
-        rest = b"".join([head, *(entry.values.tobytes() for entry in entries.values())])
-        about = f"{self.about}\n{len(head)}\n{zlib.crc32(rest)}\n".encode()
+        files = {n: entry for n, entry in self.files.items() if keep_others or n in self.used}
+        lines: list[bytes] = []
+        for _, heads, _ in files.values():  # what no head refers to any more is left out
+            for head in heads:
+                at, head["measured"] = head["measured"], len(lines)
+                lines += self.lines[at : at + 2]
+        self.lines = lines
+        rest = b"\n".join([json.dumps([files, self.shared]).encode(), *lines])
         with suppress(DataError):  # a folder that cannot be written to is read without
-            write_whole(self.path, about + rest, sync=False)
+            text = b"%s\n%d\n%s" % (self.about, zlib.crc32(rest), rest)
+            write_whole(self.path, text, sync=False)
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
