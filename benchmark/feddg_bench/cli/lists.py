@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic_core import to_jsonable_python
 
 from feddg_bench.cli.options import DataName, DataRoot, Json, Pairs, Recipe, print_json
 from feddg_bench.common.errors import DataError, SettingsError
-from feddg_bench.config.layers import Layer, dotted_fields, kind_of, merge, validate
+from feddg_bench.config.layers import dotted, dotted_fields, kind_of, merge, paragraph, validate
 from feddg_bench.config.recipes import load_recipe, read_recipe, recipe_names
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.data.protocols import PROTOCOLS, scenarios
@@ -29,45 +31,59 @@ Method = Annotated[str, typer.Argument(help="See `feddg-bench methods`.")]
 Dataset = Annotated[str, typer.Argument(metavar="DATASET", help="See `feddg-bench datasets`.")]
 
 
-def lists_app(command: Callable[..., None]) -> typer.Typer:
-    """Return a group of commands that lists something when it is called alone."""
-    made = typer.Typer(invoke_without_command=True, rich_markup_mode=None, help=command.__doc__)
-    made.callback()(command)
-    return made
+def catalogue(
+    about: str,
+    columns: tuple[str, ...],
+    find: Callable[[], list[dict[str, Any]]],
+    cells: Callable[[dict[str, Any]], tuple[str, ...]],
+) -> typer.Typer:
+    """Return a group of commands that lists what there is when it is called alone.
+
+    Args:
+        about: Its help.
+        columns: Headings of the list.
+        find: Returns what there is, as JSON values.
+        cells: Returns one of them as a row.
+    """
+    app = typer.Typer(invoke_without_command=True, rich_markup_mode=None, help=about)
+
+    @app.callback()
+    def _list(context: typer.Context, json_: Json = False) -> None:
+        if context.invoked_subcommand is not None:
+            return
+        rows = find()
+        if json_:
+            print_json(rows)
+        else:
+            _draw("", columns, map(cells, rows))
+
+    return app
 
 
 # ------------------------------------------------------------------------------- methods
 
 
-def methods_command(context: typer.Context, json_: Json = False) -> None:
-    """List the methods with their settings; `show` prints one's card, `new` begins a new one."""
-    if context.invoked_subcommand is not None:
-        return
-    rows = []
-    for name in names("method"):
-        method = outline(name)
-        fields = dotted_fields(method.Settings)
-        rows.append(
-            {
-                "name": name,
-                "group": method.group,
-                "title": _first_line(method.__doc__),
-                "settings": {key: field.get_default() for key, field in fields},
-            }
-        )
-    _list(
-        rows,
-        ("method", "group", "what it is, and its settings (hyper.*) with their defaults"),
-        lambda row: (
-            row["name"],
-            row["group"],
-            f"{row['title']}\n{_pairs(row['settings'])}".strip(),
-        ),
-        as_json=json_,
-    )
+def _all_methods() -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "group": method.group,
+            "title": paragraph((method.__doc__ or "").partition("\n")[0]),
+            "settings": {
+                key: to_jsonable_python(field.get_default())
+                for key, field in method.Settings.model_fields.items()
+            },
+        }
+        for name, method in ((name, outline(name)) for name in names("method"))
+    ]
 
 
-methods_app = lists_app(methods_command)
+methods_app = catalogue(
+    "List the methods with their settings; `show` prints one's card, `new` begins a new one.",
+    ("method", "group", "what it is, and its settings (hyper.*) with their defaults"),
+    _all_methods,
+    lambda row: (row["name"], row["group"], f"{row['title']}\n{_pairs(row['settings'])}".strip()),
+)
 
 
 @methods_app.command("show")
@@ -83,20 +99,20 @@ def show_method_command(
 ) -> None:
     """Print a method's card: paper, settings, what leaves a client in bytes, deviations."""
     given = [] if backbone is None else [f"backbone.name={backbone}", "backbone.pretrained=false"]
-    check_name("method", name)
     request = Request.read(
         flags={"method": name, "dataset": dataset, "recipe": recipe, "protocol": "lodo"},
         pairs=[*given, *(pairs or ())],
     )
 
-    from feddg_bench.runs.cards import make_card, markdown
+    from feddg_bench.runs.cards import card_text, crossing_text, make_card, see_crossing
 
     (plan,) = request.one_scenario().plan(check=False)
-    card = make_card(plan, len(plan.dataset.classes))
+    card = make_card(plan)
     if json_:
-        print_json(card.as_json())
+        print_json(asdict(card) | asdict(see_crossing(plan)))
     else:
-        print(markdown(card), end="")  # noqa: T201
+        print(card_text(card), end="", flush=True)  # noqa: T201 - the rest needs PyTorch
+        print(crossing_text(see_crossing(plan)), end="")  # noqa: T201
 
 
 @methods_app.command("new")
@@ -120,25 +136,17 @@ def new_command(
 # ------------------------------------------------------------------------------ data sets
 
 
-def datasets_command(context: typer.Context, json_: Json = False) -> None:
-    """List the data sets with their domains; `show` prints all that is known of one."""
-    if context.invoked_subcommand is not None:
-        return
-    rows = [_facts(name, load_dataset(name)) for name in names("data set")]
-    _list(
-        rows,
-        ("data set", "classes", "title, domains and licence"),
-        lambda row: (
-            row["name"],
-            str(row["classes"] or "-"),
-            f"{row['title']}: {_shown(row['domains']) or 'domains as found on the disk'}\n"
-            f"{row['licence']}",
-        ),
-        as_json=json_,
-    )
-
-
-datasets_app = lists_app(datasets_command)
+datasets_app = catalogue(
+    "List the data sets with their domains; `show` prints all that is known of one.",
+    ("data set", "classes", "title, domains and licence"),
+    lambda: [_facts(name, load_dataset(name)) for name in names("data set")],
+    lambda row: (
+        row["name"],
+        str(row["classes"] or "-"),
+        f"{row['title']}: {_text(row['domains']) or 'domains as found on the disk'}\n"
+        f"{row['licence']}",
+    ),
+)
 
 
 @datasets_app.command("show")
@@ -149,7 +157,11 @@ def show_dataset_command(name: Dataset, data_root: DataRoot = None, json_: Json 
         with suppress(DataError):
             dataset = load_dataset(name)(data_root)
     facts = _facts(name, dataset)
-    _print_facts(facts.pop("about"), facts, as_json=json_)
+    if json_:
+        print_json(facts)
+        return
+    rows = ((key.replace("_", " "), _text(value)) for key, value in facts.items() if key != "about")
+    _draw(facts["about"], ("fact", ""), (row for row in rows if row[1]))
 
 
 def _facts(name: str, dataset: DomainDataset | type[DomainDataset]) -> dict[str, Any]:
@@ -158,7 +170,7 @@ def _facts(name: str, dataset: DomainDataset | type[DomainDataset]) -> dict[str,
     return {
         "name": name,
         "title": dataset.title,
-        "about": _text(dataset.__doc__),
+        "about": paragraph(dataset.__doc__),
         "domains": list(dataset.domains),
         "codes": [dataset.letters[domain] for domain in dataset.domains],
         "classes": len(dataset.classes),
@@ -189,24 +201,20 @@ def _scenarios(dataset: DomainDataset | type[DomainDataset]) -> dict[str, list[s
 # -------------------------------------------------------------------------------- recipes
 
 
-def recipes_command(context: typer.Context, json_: Json = False) -> None:
-    """List the recipes with their data sets; `show` prints what one sets."""
-    if context.invoked_subcommand is not None:
-        return
-    rows = []
-    for name in recipe_names():
-        layer = read_recipe(name)
-        about, datasets = layer["description"], sorted(layer["datasets"])
-        rows.append({"name": name, "description": about, "datasets": datasets})
-    _list(
-        rows,
-        ("recipe", "what it is, and its data sets"),
-        lambda row: (row["name"], f"{row['description']}\n{_shown(row['datasets'])}"),
-        as_json=json_,
-    )
+def _all_recipes() -> list[dict[str, Any]]:
+    found = {name: read_recipe(name) for name in recipe_names()}
+    return [
+        {"name": name, "description": r["description"], "datasets": sorted(r["datasets"])}
+        for name, r in found.items()
+    ]
 
 
-recipes_app = lists_app(recipes_command)
+recipes_app = catalogue(
+    "List the recipes with their data sets; `show` prints what one sets.",
+    ("recipe", "what it is, and its data sets"),
+    _all_recipes,
+    lambda row: (row["name"], f"{row['description']}\n{_text(row['datasets'])}"),
+)
 
 
 @recipes_app.command("show")
@@ -219,17 +227,14 @@ def show_recipe_command(
     if json_:
         print_json(layer)
         return
-    rows = [("all data sets", _pairs(dict(_flat(layer["settings"]))))]
+    rows = {"all data sets": layer["settings"]}
     for name, entry in layer["datasets"].items():
-        own = {key: value for key, value in entry.items() if key != "methods"}
-        rows.append((name, _pairs(dict(_flat(own)))))
-        rows += _methods(entry.get("methods") or {}, f"{name}, ")
-    rows += _methods(layer["methods"])
-    _draw(layer["description"], ("for", "settings"), (row for row in rows if row[1]))
-
-
-def _methods(entries: Layer, before: str = "") -> list[tuple[str, str]]:
-    return [(f"{before}{name}", _pairs(dict(_flat(entry)))) for name, entry in entries.items()]
+        methods = entry.pop("methods", None) or {}
+        rows[name] = entry
+        rows |= {f"{name}, {method}": values for method, values in methods.items()}
+    rows |= layer["methods"]
+    lines = ((name, _pairs(dotted(values))) for name, values in rows.items())
+    _draw(layer["description"], ("for", "settings"), (line for line in lines if line[1]))
 
 
 # ------------------------------------------------------------------------------- settings
@@ -280,71 +285,32 @@ def _settings(method: str, dataset: str, recipe: str | None) -> Iterator[dict[st
     named = {"method": method, "dataset": dataset, "scenario": ""}
     settings = validate(RunSettings, merge(chosen, plugin.needs, named))
     hyper = validate(plugin.Settings, settings.hyper, "hyper.").model_dump(mode="json")
-    values = dict(_flat({**settings.model_dump(mode="json"), "hyper": {}})) | {
-        f"hyper.{key}": value for key, value in hyper.items()
-    }
+    values = dotted(settings.model_dump(mode="json") | {"hyper": {}})
+    values |= {f"hyper.{name}": value for name, value in hyper.items()}
     origins = dict.fromkeys(named, "command")
     for origin, layer in (("recipe", chosen), ("method", plugin.needs)):
-        origins |= dict.fromkeys(dict(_flat(layer)), origin)
+        origins |= dict.fromkeys(dotted(layer), origin)
     for key, field in (*dotted_fields(), *dotted_fields(plugin.Settings, "hyper.")):
         if key == "hyper":
             continue
-        default = None if field.is_required() else json.loads(json.dumps(field.get_default()))
+        default = None if field.is_required() else to_jsonable_python(field.get_default())
         yield {
             "key": key,
             "value": values[key],
             "default": default,
             "origin": origins.get(key, "default" if values[key] == default else "implied"),
             "kind": kind_of(field),
-            "meaning": _text(field.description),
+            "meaning": paragraph(field.description),
         }
 
 
 # -------------------------------------------------------------------------------- drawing
 
 
-def _list(
-    rows: list[dict[str, Any]],
-    columns: tuple[str, ...],
-    cells: Callable[[dict[str, Any]], tuple[str, ...]],
-    *,
-    as_json: bool,
-) -> None:
-    if as_json:
-        print_json(rows)
-    else:
-        _draw("", columns, map(cells, rows))
-
-
 def _draw(title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...] | None]) -> None:
     from feddg_bench.common.terminal import table, terminal
 
     terminal().print(table(title, columns, rows, whole=columns[:1]), highlight=False)
-
-
-def _print_facts(about: str, facts: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        print_json({"about": about, **facts})
-        return
-    texts = ((key.replace("_", " "), _fact(value)) for key, value in facts.items())
-    _draw(about, ("fact", ""), (row for row in texts if row[1]))
-
-
-def _fact(value: Any) -> str:
-    if isinstance(value, list):
-        return _shown(value)
-    if isinstance(value, dict):
-        return "\n".join(f"{key}: {_fact(inner)}" for key, inner in value.items())
-    return _value(value)
-
-
-def _flat(layer: Mapping[str, Any] | None, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield what a layer sets by dotted keys."""
-    for key, value in (layer or {}).items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _pairs(values: Mapping[str, Any]) -> str:
@@ -354,25 +320,20 @@ def _pairs(values: Mapping[str, Any]) -> str:
 
 def _value(value: Any) -> str:
     """Return a value as YAML would read it, long fractions cut."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_value, value))}]"
+    return _text(value)
+
+
+def _text(value: Any) -> str:
+    """Return a fact for people: of a long list its beginning and its length."""
     if isinstance(value, str):
         return value
     if isinstance(value, float):
         return f"{value:.6g}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, dict):
+        return "\n".join(f"{key}: {_text(inner)}" for key, inner in value.items())
+    if isinstance(value, list):
+        few = [*map(str, value if len(value) <= MOST else value[:3])]
+        return ", ".join(few if len(value) <= MOST else [*few, f"... ({len(value)})"])
     return json.dumps(value)
-
-
-def _first_line(text: str | None) -> str:
-    return (text or "").strip().partition("\n")[0]
-
-
-def _text(text: str | None) -> str:
-    """Return what a docstring says before its sections as one paragraph."""
-    return " ".join((text or "").partition("Args:")[0].replace("``", "").split())
-
-
-def _shown(values: list[Any]) -> str:
-    """Return a list as text, of a long one its beginning and its length."""
-    few = values if len(values) <= MOST else values[:3]
-    return ", ".join([*map(str, few), *([f"... ({len(values)})"] if few != values else [])])

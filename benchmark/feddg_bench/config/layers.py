@@ -36,6 +36,19 @@ def merge(*layers: Mapping[str, Any]) -> Layer:
     return merged
 
 
+def dotted(layer: Mapping[str, Any], prefix: str = "") -> Layer:
+    """Return what a layer sets by dotted keys.
+
+    >>> dotted({"train": {"lr": 0.1}, "seed": 0})
+    {'train.lr': 0.1, 'seed': 0}
+    """
+    flat: Layer = {}
+    for key, value in layer.items():
+        inner = isinstance(value, Mapping)
+        flat |= dotted(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+    return flat
+
+
 def dotted_fields(
     model: type[BaseModel] = RunSettings, prefix: str = ""
 ) -> Iterator[tuple[str, FieldInfo]]:
@@ -82,6 +95,11 @@ def _type(annotation: Any) -> str:
         return " or ".join(map(_type, inner))
     names = {str: "text", float: "number", bool: "true or false", type(None): "null"}
     return names.get(annotation, getattr(annotation, "__name__", str(annotation)))
+
+
+def paragraph(text: str | None) -> str:
+    """Return what a docstring says before its sections, in one line of plain text."""
+    return " ".join((text or "").partition("Args:")[0].replace("``", "").split())
 
 
 def parse_override(text: str, known: Iterable[str] = ()) -> Layer:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
-from feddg_bench.config.schema import MethodSettings, Resources
-from feddg_bench.core.messages import Reply, Task, content, nbytes
-from feddg_bench.engine.executors import SerialExecutor
-from feddg_bench.plugins import load_dataset, load_method
+from feddg_bench.config.layers import paragraph
+from feddg_bench.config.schema import Resources
+from feddg_bench.plugins import load_method, outline
 from feddg_bench.runs.observer import Observer
-from feddg_bench.runs.profile import synthetic_federation
 from feddg_bench.runs.request import Plan
-from feddg_bench.runs.run import train
-from feddg_bench.runs.setup import Run, start
+
+if TYPE_CHECKING:
+    from feddg_bench.core.messages import Reply, Task
+    from feddg_bench.runs.setup import Run
 
 CLIENTS, PER_ROUND, PER_CLIENT, ROUNDS = 4, 2, 8, 3
 """The tiny run: a second message can depend on the first, and a third on both."""
@@ -58,7 +56,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Card:
-    """All that a user wants to know of a method before running it.
+    """What a method says of itself.
 
     Attributes:
         name: Registered name.
@@ -66,13 +64,7 @@ class Card:
         citation: Authors, title, venue.
         group: Kind of method.
         version: Part of the run key.
-        backbone: With which the messages were seen, and on how many classes.
-        settings: Name, default and meaning of each of the method's settings.
-        messages: What crosses, in the order of a round.
-        server: What the server keeps between rounds, besides the model.
-        client: What a client keeps between its tasks.
-        deviations: Where published code differs from its paper, and what the method does: what its
-            module declares as ``DEVIATIONS``; ``None`` where it declares nothing.
+        settings: Name, value and meaning of each of the method's settings.
     """
 
     name: str
@@ -80,57 +72,73 @@ class Card:
     citation: str
     group: str
     version: int
-    backbone: str
     settings: tuple[tuple[str, str, str], ...]
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """What a method was seen to do, and how its published code differs.
+
+    Attributes:
+        backbone: With which the messages were seen, and on how many classes.
+        messages: What crosses, in the order of a round.
+        server: What the server keeps between rounds, besides the model.
+        client: What a client keeps between its tasks.
+        deviations: Where published code differs from its paper, and what the method does: what its
+            module declares as ``DEVIATIONS``; ``None`` where it declares nothing.
+    """
+
+    backbone: str
     messages: tuple[Message, ...]
     server: tuple[Item, ...]
     client: tuple[Item, ...]
     deviations: tuple[str, ...] | None
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the card as JSON values."""
-        return asdict(self)
+
+def make_card(plan: Plan) -> Card:
+    """Return what is known of a method without PyTorch."""
+    method = outline(plan.settings.method)
+    return Card(
+        name=plan.settings.method,
+        summary=inspect.cleandoc(method.__doc__ or ""),
+        citation=method.citation,
+        group=method.group,
+        version=plan.version,
+        settings=tuple(
+            (name, str(plan.settings.hyper[name]), paragraph(field.description))
+            for name, field in method.Settings.model_fields.items()
+        ),
+    )
 
 
-def make_card(plan: Plan, num_classes: int) -> Card:
+def see_crossing(plan: Plan) -> Crossing:
     """Run the method on a few random images and write down what crossed.
 
     Args:
         plan: The method with its settings; data, clients and rounds are replaced by tiny ones.
-        num_classes: C.
     """
-    settings = plan.settings
-    pooled = settings.partition.kind == "pooled"
-    clients = 1 if pooled else CLIENTS
+    from feddg_bench.engine.executors import SerialExecutor
+    from feddg_bench.runs.profile import synthetic_federation
+    from feddg_bench.runs.run import train
+    from feddg_bench.runs.setup import start
+
+    settings, classes = plan.settings, len(plan.dataset.classes)
+    clients = 1 if settings.partition.kind == "pooled" else CLIENTS
     per_round = None if settings.federation.per_round is None else min(PER_ROUND, clients)
-    tiny = {"rounds": ROUNDS, "per_round": per_round}
-    settings = settings.model_copy(
-        update={"federation": settings.federation.model_copy(update=tiny)}
-    )
-    plan = plan._replace(settings=settings)
-    federation = synthetic_federation(
-        clients,
-        PER_CLIENT,
-        settings.data.image_size,
-        num_classes,
-        like=load_dataset(settings.dataset),
-    )
+    tiny = settings.federation.model_copy(update={"rounds": ROUNDS, "per_round": per_round})
+    plan = plan._replace(settings=settings.model_copy(update={"federation": tiny}))
+    size, like = settings.data.image_size, plan.dataset
+    federation = synthetic_federation(clients, PER_CLIENT, size, classes, like=like)
     run = start(plan, federation, SerialExecutor(), Resources(device="cpu", workers=1))
     seen = _Listener()
     train(run, seen)
-    found = load_method(settings.method)
-    return Card(
-        name=settings.method,
-        summary=inspect.cleandoc(found.__doc__ or ""),
-        citation=found.citation,
-        group=found.group,
-        version=found.version,
-        backbone=f"{settings.backbone.name}, {num_classes or 'no'} classes",
-        settings=tuple(_settings(found.Settings, settings.hyper)),
+    module = sys.modules[load_method(settings.method).__module__]
+    return Crossing(
+        backbone=f"{settings.backbone.name}, {classes or 'no'} classes",
         messages=tuple(seen.messages(clients, run.server.broadcast.versions)),
         server=tuple(_items(run.server.memory)),
         client=tuple(_items(seen.kept)),
-        deviations=getattr(sys.modules[found.__module__], "DEVIATIONS", None),
+        deviations=getattr(module, "DEVIATIONS", None),
     )
 
 
@@ -143,6 +151,8 @@ class _Listener(Observer):
         self.kept: dict[str, Any] = {}
 
     def replied(self, run: Run, task: Task, reply: Reply[Any]) -> None:
+        from feddg_bench.core.messages import content
+
         rounds = self.asked.setdefault(task.call, {})
         rounds[task.round] = rounds.get(task.round, 0) + 1
         down = {"weights": task.weights} if task.weights else {}
@@ -178,13 +188,15 @@ class _Listener(Observer):
 
 
 def _items(payload: Mapping[str, Any]) -> Iterator[Item]:
+    from feddg_bench.core.messages import nbytes
+
     for name, value in payload.items():
         yield Item(name, dict(_tensors(value, name)), nbytes(value))
 
 
 def _tensors(value: Any, path: str) -> Iterator[tuple[str, str]]:
     """Yield the form of every leaf of a payload by its path."""
-    if isinstance(value, Tensor):
+    if hasattr(value, "dtype"):
         kind = str(value.dtype).removeprefix("torch.")
         yield path, f"{kind} [{', '.join(map(str, value.shape))}]"
     elif isinstance(value, Mapping):
@@ -197,39 +209,35 @@ def _tensors(value: Any, path: str) -> Iterator[tuple[str, str]]:
         yield path, type(value).__name__
 
 
-def _settings(
-    model: type[MethodSettings], values: Mapping[str, Any]
-) -> Iterator[tuple[str, str, str]]:
-    for name, field in model.model_fields.items():
-        meaning = " ".join((field.description or "").replace("``", "").split())
-        yield name, str(values.get(name)), meaning
-
-
-def markdown(card: Card) -> str:
-    """Return the card as Markdown."""
-    lines = [f"# {card.name}", "", card.summary, ""]
-    lines += [f"Citation: {card.citation or 'none given'}", ""]
-    lines += [f"Group: {card.group}. Version {card.version}.", "", "## Settings", ""]
+def card_text(card: Card) -> str:
+    """Return a card's first half as Markdown."""
+    lines = [f"# {card.name}", "", card.summary, "", f"Citation: {card.citation or 'none given'}"]
+    lines += ["", f"Group: {card.group}. Version {card.version}.", "", "## Settings", ""]
     lines += [
         f"- `hyper.{name}` = `{value}`" + (f": {meaning}" if meaning else "")
         for name, value, meaning in card.settings
     ] or ["None of its own."]
-    lines += ["", f"## What crosses, for one client (backbone {card.backbone})", ""]
-    for message in card.messages:
+    return "\n".join(lines) + "\n"
+
+
+def crossing_text(seen: Crossing) -> str:
+    """Return a card's second half as Markdown."""
+    lines = ["", f"## What crosses, for one client (backbone {seen.backbone})", ""]
+    for message in seen.messages:
         arrow = "server → client" if message.direction == "down" else "client → server"
         lines.append(f"- {arrow}, `{message.call}`, {message.when}:")
         lines += [f"  - {_line(item)}" for item in message.items]
     lines += ["", "A model or a broadcast that a client has got already is not sent again."]
     for title, items in (
-        ("The server keeps, besides the model", card.server),
-        ("A client keeps between its tasks", card.client),
+        ("The server keeps, besides the model", seen.server),
+        ("A client keeps between its tasks", seen.client),
     ):
         lines += ["", f"## {title}", "", *([f"- {_line(item)}" for item in items] or ["Nothing."])]
     lines += ["", "## Paper and published code", ""]
-    if card.deviations is None:
+    if seen.deviations is None:
         lines.append("Its author has declared nothing.")
     else:
-        lines += [f"- {sentence}" for sentence in card.deviations] or ["No deviation is known."]
+        lines += [f"- {sentence}" for sentence in seen.deviations] or ["No deviation is known."]
     return "\n".join(lines) + "\n"
 
 
