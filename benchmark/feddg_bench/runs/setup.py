@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from feddg_bench.common.errors import DataError
+from feddg_bench.common.errors import DataError, PluginError
 from feddg_bench.config.schema import Resources
 from feddg_bench.core.loop import RoundResult
 from feddg_bench.core.messages import Weights
@@ -107,6 +107,11 @@ def open_run(
     """Decode what is not yet decoded, spread the images over clients, and build the module."""
     federation, record, partition = open_federation(plan, data, progress)
     run = start(plan, federation, executor, resources)
+    if run.method.version != plan.version:  # the plan may come from an outline of its source
+        raise PluginError(
+            f"{plan.settings.method} says version {plan.version} in its source and "
+            f"{run.method.version} when it is imported: give it one number"
+        )
     run.record, run.partition = record, partition
     return run
 
