@@ -54,7 +54,7 @@ def run_command(
     count = len(request.drafts(datasets)) * len(read_seeds(request.seeds))
     if not json_:
         runs = "1 run" if count == 1 else f"{count} runs"
-        _say(f"planning {runs} of {request.method} on {request.dataset}")
+        _say(f"planning {runs} on {request.dataset}; PyTorch takes some seconds to load")
     plans = request.plan(datasets, check=not dry_run)
     if dry_run:
         _list(plans, resources, verbose=verbose, as_json=json_)
