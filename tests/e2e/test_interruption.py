@@ -13,10 +13,7 @@ from pathlib import Path
 import pytest
 
 from feddg_bench import cli
-from feddg_bench.common import files
-from feddg_bench.common.errors import DataError
 from feddg_bench.records.store import read_record
-from feddg_bench.runs.checkpoints import load_checkpoint, save_checkpoint
 
 COMMAND = (sys.executable, "-m", "feddg_bench")
 SOURCES = [str(Path(__file__).parents[2] / root) for root in ("benchmark", "methods", "datasets")]
@@ -93,29 +90,12 @@ def test_same_command_goes_on(tmp_path: Path, environment: dict[str, str]) -> No
     assert [entry.round for entry in read_record(path).rounds] == list(range(1, 13))
 
 
-def test_full_disk_loses_no_earlier_round(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "run.safetensors"
-    save_checkpoint(path, {"server": {"round": 1}, "record": {}})
-
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(files.os, "fsync", full)
-    with pytest.raises(DataError, match="No space left on device; nothing written before is lost"):
-        save_checkpoint(path, {"server": {"round": 2}, "record": {}})
-    assert load_checkpoint(path)["server"]["round"] == 1
-    assert [p.name for p in tmp_path.iterdir()] == ["run.safetensors"]
-    assert capsys.readouterr().out == ""
-
-
 def test_checkpoint_cut_short_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "checkpoints" / "0123456789abcdef.safetensors"
-    save_checkpoint(path, {"server": {"round": 1}, "record": {}, "plan": {}})
-    path.write_bytes(path.read_bytes()[:-3])
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"feddg-bench checkpoint 2\n" + bytes(100))
     argv = ["feddg-bench", "resume", "0123456789abcdef", "--results", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", argv)
     monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
@@ -126,6 +106,95 @@ def test_checkpoint_cut_short_is_one_sentence(
     assert len(errors) == 1
     assert str(path) in errors[0]
     assert "delete it" in errors[0]
+
+
+def test_a_second_interrupt_ends_at_once(environment: dict[str, str]) -> None:
+    """Whatever the ending waits for."""
+    code = (
+        "import signal, time\n"
+        "from multiprocessing import get_context\n"
+        "from feddg_bench import cli\n"
+        "from feddg_bench.common.errors import RunInterruptedError\n"
+        "child = get_context('fork').Process(target=time.sleep, args=(600,), daemon=True)\n"
+        "child.start()\n"
+        "signal.signal(signal.SIGINT, cli._interrupt)\n"
+        "print(child.pid, flush=True)\n"
+        "try:\n"
+        "    time.sleep(600)\n"
+        "except RunInterruptedError:\n"
+        "    print('ending', flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "ending\n"
+    process.send_signal(signal.SIGINT)  # the same one again, as a parent process passes it on
+    time.sleep(2 * cli.TWICE)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    process.stdout.close()
+    deadline = time.monotonic() + 60
+    while runs(child):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def runs(process: int) -> bool:
+    """Tell whether a process is there and no zombie."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+def test_a_stopped_worker_does_not_hold_up_an_interrupt(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    run = [*COMMAND, *RUN, "--rounds", "500", "--workers", "2", "--results", tmp_path]
+    process = subprocess.Popen(
+        run, env=environment, cwd=tmp_path, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    while not list(tmp_path.glob("checkpoints/*.safetensors")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    commands = {int(child): Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
+    workers = [child for child, command in commands.items() if b"spawn_main" in command]
+    assert len(workers) == 2
+    os.kill(workers[0], signal.SIGSTOP)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+
+
+def test_left_overs_of_killed_runs_are_tidied(tmp_path: Path, environment: dict[str, str]) -> None:
+    """By a run, by the same command on what is recorded, and by resume."""
+    run = [*COMMAND, *RUN, "--rounds", "1", "--workers", "1", "--results", tmp_path]
+    key = json.loads(
+        subprocess.run(
+            [*run, "--json"], env=environment, check=True, capture_output=True, cwd=tmp_path
+        ).stdout
+    )["runs"][0]["key"]
+    resume = [*COMMAND, "resume", key, "--workers", "1", "--results", tmp_path]
+    for command in (run, resume):
+        left = [
+            tmp_path / "checkpoints" / f"{key}.safetensors",
+            tmp_path / "checkpoints" / f"{key}.safetensors.00.part",
+            tmp_path / "runs" / f"{key}.json.00.part",
+        ]
+        for path in left:
+            path.parent.mkdir(exist_ok=True)
+            path.touch()
+        done = subprocess.run(
+            command, env=environment, check=False, capture_output=True, text=True, cwd=tmp_path
+        )
+        assert not any(path.exists() for path in left), done.stderr
+        assert (tmp_path / "runs" / f"{key}.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch.testing import assert_close
 
 from feddg_bench.analysis.report.gather import gather
 from feddg_bench.analysis.tables.build import build
@@ -22,13 +20,11 @@ from feddg_bench.analysis.tables.writers import WRITERS
 from feddg_bench.common.errors import DataError
 from feddg_bench.common.files import write_whole
 from feddg_bench.config.keys import run_key
-from feddg_bench.core.messages import encode
 from feddg_bench.records.frame import load_records
 from feddg_bench.records.rules import split_metric
 from feddg_bench.records.runs import read_runs
 from feddg_bench.records.statistics import mean_and_std
 from feddg_bench.records.store import ResultsStore, pack, read_record, unpack
-from feddg_bench.runs.checkpoints import load_checkpoint, save_checkpoint
 from tests import helpers
 
 
@@ -519,56 +515,3 @@ def test_records_as_a_table_of_pandas(tmp_path):
     assert set(frame.seed) == {7}
     (tmp_path / "none").mkdir()
     assert load_records([tmp_path / "none"]).empty
-
-
-# ----------------------------------------------------------------------------- checkpoints
-
-
-STATE = {
-    "server": {"round": 2, "weights": {"w": torch.arange(6.0).view(2, 3)}, "clients": {}},
-    "record": {"key": "0123456789abcdef", "rounds": [{"loss": 0.5}]},
-}
-
-
-def test_a_checkpoint_comes_back_as_it_was(tmp_path):
-    path = ResultsStore(tmp_path).checkpoint("0123456789abcdef")
-    save_checkpoint(path, STATE)
-    state = load_checkpoint(path)
-    assert state["record"] == STATE["record"]
-    assert state["server"]["round"] == 2
-    assert_close(state["server"]["weights"], STATE["server"]["weights"], rtol=0, atol=0)
-
-
-def test_a_checkpoint_cut_short_anywhere_is_refused(tmp_path):
-    path = tmp_path / "checkpoint.safetensors"
-    data = encode(STATE)
-    for length in range(0, len(data), 7):
-        path.write_bytes(data[:length])
-        with pytest.raises(DataError, match="delete it to start this run from round 1"):
-            load_checkpoint(path)
-
-
-@pytest.mark.parametrize("state", [{}, {"server": {}}, [], "text", {"record": {}}])
-def test_another_file_is_not_a_checkpoint(tmp_path, state):
-    path = tmp_path / "checkpoint.safetensors"
-    path.write_bytes(encode(state))
-    with pytest.raises(DataError, match="is not a checkpoint of feddg-bench"):
-        load_checkpoint(path)
-
-
-def test_a_missing_checkpoint_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"cannot read checkpoint .*: No such file"):
-        load_checkpoint(tmp_path / "absent.safetensors")
-
-
-def test_the_last_checkpoint_survives_a_full_disk(tmp_path, monkeypatch):
-    path = tmp_path / "checkpoint.safetensors"
-    save_checkpoint(path, STATE)
-
-    def full(_descriptor):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(DataError, match="No space left on device"):
-        save_checkpoint(path, {**STATE, "record": {}})
-    assert load_checkpoint(path)["record"] == STATE["record"]

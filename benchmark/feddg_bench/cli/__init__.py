@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from types import FrameType
 from typing import Annotated, Any
@@ -61,6 +62,10 @@ def _options(
     if version:
         print(f"feddg-bench {feddg_bench.__version__}")  # noqa: T201
         raise typer.Exit
+
+
+TWICE = 0.3
+"""Seconds within which a signal is the same one again, as of a terminal and of a parent process."""
 
 
 def main() -> None:
@@ -118,5 +123,15 @@ def _nearest(word: str, params: Sequence[Any]) -> str:
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_IGN)  # a second signal must not cut the ending short
+    first = time.monotonic()
+
+    def at_once(number: int, _frame: FrameType | None) -> None:
+        if time.monotonic() - first > TWICE:
+            from multiprocessing import active_children
+
+            for child in active_children():
+                child.kill()
+            os._exit(128 + number)
+
+    signal.signal(number, at_once)
     raise RunInterruptedError(number)

@@ -100,7 +100,7 @@ class ConsoleReport(Display, Observer):
         for dropped in ledger.dropped:
             self.say(
                 f"{self._title(plan)}: round {result.round} dropped {dropped['client']}, "
-                f"NaN or infinity in {dropped['tensor']}"
+                f"its {dropped['tensor']} {dropped['reason']}"
             )
         if self.console.is_terminal and self.task is not None:
             shown = ""

@@ -87,11 +87,14 @@ def resume_command(
         names = ", ".join(path.stem for path in found)
         raise SettingsError(f"{run!r} is ambiguous: it begins {names}")
 
-    from feddg_bench.runs.checkpoints import load_checkpoint
+    from feddg_bench.runs.checkpoints import load_checkpoint, tidy
 
-    state = load_checkpoint(found[0])
-    root = recording.data_root or (Path(state["data_root"]) if state["data_root"] else None)
-    plan = plan_again(state["plan"]["settings"], state["plan"]["recipe"], Datasets(root))
+    if store.load(found[0].stem) is not None:
+        tidy(store, found[0].stem)
+        raise SettingsError(f"run {found[0].stem} is finished; the same command prints its table")
+    kept = load_checkpoint(found[0])
+    root = recording.data_root or (Path(kept.data_root) if kept.data_root else None)
+    plan = plan_again(kept.settings, kept.recipe, Datasets(root))
     if plan.key != found[0].stem:
         raise SettingsError(
             f"checkpoint {found[0]} was made by another version of {plan.settings.method} or with "

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from feddg_bench.core.messages import leaves
 
+_MODEL = re.compile(r"(part of )?model(?: (within|without) (.+))?")
 _HUGE = 2.0**64
 """About the square root of the largest float32."""
 
@@ -68,9 +69,11 @@ def misfit(weights: Any, model: Mapping[str, Tensor], *, whole: bool = True) -> 
     for name, found in weights.items():
         if name not in model:
             return Flaw(str(name), "is not part of the model", form=True)
-        if form_of(found) != form_of(model[name]):
-            reason = f"is {form_of(found)}, expected {form_of(model[name])}"
-            return Flaw(name, reason, form=True)
+        like = model[name]
+        if not (
+            isinstance(found, Tensor) and found.shape == like.shape and found.dtype == like.dtype
+        ):
+            return Flaw(name, f"is {form_of(found)}, expected {form_of(like)}", form=True)
     return None
 
 
@@ -91,15 +94,14 @@ def misform(
             return Flaw(name, f"is not a dict of {', '.join(form)}", form=True)
         flaws = (misform(f"{name}.{k}", value[k], form[k], model, sizes) for k in form)
         return next(filter(None, flaws), None)
-    if "model" in form:
-        _, within, prefix = form.partition(" within ")
-        left_out = form.partition(" without ")[2] if not within else None
-        expected = {
-            n.removeprefix(prefix): tensor
-            for n, tensor in model.items()
-            if (n.startswith(prefix) if within else not left_out or not n.startswith(left_out))
-        }
-        flaw = misfit(value, expected, whole=not form.startswith("part"))
+    match = _MODEL.fullmatch(form)
+    if match is not None:
+        part, how, prefix = match.groups()
+        if how == "within":
+            model = {n.removeprefix(prefix): t for n, t in model.items() if n.startswith(prefix)}
+        elif how == "without":
+            model = {n: t for n, t in model.items() if not n.startswith(prefix)}
+        flaw = misfit(value, model, whole=not part)
         return flaw and flaw._replace(name=f"{name}.{flaw.name}".rstrip("."))
     for path, leaf in leaves(value, name) if "[" in form else [(name, value)] if form else ():
         wanted = form

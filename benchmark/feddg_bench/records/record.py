@@ -120,10 +120,14 @@ class Traffic(RecordPart):
 
 
 class Dropped(RecordPart):
-    """A client whose reply was not used, and the tensor that was not finite."""
+    """A client whose reply, or ``server`` whose sum, was not used; which tensor, and why.
+
+    The first records lack the reason, which was NaN or infinity.
+    """
 
     client: str
     tensor: str
+    reason: Later[str] = None
 
 
 class Costs(RecordPart):

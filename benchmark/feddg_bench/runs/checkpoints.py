@@ -2,36 +2,115 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from feddg_bench.common.errors import DataError
-from feddg_bench.common.files import write_whole
+from feddg_bench.common.files import plain_file, write_whole
 from feddg_bench.core.messages import Payload, decode, encode
+from feddg_bench.core.server import checked_state
+from feddg_bench.records.record import RunRecord
+from feddg_bench.records.store import ResultsStore
+
+_BEGINNING = b"feddg-bench checkpoint 2\n"
+_DIGEST = 32
+"""Bytes of the SHA-256 of what follows it."""
 
 
-def save_checkpoint(path: Path, state: Payload) -> None:
-    """Write a checkpoint: server state, the record so far, and how to start the run again.
+class Checkpoint(BaseModel):
+    """What a checkpoint holds.
+
+    Attributes:
+        server: What `feddg_bench.core.server.Server.state` returned.
+        record: The record so far.
+        settings: Of the run, as they are settled.
+        recipe: Label of where they came from.
+        data_root: Folder of the data.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
+
+    server: dict[str, Any]
+    record: RunRecord
+    settings: dict[str, Any]
+    recipe: str
+    data_root: str | None
+
+
+def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint.
 
     Raises:
         DataError: If it cannot be written; the checkpoint of an earlier round stays.
     """
-    write_whole(path, encode(state))
+    state: Payload = dict(checkpoint) | {"record": checkpoint.record.as_json()}
+    data = encode(state)
+    write_whole(path, b"".join((_BEGINNING, hashlib.sha256(data).digest(), data)))
 
 
-def load_checkpoint(path: Path) -> Payload:
+def load_checkpoint(path: Path) -> Checkpoint:
     """Return what `save_checkpoint` wrote.
 
     Raises:
-        DataError: If the file is missing, cut short or something else.
+        DataError: If the file is missing, damaged, or of another run than its name says.
     """
+    with going_on(path):
+        plain_file(path)
+        beginning, digest, data = _parts(path.read_bytes())
+        if beginning != _BEGINNING:
+            raise DataError("another version of feddg-bench wrote it, or something else")
+        if hashlib.sha256(data).digest() != digest:
+            raise DataError("its content is damaged, it has not the digest it was written with")
+        state = decode(data)
+        if not isinstance(state, dict):
+            raise DataError("it holds no run")
+        try:
+            record = RunRecord.parse(json.dumps(state.get("record")))
+        except DataError as error:
+            raise DataError(f"of its record {error}") from error
+        try:
+            checkpoint = Checkpoint.model_validate(state | {"record": record})
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise DataError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        rounds = [entry.round for entry in record.rounds]
+        if record.key != path.stem:
+            raise DataError(f"it is of the run {record.key}")
+        if rounds != list(range(1, checked_state(checkpoint.server).round + 1)):
+            raise DataError(f"its record does not end with its round {checkpoint.server['round']}")
+    return checkpoint
+
+
+def _parts(data: bytes) -> tuple[bytes, bytes, bytes]:
+    begin = len(_BEGINNING)
+    return data[:begin], data[begin : begin + _DIGEST], data[begin + _DIGEST :]
+
+
+@contextmanager
+def going_on(path: Path) -> Iterator[None]:
+    """Say of what goes wrong in a block that a checkpoint is to blame, and how to go on."""
     try:
-        state: Payload = decode(path.read_bytes())
-    except OSError as error:
-        raise DataError(f"cannot read checkpoint {path}: {error.strerror}") from error
-    except DataError as error:
+        yield
+    except (DataError, OSError) as error:
         raise DataError(
-            f"checkpoint {path} cannot be used: {error}; delete it to start this run from round 1"
+            f"checkpoint {path} cannot be used: {error}; delete it, and the same command starts "
+            f"this run from round 1"
         ) from error
-    if not isinstance(state, dict) or not {"server", "record"} <= set(state):
-        raise DataError(f"{path} is not a checkpoint of feddg-bench; delete it or choose another")
-    return state
+
+
+def tidy(store: ResultsStore, key: str) -> None:
+    """Remove what killed processes left of a run that is recorded: a checkpoint, parts of files."""
+    left = [store.checkpoint(key)]
+    for folder in (store.runs, store.checkpoints):
+        left += [*folder.glob(f"{key}.*.part"), *folder.glob(".writable.*.part")]
+    for part in store.partitions.glob("*.part"):  # runs share them: one that is there is whole
+        left += [part] if part.with_suffix("").with_suffix("").exists() else []
+    for path in left:
+        with suppress(OSError):
+            path.unlink()

@@ -14,7 +14,13 @@ from feddg_bench.core.loop import RoundResult
 from feddg_bench.records.record import Costs, RoundRecord, RunRecord, TimeRecord
 from feddg_bench.records.rules import best_round
 from feddg_bench.records.store import ResultsStore
-from feddg_bench.runs.checkpoints import load_checkpoint, save_checkpoint
+from feddg_bench.runs.checkpoints import (
+    Checkpoint,
+    going_on,
+    load_checkpoint,
+    save_checkpoint,
+    tidy,
+)
 from feddg_bench.runs.code import code_digest
 from feddg_bench.runs.environment import environment
 from feddg_bench.runs.kept import model_path, save_model
@@ -59,10 +65,13 @@ class Recorder(Observer):
         self.seconds_before = 0.0
         self.path = self.store.checkpoint(run.plan.key)
         if self.path.exists():
-            state = load_checkpoint(self.path)
-            run.server.restore(state["server"])
-            self.record = run.record = RunRecord.model_validate(state["record"])
-            data.check_same(self.record, self.path)
+            kept = load_checkpoint(self.path)
+            data.check_same(kept.record, self.path)
+            with going_on(self.path):
+                run.server.restore(kept.server)
+            # What the run is comes from the plan, what it did so far from the checkpoint.
+            done = {name: getattr(kept.record, name) for name in ("once", "rounds", "time")}
+            self.record = run.record = run.record.model_copy(update=done)
             self.seconds_before = self.record.time.seconds
             run.done = run.server.round
 
@@ -92,17 +101,14 @@ class Recorder(Observer):
         last = result.round == run.plan.settings.federation.rounds
         if not last and result.round % self.resources.checkpoint_every == 0:
             root = self.resources.data_root
-            plan = {
-                "settings": run.plan.settings.model_dump(mode="json"),
-                "recipe": run.plan.recipe,
-            }
-            state = {
-                "server": run.server.state(),
-                "record": record.as_json(),
-                "plan": plan,
-                "data_root": str(root) if root else None,
-            }
-            save_checkpoint(self.path, state)
+            checkpoint = Checkpoint(
+                server=run.server.state(),
+                record=record,
+                settings=run.plan.settings.model_dump(mode="json"),
+                recipe=run.plan.recipe,
+                data_root=str(root) if root else None,
+            )
+            save_checkpoint(self.path, checkpoint)
 
     def end(self, run: Run) -> None:
         """Save the record; the checkpoint has done its work."""
@@ -112,7 +118,7 @@ class Recorder(Observer):
             self.store.set_aside(self.record.key)
         if self.again or self.store.load(self.record.key) is None:  # else made for a model alone
             self.store.save(self.record)
-        self.path.unlink(missing_ok=True)
+        tidy(self.store, self.record.key)
 
     def _keep(self, run: Run, which: str, number: int) -> None:
         save_model(model_path(self.store, run.plan.key, which), run, number)

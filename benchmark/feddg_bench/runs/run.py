@@ -13,6 +13,7 @@ from feddg_bench.engine.evaluation import evaluate
 from feddg_bench.engine.executors import Executor
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.store import ResultsStore
+from feddg_bench.runs.checkpoints import tidy
 from feddg_bench.runs.code import check_same_code
 from feddg_bench.runs.observer import Observer
 from feddg_bench.runs.recorder import Recorder, has_kept
@@ -123,6 +124,7 @@ def execute_all(
                 data.check_same(record, store.path(plan.key))
                 check_same_code(record)
                 if has_kept(store, plan, keep):
+                    tidy(store, plan.key)
                     for observer in observers:
                         observer.already(plan, record)
                     yield record
