@@ -369,7 +369,8 @@ def test_costs_and_loss_open_too(report: Report) -> None:
 
 
 def test_hostile_text_is_shown_as_text(report: Report) -> None:
-    assert HOSTILE in report.column("folder-ltdo-mine", 0)
+    (row,) = report.column("folder-ltdo-mine", 0)
+    assert row.startswith(HOSTILE)  # and a footnote
     said = report.open("folder-ltdo-mine", HOSTILE, HOSTILE)
     assert HOSTILE in said
     assert "client_001 (head)" in said

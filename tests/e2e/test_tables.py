@@ -97,7 +97,7 @@ groups:
 
 
 def test_selection_rules(feddg: Run, results: Path, tmp_path: Path) -> None:
-    for rule in ("last", "best_by_val", "best_by_id_val", "oracle"):
+    for rule in ("last", "mean_last_5", "best_by_val", "best_by_id_val", "oracle"):
         done = feddg("generic", "--results", results, "--out", rule, "--select", rule)
         assert done.code == 0, done.err
         (table,) = (tmp_path / rule).glob("*.md")

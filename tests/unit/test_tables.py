@@ -133,10 +133,15 @@ def test_files_laid_out_otherwise_read_alike(
     evaluation = run.evaluation(rule)
     assert evaluation == again.evaluation(rule)
     test, val, id_val = values
+    assert evaluation is not None
+    found = evaluation["test"]["poster"]
+    assert found["images"] == 10
+    if rule == "mean_last_5":
+        assert found["accuracy"] == pytest.approx(np.mean(test[-5:]))
+        return
     by = {"last": range(rounds), "best_by_val": val, "best_by_id_val": id_val, "oracle": test}
     best = max(range(rounds), key=lambda n: (by[rule][n], -n if rule != "last" else 0))
-    assert evaluation is not None
-    assert evaluation["test"]["poster"]["accuracy"] == test[best]
+    assert found["accuracy"] == test[best]
 
 
 def test_ties_go_to_the_earliest_round(add: Add, tmp_path: Path) -> None:
@@ -252,6 +257,57 @@ def test_generic_tables_are_ranked_and_narrow(add: Add, tmp_path: Path) -> None:
     assert len(heads) == len(blocks)
     wide = replace(grid, width=None)
     assert wide.blocks() == [list(range(len(grid.columns)))]
+
+
+def footnotes(grid: Grid) -> dict[str, list[str]]:
+    return {line.label: [grid.footnotes[n] for n in line.footnotes] for line in grid.lines}
+
+
+def test_rows_at_chance_and_runs_that_diverged_say_so(add: Add, tmp_path: Path) -> None:
+    for scenario in PAIR:
+        add("fedavg", scenario, test=(0.5,))
+        add("agrsum", scenario, test=(0.14,))  # guessing ten classes gets 10 %
+        add("agrrand", scenario, test=(0.15,))
+    store = ResultsStore(tmp_path)
+    for seed in (0, 1):
+        record = add("scaffold", "oc-i-p", seed, test=(0.4,) * 7)
+        for number in (2, 3, 5):
+            record.rounds[number].skipped = True
+        record.rounds[6].train["loss"] = math.nan
+        store.save(record)
+    grid = generic(tmp_path)
+    said = footnotes(grid)
+    assert said["fedavg"] == said["agrrand"] == []
+    assert said["agrsum"] == ["at chance: guessing gives 10.00"]
+    assert said["scaffold"] == [
+        "3 of 7 rounds skipped (oc-i-p, seed 0), as 1 more of 2 runs have",
+        "loss not finite from round 7 (oc-i-p, seed 0), as 1 more of 2 runs have",
+    ]
+    assert re.search(r"\| agrsum <sup>\d</sup> \|", markdown(grid))
+    assert "at chance: guessing gives 10.00" in cells(grid)["agrsum", "test mean"]["footnotes"]
+    assert "agrsum$^{" in latex(grid)
+
+
+def test_rows_that_mix_cpus_say_so_unless_they_are_portable(add: Add, tmp_path: Path) -> None:
+    store = ResultsStore(tmp_path)
+    for method, portable in (("fedavg", False), ("pardon", True)):
+        for seed, cpu in enumerate(("AuthenticAMD avx2", "GenuineIntel avx512")):
+            record = add(method, "oc-i-p", seed)
+            environment = {**record.environment.model_dump(), "cpu": cpu, "portable": portable}
+            store.save(RunRecord.model_validate({**record.as_json(), "environment": environment}))
+    said = footnotes(generic(tmp_path))
+    assert said["pardon"] == []
+    assert "2 kinds of CPU" in said["fedavg"][0]
+
+
+def test_rows_with_the_same_numbers_are_said_to_be_the_same(add: Add, tmp_path: Path) -> None:
+    for scenario in PAIR:
+        add("fedavg", scenario, test=(0.4,))
+        add("fedbn", scenario, test=(0.4,), federation__bn="local")
+        add("moon", scenario, test=(0.4,) if scenario == PAIR[0] else (0.5,))
+    (said,) = [note for note in generic(tmp_path).notes if "has the numbers" in note]
+    assert said.startswith("Row fedbn has the numbers of row fedavg in every run")
+    assert "no batch normalisation" in said
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.machinery
 import json
 import math
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -210,6 +211,9 @@ def test_summary_by_selection_rule_never_by_test_images(record: RunRecord) -> No
     assert found["best_by_val/test/accuracy"] == 0.1
     assert found["best_by_id_val/test/c/accuracy"] == found["last/test/accuracy"] == 0.2
     assert not any("oracle" in name for name in found)
+    assert found["mean_last_5/test/accuracy"] == pytest.approx(
+        statistics.fmean(e.evaluation["test"]["c"]["accuracy"] for e in record.rounds)
+    )
     assert found["best_by_val/test/loss"] == 0.9
     assert not any(name.endswith("accuracy") and v == 0.9 for name, v in found.items())
     assert found["once/seconds/aggregation"] == 0.125

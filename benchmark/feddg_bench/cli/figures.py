@@ -66,7 +66,8 @@ class Records:
     recipe: One = None
     split: Annotated[str, typer.Option(help="test, val, id_test or id_val.")] = "test"
     select: Annotated[
-        str, typer.Option(help="Round that counts: last, best_by_val, best_by_id_val or oracle.")
+        str,
+        typer.Option(help="Rounds that count: last, mean_last_5, best_by_val ...; see `tables`."),
     ] = "last"
     format: Annotated[str, typer.Option(help="Comma-separated: png, pdf.")] = "png"
 

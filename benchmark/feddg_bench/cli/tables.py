@@ -23,7 +23,10 @@ Out = Annotated[Path | None, typer.Option(help="Folder to write to; default RESU
 Formats = Annotated[str, typer.Option("--format", help="Comma-separated: md, tex, csv.")]
 Select = Annotated[
     str | None,
-    typer.Option(help="last, best_by_val, best_by_id_val or oracle; default is each paper's own."),
+    typer.Option(
+        help="Rounds that count: last, mean_last_5, best_by_val, best_by_id_val or oracle; default "
+        "is each paper's own."
+    ),
 ]
 Against = Annotated[
     str | None, typer.Option(help="Method to compare the others with, in every table.")

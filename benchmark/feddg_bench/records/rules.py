@@ -8,11 +8,14 @@ from typing import Literal, get_args
 from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.record import WHOLE, Evaluation
 
-Rule = Literal["last", "best_by_val", "best_by_id_val", "oracle"]
+Rule = Literal["last", "mean_last_5", "best_by_val", "best_by_id_val", "oracle"]
 RULES: tuple[Rule, ...] = get_args(Rule)
-"""Which evaluated round a table reports: the last; the one with the best key metric of the data set
-(accuracy, unless it says otherwise) on the held-out validation domain, on held-out images of the
-training domains, or (never by default) on the test domain. Ties go to the earliest round."""
+"""Which evaluated rounds a table reports: the last; the mean of the last five, since single ones
+swing; the one with the best key metric of the data set (accuracy, unless it says otherwise) on the
+held-out validation domain, on held-out images of the training domains, or (never by default) on the
+test domain. Ties go to the earliest round."""
+LAST = 5
+"""Evaluated rounds of ``mean_last_5``; all, where there are fewer."""
 
 CHOOSING: Mapping[Rule, str] = {"best_by_val": "val", "best_by_id_val": "id_val", "oracle": "test"}
 """The split that a rule looks at."""
@@ -43,8 +46,9 @@ def chosen_rounds(evaluations: Sequence[Evaluation], rule: Rule, metric: str) ->
         rule: How to choose.
         metric: By which, where the rule looks at one; more is better.
     """
-    if rule == "last":
-        return [len(evaluations) - 1] if evaluations else []
+    if rule in ("last", "mean_last_5"):
+        count = len(evaluations)
+        return list(range(max(0, count - (1 if rule == "last" else LAST)), count))
     best = best_round(evaluations, CHOOSING[rule], metric)
     return [] if best is None else [best]
 
@@ -52,7 +56,23 @@ def chosen_rounds(evaluations: Sequence[Evaluation], rule: Rule, metric: str) ->
 def choose(evaluations: Sequence[Evaluation], rule: Rule, metric: str) -> Evaluation | None:
     """Return the evaluation that a rule chooses, ``None`` if there is none; see `chosen_rounds`."""
     places = chosen_rounds(evaluations, rule, metric)
-    return evaluations[places[0]] if places else None
+    if len(places) < 2:
+        return evaluations[places[0]] if places else None
+    return _mean([evaluations[place] for place in places])
+
+
+def _mean(evaluations: Sequence[Evaluation]) -> Evaluation:
+    """Return the mean of each number that all evaluations have, and how many images it is of."""
+    found: Evaluation = {}
+    for split, parts in evaluations[-1].items():
+        for domain, measured in parts.items():
+            of_domain = [e.get(split, {}).get(domain, {}) for e in evaluations]
+            found.setdefault(split, {})[domain] = {
+                name: last if name == "images" else sum(m[name] for m in of_domain) / len(of_domain)
+                for name, last in measured.items()
+                if isinstance(last, int | float) and all(name in m for m in of_domain)
+            }
+    return found
 
 
 def best_round(evaluations: Sequence[Evaluation], split: str, metric: str) -> int | None:

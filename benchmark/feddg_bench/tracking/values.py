@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import feddg_bench
 from feddg_bench.records.record import Evaluation, RoundRecord, RunRecord
-from feddg_bench.records.rules import CHOOSING, RULES, best_round, pooled
+from feddg_bench.records.rules import RULES, choose, chosen_rounds, pooled
 
 if TYPE_CHECKING:
     from feddg_bench.runs.request import Plan
@@ -28,7 +28,7 @@ def metrics(entry: RoundRecord) -> dict[str, float]:
 
 
 def summary(record: RunRecord) -> dict[str, float]:
-    """Return what each selection rule reports: the round it chooses and that round's metrics.
+    """Return what each selection rule reports: the last round it chooses, and its metrics.
 
     Only rules that do not look at test images; a rule whose split the run lacks is left out.
     """
@@ -38,13 +38,12 @@ def summary(record: RunRecord) -> dict[str, float]:
     for rule in RULES:
         if rule == "oracle":
             continue
-        best = (
-            best_round(evaluations, CHOOSING[rule], record.metric.name) if rule in CHOOSING else -1
-        )
-        if best is None:
+        places = chosen_rounds(evaluations, rule, record.metric.name)
+        chosen = choose(evaluations, rule, record.metric.name)
+        if chosen is None:
             continue
-        values[f"{rule}/round"] = evaluated[best][0]
-        values |= {f"{rule}/{n}": v for n, v in _measured(evaluations[best]).items()}
+        values[f"{rule}/round"] = evaluated[places[-1]][0]
+        values |= {f"{rule}/{n}": v for n, v in _measured(chosen).items()}
     values |= {f"once/seconds/{p}": s for p, s in record.once.seconds.items()}
     return values | {
         "once/bytes/up": record.once.bytes.up,

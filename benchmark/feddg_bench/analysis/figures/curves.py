@@ -59,6 +59,7 @@ def draw_curves(
     title: str,
     said: str,
     numbers: Mapping[str, float] | None = None,
+    tail: int = 0,
 ) -> Figure:
     """Return a figure of curves, with the bands around them that the points have.
 
@@ -69,12 +70,15 @@ def draw_curves(
         title: Above the figure.
         said: What they are means of; stands below.
         numbers: What orders the series and stands beside their names; else their last values.
+        tail: Points at each curve's end whose mean is drawn as a bar.
     """
     curves = {str(name): part for name, part in points.groupby("series")}
+    if all(len(curve) <= tail for curve in curves.values()):
+        tail = 0  # it would be the mean of all
     if len(curves) <= MOST:
-        return _together(curves, axis, ylabel, title, said)
+        return _together(curves, axis, ylabel, title, said, tail)
     last = {label: _last(curve) for label, curve in curves.items()}
-    return _apart(curves, axis, ylabel, title, said, numbers or last)
+    return _apart(curves, axis, ylabel, title, said, numbers or last, tail)
 
 
 Curves = dict[str, pd.DataFrame]
@@ -88,7 +92,7 @@ def _is_flat(curve: pd.DataFrame) -> bool:
     return bool(curve.x.iloc[-1] == FLAT)
 
 
-def _together(curves: Curves, axis: Axis, ylabel: str, title: str, said: str) -> Figure:
+def _together(curves: Curves, axis: Axis, ylabel: str, title: str, said: str, tail: int) -> Figure:
     figure = new_figure(5.6, 3.4)
     axes = figure.subplots()
     styles = {
@@ -102,11 +106,12 @@ def _together(curves: Curves, axis: Axis, ylabel: str, title: str, said: str) ->
     }
     for label, curve in curves.items():
         _line(axes, curve, **styles[label])
+        _bar(axes, curve, tail, styles[label]["color"])
     _dress(axes, curves, axis)
     axes.set_xlabel(axis.label)
     axes.set_ylabel(ylabel)
     _name_ends(axes, curves, styles)
-    entitle(figure, title, said)
+    entitle(figure, title, said + (f"; bars: {_tail(tail)}" if tail else ""))
     return figure
 
 
@@ -138,6 +143,7 @@ def _apart(
     title: str,
     said: str,
     numbers: Mapping[str, float],
+    tail: int,
 ) -> Figure:
     """Draw a panel for each curve, the best first; all others pale behind it."""
     from matplotlib.lines import Line2D
@@ -152,6 +158,8 @@ def _apart(
         "other methods": {"color": PALE, "linewidth": 0.4, "zorder": 1},
     }
     own, reference, pale = styles.values()
+    if tail:
+        styles[_tail(tail)] = {"color": COLOURS[2], "linewidth": 3, "alpha": 0.6}
     for number, axes in enumerate(grid.flat):
         if number >= len(order):
             axes.set_axis_off()
@@ -165,6 +173,7 @@ def _apart(
             _line(axes, curves[REFERENCE], band=False, **reference)
         marker = "o" if len(curves[label]) <= MARKED else None
         _line(axes, curves[label], marker=marker, markersize=2.5, **own)
+        _bar(axes, curves[label], tail, COLOURS[2])
         _dress(axes, curves, axis)
         axes.tick_params(axis="x", labelsize=6.5)  # lambda 0 and 0.1 stand side by side
         axes.set_title(f"{label}  {numbers[label]:.1f}", loc="left", pad=3)
@@ -184,6 +193,19 @@ def _line(axes: Axes, curve: pd.DataFrame, *, band: bool = True, **style: Any) -
     if band and (curve.low < curve.high).any():
         ends = curve.low.fillna(curve["mean"]), curve.high.fillna(curve["mean"])
         axes.fill_between(curve.x, *ends, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def _tail(count: int) -> str:
+    return f"mean of the last {count} evaluated rounds"
+
+
+def _bar(axes: Axes, curve: pd.DataFrame, tail: int, colour: str) -> None:
+    """Draw the mean of the last points over where they lie."""
+    if len(curve) > tail > 0:
+        end = curve.iloc[-tail:]
+        axes.hlines(
+            end["mean"].mean(), end.x.min(), end.x.max(), color=colour, linewidth=3, alpha=0.6
+        )
 
 
 def _dress(axes: Axes, curves: Curves, axis: Axis) -> None:

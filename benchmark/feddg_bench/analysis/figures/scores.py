@@ -22,6 +22,7 @@ from feddg_bench.analysis.figures.series import (
     measure,
     over,
 )
+from feddg_bench.records.rules import LAST
 from feddg_bench.records.runs import Run
 
 Place = tuple[float, ...]
@@ -40,10 +41,14 @@ def convergence(frame: Frame, choice: Choice) -> Picture | None:
         return None
     said = over(scenarios, frame.scenario_labels(), points)
     said += BAND if points["std"].any() else ""
-    axis = Axis("round", f"after round {points.x.max():g}")
+    numbers, end = None, f"after round {points.x.max():g}"
+    if choice.rule == "mean_last_5":
+        numbers = {str(name): c["mean"].iloc[-LAST:].mean() for name, c in points.groupby("series")}
+        end = "in the bar"
     title = f"{frame.title}: {SPLIT_NAMES[choice.split]}"
-    figure = draw_curves(points, axis, frame.metric_label(choice.split), title, said)
-    name = f"convergence-{frame.name}{replace(choice, rule='last').suffix}"
+    label = frame.metric_label(choice.split)
+    figure = draw_curves(points, Axis("round", end), label, title, said, numbers, LAST)
+    name = f"convergence-{frame.name}{choice.suffix}"
     return Picture(name, figure, _sheet("round", points, scenarios), tuple(notes))
 
 

@@ -10,7 +10,7 @@ import yaml
 from feddg_bench import __version__
 from feddg_bench.analysis.report.runs import SPLITS, Details
 from feddg_bench.analysis.report.views import leaderboard
-from feddg_bench.analysis.tables.captions import RULES as RULE_SENTENCES
+from feddg_bench.analysis.tables.captions import RULE_SENTENCES
 from feddg_bench.analysis.tables.describe import Where, check_names, fitting
 from feddg_bench.analysis.tables.generic import generic_tables
 from feddg_bench.common.errors import DataError, SettingsError

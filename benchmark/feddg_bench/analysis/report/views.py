@@ -68,6 +68,7 @@ def leaderboard(table: Generic, details: Details) -> dict[str, Any]:
                 "caption": grid.caption,
                 "notes": grid.notes,
                 "footnotes": grid.footnotes,
+                "rows": [line.footnotes for line in ours],
                 "splits": _splits(grid),
             }
         )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from feddg_bench.analysis.tables import captions
+from feddg_bench.analysis.tables.caveats import caveats
 from feddg_bench.analysis.tables.columns import (
     Column,
     Kind,
@@ -88,6 +89,7 @@ class _Builder:
                 found[unit[0]].add(unit)
         self.units = {number: sorted(units) for number, units in found.items()}
         self.seeds = sorted({seed for row in rows for _, seed in row.sample})
+        self.first = [unit for c in columns if c.group == 0 for unit in self.units[c.number]]
         self.footnotes: list[str] = []
         self.fills: dict[tuple[str, str], None] = {}
         against = [r for r in rows if r.method == description.against and r.sample and r.method]
@@ -133,15 +135,22 @@ class _Builder:
 
     def _rank_rows(self) -> None:
         """Put the rows in the order of the first group's mean; those without one come last."""
-        units = [unit for c in self.columns if c.group == 0 for unit in self.units[c.number]]
         sign = 1 if self.description.lower_is_better else -1
+        means = {id(row): self._mean(row) for row in self.rows}
+        self.rows = sorted(
+            self.rows, key=lambda r: (means[id(r)] is None, sign * (means[id(r)] or 0), r.label)
+        )
 
-        def key(row: Row) -> tuple[bool, float, str]:
-            seeds = by_seed(row.sample, units)
-            mean = mean_and_std(list(seeds.values()))[0] if seeds else 0.0
-            return not seeds, sign * mean, row.label
+    def _mean(self, row: Row) -> float | None:
+        """Return the mean of a row over the first group, if it is whole."""
+        seeds = by_seed(row.sample, self.first)
+        return mean_and_std(list(seeds.values()))[0] if seeds else None
 
-        self.rows = sorted(self.rows, key=key)
+    def _accuracy(self, row: Row) -> float | None:
+        """Return the same where it is an accuracy on a held-out domain."""
+        held = [c for c in self.columns if c.group == 0]
+        known = {(c.metric, c.split) for c in held} <= {("accuracy", "test"), ("accuracy", "val")}
+        return self._mean(row) if known else None
 
     def _wanted(self, column: Column) -> list[Unit] | None:
         """Return the scenarios of a column; ``None`` if one of its sources has none in any row."""
@@ -169,8 +178,10 @@ class _Builder:
             "recipe": "; ".join(sorted({r.recipe for r in variant.runs})) if variant else "",
             "variant": variant.label if variant else "",
         }
+        runs = variant.runs if variant else ()
+        marks = tuple(map(self._footnote, caveats(runs, self._accuracy(row))))
         entries = tuple(self._entry(row, column, fills) for column in self.shown)
-        return Line("ours", row.label, row.label, entries, facts)
+        return Line("ours", row.label, row.label, entries, facts, marks)
 
     def _entry(self, row: Row, column: Column, fills: Mapping[int, str]) -> Entry:
         kind, units = column.kind, self._wanted(column)

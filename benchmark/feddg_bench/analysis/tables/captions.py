@@ -15,13 +15,14 @@ from feddg_bench.common.errors import FeddgError
 from feddg_bench.plugins import load_dataset
 from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.published import Published
-from feddg_bench.records.rules import Rule
+from feddg_bench.records.rules import LAST, Rule
 from feddg_bench.records.runs import Run
 from feddg_bench.records.statistics import FEWEST
 from feddg_bench.records.variants import assignments, text
 
-RULES: Mapping[Rule, str] = {
+RULE_SENTENCES: Mapping[Rule, str] = {
     "last": "the last round",
+    "mean_last_5": f"the mean over the last {LAST} evaluated rounds",
     "best_by_val": "the round with the best {metric} on the validation domain (the earliest)",
     "best_by_id_val": "the round with the best {metric} on held-out images of the training domains "
     "(the earliest)",
@@ -192,7 +193,7 @@ def notes(description: Description, rows: Sequence[Row]) -> tuple[str, ...]:
         for dataset in {run.dataset for run in runs}
     }
     aside = {*varied_keys(description), "data.split_csv", "partition.rounding"}
-    said = list(description.notes)
+    said = [*description.notes, *equal_rows(rows)]
     for row in rows:
         if row.variant is None:
             continue
@@ -216,6 +217,21 @@ def notes(description: Description, rows: Sequence[Row]) -> tuple[str, ...]:
     return tuple(map(sentence, said))
 
 
+def equal_rows(rows: Sequence[Row]) -> list[str]:
+    """Return a sentence for rows whose numbers are all those of an earlier one."""
+    found: dict[tuple[Any, ...], Row] = {}
+    said = []
+    for row in rows:
+        numbers = tuple(sorted(row.sample.items()))
+        first = found.setdefault(numbers, row)
+        if numbers and first is not row and first.variant and row.variant:
+            same = f"row {row.label} has the numbers of row {first.label} in every run"
+            bn = {run.get("federation.bn") for r in (first, row) for run in r.variant.runs}  # type: ignore[union-attr]
+            why = ", as it must where the network has no batch normalisation"
+            said.append(same + (why if len(bn) > 1 else ""))
+    return said
+
+
 def wrong_average(published: Published) -> str:
     """Return the footnote of a published average that is not the mean of its columns."""
     return (
@@ -227,8 +243,8 @@ def wrong_average(published: Published) -> str:
 def rule_sentence(rules: Iterable[Rule], metrics: Iterable[str] = ("accuracy",)) -> str:
     """Return how rounds were chosen, by the key metrics of the runs' data sets."""
     metric = " or ".join(find_metric(name).title for name in sorted(set(metrics))) or "accuracy"
-    said = [f"{rule}: {RULES[rule].format(metric=metric)}" for rule in dict.fromkeys(rules)]
-    return "Selection rule " + "; ".join(said)
+    said = {rule: RULE_SENTENCES[rule].format(metric=metric) for rule in rules}
+    return "Selection rule " + "; ".join(f"{rule}: {text}" for rule, text in said.items())
 
 
 def seeds_text(seeds: Iterable[int]) -> str:

@@ -225,7 +225,8 @@
       }));
     const body = sorted.places.map((n) => {
       const row = table.rows[n];
-      return h("tr", {}, h("th", {scope: "row"}, row.label),
+      const own = view.rows[n].map((note) => note + 1).join(",");
+      return h("tr", {}, h("th", {scope: "row"}, row.label, own ? h("sup", {}, own) : null),
         part.columns.map((column, c) => drawCell(table, row, column, part.cells[n][c], view, top[c])));
     });
     section.append(
@@ -236,7 +237,7 @@
     const used = part.cells.some((row) => row.some((cell) => cell.published)) && state.published === "1";
     const caption = view.caption.filter((said) => used || !said.startsWith("Published:"));
     section.append(h("p", {class: "caption"}, "★ the best number of a column. ", caption.join(" ")));
-    const marks = new Set(part.cells.flat().flatMap((cell) => cell.footnotes ?? []));
+    const marks = new Set([...part.cells.flat().flatMap((cell) => cell.footnotes ?? []), ...view.rows.flat()]);
     const notes = [
       ...view.footnotes.map((said, n) => (marks.has(n) ? h("li", {}, h("sup", {}, n + 1), ` ${said}.`) : null)),
       ...view.notes.map((said) => h("li", {}, said)),
@@ -283,7 +284,7 @@
     return found;
   }
 
-  // series: [{name, colour: 0.., points: [[round, value]], mark: [round, value] | null}]
+  // series: [{name, colour: 0.., points: [[round, value]], marks: [[round, value]]}]
   function chart(series, label, width) {
     const points = series.flatMap((one) => one.points);
     if (!points.length) return h("p", {}, "No round was evaluated on this split.");
@@ -309,7 +310,9 @@
       svg("polyline", {class: `line c${one.colour % 8}`, points: one.points.map(at).join(" ")}),
       ...(one.points.length < 25 ? one.points : []).map((point) =>
         svg("circle", {class: `dot c${one.colour % 8}`, cx: x(point[0]), cy: y(point[1]), r: 2})),
-      one.mark ? svg("circle", {class: `chosen c${one.colour % 8}`, cx: x(one.mark[0]), cy: y(one.mark[1]), r: 5}) : null,
+      one.marks.length === 1
+        ? svg("circle", {class: `chosen c${one.colour % 8}`, cx: x(one.marks[0][0]), cy: y(one.marks[0][1]), r: 5})
+        : svg("polyline", {class: `chosen c${one.colour % 8}`, points: one.marks.map(at).join(" ")}),
     ]);
     const picture = svg("svg", {viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label},
       grid.flat(), below,
@@ -327,14 +330,18 @@
     return run.evaluated.map((round, n) => [round, values[n] ?? null]).filter((p) => p[1] !== null);
   }
 
-  function chosen(run) {
-    const [place] = run.chosen[state.rule];
-    return place === undefined ? null : run.evaluated[place];
-  }
+  const chosen = (run) => run.chosen[state.rule].map((place) => run.evaluated[place]);
+  const chosenText = (run) => {
+    const rounds = chosen(run);
+    return rounds.length > 1 ? `${rounds[0]} to ${rounds.at(-1)}` : String(rounds[0] ?? DASH);
+  };
 
-  function chosenPoint(run, points) {
-    const round = chosen(run);
-    return points.find((point) => point[0] === round) ?? null;
+  // The points that the rule takes, each at the height of their mean.
+  function chosenPoints(run, points) {
+    const rounds = chosen(run);
+    const found = points.filter((point) => rounds.includes(point[0]));
+    const mean = found.reduce((sum, point) => sum + point[1], 0) / found.length;
+    return found.length === rounds.length ? found.map((point) => [point[0], mean]) : [];
   }
 
   // ------------------------------------------------------------------------------- dialog
@@ -380,7 +387,7 @@
     const unit = table.views.find((one) => one.metric === metric).unit;
     const series = data.splits.map((split, n) => {
       const points = curve(run, split, metric);
-      return {name: split, colour: n, points, mark: chosenPoint(run, points)};
+      return {name: split, colour: n, points, marks: chosenPoints(run, points)};
     }).filter((one) => one.points.length);
     const drops = run.drops.map(([round, client, tensor]) => `round ${round}: ${client} (${tensor})`);
     const body = () => [
@@ -389,7 +396,7 @@
         ["scenario", `${scenario.name}: ${scenarioText(scenario)}`],
         ["seed", run.seed],
         ["rounds", `${run.rounds}${run.skipped ? `, ${run.skipped} of them skipped` : ", none skipped"}`],
-        ["chosen round", state.metric === "cost" ? null : `${chosen(run) ?? "none"} (rule ${state.rule})`],
+        ["chosen round", state.metric === "cost" ? null : `${chosenText(run)} (rule ${state.rule})`],
         ["clients", run.clients],
         ["dropped clients", run.dropped ? `${run.dropped}: ${drops.join(", ")}${run.dropped > drops.length ? ", …" : ""}` : "none"],
         ["bytes up", `${megabytes(up)} a round${upOnce ? `, ${megabytes(upOnce)} before round 1` : ""}`],
@@ -405,7 +412,7 @@
       h("pre", {class: "command", tabindex: "0"}, h("code", {}, `${setup.command} --scenario ${scenario.flag} --seeds ${run.seed}`)),
       setup.command.includes("=FILE") || setup.command.includes("[FILE")
         ? h("p", {}, "FILE stands for a file's path; the settings below have the beginning of its SHA-256.") : null,
-      chart(series, `${metricText(metric, unit)}, by split; the ring is the chosen round`, width - 26),
+      chart(series, `${metricText(metric, unit)}, by split; ring or bar: what the rule chooses`, width - 26),
       h("h4", {}, "Seconds"),
       simpleTable(["phase", "a round", "before round 1"],
         run.phases.map(([name, round, once]) => [name, seconds(round), seconds(once)]), "Seconds by phase"),
@@ -467,17 +474,17 @@
         shown.push(chart(mine.map((run) => {
           const points = curve(run, state.split, view.metric);
           const colour = several ? scenarios.indexOf(run.scenario.name) : seeds.indexOf(run.seed);
-          return {name: several ? run.scenario.name : `seed ${run.seed}`, colour, points, mark: chosenPoint(run, points)};
-        }), `${metric} on ${state.split}; the ring is the chosen round`, width));
+          return {name: several ? run.scenario.name : `seed ${run.seed}`, colour, points, marks: chosenPoints(run, points)};
+        }), `${metric} on ${state.split}; ring or bar: what the rule chooses`, width));
       }
       const value = (run) => {
-        const found = costs ? null : chosenPoint(run, curve(run, state.split, view.metric));
+        const [found] = costs ? [] : chosenPoints(run, curve(run, state.split, view.metric));
         return found ? found[1].toFixed(view.unit ? 2 : 3) : DASH;
       };
       shown.push(h("h3", {}, count(mine.length, "run")), simpleTable(
         ["scenario", "seed", ...(costs ? [] : [metric.replace(" in %", ""), "round"]), "up / round", "down / round", "took", "dropped", "skipped", "commit"],
         mine.map((run) => [run.scenario.name, String(run.seed),
-          ...(costs ? [] : [value(run), String(chosen(run) ?? DASH)]),
+          ...(costs ? [] : [value(run), chosenText(run)]),
           megabytes(run.bytes[0]), megabytes(run.bytes[1]), seconds(run.seconds), String(run.dropped),
           String(run.skipped), h("code", {}, run.environment.commit ?? DASH)]),
         "Runs of this number"));

@@ -1,0 +1,58 @@
+"""Footnotes on rows: numbers that are no better than guesses, or not what they look like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+
+from feddg_bench.common.errors import FeddgError
+from feddg_bench.plugins import load_dataset
+from feddg_bench.records.runs import Run
+
+NEAR = 0.05
+"""At chance is what gets less than this share of the way from guessing to perfect."""
+
+
+def caveats(runs: Sequence[Run], accuracy: float | None) -> Iterator[str]:
+    """Yield what a reader must know of a row.
+
+    Args:
+        runs: Of the row.
+        accuracy: Its mean in percent; ``None`` where it is not known, or another metric is shown.
+    """
+    guesses = {_guess(run.dataset) for run in runs}
+    guess = guesses.pop() if len(guesses) == 1 else None
+    if accuracy is not None and guess is not None and accuracy < guess + NEAR * (100 - guess):
+        yield f"at chance: guessing gives {guess:.2f}"
+    yield from _some(
+        runs, lambda run: f"{run.skipped} of {run.rounds} rounds skipped" if run.skipped else ""
+    )
+    yield from _some(
+        runs, lambda run: f"loss not finite from round {run.lost}" if run.lost is not None else ""
+    )
+    cpus = {repr(run.environment["cpu"]) for run in runs if run.environment.get("cpu")}
+    if len(cpus) > 1 and not all(run.environment.get("portable") for run in runs):
+        yield (
+            f"runs on {len(cpus)} kinds of CPU without --portable: on one kind the numbers may "
+            f"be others"
+        )
+
+
+@cache
+def _guess(dataset: str) -> float | None:
+    """Return the accuracy of guessing in percent, if the data set's classes are known here."""
+    try:
+        classes = load_dataset(dataset).classes
+    except (FeddgError, AttributeError):
+        return None
+    return 100 / len(classes) if isinstance(classes, tuple) and classes else None
+
+
+def _some(runs: Sequence[Run], say: Callable[[Run], str]) -> Iterator[str]:
+    """Yield what is said of the first run of which anything is, and of how many more."""
+    found = [run for run in runs if say(run)]
+    if found:
+        first = min(found, key=lambda run: (run.scenario, run.seed))
+        more = f", as {len(found) - 1} more of {len(runs)} runs have" if len(found) > 1 else ""
+        where = f" ({first.scenario}, seed {first.seed})" if len(runs) > 1 else ""
+        yield f"{say(first)}{where}{more}"
