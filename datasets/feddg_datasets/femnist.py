@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddg_bench.common.errors import DataError
+from feddg_bench.common.files import below
 from feddg_bench.data.dataset import Records
 from feddg_bench.data.image_folders import ImageFolderDataset
 from feddg_bench.data.locations import data_roots
@@ -113,7 +114,7 @@ class FEMNIST(ImageFolderDataset):
 
     @cached_property
     def _files(self) -> dict[str, Path]:
-        return {self._path(row): self.folder / row[0] for row in self._rows}
+        return {self._path(row): below(self.folder, row[0]) for row in self._rows}
 
     def _path(self, row: tuple[str, str, int, int]) -> str:
         path, _, writer, label = row

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
 from feddg_bench.common.errors import DataError
+from feddg_bench.common.files import plain_file
 from feddg_bench.data.image_folders import (
     ImageFolderDataset,
     entries,
@@ -16,13 +19,16 @@ from feddg_bench.data.image_folders import (
 )
 from feddg_bench.data.locations import data_roots
 
+UNREAD = (".gif", ".tif", ".tiff", ".svg", ".heic", ".avif")
+"""Endings of images that are not read."""
+
 
 class Folder(ImageFolderDataset):
     """Your own data set: ``--dataset folder --data-root DIR`` reads ``DIR/<domain>/<class>/``.
 
     Domains and classes are the names found, in alphabetical order; a class may lack in a domain.
     They decide labels, scenarios and so numbers: a domain's code is its whole name, and the names
-    are part of a run's key and record: ``identity``.
+    are part of a run's key and record, with a hash of all files' names and sizes: ``identity``.
 
     The class itself has neither domains nor classes, an object has those of its folder.
 
@@ -57,7 +63,7 @@ class Folder(ImageFolderDataset):
                 f"{self.folder} has no images in folders <domain>/<class>/<image>{self._hint()}"
             )
         for inside in (domains, *classes.values()):
-            _check_distinct(inside, self.folder)
+            _check_names(inside, self.folder)
         labels = _merge(name for domain in domains for name in sorted(classes[domain]))
         codes = {domain: _code(domain) for domain in domains}
         if len({*codes.values()} - {""}) < len(codes):
@@ -66,12 +72,15 @@ class Folder(ImageFolderDataset):
                 f"without blanks, commas, hyphens and plus signs; rename one"
             )
         # The class attributes are the promises of data sets that are the same everywhere.
-        vars(self).update(
-            domains=domains,
-            letters=codes,
-            classes=labels,
-            identity={"domains": domains, "classes": labels},
-        )
+        vars(self).update(domains=domains, letters=codes, classes=labels)
+
+    @cached_property
+    def identity(self) -> Mapping[str, Sequence[str]]:  # type: ignore[override]
+        """Names on disk, and what tells two folders of the same names apart without reading all."""
+        digest = hashlib.blake2b(digest_size=16)
+        for path, file in sorted(self._files.items()):
+            digest.update(os.fsencode(f"{path}\0{plain_file(file).st_size}\n"))
+        return {"domains": self.domains, "classes": self.classes, "files": (digest.hexdigest(),)}
 
     @cached_property
     def folder(self) -> Path:
@@ -99,6 +108,9 @@ class Folder(ImageFolderDataset):
                 return f"; give --data-root {child}"
         if any(_has_image(child) for child in _folders(self.folder)):
             return ": its folders hold images themselves; give the folder above"
+        endings = {path.suffix.lower() for path in self.folder.glob("*/*/*")} & {*UNREAD}
+        if endings:
+            return f": files {', '.join(sorted(endings))} are not read; convert them to PNG"
         return ": give the folder above the domains with --data-root"
 
 
@@ -113,9 +125,11 @@ def _has_image(folder: Path) -> bool:
     return any(map(is_image, entries(folder)))
 
 
-def _check_distinct(names: Iterable[str], folder: Path) -> None:
+def _check_names(names: Iterable[str], folder: Path) -> None:
     seen: dict[str, str] = {}
     for name in names:
+        if not name.isprintable():
+            raise DataError(f"{folder} has a folder {name!r}: rename it, in letters that show")
         other = seen.setdefault(plain(name), name)
         if other != name:
             raise DataError(

@@ -103,12 +103,19 @@ def test_tables_that_do_not_fit(made, old, new, message):
     assert "metadata.csv" in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["/etc/passwd", "images/../../../etc/passwd"])
+def test_a_table_names_no_file_outside(made, name):
+    edit(made, "images/000/02.png", name)
+    with pytest.raises(DataError, match="lies outside"):
+        FEMNIST(made).fingerprint()
+
+
 def test_missing_data(made, tmp_path):
     with pytest.raises(DataError, match=r"metadata\.csv was not found .*femnist_v1\.0") as caught:
         FEMNIST(tmp_path)
     assert "--data-root" in str(caught.value)
     (made / "femnist_v1.0" / "images" / "000" / "02.png").unlink()
-    with pytest.raises(DataError, match=r"cannot read the image .*02\.png"):
+    with pytest.raises(DataError, match=r"cannot read .*02\.png"):
         FEMNIST(made).fingerprint()
 
 

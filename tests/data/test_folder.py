@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,8 @@ def test_names_are_those_on_disk(made):
     assert dataset.domains == ("Day Light", "night", "rainy-day")
     assert dataset.classes == ("Car", "Fire Truck", "bus", "tram")
     assert dataset.letters == {"Day Light": "Day_Light", "night": "night", "rainy-day": "rainy_day"}
-    assert dataset.identity == {"domains": dataset.domains, "classes": dataset.classes}
+    names = {"domains": dataset.domains, "classes": dataset.classes}
+    assert {**dataset.identity, **names} == dataset.identity
     records = dataset.records()
     counts = np.zeros((3, 4), dtype=int)
     np.add.at(counts, (records.domains, records.labels), 1)
@@ -111,6 +113,13 @@ def test_wrong_folders_get_a_hint(made, tmp_path):
         Folder(made / "night")
     with pytest.raises(DataError, match="has no images in folders <domain>/<class>/<image>: give"):
         Folder(made / "night" / "bus")
+    for path in (made / "night").rglob("*.jpg"):
+        path.rename(path.with_suffix(".gif"))
+    (made / "night").rename(tmp_path / "gifs")
+    (tmp_path / "only").mkdir()
+    (tmp_path / "gifs").rename(tmp_path / "only" / "night")
+    with pytest.raises(DataError, match=r"files \.gif are not read"):
+        Folder(tmp_path / "only")
     with pytest.raises(DataError, match=r"there is no folder .*nowhere"):
         Folder(tmp_path / "nowhere")
     with pytest.raises(DataError, match="needs --data-root DIR"):
@@ -123,3 +132,22 @@ def test_names_change_the_fingerprint(made):
     after = Folder(made)
     assert after.fingerprint() != before
     assert after.identity["domains"] == ("Day Light", "darkness", "rainy-day")
+
+
+def test_two_folders_of_the_same_names_are_two_data_sets(made, tmp_path):
+    before = Folder(made).identity
+    again = tmp_path / "again"
+    shutil.copytree(made, again)
+    assert Folder(again).identity == before
+    path = next((again / "night").rglob("*.*"))
+    path.write_bytes(path.read_bytes() + b"x")
+    assert Folder(again).identity != before
+    path.unlink()
+    assert Folder(again).identity != before
+
+
+def test_names_that_do_not_show_are_refused(made):
+    (made / "night").rename(made / "ni\x1b[31mght")
+    with pytest.raises(DataError, match="rename it") as caught:
+        Folder(made)
+    assert "\x1b" not in str(caught.value).replace(str(made), "")

@@ -147,8 +147,8 @@ def test_a_differing_count_is_named(tmp_path):
     Image.new("RGB", (5, 4)).save(tmp_path / "photo" / "dog" / "more.png")
     with pytest.raises(DataError) as caught:
         TinyPACS(tmp_path).records()
-    assert "photo/dog holds 3 instead of 2 images (+1)" in str(caught.value)
-    assert "cartoon/horse holds 1 instead of 2 images (-1)" in str(caught.value)
+    assert "photo/dog holds 3 images instead of 2 (+1)" in str(caught.value)
+    assert "cartoon/horse holds 1 images instead of 2 (-1)" in str(caught.value)
     assert str(tmp_path) in str(caught.value)
 
 

@@ -137,7 +137,7 @@ def test_labels_that_do_not_fit(made):
 
 
 def test_counts_are_checked(made):
-    with pytest.raises(DataError, match=r"0/0 holds \d+ instead of 1,147 images"):
+    with pytest.raises(DataError, match=r"0/0 holds \d+ images instead of 1,147"):
         RotatedMNIST(made).records()
 
 

@@ -31,6 +31,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder above a PACS of two images of each class in each domain."""
     counts: Mapping[str, tuple[int, ...]] = dict.fromkeys(PACS.domains, (2,) * 7)
     monkeypatch.setattr(pacs.PACS, "counts", counts)
+    monkeypatch.setattr(pacs.PACS, "signatures", None)
     rng = np.random.default_rng(0)
     for domain in PACS.domains:
         for name in PACS.classes:

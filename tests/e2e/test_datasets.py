@@ -167,10 +167,9 @@ def test_folder_names_enter_the_key_and_the_record(feddg: Run, tmp_path: Path) -
     found = record(feddg, root, "folder", *chosen)
     assert found.scenario.name == "Day_Light+night-rainy_day"
     assert found.scenario.test == "rainy-day"
-    assert found.settings["data"]["names"] == {
-        "domains": ["Day Light", "night", "rainy-day"],
-        "classes": ["Car", "Fire Truck", "bus", "tram"],
-    }
+    names = found.settings["data"]["names"]
+    assert names["domains"] == ["Day Light", "night", "rainy-day"]
+    assert names["classes"] == ["Car", "Fire Truck", "bus", "tram"]
     again = feddg("run", "--dataset", "folder", "--data-root", root, *TINY, *chosen)
     assert "already done" in again.err
 
@@ -185,16 +184,24 @@ def test_folder_names_enter_the_key_and_the_record(feddg: Run, tmp_path: Path) -
     assert len(list(ResultsStore(tmp_path / "runs"))) == 2
 
 
-def test_folder_with_other_images_under_the_same_names_is_refused(
+def test_folder_with_other_images_of_the_same_names_and_sizes_is_refused(
     feddg: Run, tmp_path: Path
 ) -> None:
     root = fabricate("folder", tmp_path / "data")
     chosen = ("--protocol", "lodo", "--scenario", "night", "--clients", "4", "--per-round", "2")
-    record(feddg, root, "folder", *chosen)
-    (root / "night" / "bus" / "0.jpg").unlink()
+    first = record(feddg, root, "folder", *chosen)
+    path = root / "night" / "bus" / "0.jpg"
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 1
+    path.write_bytes(content)
     refused = feddg("run", "--dataset", "folder", "--data-root", root, *TINY, *chosen)
     assert refused.code == 2
     assert "was made from other images" in refused.err
+    path.unlink()  # another size of the set: another run
+    done = feddg("run", "--dataset", "folder", "--data-root", root, *TINY, *chosen)
+    assert done.code == 0, done.err
+    keys = {found.key for found in ResultsStore(tmp_path / "results")}
+    assert len(keys - {first.key}) == 1
 
 
 def test_a_domain_whose_name_is_in_brackets_is_shown(feddg: Run, tmp_path: Path) -> None:

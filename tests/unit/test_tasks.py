@@ -115,7 +115,7 @@ def test_images_of_a_domain_are_counted():
     class Published(Landsat):
         counts: ClassVar = {"angola": (40,), "benin": (41,), "ghana": (40,)}
 
-    with pytest.raises(DataError, match=r"benin holds 40 instead of 41 images \(-1\)"):
+    with pytest.raises(DataError, match=r"benin holds 40 images instead of 41 \(-1\)"):
         Published().records()
     found = examine(Published())
     assert [f.text for f in found.findings] == ["benin holds 40 images instead of 41 (-1)"]

@@ -9,7 +9,7 @@ import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import BinaryIO
 
 from feddg_bench.common.errors import DataError, SettingsError, unknown
@@ -71,6 +71,18 @@ def plain_file(path: Path) -> os.stat_result:
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"cannot read {path}: it is a folder, pipe or device, not a plain file")
     return status
+
+
+def below(folder: Path, name: str) -> Path:
+    """Return the path that a table's cell names below a folder.
+
+    Raises:
+        DataError: If it would lead out of the folder.
+    """
+    path = PurePath(name)
+    if path.is_absolute() or ".." in path.parts:
+        raise DataError(f"a table in {folder} names the file {name!r}, which lies outside: mend it")
+    return folder / path
 
 
 def shipped(folder: str) -> Path:

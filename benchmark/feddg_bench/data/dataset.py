@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -101,6 +101,8 @@ class DomainDataset(ABC):
     """Size of the published download, where it is known."""
     duplicates: ClassVar[int | None] = None
     """Images of the published set that equal an earlier one, where somebody has counted them."""
+    signatures: ClassVar[Path | None] = None
+    """File of signatures of the published images (`feddg_bench.data.inspect.signatures`)."""
     downloads: ClassVar[tuple[Download | HubDownload, ...]] = ()
     """What ``data download`` fetches: only what the licence lets it, and what can be checked."""
     no_download: ClassVar[str] = "no server is known from which its licence lets us fetch it"
@@ -201,21 +203,12 @@ class DomainDataset(ABC):
             totals = found.sum(axis=axis) if names else ()
             empty = [n for n, total in zip(names, totals, strict=True) if not total]
             if empty:
+                hint = self.hint(empty[0]) if kind == "domain" else ""
                 raise DataError(
-                    f"{self.title}{self._where()} has no image of the {kind} {', '.join(empty)}: "
-                    f"get it again ({self.source})"
+                    f"{self.title}{self._where()} has no image of the {kind} {', '.join(empty)}"
+                    f"{hint}: get it again ({self.source})"
                 )
-        differences = [
-            f"{place} holds {have:,} instead of {want:,} images ({have - want:+,})"
-            for domain, wanted in self.counts.items()
-            for place, have, want in zip(
-                [f"{domain}/{name}" for name in self.classes] or [domain],
-                found[self.domains.index(domain)].tolist(),
-                wanted,
-                strict=True,
-            )
-            if have != want
-        ]
+        differences = [text for _, _, text in self.differences(records)]
         if differences:
             more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
             raise DataError(
@@ -223,6 +216,21 @@ class DomainDataset(ABC):
                 f"{', '.join(differences[:3])}{more}; get it again ({self.source})"
             )
         return records
+
+    def differences(self, records: Records) -> Iterator[tuple[str, str | None, str]]:
+        """Yield domain, class if any, and how their number of images is not as published."""
+        found = self.count(records)
+        for domain, wanted in self.counts.items():
+            have = found[self.domains.index(domain)].tolist()
+            for name, mine, published in zip(self.classes or (None,), have, wanted, strict=True):
+                if mine != published:
+                    place = domain if name is None else f"{domain}/{name}"
+                    text = f"{place} holds {mine:,} images instead of {published:,}"
+                    yield domain, name, f"{text} ({mine - published:+,})"
+
+    def hint(self, domain: str, name: str | None = None) -> str:
+        """Return what may mend a domain, or its class, without images: the end of a sentence."""
+        return ""
 
     def count(self, records: Records) -> NDArray[np.int64]:
         """Return the images of each class in each domain, [D, C]; [D, 1] for a regression."""
@@ -315,6 +323,26 @@ def read_image(path: Path, size: int) -> NDArray[np.uint8]:
         f"cannot decode the image {path} ({fault}): replace it by a fresh copy, as "
         f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
     )
+
+
+def image_facts(path: Path) -> tuple[int, bool, bool]:
+    """Return the shorter side of an image file, and whether it has 16 bits and a note to turn it.
+
+    Raises:
+        DataError: If it is no image file.
+    """
+    from PIL.Image import open as open_image
+
+    plain_file(path)
+    try:
+        with open_image(path, formats=FORMATS) as image:
+            sixteen = image.mode.startswith("I") or ";16" in str(image.tile)
+            return min(image.size), sixteen, image.getexif().get(_ORIENTATION, 1) != 1
+    except Exception as error:  # a damaged file makes decoders raise anything
+        raise DataError(f"cannot decode the image {path} ({error})") from error
+
+
+_ORIENTATION = 0x0112
 
 
 def square(image: Image, size: int) -> NDArray[np.uint8]:

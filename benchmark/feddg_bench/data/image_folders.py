@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -93,6 +94,30 @@ class ImageFolderDataset(FileDataset):
     def _domain_folders(self, folder: Path) -> dict[str, Path]:
         names = {domain: (domain, *self.spellings.get(domain, ())) for domain in self.domains}
         return match_folders(folder, names)
+
+    def hint(self, domain: str, name: str | None = None) -> str:
+        """Ask whether a folder that nothing was recognised in is the domain, or its class."""
+        folders, inside = self._domain_folders(self.folder), self.folder
+        spelt = {name: (name,) for name in self.classes}
+        if name is not None:
+            inside = folders[domain]
+        elif domain in folders:
+            below = [path for path in entries(folders[domain]) if match_folders(path, spelt)]
+            return f"; the classes lie in {below[0]}: move them a folder up" if below else ""
+        known = {*folders.values(), *match_folders(inside, spelt).values()}
+        strange = [path for path in entries(inside) if path.is_dir() and path not in known]
+        missing = name or domain
+        near = difflib.get_close_matches(missing, [path.name for path in strange], n=1)
+        if not near:  # a name in another language holds as many images as it should
+            wanted = self.counts.get(domain, ())
+            number = (
+                sum(wanted) if name is None else wanted[self.classes.index(name)] if wanted else 0
+            )
+            pattern = "*" if name else "*/*"
+            near = [p.name for p in strange if number == sum(map(is_image, p.glob(pattern)))][:1]
+        if not near:
+            return ""
+        return f"; is it the folder {near[0]} in {inside}? Rename that to {missing}"
 
     def _where(self) -> str:
         return f" in {self.folder}"

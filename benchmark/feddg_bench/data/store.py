@@ -6,7 +6,7 @@ A store's name says all that decides its pixels: data set, version, content, siz
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,6 +109,16 @@ def check_store(path: Path, layout: Layout, blocks: range | None = None) -> None
             f"between image {rows.start} and {rows.stop - 1}: delete that file, and the same "
             f"command decodes them again; check the disk"
         )
+
+
+def check_stores(dataset: DomainDataset, cache_dir: Path) -> Iterator[str]:
+    """Yield what is wrong with the stores of a data set, of any copy of as many images."""
+    for size in decoded_sizes(dataset, cache_dir):
+        for path in _stores(dataset, size, cache_dir):
+            try:
+                check_store(path, Layout.of(dataset, size))
+            except DataError as error:
+                yield str(error)
 
 
 def known_fingerprint(dataset: DomainDataset, cache_dir: Path) -> str:

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddg_bench.common.errors import DataError
+from feddg_bench.common.files import below
 from feddg_bench.data.dataset import DomainDataset, FileDataset, Records
 from feddg_bench.data.locations import data_roots
 from feddg_bench.data.splits import ROLES, SPLITS
@@ -214,7 +215,7 @@ class WildsDataset(FileDataset):
 
     def file(self, index: int) -> Path:
         """Return the file of image ``index``."""
-        return self.folder / self._listing.files[index]
+        return below(self.folder, self._listing.files[index])
 
     def stamp(self) -> str:
         """Return a hash over the names, sizes and times of change of images and tables.

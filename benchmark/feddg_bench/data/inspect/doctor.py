@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from feddg_bench.common.errors import DataError
 from feddg_bench.common.parallel import in_threads
-from feddg_bench.data.dataset import DomainDataset, FileDataset, Records
+from feddg_bench.data.dataset import DomainDataset, FileDataset, Records, image_facts
 from feddg_bench.data.decoding import hashed_by_file
 from feddg_bench.data.fetch.mirrors import RECEIPT
-from feddg_bench.data.image_folders import ImageFolderDataset, is_image, match_folders
+from feddg_bench.data.image_folders import ImageFolderDataset
+from feddg_bench.data.inspect.signatures import (
+    SIDE,
+    Signatures,
+    compare,
+    load_signatures,
+    signature,
+)
 from feddg_bench.data.splits import SPLITS, read_split_csv
-
-CHECKED_SIZE = 64
-"""Pixels a side at which images are decoded; equal ones there are called duplicates."""
+from feddg_bench.data.store import check_stores
 
 SHOWN = 5
 """Files named in a sentence; all of them are in the finding."""
@@ -32,7 +37,8 @@ class Finding:
     """Something that differs from the published data set.
 
     Attributes:
-        kind: ``domain``, ``count``, ``unreadable``, ``duplicate`` or ``split``.
+        kind: ``domain``, ``count``, ``unreadable``, ``picture``, ``small``, ``depth``,
+            ``duplicate``, ``split`` or ``store``.
         text: One sentence.
         comparable: Whether results stay comparable with those on the published data set.
         files: Relative names of the images concerned.
@@ -53,6 +59,7 @@ class Diagnosis:
         title: As in a table.
         folder: That of the data, or nothing for embedded ones.
         layout: How the folders were recognised, in words.
+        compared: What was compared with the published data set, in words.
         counts: Domain -> class -> images found.
         published: The same as published; empty where no counts are known.
         fingerprint: Of the contents; nothing where an image cannot be read.
@@ -64,6 +71,7 @@ class Diagnosis:
     title: str
     folder: str | None
     layout: str = ""
+    compared: list[str] = field(default_factory=list)
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     published: dict[str, dict[str, int]] = field(default_factory=dict)
     fingerprint: str | None = None
@@ -85,11 +93,31 @@ class Diagnosis:
         verdict = {"images": self.images, "clean": not self.findings, "comparable": self.comparable}
         return {**asdict(self), **verdict}
 
+    def find(self, kind: str, text: str, files: Sequence[str] = ()) -> None:
+        """Add a finding; ``{}`` in the text stands for the first of the files."""
+        self.findings.append(Finding(kind, text.replace("{}", _some(files)), files=tuple(files)))
+
+
+class _Look(NamedTuple):
+    """One image: hash of its file, fault, hash of its pixels, signature, and facts of the file."""
+
+    content: str = ""
+    fault: str | None = None
+    pixels: bytes = b""
+    signature: tuple[NDArray[np.uint8], NDArray[np.uint8]] | None = None
+    one_colour: bool = False
+    side: int = 0
+    sixteen_bits: bool = False
+    turned: bool = False
+
 
 def examine(
     dataset: DomainDataset,
     split_csv: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
+    *,
+    against: Path | None = None,
+    cache_dir: Path | None = None,
 ) -> Diagnosis:
     """Look at every image of a data set.
 
@@ -97,24 +125,78 @@ def examine(
         dataset: What to look at; from now on its `records` are those found.
         split_csv: A split file that is to be used with it.
         progress: Called with the number of images decoded and their total.
+        against: File of signatures of a clean copy, instead of those that come with the data set.
+        cache_dir: Folder of stores, which are compared with their checksums.
 
     Raises:
-        DataError: If the data set is not on this machine, or cannot even be listed.
+        DataError: If the data set is not on this machine, or cannot even be listed, or ``against``
+            holds no signatures of it.
     """
+    path = against or dataset.signatures
+    published = None if path is None else load_signatures(path, dataset.name)
     records = dataset.records_as_found()
     folder = dataset.folder if isinstance(dataset, ImageFolderDataset) else dataset.find()
     found = Diagnosis(dataset.name, dataset.title, None if folder is None else str(folder))
     _count(dataset, records, found)
-    _count_splits(dataset, found)
     if isinstance(dataset, ImageFolderDataset):
         _look_at_folders(dataset, records, found)
-    _decode(dataset, records, found, progress)
+    looks = _look_at_all(dataset, progress)
+    faulty = {i: look.fault for i, look in enumerate(looks) if look.fault is not None}
+    if faulty:
+        first = next(iter(faulty))
+        text = (
+            f"{_images(faulty)} cannot be decoded: {{}} ({records.paths[first]}: {faulty[first]})"
+        )
+        found.find("unreadable", text, [records.paths[i] for i in faulty])
+    elif hashed_by_file(dataset):
+        found.fingerprint = dataset.combine(look.content for look in looks)
+    else:
+        found.fingerprint = dataset.fingerprint()
+    if published is not None:
+        _compare(records, looks, published, found)
+    _notice(records, looks, found)
+    _duplicates(dataset, records, looks, found)
     if split_csv is not None:
         try:
             read_split_csv(split_csv, None, dataset)
         except DataError as error:
-            found.findings.append(Finding("split", str(error)))
+            found.find("split", str(error))
+    if cache_dir is not None:
+        for fault in check_stores(dataset, cache_dir):
+            found.find("store", fault)
     return found
+
+
+def sign(dataset: DomainDataset, progress: Callable[[int, int], None] | None = None) -> Signatures:
+    """Return the signatures of a data set's images, of a copy that is known to be clean.
+
+    Raises:
+        DataError: If it is not here, differs from the published one, an image cannot be decoded, or
+            its images are not RGB.
+    """
+    if (dataset.channels, dataset.pixels) != (3, "uint8"):
+        raise DataError(f"images of {dataset.title} are not RGB: signatures are of colours")
+    records, looks = dataset.records(), _look_at_all(dataset, progress)
+    for look in looks:
+        if look.fault is not None:
+            raise DataError(look.fault)
+    sides = [look.side for look in looks]
+    return _signatures(records, looks, range(len(looks)), min(sides))
+
+
+def _signatures(
+    records: Records, looks: Sequence[_Look], chosen: Sequence[int], side: int
+) -> Signatures:
+    pairs = [pair for i in chosen if (pair := looks[i].signature) is not None]
+    hashes, colours = zip(*pairs, strict=True)
+    names = tuple(_name(records.paths[i]) for i in chosen)
+    return Signatures(names, np.stack(hashes), np.stack(colours), side)
+
+
+def _name(path: str) -> str:
+    """Return an image's name without the ending of its file."""
+    folder, slash, file = path.rpartition("/")
+    return folder + slash + (file.rpartition(".")[0] or file)
 
 
 # ------------------------------------------------------------------------ counts and folders
@@ -126,63 +208,27 @@ def _count(dataset: DomainDataset, records: Records, found: Diagnosis) -> None:
     for domain, row in zip(dataset.domains, table.tolist(), strict=True):
         found.counts[domain] = dict(zip(names, row, strict=True))
         if not sum(row):
-            hint = _hint(dataset, domain)
-            found.findings.append(Finding("domain", f"the domain {domain} has no images{hint}"))
-            continue
-        wanted = dataset.counts.get(domain)
-        if wanted is None:
-            continue
-        found.published[domain] = dict(zip(names, wanted, strict=True))
-        for name, have, want in zip(names, row, wanted, strict=True):
-            if have != want:
-                hint = "" if have else _hint(dataset, domain, name)
-                place = f"{domain}/{name}" if dataset.classes else domain
-                text = f"{place} holds {have:,} images instead of {want:,}"
-                found.findings.append(Finding("count", f"{text} ({have - want:+,}){hint}"))
+            found.find("domain", f"the domain {domain} has no images{dataset.hint(domain)}")
+        elif domain in dataset.counts:
+            found.published[domain] = dict(zip(names, dataset.counts[domain], strict=True))
+    for domain, name, text in dataset.differences(records):
+        if domain in found.published:
+            empty = name is not None and not found.counts[domain][name]
+            found.find("count", text + (dataset.hint(domain, name) if empty else ""))
     for name, total in zip(names, table.sum(axis=0).tolist(), strict=True):
         if not total and not dataset.counts:
-            found.findings.append(Finding("count", f"no domain has an image of the class {name}"))
-    if not dataset.counts and not dataset.split_sizes:
-        found.notes.append("the published numbers of images are not known here: not compared")
-
-
-def _count_splits(dataset: DomainDataset, found: Diagnosis) -> None:
-    """Compare the published splits with their published sizes, where these are known."""
+            found.find("count", f"no domain has an image of the class {name}")
+    if dataset.counts:
+        found.compared.append("the number of images of every class in every domain")
     places = dataset.published_splits() if dataset.split_sizes else None
     if places is None:
         return
-    before = len(found.findings)
+    found.compared.append("the number of images of every published split")
     for place, split in enumerate(SPLITS):
         have, want = int((places == place).sum()), dataset.split_sizes.get(split, 0)
         if have != want:
             text = f"the split {split} holds {have:,} images instead of {want:,} ({have - want:+,})"
-            found.findings.append(Finding("count", text))
-    if len(found.findings) == before:
-        found.notes.append("the published splits have the published sizes")
-
-
-def _hint(dataset: DomainDataset, domain: str, name: str | None = None) -> str:
-    """Ask whether a folder that nothing was recognised in is the missing domain or class."""
-    if not isinstance(dataset, ImageFolderDataset):
-        return ""
-    domains = dataset._domain_folders(dataset.folder)
-    classes = {name: (name,) for name in dataset.classes}
-    if name is None:
-        missing, inside, known = domain, dataset.folder, set(domains.values())
-        strange = [path for path in _folders(inside, known) if match_folders(path, classes)]
-    else:
-        missing, inside = name, domains[domain]
-        known = set(match_folders(inside, classes).values())
-        strange = [path for path in _folders(inside, known) if any(map(is_image, path.iterdir()))]
-    names = [path.name for path in strange]
-    near = difflib.get_close_matches(missing, names, n=1) or names
-    if len(near) != 1:
-        return ""
-    return f"; is it the folder {near[0]} in {inside}? Rename that to {missing}"
-
-
-def _folders(folder: Path, known: set[Path]) -> list[Path]:
-    return [path for path in sorted(folder.iterdir()) if path.is_dir() and path not in known]
+            found.find("count", text)
 
 
 def _look_at_folders(dataset: ImageFolderDataset, records: Records, found: Diagnosis) -> None:
@@ -204,65 +250,95 @@ def _walk(folder: Path) -> Iterator[Path]:
         yield from (Path(where) / name for name in sorted(files))
 
 
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+# ------------------------------------------------------------------------------- pictures
 
 
-# ------------------------------------------------------------------------------- contents
+def _look_at_all(
+    dataset: DomainDataset, progress: Callable[[int, int], None] | None
+) -> list[_Look]:
+    looks: list[_Look] = []
+    total = len(dataset.records().paths)
+    for look in in_threads(lambda index: _look(dataset, index), range(total)):
+        looks.append(look)
+        if progress is not None and (len(looks) % 256 == 0 or len(looks) == total):
+            progress(len(looks), total)
+    return looks
 
 
-def _decode(
-    dataset: DomainDataset,
-    records: Records,
-    found: Diagnosis,
-    progress: Callable[[int, int], None] | None,
+def _look(dataset: DomainDataset, index: int) -> _Look:
+    rgb = (dataset.channels, dataset.pixels) == (3, "uint8")
+    try:
+        content, facts = "", (SIDE, False, False)
+        if isinstance(dataset, FileDataset):
+            content = dataset.content(index)
+            facts = image_facts(dataset.file(index)) if rgb else facts
+        pixels: NDArray[Any] = np.ascontiguousarray(dataset.read(index, SIDE))
+    except DataError as error:
+        return _Look(fault=str(error))
+    digest = hashlib.blake2b(pixels.data, digest_size=16).digest()
+    one_colour = bool((pixels == pixels[0, 0]).all())
+    return _Look(content, None, digest, signature(pixels) if rgb else None, one_colour, *facts)
+
+
+def _compare(
+    records: Records, looks: Sequence[_Look], published: Signatures, found: Diagnosis
 ) -> None:
-    """Decode every image; find those that cannot be, and those that are the same."""
-    total = len(records.paths)
-    unreadable: list[str] = []
-    same: dict[bytes, list[int]] = {}
-    contents: list[str] = []
-    for index, (content, pixels) in enumerate(in_threads(_look(dataset), range(total))):
-        contents.append(content)
-        if pixels is None:
-            unreadable.append(records.paths[index])
-        else:
-            same.setdefault(pixels, []).append(index)
-        if progress is not None and ((index + 1) % 256 == 0 or index + 1 == total):
-            progress(index + 1, total)
-    if unreadable:
-        text = f"{_images(len(unreadable))} cannot be decoded: {_some(unreadable)}"
-        found.findings.append(Finding("unreadable", text, files=tuple(unreadable)))
-    else:
-        found.fingerprint = (
-            dataset.combine(contents) if hashed_by_file(dataset) else dataset.fingerprint()
-        )
-    _duplicates(dataset, records, [group for group in same.values() if len(group) > 1], found)
+    """Compare every picture with the published one."""
+    found.compared.append(
+        f"every picture with the published one, by {SIDE} bits of how it looks and its mean colour"
+    )
+    chosen = [i for i, look in enumerate(looks) if look.signature is not None]
+    if not chosen:
+        return
+    result = compare(_signatures(records, looks, chosen, 0), published)
+    names = [records.paths[i] for i in chosen]
+    moved = [f"{names[i]} is {was}" for i, was in result.moved.items()]
+    strange, recoloured = ([names[i] for i in some] for some in (result.strange, result.recoloured))
+    small = [names[k] for k, i in enumerate(chosen) if looks[i].side < published.side / 2]
+    for files, what in (
+        (moved, "the published picture of another class or domain: {}"),
+        (strange, "none of the published pictures: {}"),
+        (recoloured, "the published picture in other colours: {}"),
+    ):
+        if files:
+            found.find("picture", f"{_images(files)} show{'' if files[1:] else 's'} {what}", files)
+    if result.absent:
+        text = f"{_images(result.absent)} of the published ones are shown by no file: {{}}"
+        found.find("picture", text, result.absent)
+    if small:
+        text = f"{_images(small)} are less than half as large as the published ones: {{}}"
+        found.find("small", text, small)
 
 
-def _look(dataset: DomainDataset) -> Callable[[int], tuple[str, bytes | None]]:
-    """Return a function that gives a hash of an image's file, and one of its pixels, if any."""
-
-    def look(index: int) -> tuple[str, bytes | None]:
-        try:
-            content = dataset.content(index) if isinstance(dataset, FileDataset) else ""
-            pixels = dataset.read(index, CHECKED_SIZE)
-        except DataError:
-            return "", None
-        return content, hashlib.blake2b(np.ascontiguousarray(pixels).data, digest_size=16).digest()
-
-    return look
+def _notice(records: Records, looks: Sequence[_Look], found: Diagnosis) -> None:
+    """Say what is unusual about files, whether or not published ones are known."""
+    deep = [records.paths[i] for i, look in enumerate(looks) if look.sixteen_bits]
+    if deep:
+        text = f"{_images(deep)} of 16 bits a value, of which the upper eight are read: {{}}"
+        found.find("depth", text, deep)
+    for what, chosen in (
+        ("of one colour all over", [look.one_colour for look in looks]),
+        ("with a note to turn it (EXIF), which is not followed", [look.turned for look in looks]),
+    ):
+        names = [name for name, true in zip(records.paths, chosen, strict=True) if true]
+        if names:
+            found.notes.append(f"{_images(names)} {what}: {_some(names)}")
 
 
 def _duplicates(
-    dataset: DomainDataset, records: Records, groups: list[list[int]], found: Diagnosis
+    dataset: DomainDataset, records: Records, looks: Sequence[_Look], found: Diagnosis
 ) -> None:
     """Report the same image under several names, worst first: as several classes or domains."""
+    same: dict[bytes, list[int]] = {}
+    for index, look in enumerate(looks):
+        if look.fault is None:
+            same.setdefault(look.pixels, []).append(index)
+    groups = [group for group in same.values() if len(group) > 1]
     number = sum(len(group) - 1 for group in groups)
     if dataset.duplicates is not None and number == dataset.duplicates:
         if number:
-            found.notes.append(f"{_images(number)} are there twice, as in the published data set")
+            twice = _images(range(number))
+            found.notes.append(f"{twice} are there twice, as in the published data set")
         return
     classes_differ, same_class = "in different classes", "in the same domain and class"
     if not dataset.classes:
@@ -270,13 +346,13 @@ def _duplicates(
     kinds: dict[str, list[list[int]]] = {classes_differ: [], "across domains": [], same_class: []}
     for group in groups:
         classes, domains = set(records.labels[group]), set(records.domains[group])
-        same, across, beside = kinds.values()
-        (same if len(classes) > 1 else across if len(domains) > 1 else beside).append(group)
+        same_label, across, beside = kinds.values()
+        (same_label if len(classes) > 1 else across if len(domains) > 1 else beside).append(group)
     for where, chosen in kinds.items():
         if not chosen:
             continue
-        pairs = [_equal([records.paths[index] for index in group]) for group in chosen]
-        text = f"{_images(len(pairs))} under several names {where}: {_some(pairs)}"
+        pairs = [_some([records.paths[index] for index in group], " = ") for group in chosen]
+        text = f"{_images(pairs)} under several names {where}: {_some(pairs)}"
         if dataset.duplicates is None and where == same_class:
             found.notes.append(f"{text}; whether they are in the published data set is not known")
             continue
@@ -284,10 +360,10 @@ def _duplicates(
         found.findings.append(Finding("duplicate", text, files=files))
 
 
-def _equal(names: Sequence[str]) -> str:
-    more = f" = ... ({len(names):,} names)" if len(names) > SHOWN else ""
-    return " = ".join(names[:SHOWN]) + more
+def _some(names: Sequence[str], between: str = ", ") -> str:
+    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+    return between.join(names[:SHOWN]) + more
 
 
-def _images(number: int) -> str:
-    return f"{number:,} image" + ("" if number == 1 else "s")
+def _images(some: Sized) -> str:
+    return f"{len(some):,} image" + ("" if len(some) == 1 else "s")
