@@ -6,12 +6,14 @@ import logging
 import warnings
 from collections.abc import Callable
 
-from tests.attacks import replies, settings
+from tests.attacks import forgeries, pictures, replies, settings
 from tests.attacks.lab import Lab, Row, open_lab, seconds
 
 GROUPS: dict[str, Callable[[Lab], None]] = {
     "settings": settings.attack,
     "replies": replies.attack,
+    "pictures": pictures.attack,
+    "forgeries": forgeries.attack,
 }
 
 
