@@ -12,7 +12,7 @@ from tests.attacks.groups import GROUPS, run
 
 def main(arguments: list[str]) -> int:
     """Run the groups named, or all, and print a table."""
-    wanted = [name for name in arguments if name != "--all"] or list(GROUPS)
+    wanted = [name for name in arguments if name != "--all"] or GROUPS
     unknown = set(wanted) - set(GROUPS)
     if unknown:
         print(f"unknown group {', '.join(unknown)}: expected {', '.join(GROUPS)}")

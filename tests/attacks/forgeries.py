@@ -304,7 +304,7 @@ def edits() -> Iterator[tuple[str, Callable[[Any], Any]]]:
         "time",
     ):
         for value in ([0], 5, None, "x", {"a": {}}, 10**30, -1):
-            right = (key == "recipe" and value == "x") or (key == "seed" and value in (5,))
+            right = (key, value) in (("recipe", "x"), ("once", {"a": {}}), ("time", {"a": {}}))
             if not right:
                 yield f"{key}: {value!r:.12}", put(key, to=value)
     yield "method: fedprox", put("method", to="fedprox")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import re
 import select
@@ -108,6 +109,9 @@ class Lab:
         sys.argv = ["feddg-bench", *map(str, arguments)]
         handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
         code = 0
+        notices = logging.StreamHandler(err)  # as Python does where nobody asked for them
+        notices.setLevel(logging.WARNING)
+        logging.getLogger().addHandler(notices)
         try:
             os.chdir(cwd or self.root)
             with redirect_stdout(out), redirect_stderr(err), in_time(limit or PATIENCE):
@@ -121,6 +125,7 @@ class Lab:
             code = -1
             err.write(f"\nTraceback {type(error).__name__}: {error}"[:500])
         finally:
+            logging.getLogger().removeHandler(notices)
             os.chdir(before)
             sys.argv = argv
             for number, handler in handlers.items():
