@@ -334,7 +334,8 @@ def test_a_recipe_for_another_data_set_is_refused(recipe):
 
 def test_a_recipe_with_a_strange_key_is_refused(recipe):
     text = refusal(load_recipe, recipe({**RECIPE, "train": {}}), "pacs", "fedavg")
-    assert "has the key 'train'; expected description, settings, datasets, methods" in text
+    assert "unknown setting 'train'" in text
+    assert "Known: datasets, description, methods, settings" in text
 
 
 @pytest.mark.parametrize("name", ["method", "dataset", "protocol", "scenario", "seed"])

@@ -104,14 +104,13 @@ def show_method_command(
         pairs=[*given, *(pairs or ())],
     )
 
-    from feddg_bench.runs.cards import card_text, crossing_text, make_card, see_crossing
+    from feddg_bench.runs.cards import crossing_text, facts, facts_text, see_crossing
 
     (plan,) = request.one_scenario().plan(check=False)
-    card = make_card(plan)
     if json_:
-        print_json(asdict(card) | asdict(see_crossing(plan)))
+        print_json(facts(plan) | asdict(see_crossing(plan)))
     else:
-        print(card_text(card), end="", flush=True)  # noqa: T201 - the rest needs PyTorch
+        print(facts_text(facts(plan)), end="", flush=True)  # noqa: T201 - the rest needs PyTorch
         print(crossing_text(see_crossing(plan)), end="")  # noqa: T201
 
 
@@ -180,7 +179,9 @@ def _facts(name: str, dataset: DomainDataset | type[DomainDataset]) -> dict[str,
         "scenarios": _scenarios(dataset),
         "images": images or dict(dataset.split_sizes),
         "default_recipe": dataset.default_recipe,
-        "recipes": [recipe for recipe in recipe_names() if name in read_recipe(recipe)["datasets"]],
+        "recipes": [
+            recipe for recipe in recipe_names() if name in (read_recipe(recipe).datasets or ())
+        ],
         "licence": dataset.licence,
         "source": dataset.source,
         "download": bool(dataset.downloads),
@@ -204,7 +205,7 @@ def _scenarios(dataset: DomainDataset | type[DomainDataset]) -> dict[str, list[s
 def _all_recipes() -> list[dict[str, Any]]:
     found = {name: read_recipe(name) for name in recipe_names()}
     return [
-        {"name": name, "description": r["description"], "datasets": sorted(r["datasets"])}
+        {"name": name, "description": r.description, "datasets": sorted(r.datasets or ())}
         for name, r in found.items()
     ]
 
@@ -223,18 +224,18 @@ def show_recipe_command(
     json_: Json = False,
 ) -> None:
     """Print what a recipe sets: for all data sets, for each, and for single methods."""
-    layer = read_recipe(recipe)
+    found = read_recipe(recipe)
     if json_:
-        print_json(layer)
+        print_json(found.model_dump(exclude_unset=True))
         return
-    rows = {"all data sets": layer["settings"]}
-    for name, entry in layer["datasets"].items():
-        methods = entry.pop("methods", None) or {}
-        rows[name] = entry
-        rows |= {f"{name}, {method}": values for method, values in methods.items()}
-    rows |= layer["methods"]
-    lines = ((name, _pairs(dotted(values))) for name, values in rows.items())
-    _draw(layer["description"], ("for", "settings"), (line for line in lines if line[1]))
+    sets = {"all data sets": found.settings}
+    for name, frame in (found.datasets or {}).items():
+        if frame is not None:
+            sets[name] = frame.model_extra
+            sets |= {f"{name}, {key}": values for key, values in (frame.methods or {}).items()}
+    sets |= found.methods or {}
+    rows = ((name, _pairs(dotted(values))) for name, values in sets.items() if values)
+    _draw(found.description, ("for", "settings"), rows)
 
 
 # ------------------------------------------------------------------------------- settings

@@ -2,9 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from pydantic import ConfigDict
+
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.files import find_yaml, shipped_names
-from feddg_bench.config.layers import Layer, load_layer, merge
+from feddg_bench.config.layers import Layer, load_layer, merge, validate
+from feddg_bench.config.schema import Section
+
+
+class Frame(Section):
+    """What a recipe sets for one data set: settings, and those of single methods."""
+
+    model_config = ConfigDict(extra="allow")
+
+    methods: dict[str, dict[str, Any] | None] | None = None
+
+
+class Recipe(Section):
+    """A recipe file: settings for all data sets, and what differs for one of them, or a method."""
+
+    description: str = ""
+    settings: dict[str, Any] | None = None
+    datasets: dict[str, Frame | None] | None = None
+    methods: dict[str, dict[str, Any] | None] | None = None
 
 
 def recipe_names() -> tuple[str, ...]:
@@ -12,11 +34,8 @@ def recipe_names() -> tuple[str, ...]:
     return shipped_names("sweeps/recipes")
 
 
-def read_recipe(recipe: str) -> Layer:
-    """Return a recipe file: ``description``, and what it sets.
-
-    ``settings`` are for all data sets; what differs for one data set or method stands under
-    ``datasets`` and ``methods``, and under ``methods`` of a data set.
+def read_recipe(recipe: str) -> Recipe:
+    """Return what a recipe's file holds.
 
     Args:
         recipe: A shipped recipe's name, or the path of a YAML file.
@@ -26,18 +45,10 @@ def read_recipe(recipe: str) -> Layer:
     """
     path = find_yaml("recipe", "sweeps/recipes", recipe)
     layer = load_layer(path, "recipe")
-    parts = ("settings", "datasets", "methods")
-    strange = sorted(set(layer) - {"description", *parts})
-    if strange:
-        raise SettingsError(
-            f"recipe {path} has the key {strange[0]!r}; "
-            f"expected description, settings, datasets, methods"
-        )
-    checked = {part: _mapping(layer, part, recipe) for part in parts}
-    for entries in (checked["datasets"], checked["methods"]):
-        for name in entries:
-            entries[name] = _mapping(entries, name, recipe)
-    return {"description": str(layer.get("description", "")), **checked}
+    try:
+        return validate(Recipe, layer)
+    except SettingsError as error:
+        raise SettingsError(f"recipe {path}: {error}") from error
 
 
 def load_recipe(recipe: str, dataset: str, method: str) -> Layer:
@@ -51,19 +62,17 @@ def load_recipe(recipe: str, dataset: str, method: str) -> Layer:
     Raises:
         SettingsError: If the recipe is unknown, or has no settings for the data set.
     """
-    layer = read_recipe(recipe)
-    datasets = layer["datasets"]
-    if dataset not in datasets:
+    found = read_recipe(recipe)
+    frames = found.datasets or {}
+    if dataset not in frames:
         raise SettingsError(
             f"recipe {recipe!r} has no settings for data set {dataset!r}, only for "
-            f"{', '.join(sorted(datasets)) or 'none'}; "
+            f"{', '.join(sorted(frames)) or 'none'}; "
             f"copy it to a .yaml file, add an entry, give its path"
         )
-    specific = dict(datasets[dataset])
-    own = _mapping(specific, "methods", recipe)
-    specific.pop("methods", None)
-    methods = (layer["methods"].get(method, {}), _mapping(own, method, recipe))
-    merged = merge(layer["settings"], specific, *methods)
+    frame = frames[dataset] or Frame()
+    own = [(methods or {}).get(method) or {} for methods in (found.methods, frame.methods)]
+    merged = merge(found.settings or {}, frame.model_extra or {}, *own)
     which = sorted({"method", "dataset", "protocol", "scenario", "seed"} & set(merged))
     if which:
         raise SettingsError(
@@ -71,13 +80,3 @@ def load_recipe(recipe: str, dataset: str, method: str) -> Layer:
             f"which: remove it, and give --{which[0]}"
         )
     return merged
-
-
-def _mapping(layer: Layer, key: str, recipe: str) -> Layer:
-    """Return what a recipe holds under a key, which must be a mapping or nothing."""
-    value = layer.get(key) or {}
-    if not isinstance(value, dict):
-        raise SettingsError(
-            f"recipe {recipe}: {key} must hold KEY: VALUE lines, not a {type(value).__name__}"
-        )
-    return value

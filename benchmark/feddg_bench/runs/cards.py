@@ -55,27 +55,6 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Card:
-    """What a method says of itself.
-
-    Attributes:
-        name: Registered name.
-        summary: The class's docstring.
-        citation: Authors, title, venue.
-        group: Kind of method.
-        version: Part of the run key.
-        settings: Name, value and meaning of each of the method's settings.
-    """
-
-    name: str
-    summary: str
-    citation: str
-    group: str
-    version: int
-    settings: tuple[tuple[str, str, str], ...]
-
-
-@dataclass(frozen=True)
 class Crossing:
     """What a method was seen to do, and how its published code differs.
 
@@ -95,20 +74,20 @@ class Crossing:
     deviations: tuple[str, ...] | None
 
 
-def make_card(plan: Plan) -> Card:
-    """Return what is known of a method without PyTorch."""
-    method = outline(plan.settings.method)
-    return Card(
-        name=plan.settings.method,
-        summary=inspect.cleandoc(method.__doc__ or ""),
-        citation=method.citation,
-        group=method.group,
-        version=plan.version,
-        settings=tuple(
-            (name, str(plan.settings.hyper[name]), paragraph(field.description))
+def facts(plan: Plan) -> dict[str, Any]:
+    """Return what a method says of itself, as JSON values; needs no PyTorch."""
+    method, hyper = outline(plan.settings.method), plan.settings.hyper
+    return {
+        "name": plan.settings.method,
+        "summary": inspect.cleandoc(method.__doc__ or ""),
+        "citation": method.citation,
+        "group": method.group,
+        "version": plan.version,
+        "settings": [
+            [name, str(hyper[name]), paragraph(field.description)]
             for name, field in method.Settings.model_fields.items()
-        ),
-    )
+        ],
+    }
 
 
 def see_crossing(plan: Plan) -> Crossing:
@@ -171,14 +150,8 @@ class _Listener(Observer):
             often = "each round it has changed" if versions.get(name, 0) > 1 else "once"
             yield Message("down", "broadcast", f"{often}, to every client asked", (item,))
         for call, rounds in self.asked.items():
-            when = " and ".join(
-                phrase
-                for phrase, asked in (
-                    ("once, before round 1", [n for r, n in rounds.items() if r == 0]),
-                    ("each round", [n for r, n in rounds.items() if r > 0]),
-                )
-                if asked
-            )
+            phases = (("once, before round 1", 0 in rounds), ("each round", max(rounds) > 0))
+            when = " and ".join(phase for phase, seen in phases if seen)
             everyone = max(rounds.values()) == clients
             who = "every client" if everyone and clients > 1 else "each sampled client"
             for direction in ("down", "up"):
@@ -209,15 +182,12 @@ def _tensors(value: Any, path: str) -> Iterator[tuple[str, str]]:
         yield path, type(value).__name__
 
 
-def card_text(card: Card) -> str:
+def facts_text(card: Mapping[str, Any]) -> str:
     """Return a card's first half as Markdown."""
-    lines = [f"# {card.name}", "", card.summary, "", f"Citation: {card.citation or 'none given'}"]
-    lines += ["", f"Group: {card.group}. Version {card.version}.", "", "## Settings", ""]
-    lines += [
-        f"- `hyper.{name}` = `{value}`" + (f": {meaning}" if meaning else "")
-        for name, value, meaning in card.settings
-    ] or ["None of its own."]
-    return "\n".join(lines) + "\n"
+    settings = [f"- `hyper.{n}` = `{v}`" + (f": {m}" if m else "") for n, v, m in card["settings"]]
+    lines = [f"# {card['name']}", card["summary"], f"Citation: {card['citation'] or 'none given'}"]
+    lines += [f"Group: {card['group']}. Version {card['version']}.", "## Settings"]
+    return "\n\n".join([*lines, "\n".join(settings or ["None of its own."])]) + "\n"
 
 
 def crossing_text(seen: Crossing) -> str:
