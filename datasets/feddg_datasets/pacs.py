@@ -28,6 +28,7 @@ class PACS(ImageFolderDataset):
         "cartoon": "c",
         "sketch": "s",
     }
+    reference_domains = ("photo", "art_painting", "cartoon", "sketch")
     classes = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
     licence = "none stated; research use"
     source = (

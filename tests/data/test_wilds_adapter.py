@@ -242,9 +242,9 @@ def test_a_plugin_runs_through_the_whole_command(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["feddg-bench", *map(str, arguments)])
     with pytest.raises(SystemExit) as stop:
         cli.main()
-    assert stop.value.code == 0
+    assert not stop.value.code
     (found,) = ResultsStore(tmp_path / "runs")
-    assert found.metric == "worst_group"
+    assert found.metric.name == "worst_group"
     assert found.scenario.test == "York"
     assert found.settings["data"]["names"]["domains"] == ["Bad_Aibling", "Ulm", "York"]
     whole = found.evaluation()["test"]["all"]

@@ -10,8 +10,11 @@ from feddg_bench.config.schema import DataSettings, FederationSettings, Partitio
 from feddg_bench.config.schema import RunSettings as Settings
 from feddg_bench.data.dataset import Records
 from feddg_bench.data.federated import count_images, make_federation, measured_parts, spread
+from feddg_bench.data.partition import heterogeneous_indices
 from feddg_bench.data.protocols import scenarios
+from feddg_bench.runs.request import Request
 from feddg_datasets.digits4 import Digits4
+from feddg_datasets.pacs import PACS
 
 
 class Unread(Digits4):
@@ -98,3 +101,104 @@ def test_what_cannot_train_is_refused_before_an_image_is_read(dataset):
     refused(SettingsError, "per_round", partition=few)
     refused(DataError, "class 7", dataset=Lacking())
     refused(DataError, "split file", data=DataSettings(split_csv="absent.csv"))
+
+
+# ------------------------------------------------------------ the clients of FedDG_Benchmark
+
+
+class Renumbered(Unread):
+    """Digits4 with other ids in FedDG_Benchmark, as PACS has."""
+
+    reference_domains = ("chalk", "outline", "poster", "ink")
+
+
+def test_reference_rounding_deals_domains_by_their_reference_ids():
+    dataset = Renumbered()
+    records = dataset.records()
+    reference = PartitionSettings(clients=7, rounding="reference", seed=1001)
+    parts = spread(settings(partition=reference, seed=5), dataset, role(dataset))
+    train = parts.splits["train"]
+    ids = np.array([3, 2, 1, 0])[records.domains[train]]
+    expected = heterogeneous_indices(ids, 7, 0.1, seed=1001, rounding="reference")
+    assert [index.tolist() for index in parts.partition.indices] == [
+        train[index].tolist() for index in expected
+    ]
+    plain = spread(settings(partition=reference, seed=5), Unread(), role(dataset))
+    assert plain.partition.sizes.tolist() != parts.partition.sizes.tolist()
+    ours = reference.model_copy(update={"rounding": "largest_remainder"})
+    same = [
+        spread(settings(partition=ours), kind(), role(dataset)) for kind in (Unread, Renumbered)
+    ]
+    assert same[0].partition.digest() == same[1].partition.digest()
+
+
+def test_pacs_has_the_ids_of_the_published_split_files():
+    assert PACS.reference_domains == ("photo", "art_painting", "cartoon", "sketch")
+    assert set(PACS.reference_domains) == set(PACS.domains)
+
+
+def test_reference_rounding_deals_images_in_the_order_of_the_split_file(dataset, tmp_path):
+    records = dataset.records()
+    roles = {"ink": "train", "poster": "train", "outline": "val", "chalk": "test"}
+    order = np.random.default_rng(0).permutation(1797)
+    lines = [
+        f"{roles[dataset.domains[records.domains[i]]]},{dataset.domains[records.domains[i]]},"
+        f"{records.paths[i]}"
+        for i in order
+    ]
+    path = tmp_path / "ip-o-c.csv"
+    path.write_text("\n".join(["split,domain,path", *lines]))
+    data = DataSettings(split_csv=str(path))
+    reference = PartitionSettings(clients=5, rounding="reference", seed=3)
+    parts = spread(settings(data=data, partition=reference), dataset, role(dataset))
+    train = order[np.isin(records.domains[order], [0, 1])]
+    expected = heterogeneous_indices(records.domains[train], 5, 0.1, seed=3, rounding="reference")
+    assert [index.tolist() for index in parts.partition.indices] == [
+        train[index].tolist() for index in expected
+    ]
+    ours = reference.model_copy(update={"rounding": "largest_remainder"})
+    parts = spread(settings(data=data, partition=ours), dataset, role(dataset))
+    assert (np.diff(parts.splits["train"]) > 0).all()
+
+
+def test_a_seed_of_the_partition_alone_is_in_the_key_only_when_given(dataset):
+    def planned(**partition):
+        values = {"partition": {"clients": 6, **partition}, "federation": {"per_round": 3}}
+        (plan,) = Request(scenario="ip-o-c", settings=values, seeds=[4]).plan(check=False)
+        return plan
+
+    plain, given = planned(), planned(seed=1001)
+    assert planned(seed=None).key == plain.key != given.key
+    assert "seed" not in plain.canonical["partition"]
+    digests = {
+        spread(plan.settings, dataset, plan.scenario).partition.digest()
+        for plan in (given, planned(seed=1001), plain)
+    }
+    assert len(digests) == 2
+
+
+def test_one_call_takes_a_folder_of_split_files(dataset, tmp_path):
+    records = dataset.records()
+    roles = ("train", "train", "val", "test")
+    for name, domains in {"ip-o-c": "ipoc", "po-c-i": "poci"}.items():
+        codes = dict(zip(domains, roles, strict=True))
+        rows = [
+            f"{codes[dataset.domains[d][0]]},{dataset.domains[d]},{path}"
+            for path, d in zip(records.paths, records.domains, strict=True)
+        ]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["split,domain,path", *rows]))
+
+    def plans(path, **named):
+        values = {"data": {"split_csv": str(path)}, "partition": {"clients": 20}}
+        return Request(settings=values, **named).plan(check=False)
+
+    both = plans(tmp_path)
+    assert {plan.settings.scenario for plan in both} == {"ip-o-c", "po-c-i"}
+    for plan in both:
+        (alone,) = plans(tmp_path / f"{plan.settings.scenario}.csv")
+        assert alone.key == plan.key
+        spread(plan.settings, dataset, plan.scenario)
+    with pytest.raises(SettingsError, match="io-c-p"):
+        plans(tmp_path, scenario="io-c-p")
+    with pytest.raises(SettingsError, match="id_val_fraction"):
+        Request(settings={"data": {"split_csv": "x", "id_val_fraction": 0.1}}).plan()

@@ -291,6 +291,7 @@ OTHER = {
     "partition.clients": 99,
     "partition.heterogeneity": 0.2,
     "partition.rounding": "reference",
+    "partition.seed": 1001,
     "partition.clients_per_domain": 3,
     "partition.alpha": 0.6,
     "partition.min_client_size": 2,

@@ -61,7 +61,8 @@ class DataSettings(Section):
     id_test_fraction: float = Field(0.05, ge=0, lt=1)
     """Share of each training domain and class held out as ``id_test``."""
     split_csv: str | None = None
-    """Split file with the columns split, domain, category, path; replaces our own splits."""
+    """Split file with the columns split, domain, category, path, which replaces our own splits; or
+    a folder of such files, one for each scenario."""
 
 
 class AugmentSettings(Section):
@@ -106,13 +107,15 @@ class PartitionSettings(Section):
     heterogeneity: float = Field(0.1, ge=0, le=1)
     """lambda: 1 gives every client the same mixture of domains, 0 as few domains as possible."""
     rounding: Literal["largest_remainder", "reference"] = "largest_remainder"
-    """``reference`` is bit-compatible with FedDG_Benchmark, whose remainders leak."""
+    """``reference`` gives FedDG_Benchmark's clients, whose remainders leak."""
     clients_per_domain: int = Field(2, ge=1, le=MANY)
     """For ``per_domain`` (FedCCRL)."""
     alpha: float = Field(0.5, gt=0)
     """Concentration of the Dirichlet partition: small is heterogeneous."""
     min_client_size: int = Field(1, ge=0, le=MANY)
     """Smallest number of images a client may hold; 0 allows empty clients, which never train."""
+    seed: int | None = Field(None, ge=0)
+    """Of the partition alone, such as FedDG_Benchmark's 1001; null derives it from the run's."""
 
 
 BACKBONE_NAMES = (

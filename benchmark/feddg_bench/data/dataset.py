@@ -63,6 +63,9 @@ class DomainDataset(ABC):
     """In the cycle order of leave-two-domains-out: one validates, the next one tests."""
     letters: ClassVar[Mapping[str, str]]
     """Code of each domain; the order here is that of letters in a scenario's canonical name."""
+    reference_domains: ClassVar[tuple[str, ...]] = ()
+    """The domains in the order of their ids in FedDG_Benchmark, if that is another one: its
+    partition hands out images domain by domain (``partition.rounding=reference``)."""
     classes: ClassVar[tuple[str, ...]]
     """Names of the classes; labels are positions in this tuple. Empty for a regression."""
     licence: ClassVar[str]

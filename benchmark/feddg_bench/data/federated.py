@@ -111,15 +111,21 @@ def spread(
             f"scenario {scenario.name} of {dataset.name} has no training image of class "
             f"{absent}; check the data folder and the split file"
         )
-    seed = derive_seed(settings.seed, "partition")
-    partition = make_partition(settings.partition, train, records.domains[train], seed=seed)
+    seed = settings.partition.seed
+    if seed is None:
+        seed = derive_seed(settings.seed, "partition")
+    ids = records.domains
+    if settings.partition.rounding == "reference" and dataset.reference_domains:
+        places = [dataset.reference_domains.index(name) for name in dataset.domains]
+        ids = np.array(places)[records.domains]
+    partition = make_partition(settings.partition, train, ids[train], seed=seed)
     pairs = zip(partition.clients, partition.indices, strict=True)
     clients = {name: index for name, index in pairs if len(index)}
     held_out: dict[str, np.ndarray] = {}
     if validation:
         id_val = splits.get("id_val", np.empty(0, dtype=np.int64))
         clients, held_out = validation_parts(
-            settings.partition, partition, id_val, records.domains[id_val], seed=seed
+            settings.partition, partition, id_val, ids[id_val], seed=seed
         )
     per_round = settings.federation.per_round
     if per_round is not None and per_round > len(clients):
@@ -143,7 +149,8 @@ def _splits(settings: RunSettings, dataset: DomainDataset, scenario: Scenario) -
             )
         return published_splits(published)
     if split_csv is not None:
-        return read_split_csv(Path(split_csv), scenario, dataset)
+        reference = settings.partition.rounding == "reference"  # which deals them in that order
+        return read_split_csv(Path(split_csv), scenario, dataset, in_file_order=reference)
     return split_by_domain(
         scenario,
         records.domains,

@@ -92,7 +92,9 @@ def published_splits(places: NDArray[np.integer]) -> Splits:
     return _collect(np.asarray(places, dtype=np.int64), "get the data set's split again")
 
 
-def read_split_csv(path: Path, scenario: Scenario | None, dataset: DomainDataset) -> Splits:
+def read_split_csv(
+    path: Path, scenario: Scenario | None, dataset: DomainDataset, *, in_file_order: bool = False
+) -> Splits:
     """Read a split file in the form of FedDG_Benchmark (Bai et al., ICLR 2024).
 
     Columns are found by name: split, domain and path are required, y and category are checked where
@@ -104,6 +106,7 @@ def read_split_csv(path: Path, scenario: Scenario | None, dataset: DomainDataset
         path: The CSV file, UTF-8.
         scenario: Domains by role, which the file must fit; ``None`` for those of the file.
         dataset: Whose images the file lists.
+        in_file_order: Return the images of a split in the order of the rows, not ascending.
 
     Raises:
         DataError: If the file is unreadable or does not describe this data set and scenario; the
@@ -175,7 +178,11 @@ def read_split_csv(path: Path, scenario: Scenario | None, dataset: DomainDataset
         raise DataError(faults["role"])
     if scenario is None:
         scenario_of(path, dataset)
-    return _collect(split_of, f"mend the column split of {path}")
+    splits = _collect(split_of, f"mend the column split of {path}")
+    if not in_file_order:
+        return splits
+    order = np.array(list(lines))
+    return {split: order[split_of[order] == SPLITS.index(split)] for split in splits}
 
 
 def scenario_of(path: Path, dataset: DomainDataset) -> Scenario:

@@ -26,6 +26,7 @@ from feddg_bench.config.recipes import load_recipe
 from feddg_bench.config.schema import Resources, RunSettings
 from feddg_bench.data.federated import spread
 from feddg_bench.data.protocols import Scenario, scenarios, validate_protocol
+from feddg_bench.data.splits import scenarios_with_files
 from feddg_bench.plugins import check_name, load_dataset, names, outline
 from feddg_bench.records.store import ResultsStore
 
@@ -127,7 +128,7 @@ class Request:
         method: Methods, or ``all``.
         protocol: Protocols.
         dataset: One data set.
-        scenario: Scenarios, ``all``, or ``None`` for the protocol's own.
+        scenario: Scenarios, ``all``, or ``None`` for the protocol's own, or those of split files.
         recipe: Name or YAML file; ``None`` for the data set's own.
         seeds: A number of seeds counts from 0; a sequence names them, and so does a text, which may
             hold ranges, such as ``0,1`` or ``0-2``.
@@ -235,16 +236,16 @@ class Request:
         drafts = []
         for protocol in protocols:
             validate_protocol(protocol)
-            select = None if self.scenario is None else ",".join(listed(self.scenario))
-            found = scenarios(protocol, dataset.domains, dataset.letters, select, dataset.official)
+            found = self._scenarios(protocol, dataset)
             for method in methods:
                 base = load_recipe(recipe, self.dataset, method)
-                for scenario in found:
-                    named = {
+                for scenario, splits in found:
+                    named: Layer = {
                         "method": method,
                         "dataset": self.dataset,
                         "protocol": protocol,
                         "scenario": scenario.name,
+                        **splits,
                     }
                     validate(RunSettings, merge(base, self.settings, named))
                     drafts.append(Draft(base, named, scenario, Path(recipe).stem, dataset))
@@ -260,14 +261,30 @@ class Request:
         protocol, *others = listed(self.protocol)
         if others:
             raise SettingsError(f"this command takes one protocol: give --protocol {protocol}")
-        select = None if self.scenario is None else ",".join(listed(self.scenario))
-        found = scenarios(protocol, dataset.domains, dataset.letters, select, dataset.official)
-        if select is not None and len(found) > 1:
+        found = self._scenarios(protocol, dataset)
+        first = found[0][0].name
+        if self.scenario is not None and len(found) > 1:
             raise SettingsError(
-                f"this command takes one scenario and {select} names {len(found)}: give one, "
-                f"such as {found[0].name}"
+                f"this command takes one scenario and {','.join(listed(self.scenario))} names "
+                f"{len(found)}: give one, such as {first}"
             )
-        return replace(self, scenario=found[0].name)
+        return replace(self, scenario=first)
+
+    def _scenarios(self, protocol: str, dataset: DomainDataset) -> list[tuple[Scenario, Layer]]:
+        """Return the scenarios that are meant, each with its split file, if there is one."""
+        select = None if self.scenario is None else ",".join(listed(self.scenario))
+        data = self.settings.get("data", {})
+        split_csv = data.get("split_csv")
+        if split_csv is None:
+            found = scenarios(protocol, dataset.domains, dataset.letters, select, dataset.official)
+            return [(scenario, {}) for scenario in found]
+        for key in {"id_val_fraction", "id_test_fraction"} & set(data):
+            raise SettingsError(
+                f"data.{key} is for splits that are drawn and data.split_csv gives others: leave "
+                f"one of them out"
+            )
+        files = scenarios_with_files(Path(split_csv), protocol, dataset, select)
+        return [(scenario, {"data": {"split_csv": str(file)}}) for scenario, file in files]
 
 
 def _settle(draft: Draft, user: Mapping[str, Any], seed: int) -> Plan:
