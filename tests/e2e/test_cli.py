@@ -16,7 +16,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import feddg_bench
-from feddg_bench.records.store import ResultsStore, read_record
+from feddg_bench.records.record import RunRecord
+from feddg_bench.records.store import ResultsStore
 
 TINY = ("--clients", "4", "--per-round", "2", "--rounds", "2", "--workers", "1")
 
@@ -401,7 +402,7 @@ def test_a_record_cut_short_is_set_aside_and_made_again(
     run = ("run", "--scenario", "ip-o-c", *TINY)
     assert feddg(*run).code == 0
     (path,) = (tmp_path / "runs/runs").glob("*.json")
-    whole = read_record(path)
+    whole = RunRecord.parse(path.read_bytes())
     path.write_bytes(path.read_bytes()[:200])
     caplog.clear()
     done = feddg(*run)
@@ -409,7 +410,7 @@ def test_a_record_cut_short_is_set_aside_and_made_again(
     assert "already done" not in done.err
     (message,) = caplog.messages
     assert f"{path.name} is set aside as {path.name}.broken" in message
-    assert read_record(path).numbers() == whole.numbers()
+    assert RunRecord.parse(path.read_bytes()).numbers() == whole.numbers()
     assert path.with_name(f"{path.name}.broken").stat().st_size == 200
 
 

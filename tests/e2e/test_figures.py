@@ -17,7 +17,7 @@ from feddg_bench.analysis.figures.landscape import landscape_picture
 from feddg_bench.analysis.figures.training import trained_runs
 from feddg_bench.config.schema import Resources
 from feddg_bench.data.partition import heterogeneous_counts
-from feddg_bench.records.store import read_record
+from feddg_bench.records.record import RunRecord
 from feddg_bench.runs.observer import Observer
 from feddg_bench.runs.request import Request
 
@@ -63,7 +63,7 @@ def test_all_draws_what_records_are_enough_for(feddg: Run) -> None:
     assert done.out.count("a profile takes 3 runs") == 2
     assert done.out.count("ranks: it takes two methods on two data sets") == 1
     assert done.out.count("clients: the records hold no two values of K/N") == 1
-    records = [read_record(path) for path in Path("runs/runs").glob("*.json")]
+    records = [RunRecord.parse(path.read_bytes()) for path in Path("runs/runs").glob("*.json")]
     expected = {
         (r.method, f"{r.settings['partition']['heterogeneity']:g}"): 100
         * r.rounds[-1].evaluation["test"]["chalk"]["accuracy"]
@@ -154,7 +154,7 @@ def test_models_are_those_of_the_same_run(feddg: Run, tmp_path: Path, cache: Pat
         images, labels = trained.images(index)
         with torch.no_grad():
             loss = F.cross_entropy(model(images), labels)
-        recorded = read_record(path).rounds[-1].evaluation[split][domain]["loss"]
+        recorded = RunRecord.parse(path.read_bytes()).rounds[-1].evaluation[split][domain]["loss"]
         assert float(loss) == pytest.approx(recorded, rel=1e-4)
     start = trained.models[0]
     assert any(not torch.equal(start[n], w) for n, w in trained.models[2].items())

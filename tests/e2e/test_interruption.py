@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from feddg_bench import cli
-from feddg_bench.records.store import read_record
+from feddg_bench.records.record import RunRecord
 
 COMMAND = (sys.executable, "-m", "feddg_bench")
 SOURCES = [str(Path(__file__).parents[2] / root) for root in ("benchmark", "methods", "datasets")]
@@ -29,7 +29,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def numbers(results: Path) -> dict[str, object]:
     (path,) = (results / "runs").glob("*.json")
-    return read_record(path).numbers()
+    return RunRecord.parse(path.read_bytes()).numbers()
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,9 @@ def test_same_command_goes_on(tmp_path: Path, environment: dict[str, str]) -> No
     done = subprocess.run(run, env=environment, check=True, capture_output=True, text=True)
     assert "goes on after round" in done.stderr
     (path,) = (tmp_path / "runs").glob("*.json")
-    assert [entry.round for entry in read_record(path).rounds] == list(range(1, 13))
+    assert [entry.round for entry in RunRecord.parse(path.read_bytes()).rounds] == list(
+        range(1, 13)
+    )
 
 
 def test_checkpoint_cut_short_is_one_sentence(

@@ -8,6 +8,7 @@ import math
 import os
 import tempfile
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -21,10 +22,11 @@ from feddg_bench.common.errors import DataError
 from feddg_bench.common.files import write_whole
 from feddg_bench.config.keys import run_key
 from feddg_bench.records.frame import load_records
+from feddg_bench.records.record import RunRecord
 from feddg_bench.records.rules import split_metric
 from feddg_bench.records.runs import read_runs
 from feddg_bench.records.statistics import mean_and_std
-from feddg_bench.records.store import ResultsStore, pack, read_record, unpack
+from feddg_bench.records.store import ResultsStore, pack, unpack
 from tests import helpers
 
 
@@ -115,7 +117,7 @@ def test_a_record_comes_back_as_it_was(tmp_path):
     path = store.save(record)
     assert path == tmp_path / "runs" / f"{record.key}.json"
     assert store.load(record.key) == record
-    assert read_record(path) == record
+    assert RunRecord.parse(path.read_bytes()) == record
 
 
 def test_records_can_be_read_by_people(tmp_path):
@@ -171,8 +173,8 @@ def test_a_record_cut_short_is_set_aside(tmp_path, share, caplog):
         path = store.save(record)
         data = path.read_bytes()
         path.write_bytes(data[: int(share * (len(data) - 3))])
-        with pytest.raises(DataError, match="cannot be used") as caught:
-            read_record(path)
+        with pytest.raises(DataError) as caught:
+            RunRecord.parse(path.read_bytes())
         assert "\n" not in str(caught.value)
         assert store.load(record.key) is None
         left = sorted(found.name for found in store.runs.iterdir())
@@ -184,8 +186,8 @@ def test_a_record_cut_short_is_set_aside(tmp_path, share, caplog):
 def test_other_files_are_refused(tmp_path, text):
     path = tmp_path / "record.json"
     path.write_bytes(text)
-    with pytest.raises(DataError, match="cannot be used"):
-        read_record(path)
+    with pytest.raises(DataError):
+        RunRecord.parse(path.read_bytes())
 
 
 def test_what_a_later_version_added_is_kept(tmp_path):
@@ -195,7 +197,7 @@ def test_what_a_later_version_added_is_kept(tmp_path):
     values["rounds"][0]["dropped"] = [{"client": "c", "tensor": "w", "mood": 3}]
     path = tmp_path / "record.json"
     path.write_text(json.dumps(values))
-    record = read_record(path)
+    record = RunRecord.parse(path.read_bytes())
     assert record.unknown_fields() == ["weather", "data.camera"]
     assert record.as_json() == values
 
@@ -210,9 +212,14 @@ def test_a_later_form_is_refused_and_stays(tmp_path):
     assert path.exists()
 
 
-def test_a_missing_record_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"cannot read record .*: No such file"):
-        read_record(tmp_path / "absent.json")
+def test_a_record_that_cannot_be_read_stays(tmp_path):
+    store = ResultsStore(tmp_path)
+    record = make_record()
+    path = store.save(record)
+    denied = patch.object(Path, "read_bytes", side_effect=PermissionError(13, "Permission denied"))
+    with denied, pytest.raises(DataError, match=r"cannot read record .*: Permission denied"):
+        store.load(record.key)
+    assert path.exists()
 
 
 def test_numbers_are_what_the_same_settings_repeat():
@@ -277,6 +284,8 @@ TEST = ("rounds", 1, "evaluation", "test", "sketch")
         (_damage(*TEST, "loss", value=math.inf), "loss is inf"),
         (_damage(*TEST, "loss", value=10**400), "loss is 1000"),
         (_damage(*TEST, "images", value=2.5), "images is 2.5"),
+        (_damage(*TEST, value={"accuracy": 0.5}), "of how many images"),
+        (_damage(*TEST, "colour", value=-(10**400)), "colour is neither"),
         (_damage(*TEST, "worst_group", value=-0.5), "worst_group is -0.5"),
         (_damage("rounds", 0, "seconds", value={"training": -1}), "seconds.training"),
         (_damage("seed", value=[0]), "seed"),

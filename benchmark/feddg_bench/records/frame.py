@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from feddg_bench.records.runs import read_runs
 from feddg_bench.records.sources import default_folders
@@ -12,10 +13,7 @@ from feddg_bench.records.sources import default_folders
 if TYPE_CHECKING:
     import pandas as pd
 
-COLUMNS = (
-    *("key", "method", "dataset", "protocol", "scenario", "seed", "recipe"),
-    *("round", "split", "domain", "metric", "value"),
-)
+_OF_RUN = ("key", "method", "dataset", "protocol", "scenario", "seed", "recipe")
 
 
 def load_records(results: str | Path | Sequence[str | Path] | None = None) -> pd.DataFrame:
@@ -25,8 +23,9 @@ def load_records(results: str | Path | Sequence[str | Path] | None = None) -> pd
         results: A folder, or several; ``runs`` if it is there, else ``results``.
 
     Returns:
-        A table with the columns `COLUMNS`: of every evaluated round, split and domain each metric,
-        shares in [0, 1], and ``images``, how many there were. The domain ``all`` is a whole split.
+        Columns ``key``, ``method``, ``dataset``, ``protocol``, ``scenario``, ``seed``, ``recipe``,
+        ``round``, ``split``, ``domain`` (``all`` is the whole split), ``metric`` and ``value``.
+        Shares are in [0, 1]; the metric ``images`` is how many images were measured.
 
     Raises:
         DataError: If a folder is not there.
@@ -34,17 +33,15 @@ def load_records(results: str | Path | Sequence[str | Path] | None = None) -> pd
     import pandas as pd
 
     folders = [results] if isinstance(results, str | Path) else results or default_folders()
-    columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
-    for run in read_runs([Path(folder) for folder in folders]):
-        places = [
-            (number, split, domain, metric, value)
-            for number, evaluation in run.measured
-            for split, parts in evaluation.items()
-            for domain, measured in parts.items()
-            for metric, value in measured.items()
-        ]
-        for name in COLUMNS[:7]:
-            columns[name] += [getattr(run, name)] * len(places)
-        for name, values in zip(COLUMNS[7:], zip(*places, strict=True), strict=False):
-            columns[name] += values
-    return pd.DataFrame(columns).astype({"seed": "int64", "round": "int64", "value": "float64"})
+    rows = [
+        (*attrgetter(*_OF_RUN)(run), number, split, domain, metric, value)
+        for run in read_runs([Path(folder) for folder in folders])
+        for number, evaluation in run.measured
+        for split, parts in evaluation.items()
+        for domain, measured in parts.items()
+        for metric, value in measured.items()
+        if isinstance(value, int | float)
+    ]
+    columns = [*_OF_RUN, "round", "split", "domain", "metric", "value"]
+    frame = pd.DataFrame(rows, columns=columns)
+    return frame.astype({"seed": "int64", "round": "int64", "value": "float64"})

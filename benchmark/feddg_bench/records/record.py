@@ -38,6 +38,8 @@ def _measured(value: Any) -> dict[str, Any]:
     """Return what was measured on a part of a split; refuse what cannot have been measured."""
     if not isinstance(value, dict):
         raise ValueError("it must hold a value for each metric")  # noqa: TRY004 - for pydantic
+    if "images" not in value:
+        raise ValueError("it does not say of how many images")
     task = "regression" if "pearson" in value else "classification"
     return {name: _value(find_metric(name, task), number) for name, number in value.items()}
 
@@ -52,7 +54,7 @@ def _value(metric: Metric, value: Any) -> Any:
     elif metric.name == "images":
         if type(value) is not int or not 0 <= value < 2**63:
             raise ValueError(f"images is {value!r}, not a count")
-    elif not isinstance(value, str | float | None) and (type(value) is not int or value >= 2**63):
+    elif not (isinstance(value, str | float | None) or (type(value) is int and abs(value) < 2**63)):
         raise ValueError(f"{metric.name} is neither a number nor a text")
     return value
 

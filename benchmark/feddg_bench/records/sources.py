@@ -94,8 +94,11 @@ def sources(root: Path, *, packed: bool | None = None) -> list[Source]:
     found = []
     for folder, ending, kind in (("runs", ".json", False), ("records", ENDING, True)):
         if packed in (None, kind) and (root / folder).is_dir():
-            with os.scandir(root / folder) as entries:
-                named = [(entry.name, _stamp(entry)) for entry in entries]
+            try:
+                with os.scandir(root / folder) as entries:
+                    named = [(entry.name, _stamp(entry)) for entry in entries]
+            except OSError as error:
+                raise DataError(f"cannot read {root / folder}: {error.strerror}") from error
             found += [
                 Source(root / folder, name, stamp, kind)
                 for name, stamp in sorted(named)

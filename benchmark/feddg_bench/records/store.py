@@ -157,17 +157,3 @@ def unpack(root: Path) -> list[Path]:
     for path in paths:
         path.unlink()
     return sorted(paths)
-
-
-def read_record(path: Path) -> RunRecord:
-    """Return the record in a file of one.
-
-    Raises:
-        DataError: If it is cut short, no record, or not what it claims to be.
-    """
-    try:
-        return RunRecord.parse(path.read_bytes())
-    except OSError as error:
-        raise DataError(f"cannot read record {path}: {error.strerror}") from error
-    except DataError as error:
-        raise DataError(f"record {path} cannot be used: {error}") from error
