@@ -152,10 +152,10 @@ def align_coefficients(
 
     Args:
         gram: Inner products of the updates, [K, K].
-        strength: See `align`; so for all others.
-        reading: See `align`.
-        order: See `align`.
-        only_conflicts: See `align`.
+        strength: lambda, in [0, 0.5).
+        reading: Which formula.
+        order: Permutation of the clients, [K]; ascending if not given.
+        only_conflicts: False aligns all pairs.
 
     Returns:
         [K, K], float64, on the CPU; row i holds the aligned update of client i.

@@ -30,7 +30,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def photographs(number: int, size: int) -> np.ndarray:
-    """Return uint8 images (N, S, S, 3) that are as smooth as photographs."""
+    """Return uint8 images [N, S, S, 3] that are as smooth as photographs."""
     coarse = np.random.default_rng(0).integers(0, 256, (number, 9, 9, 3), dtype=np.uint8)
     bicubic = Image.Resampling.BICUBIC
     return np.stack([np.asarray(Image.fromarray(c).resize((size, size), bicubic)) for c in coarse])

@@ -149,7 +149,7 @@ def a_bank(*names, kinds=("overall",), rows=1):
 def test_published_selection_of_all_sources():
     """Three sources, K = 3: every image once unchanged and once in each of the other styles."""
     found = list(draw_for_images(a_bank("a", "b", "c"), "b", 50, 3, rng()))
-    whose = torch.stack([styles[:, 0, 0] for styles, _ in found])  # (K, B)
+    whose = torch.stack([styles[:, 0, 0] for styles, _ in found])  # [K, B]
     assert whose.shape == (3, 50)
     assert bool((whose.sort(0).values == torch.tensor([[0.0], [100], [200]])).all())
     own = torch.stack([own for _, own in found])
@@ -493,7 +493,7 @@ def seen(start_run, recorder, federation, *layers, rounds=1):
 
 
 def restyled(pixels, style):
-    """AdaIN at full strength in colour space, in float64: uint8 (n, H, W, 3) to the same."""
+    """AdaIN at full strength in colour space, in float64: uint8 [n, H, W, 3] to the same."""
     x = pixels / 255.0
     mean, std = x.mean((1, 2), keepdims=True), x.std((1, 2), ddof=1, keepdims=True)
     std = np.sqrt(std**2 + 1e-5)

@@ -299,7 +299,7 @@ def test_the_local_loss_and_its_gradients(slots, slot, beta):
     z, labels = rng.normal(0, 1, (6, 4)), rng.integers(0, 3, 6)
 
     weight[slot], bias[slot] = own, own_bias
-    p = probabilities(np.einsum("scd,bd->sbc", weight, z) + bias[:, None])  # (S, B, C)
+    p = probabilities(np.einsum("scd,bd->sbc", weight, z) + bias[:, None])  # [S, B, C]
     share = np.full(slots, beta / (slots - 1))
     share[slot] = 1
     losses = -np.log(p[:, np.arange(6), labels]).mean(1)

@@ -135,7 +135,7 @@ def test_published_cross_entropies(values, expected):
 
 def oracle(z, labels, logits, *, temperature, lambda1, lambda2, mean, with_self, anchors):
     """FedCCRL's loss in float64, pair by pair."""
-    p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)  # (3, B, C)
+    p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)  # [3, B, C]
     count = len(labels)
     entropies = [-np.log(p[v, np.arange(count), labels]).mean() for v in range(3)]
     total = sum(entropies) / (3 if mean else 1)

@@ -97,7 +97,7 @@ def test_the_model_is_averaged_by_image_counts():
 
 
 def test_a_class_of_one_client_has_one_prototype():
-    """And keeps its shape (J, D), of which the authors' code loses J."""
+    """And keeps its shape [J, D], of which the authors' code loses J."""
     table = aggregated(*HELD, (5, {2: (3.0, 4.0)})).broadcast["prototypes"]
     bitwise(table["2"], torch.tensor([[3.0, 4.0]]))
 

@@ -417,7 +417,7 @@ PREDICTIONS = [tensor((0.7, 0.2, 0.1)), tensor((0.5, 0.4, 0.1)), tensor((0.6, 0.
 
 
 def divergences(predictions):
-    """KL of each prediction from the mean, (V, B)."""
+    """KL of each prediction from the mean, [V, B]."""
     mean = np.clip(np.mean(predictions, axis=0), 1e-7, 1)
     return np.array(
         [

@@ -79,7 +79,7 @@ def answer(server, deltas, sizes=None, means=None, counts=None):
 
 
 def step(name, deltas, *, sizes=None, w=None, federation=None, seed=0, round=1, **hyper):
-    """Return how far the global parameters move, float64 (P,)."""
+    """Return how far the global parameters move, float64 [P]."""
     w = np.zeros(len(deltas[0])) if w is None else w
     server = serve(w, seed=seed, round=round, **(federation or {}))
     new = build(name, **hyper).aggregate(server, answer(server, deltas, sizes))
@@ -363,7 +363,7 @@ def dual(gram, u, kappa):
 
 
 def simplex(clients, parts=400):
-    """Return a grid on the simplex, (n, K), for two or three clients."""
+    """Return a grid on the simplex, [n, K], for two or three clients."""
     if clients == 2:
         first = np.linspace(0, 1, 100 * parts + 1)
         return np.stack([first, 1 - first], axis=1)

@@ -617,8 +617,8 @@ def test_methods_show_the_styles_that_they_train_with() -> None:
     assert made is not None
     # the mean of a channel lies between the image's own and one from the pool
     own, new = images.mean(dim=(2, 3)), made.mean(dim=(2, 3))
-    pool = task.told["pool"][:, 0]  # (J, 3)
-    shares = (new[:, None] - pool) / (own[:, None] - pool)  # of the own mean, (3, J, 3)
+    pool = task.told["pool"][:, 0]  # [J, 3]
+    shares = (new[:, None] - pool) / (own[:, None] - pool)  # of the own mean, [3, J, 3]
     alike = (shares - shares.mean(dim=-1, keepdim=True)).abs().amax(dim=-1).amin(dim=-1)
     assert bool((alike < 1e-3).all())
     assert styled_by("fedavg")[3] is None

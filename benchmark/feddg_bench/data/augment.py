@@ -29,7 +29,7 @@ PIECE_BYTES = 3 * 2**19
 
 
 Images = Tensor | Sequence[Tensor]
-"""Images of one size: uint8 (B, H, W, C), or a sequence of B of them, (1, H, W, C) each.
+"""Images of one size: uint8 [B, H, W, C], or a sequence of B of them, [1, H, W, C] each.
 
 Where pixels are float16 they are normalised already and keep their values. Crops and flips are for
 any number of channels, adjustments of colour for RGB in [0, 1] alone.
@@ -37,7 +37,7 @@ any number of channels, adjustments of colour for RGB in [0, 1] alone.
 
 
 def to_float(images: Tensor) -> Tensor:
-    """Map uint8 images (B, H, W, C) to float32 (B, C, H, W) in [0, 1], channels last in memory.
+    """Map uint8 images [B, H, W, C] to float32 [B, C, H, W] in [0, 1], channels last in memory.
 
     Floating images keep their values.
     """
@@ -56,7 +56,7 @@ class Augment:
     settings: AugmentSettings
 
     def __call__(self, images: Images, generator: torch.Generator) -> Tensor:
-        """Return an augmented float32 copy (B, C, H, W) of images (B, H, W, C), see `to_float`.
+        """Return an augmented float32 copy [B, C, H, W] of images [B, H, W, C], see `to_float`.
 
         Its memory is channels last, or contiguous where colours are adjusted.
 
@@ -113,7 +113,7 @@ def draw_boxes(
     ratio is as near the image's own as ``ratio`` allows.
 
     Returns:
-        int64 (B, 4): top, left, height, width in pixels.
+        int64 [B, 4]: top, left, height, width in pixels.
     """
     size, shape = torch.rand(2, CROP_TRIES, batch, generator=generator)
     area = (scale[0] + (scale[1] - scale[0]) * size) * (height * width)
@@ -124,7 +124,7 @@ def draw_boxes(
     limits = torch.tensor([height, width]).view(2, 1)
     fits = ((sides > 0) & (sides <= limits[:, :, None])).all(dim=0)
     first = fits.int().argmax(dim=0)
-    crop = sides[:, first, torch.arange(batch)].long()  # (2, B): height, width
+    crop = sides[:, first, torch.arange(batch)].long()  # [2, B]: height, width
     corner = (torch.rand(2, batch, generator=generator) * (limits - crop + 1)).long()
     corner = torch.minimum(corner, limits - crop)  # a draw next to 1 may round up
 
@@ -147,13 +147,13 @@ def crop_and_flip(
     """Resize a box of each image to the image's size, bilinearly, and mirror some.
 
     Args:
-        images: (B, H, W, C), or B images (1, H, W, C) on the CPU.
-        boxes: int64 (B, 4) on the CPU: top, left, height, width.
-        mirrored: bool (B,) on the CPU: flip left and right afterwards.
+        images: [B, H, W, C], or B images [1, H, W, C] on the CPU.
+        boxes: int64 [B, 4] on the CPU: top, left, height, width.
+        mirrored: bool [B] on the CPU: flip left and right afterwards.
         layout: How the result lies in memory.
 
     Returns:
-        float32 (B, C, H, W), see `to_float`.
+        float32 [B, C, H, W], see `to_float`.
     """
     whole = torch.tensor([0, 0, *images[0].shape[-3:-1]])
     if not mirrored.any() and (boxes == whole).all():  # nothing to resize: the same, at once
@@ -220,35 +220,35 @@ def crop_and_flip_floats(
 
 
 # ------------------------------------------------------------------------------- colours
-# These work in place on float32 (B, 3, H, W) in [0, 1] and return it, still in [0, 1]; the other
+# These work in place on float32 [B, 3, H, W] in [0, 1] and return it, still in [0, 1]; the other
 # argument holds one number an image.
 
 
 def luminance(images: Tensor) -> Tensor:
-    """Return the grey images (B, 1, H, W), weighted as in ITU-R 601-2."""
+    """Return the grey images [B, 1, H, W], weighted as in ITU-R 601-2."""
     red, green, blue = images.unbind(1)
     return red.mul(0.2989).add_(green, alpha=0.587).add_(blue, alpha=0.114).unsqueeze(1)
 
 
 def adjust_brightness_(images: Tensor, factor: Tensor) -> Tensor:
-    """Scale images by ``factor`` (B,), at least 0."""
+    """Scale images by ``factor`` [B], at least 0."""
     return images.mul_(factor.view(-1, 1, 1, 1)).clamp_(0, 1)
 
 
 def adjust_contrast_(images: Tensor, factor: Tensor) -> Tensor:
-    """Scale each image's distance from its own mean luminance by ``factor`` (B,), at least 0."""
+    """Scale each image's distance from its own mean luminance by ``factor`` [B], at least 0."""
     mean = luminance(images.mean(dim=(2, 3), keepdim=True))
     return torch.lerp(mean, images, factor.view(-1, 1, 1, 1), out=images).clamp_(0, 1)
 
 
 def adjust_saturation_(images: Tensor, factor: Tensor) -> Tensor:
-    """Scale each pixel's distance from its grey by ``factor`` (B,), at least 0."""
+    """Scale each pixel's distance from its grey by ``factor`` [B], at least 0."""
     grey = luminance(images)
     return torch.lerp(grey, images, factor.view(-1, 1, 1, 1), out=images).clamp_(0, 1)
 
 
 def adjust_hue_(images: Tensor, shift: Tensor) -> Tensor:
-    """Turn hues by ``shift`` (B,) turns of the colour circle, value and saturation kept.
+    """Turn hues by ``shift`` [B] turns of the colour circle, value and saturation kept.
 
     The same function as a shift of H in HSV, without its case for each sixth of the circle. With
     hue h in sixths of a turn from red, in [-3, 3], low and high the least and the largest channel
@@ -261,8 +261,8 @@ def adjust_hue_(images: Tensor, shift: Tensor) -> Tensor:
     high, low = images.amax(dim=1), images.amin(dim=1)
     chroma = high - low
     hue = (green + blue).sub_(red).add_(high).sub_(low, alpha=2)
-    hue = hue.div_(chroma.clamp_min(1e-12)).copysign_(green - blue)  # (B, H, W)
+    hue = hue.div_(chroma.clamp_min(1e-12)).copysign_(green - blue)  # [B, H, W]
     channel_hues = torch.tensor([0.0, 2.0, 4.0], device=images.device)
-    turn = (6 * shift[:, None] - channel_hues + 3).remainder(6) - 3  # (B, 3) in [-3, 3)
+    turn = (6 * shift[:, None] - channel_hues + 3).remainder(6) - 3  # [B, 3] in [-3, 3)
     way = (hue[:, None] + turn[:, :, None, None]).abs_().sub_(3).abs_()  # 3 less the way around
     return torch.addcmul(low[:, None], chroma[:, None], way.sub_(1).clamp_(0, 1), out=images)

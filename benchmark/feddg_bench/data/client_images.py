@@ -47,7 +47,7 @@ class ImageBank:
         return images.to(self.device, non_blocking=True), labels
 
     def look(self, index: Tensor) -> tuple[Images, Tensor]:
-        """Do as `take`, but on a CPU give views of the images where they lie."""
+        """Like `take`, but on a CPU return views of the stored images, not copies."""
         if self.device.type != "cpu":
             return self.take(index)
         return [self.images[row : row + 1] for row in index.tolist()], self.labels[index]

@@ -1,4 +1,4 @@
-"""What stays of a run: its record, its checkpoint while it lasts, and the models that are kept."""
+"""What is kept of a run: its record, its checkpoint until then, and models on request."""
 
 from __future__ import annotations
 

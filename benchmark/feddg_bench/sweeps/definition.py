@@ -1,4 +1,4 @@
-"""A sweep file in W&B's format, read into what can be drawn from it."""
+"""A sweep file in W&B's format, and the points that are drawn from it."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Board(Display):
                 self.say(f"[{done}/{total}] {title}: {what}{left}")
 
     def drop(self, key: str) -> None:
-        """Take the bar of a run away that is no longer under way."""
+        """Remove the bar of a run that is no longer under way."""
         if key in self.bars:
             self.progress.remove_task(self.bars.pop(key))
 

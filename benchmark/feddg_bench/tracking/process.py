@@ -81,7 +81,7 @@ def begin(start: dict[str, Any], tell: Tell) -> Run:
 
 
 def settings(start: dict[str, Any]) -> Settings:
-    """Return settings by which W&B prints nothing, waits not for ever, and watches training."""
+    """Return settings by which W&B prints nothing, does not wait for ever, and watches training."""
     import wandb
 
     parent = os.getppid()

@@ -106,7 +106,7 @@ class Tracker(Observer):
             self._process.send({"step": entry.round, "values": metrics(entry)})
 
     def end(self, run: Run) -> None:
-        """Hand over the summary and the record, and wait for W&B, though not for ever."""
+        """Hand over the summary and the record, and wait for W&B, but not for ever."""
         if run.record is not None:
             self._end(run.record)
 

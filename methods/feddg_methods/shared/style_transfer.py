@@ -47,7 +47,7 @@ class StyleBackend(nn.Module):
         raise NotImplementedError
 
     def decode(self, maps: Tensor, size: tuple[int, int]) -> Tensor:
-        """Return images [B, 3, H, W] of the given size (H, W) from maps [B, C, h, w]."""
+        """Return images [B, 3, H, W] of the given size [H, W] from maps [B, C, h, w]."""
         raise NotImplementedError
 
     @torch.no_grad()

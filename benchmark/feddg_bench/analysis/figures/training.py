@@ -75,7 +75,7 @@ class Trained:
         return next(self.method.parameters()).device
 
     def images(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Return images float (B, 3, H, W) in [0, 1], and labels (B,), on the module's device."""
+        """Return images float [B, 3, H, W] in [0, 1], and labels [B], on the module's device."""
         pixels, labels = ImageBank(self.federation, torch.device("cpu")).take(
             torch.from_numpy(np.asarray(index, dtype=np.int64))
         )
