@@ -7,6 +7,9 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+FORMULA = frozenset("=+-@\t\r")
+"""What a formula in a spreadsheet begins with."""
+
 
 def csv_lines(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Return rows as CSV under a head; floats have six digits after the point.
@@ -19,7 +22,9 @@ def csv_lines(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([_cell(name) for name in head])
-    writer.writerows([_cell(value) for value in row] for row in rows)
+    writer.writerows(
+        [v if type(v) is str and v[:1] not in FORMULA else _cell(v) for v in row] for row in rows
+    )
     return file.getvalue()
 
 
@@ -27,7 +32,7 @@ def _cell(value: Any) -> Any:
     """Return a value as a cell; a text that a spreadsheet would compute begins with ``'``."""
     if isinstance(value, float):
         return "" if value != value else round(value, 6)
-    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
+    if not isinstance(value, str) or value[:1] not in FORMULA:
         return value
     try:
         float(value)

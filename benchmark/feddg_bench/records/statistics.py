@@ -25,7 +25,7 @@ LEVEL = 0.05
 """Two-sided level below which a difference counts."""
 FEWEST = 3
 """Scenarios below which nothing is tested: a difference could be theirs alone."""
-RESAMPLES = 2000
+RESAMPLES = 1000
 TIE = 0.005
 """Accuracies in percent that are closer print the same, and tie."""
 NAN = math.nan
@@ -179,6 +179,8 @@ def best_rows(
         lower_is_better: As for losses and seconds.
     """
     wanted = set(units)
+    if len({scenario for _, scenario in wanted}) < FEWEST:
+        return None, None
     means = {}
     for number, sample in enumerate(samples):
         seeds = by_seed(sample, units)
@@ -204,19 +206,32 @@ def best_rows(
 
 
 @cache
-def _draws(counts: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.int64], Values]:
-    """Return scenarios drawn with replacement, seeds drawn within each, and the seeds' weights.
+def _drawn(counts: tuple[int, ...], stream: int, *, fixed: bool = True) -> Values:
+    """Return how often each value is drawn in each resample, [`RESAMPLES`, values].
 
-    Shapes [`RESAMPLES`, scenarios], and with seeds behind twice; always the same for the same
-    counts of seeds.
+    Args:
+        counts: Of values in each scenario. Seeds are drawn with replacement inside a scenario.
+        stream: Of random numbers; always the same for the same counts.
+        fixed: Take each scenario once; else they are drawn first, and the weights are those that
+            make a mean over scenarios of means over seeds.
     """
     many, n = np.array(counts), len(counts)
-    rng = np.random.default_rng([n, *counts])
-    scenarios = rng.integers(0, n, (RESAMPLES, n))
-    drawn = many[scenarios][..., None]
-    seeds = (rng.random((RESAMPLES, n, max(counts))) * drawn).astype(np.int64)
-    weights = (np.arange(max(counts)) < drawn) / drawn
-    return scenarios, seeds, weights
+    rng = np.random.default_rng([stream, n, *counts])
+    scenarios = np.tile(np.arange(n), (RESAMPLES, 1))
+    if not fixed:
+        scenarios = rng.integers(0, n, (RESAMPLES, n))
+    size = many[scenarios][..., None]
+    seeds = (rng.random((RESAMPLES, n, max(counts))) * size).astype(np.int64)
+    weights = np.where(np.arange(max(counts)) < size, 1 if fixed else 1 / (n * size), 0)
+    starts = (np.cumsum(many) - many)[scenarios][..., None]
+    found = np.zeros((RESAMPLES, many.sum()))
+    np.add.at(found, (np.arange(RESAMPLES)[:, None, None], starts + seeds), weights)
+    return found
+
+
+def _ends(found: Values, tail: float = 0.025) -> tuple[float, float]:
+    low, high = np.quantile(found, (tail, 1 - tail))
+    return float(low), float(high)
 
 
 def _interval(groups: Sequence[Values]) -> tuple[float, float]:
@@ -225,44 +240,28 @@ def _interval(groups: Sequence[Values]) -> tuple[float, float]:
     Scenarios are drawn first, then seeds in them. Percentiles of so few are too close together: as
     many of them are taken as Student's t-interval would be wider than the normal one (Hesterberg,
     2015). Simulated, an interval misses a true difference in 8 % of cases at most for four
-    scenarios or more, in 12 % for three.
+    scenarios or more, in 13 % for three.
     """
     from scipy.special import ndtr, stdtrit
 
     n = len(groups)
-    scenarios, seeds, weights = _draws(tuple(len(group) for group in groups))
-    table = np.zeros((n, seeds.shape[-1]))
-    for place, group in enumerate(groups):
-        table[place, : len(group)] = group
-    means = (table[scenarios[..., None], seeds] * weights).sum(axis=-1).mean(axis=-1)
-    tail = float(ndtr(math.sqrt(n / (n - 1)) * stdtrit(n - 1, 0.025)))
-    low, high = np.quantile(means, (tail, 1 - tail))
-    return float(low), float(high)
+    means = _drawn(tuple(map(len, groups)), 0, fixed=False) @ np.concatenate(groups)
+    return _ends(means, float(ndtr(math.sqrt(n / (n - 1)) * stdtrit(n - 1, 0.025))))
 
 
-def interquartile_mean(values: Values, axis: int = -1) -> Values:
-    """Return the mean of what is left without the lowest and the highest quarter, rounded down."""
-    ordered = np.sort(values, axis=axis)
-    cut = int(0.25 * values.shape[axis])
-    kept = range(cut, values.shape[axis] - cut)
-    return np.asarray(ordered.take(kept, axis=axis).mean(axis=axis))
+def interquartile_mean(values: Values, counts: Values | None = None) -> Values:
+    """Return the mean of what is left without the lowest and the highest quarter, rounded down.
 
-
-@cache
-def _strata(counts: tuple[int, ...], draw: int) -> NDArray[np.int64]:
-    """Return places of values drawn with replacement inside each scenario, [`RESAMPLES`, n]."""
-    rng = np.random.default_rng([draw, *counts])
-    starts = np.cumsum((0, *counts))
-    parts = [
-        start + rng.integers(0, count, (RESAMPLES, count))
-        for start, count in zip(starts, counts, strict=False)
-    ]
-    return np.concatenate(parts, axis=1)
-
-
-def _ends(found: Values) -> tuple[float, float]:
-    low, high = np.quantile(found, (0.025, 0.975))
-    return float(low), float(high)
+    Args:
+        values: [n].
+        counts: How often each value is there, in each of several samples of n: [..., n].
+    """
+    order = np.argsort(values)
+    counts = np.ones(len(values)) if counts is None else counts[..., order]
+    cut = len(values) // 4
+    upto = counts.cumsum(axis=-1)  # of the sorted values, so many are here or before
+    inside = np.minimum(upto, len(values) - cut) - np.maximum(upto - counts, cut)
+    return np.asarray(inside.clip(0) @ values[order] / (len(values) - 2 * cut))
 
 
 def iqm(sample: Sample) -> Estimate:
@@ -276,7 +275,7 @@ def iqm(sample: Sample) -> Estimate:
     value = float(interquartile_mean(values))
     if max(counts) < 2:
         return Estimate(value)
-    return Estimate(value, *_ends(interquartile_mean(values[_strata(counts, 0)])))
+    return Estimate(value, *_ends(interquartile_mean(values, _drawn(counts, 1))))
 
 
 def profile(sample: Sample, thresholds: Values) -> tuple[Values, Values, Values]:
@@ -286,17 +285,12 @@ def profile(sample: Sample, thresholds: Values) -> tuple[Values, Values, Values]
     interval is as for `iqm`, NaN where each scenario has one seed. All are [T], as `thresholds`.
     """
     groups = list(by_scenario(sample).values())
-    weights = np.concatenate([np.full(len(group), 1 / len(group)) for group in groups])
-    values, counts = np.concatenate(groups), tuple(map(len, groups))
-
-    def reached(drawn: Values) -> Values:
-        hits = drawn[..., None] >= thresholds
-        return np.asarray((hits * weights[:, None]).sum(axis=-2) / len(groups))
-
+    counts = tuple(map(len, groups))
+    shares = np.concatenate([(g[:, None] >= thresholds) / (len(g) * len(groups)) for g in groups])
     if max(counts) < 2:
-        return reached(values), *np.full((2, len(thresholds)), NAN)
-    low, high = np.quantile(reached(values[_strata(counts, 0)]), (0.025, 0.975), axis=0)
-    return reached(values), low, high
+        return shares.sum(axis=0), *np.full((2, len(thresholds)), NAN)
+    low, high = np.quantile(_drawn(counts, 1) @ shares, (0.025, 0.975), axis=0)
+    return shares.sum(axis=0), low, high
 
 
 def improvement(row: Sample, other: Sample, *, lower_is_better: bool = False) -> Estimate:
@@ -309,24 +303,19 @@ def improvement(row: Sample, other: Sample, *, lower_is_better: bool = False) ->
     both = sorted(mine.keys() & theirs.keys())
     if not both:
         return Estimate(NAN)
-    sign = -1 if lower_is_better else 1
-    left, right = ([sign * rows[scenario] for scenario in both] for rows in (mine, theirs))
-
-    def mean(one: Values, two: Values) -> Values:
-        """Return the mean over scenarios of concatenated values, [..., n]."""
-        cuts = [np.cumsum([0, *map(len, groups)]) for groups in (left, right)]
-        shares = []
-        for a, b, c, d in zip(cuts[0], cuts[0][1:], cuts[1], cuts[1][1:], strict=False):
-            gaps = one[..., a:b, None] - two[..., None, c:d]
-            shares.append(((gaps > 0) + 0.5 * (gaps == 0)).mean(axis=(-2, -1)))
-        return np.asarray(np.mean(shares, axis=0))
-
-    one, two = np.concatenate(left), np.concatenate(right)
-    counts = [tuple(map(len, groups)) for groups in (left, right)]
-    value = float(mean(one, two))
+    counts = tuple(zip(*((len(mine[s]), len(theirs[s])) for s in both), strict=True))
+    shares = np.zeros((sum(counts[0]), sum(counts[1])))  # of each pair of seeds in the mean
+    rows = columns = 0
+    for scenario in both:
+        gaps = mine[scenario][:, None] - theirs[scenario]
+        better = gaps < 0 if lower_is_better else gaps > 0
+        block = (better + 0.5 * (gaps == 0)) / (gaps.size * len(both))
+        shares[rows : rows + len(block), columns : columns + block.shape[1]] = block
+        rows, columns = rows + len(block), columns + block.shape[1]
+    value = float(shares.sum())
     if max(map(max, counts)) < 2:
         return Estimate(value)
-    drawn = mean(one[_strata(counts[0], 0)], two[_strata(counts[1], 1)])
+    drawn = ((_drawn(counts[0], 1) @ shares) * _drawn(counts[1], 2)).sum(axis=1)
     return Estimate(value, *_ends(drawn))
 
 

@@ -94,6 +94,7 @@ class _Builder:
         self.fills: dict[tuple[str, str], None] = {}
         against = [r for r in rows if r.method == description.against and r.sample and r.method]
         self.reference = max(against, key=lambda row: len(row.sample), default=None)
+        self.seeds_of: dict[tuple[int, frozenset[int], bool], dict[int, float]] = {}
         self.comparisons: dict[tuple[int, frozenset[int]], Comparison] = {}
         self.ranks: dict[tuple[Unit, ...], list[float | None]] = {}
         # Accuracies tie within TIE whatever their table prints; others if they print the same.
@@ -166,7 +167,7 @@ class _Builder:
         missing = [
             column
             for column in self.columns
-            if not by_seed(row.part((column.number,)), self.units[column.number])
+            if not self._seeds(row, frozenset((column.number,)), self.units[column.number])
             and column.number not in row.silent
         ]
         scenarios = {n: [unit[1].split(" ")[-1] for unit in u] for n, u in self.units.items()}
@@ -185,8 +186,7 @@ class _Builder:
 
     def _entry(self, row: Row, column: Column, fills: Mapping[int, str]) -> Entry:
         kind, units = column.kind, self._wanted(column)
-        part = row.part(column.numbers)
-        seeds = by_seed(part, units, worst=kind == "worst") if units else {}
+        seeds = self._seeds(row, column.numbers, units, worst=kind == "worst")
         keys = tuple(
             dict.fromkeys(
                 run.key
@@ -195,7 +195,7 @@ class _Builder:
                 if kind in COMPARED or run.seed in seeds
             )
         )
-        if not seeds and not (kind in COMPARED and part):
+        if not seeds and not (kind in COMPARED and row.part(column.numbers)):
             silent = [source for source in column.sources if source.number in row.silent]
             fill = next((fills[s.number] for s in column.sources if s.number in fills), "")
             notes = (self._footnote(_silence(silent[0])),) if silent else ()
@@ -208,12 +208,23 @@ class _Builder:
         fewer = list(seeds) != self.seeds
         notes = (self._footnote(f"over {captions.seeds_text(seeds)} alone"),) if fewer else ()
         if kind == "iqm":
+            part = row.part(column.numbers)
             whole = {pair: value for pair, value in part.items() if pair[1] in seeds}
             return _estimate(iqm(whole), f".{column.decimals}f", keys, notes)
         mean, std = mean_and_std(list(seeds.values()))
         said = f"{mean:.{column.decimals}f}"
         said += "" if std is None else f" ± {std:.{column.decimals}f}"
         return Entry(mean, said, std, tuple(seeds), keys=keys, footnotes=notes)
+
+    def _seeds(
+        self, row: Row, numbers: frozenset[int], units: list[Unit] | None, *, worst: bool = False
+    ) -> dict[int, float]:
+        """Return `by_seed` of some columns of a row; none if there are no scenarios."""
+        key = (id(row), numbers, worst)
+        if key not in self.seeds_of:
+            part = row.part(numbers)
+            self.seeds_of[key] = by_seed(part, units, worst=worst) if units else {}
+        return self.seeds_of[key]
 
     def _rank(self, row: Row, units: tuple[Unit, ...]) -> float | None:
         if units not in self.ranks:

@@ -72,19 +72,21 @@ def csv_text(grid: Grid) -> str:
     """Return a table as tidy CSV: one row for each of its cells, with run keys and command."""
     rows = []
     lines = {(line.row, line.kind): line for line in grid.lines}
+    places = [
+        {"group": c.group, "column": c.head, "kind": c.kind, **c.facts()} for c in grid.columns
+    ]
     for row in dict.fromkeys(line.row for line in grid.lines):
         ours, published, gaps = (
             lines.get((row, kind)) for kind in ("ours", "published", "difference")
         )
         facts = (ours or published).facts  # type: ignore[union-attr]
-        for n, column in enumerate(grid.columns):
+        for n, place in enumerate(places):
             mine, paper, gap = (
                 line.entries[n] if line else None for line in (ours, published, gaps)
             )
             if mine is None and paper is None:
                 continue
-            place = {"group": column.group, "column": column.head, "kind": column.kind}
-            values = {"table": grid.name, "row": row, **facts, **place, **column.facts()}
+            values = {"table": grid.name, "row": row, **facts, **place}
             marks = list(ours.footnotes) if ours else []
             if mine is not None:
                 values |= {
