@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import lzma
 import math
@@ -358,7 +359,7 @@ LEAVES = st.one_of(
     st.text(max_size=3),
     st.sampled_from(
         ["../../x", "</script>", "\x1b[2J", "=1+1", "a\nb", [], {}, [[]], {"sha256": 5}]
-    ),
+    ).map(copy.deepcopy),
 )
 
 
@@ -376,9 +377,8 @@ def test_whatever_a_record_holds_no_table_is_stopped(tmp_path, data):
             while True:
                 keys = range(len(inner)) if isinstance(inner, list) else sorted(inner)
                 key = data.draw(st.sampled_from(list(keys)))
-                if not (
-                    isinstance(inner[key], dict | list) and inner[key] and data.draw(st.booleans())
-                ):
+                deeper = isinstance(inner[key], dict | list) and inner[key]
+                if not (deeper and data.draw(st.integers(0, 4))):
                     break
                 inner = inner[key]
             if data.draw(st.booleans()):
