@@ -107,6 +107,30 @@ class TestCheck:
         assert code == 1
         assert "lacks 55 of the data set's 56 images" in out
 
+    def test_a_copy_is_compared_with_ones_own_signatures(self, feddg: Run, tiny: Path) -> None:
+        code, out, _ = feddg("sign", "pacs", "--data-root", tiny, "--out", tiny / "own.xz")
+        assert code == 0
+        assert "own.xz: 56 images" in out
+        check = ("check", "pacs", "--data-root", tiny, "--against", tiny / "own.xz")
+        code, out, _ = feddg(*check)
+        assert code == 0
+        assert "every picture with the published one" in out
+        first, second = (tiny / f"pacs/photo/{name}/pic_000.png" for name in ("dog", "house"))
+        content = first.read_bytes()
+        first.write_bytes(second.read_bytes())
+        second.write_bytes(content)
+        code, out, _ = feddg(*check)
+        assert code == 1
+        assert "photo/dog/pic_000.png is photo/house/pic_000" in out
+        refused(feddg("check", "pacs", "--data-root", tiny, "--against", "none.xz"), "none.xz")
+
+    def test_names_of_files_give_the_terminal_no_commands(self, feddg: Run, tiny: Path) -> None:
+        (tiny / "pacs/photo/dog/pic_000.png").unlink()
+        (tiny / "pacs/photo/dog/a\n\x1b[31mb.png").write_text("no image")
+        _, out, _ = feddg("check", "pacs", "--data-root", tiny)
+        assert "\x1b" not in out
+        assert "photo/dog/a\\n\\x1b[31mb.png" in out
+
     def test_what_cannot_be_checked(self, feddg: Run, tiny: Path) -> None:
         refused(feddg("check", "pacs"), "was not found", "feddg-bench data path pacs DIR")
         refused(feddg("check", "pasc"), "did you mean 'pacs'")
