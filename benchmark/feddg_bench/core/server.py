@@ -399,7 +399,7 @@ class Server:
             DataError: If it is the state of another model or of other clients.
         """
         saved = checked_state(state)
-        wrong = misfit(saved.weights, self.weights)
+        wrong = misfit(saved.weights, self.weights) or nonfinite(saved.weights)
         if wrong is not None:
             raise DataError(f"its weight {wrong.name} {wrong.reason}")
         strange = sorted(

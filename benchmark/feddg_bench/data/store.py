@@ -215,8 +215,8 @@ def _note(dataset: DomainDataset, cache_dir: Path, stamp: str) -> Path:
 
 def _noted(note: Path) -> str | None:
     try:
-        return note.read_text() or None
-    except OSError:
+        return note.read_text(encoding="ascii") or None
+    except (OSError, UnicodeDecodeError):
         return None
 
 

@@ -310,6 +310,9 @@ class RunRecord(RecordPart):
                 raise DataError(
                     f"{name} is {value!r}, but {record.settings.get(name)!r} in its settings"
                 )
+        numbers = [entry.round for entry in record.rounds]
+        if numbers != sorted(set(numbers)):
+            raise DataError("rounds: they do not follow one another")
         true = run_key(record.settings, record.method_version)
         if record.key != true:
             raise DataError(f"its settings are those of the run {true}, not of {record.key}")

@@ -9,10 +9,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from feddg_bench.common.errors import DataError
 from feddg_bench.common.files import plain_file, write_whole
+from feddg_bench.config.schema import RunSettings
 from feddg_bench.core.messages import Payload, decode, encode
 from feddg_bench.core.server import checked_state
 from feddg_bench.records.record import RunRecord
@@ -41,6 +42,12 @@ class Checkpoint(BaseModel):
     settings: dict[str, Any]
     recipe: str
     data_root: str | None
+
+    @field_validator("settings")
+    @classmethod
+    def _whole(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        RunSettings.model_validate(settings)
+        return settings
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:

@@ -1,0 +1,22 @@
+"""Every attack of `tests.attacks` is held off: no traceback, wrong accept, silent change, hang."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.attacks.groups import GROUPS, run
+from tests.attacks.settings import count
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="ends what hangs in a forked process")
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_attack_is_held_off(group: str) -> None:
+    rows, _ = run(group)
+    assert [f"{row.attack}: {row.happened}" for row in rows if not row.held] == []
+
+
+def test_at_least_400_values_are_tried() -> None:
+    assert count() >= 400
