@@ -85,7 +85,7 @@ class Picture:
         figure: What was drawn; only valid inside `styled`.
         sheet: Its numbers, if they are worth a file.
         notes: Sentences about what is not in it.
-        photos: Whether it shows images, which need more than 256 colours.
+        photos: Whether it shows images, which need more than 32 colours.
     """
 
     name: str
@@ -126,7 +126,7 @@ class Picture:
         file = io.BytesIO()
         with Image.open(io.BytesIO(png)) as image:
             whole = image.convert("RGB")
-            small = whole if self.photos else whole.quantize(256, dither=Image.Dither.NONE)
+            small = whole if self.photos else whole.quantize(32, dither=Image.Dither.NONE)
             small.save(file, format="PNG", optimize=True, dpi=(DPI, DPI), pnginfo=info)
         return file.getvalue()
 
