@@ -184,3 +184,18 @@ def test_settings_of_our_own_methods_added_later_need_no_mark() -> None:
 
 def test_keys_are_those_of_the_first_records() -> None:
     assert keys(seeds=[0]) == ["d34f1f5ea96d2d40"]
+
+
+def test_clients_in_the_reference_s_order_have_keys_of_their_own() -> None:
+    """They are others than those of the first records with this rounding."""
+
+    def partition(dataset: str, scenario: str, rounding: str) -> dict[str, Any]:
+        settings = {"partition.rounding": rounding, "pretrained": False}
+        request = Request(dataset=dataset, scenario=scenario, recipe="quick", settings=settings)
+        held: dict[str, Any] = request.plan(check=False)[0].canonical["partition"]
+        return held
+
+    ordered = partition("pacs", "cs-a-p", "reference")
+    assert ordered["order"] == ["photo", "art_painting", "cartoon", "sketch"]
+    assert "order" not in partition("pacs", "cs-a-p", "largest_remainder")
+    assert "order" not in partition("digits4", "ip-o-c", "reference")

@@ -303,6 +303,10 @@ def _settle(draft: Draft, user: Mapping[str, Any], seed: int) -> Plan:
     canonical = canonical_settings(settings, method.Settings)
     if dataset.identity:
         canonical["data"]["names"] = {k: list(names) for k, names in dataset.identity.items()}
+    order = dataset.reference_domains or (settings.data.split_csv and dataset.domains)
+    if settings.partition.rounding == "reference" and order:
+        # Records without it were made before the reference's own order was followed here.
+        canonical["partition"]["order"] = list(order)
     key = run_key(canonical, method.version)
     return Plan(settings, canonical, scenario, recipe, method.version, key, dataset)
 
