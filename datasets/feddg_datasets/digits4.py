@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from feddg_bench.common.errors import DataError
 from feddg_bench.common.streams import derive_seed
-from feddg_bench.data.dataset import DomainDataset, Records, square
+from feddg_bench.data.dataset import DomainDataset, Listing, square
 
 SIDE = 32
 CELLS = 8
@@ -49,7 +49,7 @@ class Digits4(DomainDataset):
     no_download = "it comes with scikit-learn and is here already"
     default_recipe = "quick"
 
-    def scan(self) -> Records:
+    def scan(self) -> Listing:
         """List the digits in scikit-learn's order."""
         _, labels = self._digits
         domains = deal(labels, len(self.domains))
@@ -57,7 +57,7 @@ class Digits4(DomainDataset):
             f"{self.domains[domain]}/{label}/{index:04d}.png"
             for index, (domain, label) in enumerate(zip(domains, labels, strict=True))
         )
-        return Records(paths, labels, domains)
+        return Listing(paths, labels, domains)
 
     def fingerprint(self) -> str:
         """Return a hash over the digits that scikit-learn holds and `version`."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from feddg_bench.common.errors import DataError
 from feddg_bench.common.files import below
-from feddg_bench.data.dataset import Records
+from feddg_bench.data.dataset import Listing
 from feddg_bench.data.image_folders import ImageFolderDataset
 from feddg_bench.data.locations import data_roots
 from feddg_bench.data.splits import ROLES, SPLITS
@@ -92,11 +92,11 @@ class FEMNIST(ImageFolderDataset):
         split_of = {self._path(row): SPLITS.index(row[1]) for row in self._rows}
         return np.array([split_of[path] for path in self.records().paths], dtype=np.int64)
 
-    def scan(self) -> Records:
+    def scan(self) -> Listing:
         """List the images by writer, class and path."""
         order = {name: number for number, name in enumerate(self.domains)}
         rows = sorted((self._path(row), row[2], row[3]) for row in self._rows)
-        return Records(
+        return Listing(
             paths=tuple(path for path, _, _ in rows),
             labels=np.array([label for _, _, label in rows], dtype=np.int64),
             domains=np.array([order[f"writer_{w:04d}"] for _, w, _ in rows], dtype=np.int64),

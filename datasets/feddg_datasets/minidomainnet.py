@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddg_bench.common.errors import DataError
-from feddg_bench.data.dataset import Records
+from feddg_bench.data.dataset import Listing
 from feddg_bench.data.image_folders import ImageFolderDataset, match_folders
 
 LISTS = ("train", "test")
@@ -71,7 +71,7 @@ class MiniDomainNet(ImageFolderDataset):
     """Images in all eight lists together."""
     layouts = ("", "domainnet", "DomainNet", "domain_net", "minidomainnet", "miniDomainNet")
 
-    def scan(self) -> Records:
+    def scan(self) -> Listing:
         """List the images of the eight lists by domain, class and file name.
 
         Raises:
@@ -80,7 +80,7 @@ class MiniDomainNet(ImageFolderDataset):
         paths = tuple(sorted(self._listed))
         parts = [path.split("/") for path in paths]
         labels = {name: label for label, name in enumerate(self.classes)}
-        return Records(
+        return Listing(
             paths=paths,
             labels=np.array([labels[part[1]] for part in parts], dtype=np.int64),
             domains=np.array([self.domains.index(part[0]) for part in parts], dtype=np.int64),
@@ -96,7 +96,7 @@ class MiniDomainNet(ImageFolderDataset):
         return np.array([places[self._listed[p]] for p in self.records().paths], dtype=np.int64)
 
     @cached_property
-    def _records(self) -> Records:
+    def _records(self) -> Listing:
         records = super()._records
         if self.total is not None and len(records.paths) != self.total:
             raise DataError(

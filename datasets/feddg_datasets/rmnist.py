@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from feddg_bench.common.errors import DataError
 from feddg_bench.common.streams import derive_seed
-from feddg_bench.data.dataset import DomainDataset, Records, square
+from feddg_bench.data.dataset import DomainDataset, Listing, square
 from feddg_bench.data.fetch.mirrors import Download
 from feddg_bench.data.locations import data_roots
 
@@ -111,7 +111,7 @@ class RotatedMNIST(DomainDataset):
         """Return the folder of MNIST's files."""
         return self.files["train-images"].parent
 
-    def scan(self) -> Records:
+    def scan(self) -> Listing:
         """List the digits in MNIST's order, training images first."""
         _, labels = self._digits
         domains = deal(len(labels), len(self.domains))
@@ -119,7 +119,7 @@ class RotatedMNIST(DomainDataset):
             f"{self.domains[domain]}/{label}/{index:05d}.png"
             for index, (domain, label) in enumerate(zip(domains, labels, strict=True))
         )
-        return Records(paths, labels, domains)
+        return Listing(paths, labels, domains)
 
     def fingerprint(self) -> str:
         """Return a hash over the digits, however they are stored, and `version`."""

@@ -20,7 +20,7 @@ from feddg_bench.common.errors import RunInterruptedError
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.sweeps.definition import Range, load_sweep
 from feddg_bench.tracking import tracker as tracking
-from feddg_bench.tracking.values import metrics, summary
+from feddg_bench.tracking.values import metrics, run_summary
 
 TINY = (
     "partition.clients=4", "per_round=2", "rounds=2", "evaluation.every=1", "data.image_size=8",
@@ -120,7 +120,7 @@ def test_offline_holds_what_the_records_hold(feddg: Run, tmp_path: Path) -> None
         expected = record.settings | {"key": record.key, "recipe": "quick"}
         assert offline.config.items() >= expected.items()
         assert offline.history == {e.round: metrics(e) for e in record.rounds}
-        assert offline.summary.items() >= summary(record).items()
+        assert offline.summary.items() >= run_summary(record).items()
         (artifact,) = offline.artifacts
         (content,) = artifact.manifest.contents
         assert (artifact.type, artifact.name) == ("record", f"record-{record.key}")

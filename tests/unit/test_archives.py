@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feddg_bench.common.errors import DataError
-from feddg_bench.data.fetch.archives import unpack
+from feddg_bench.data.fetch.archives import unpack_archive
 
 ROOM = 10**8
 
@@ -39,7 +39,7 @@ def refused(archive: Path, word: str, room: int = ROOM) -> None:
     """Check that an archive is refused in one sentence, and that nothing is left of it."""
     before = contents(archive.parent)
     with pytest.raises(DataError, match=word) as caught:
-        unpack(archive, archive.parent / "out", room)
+        unpack_archive(archive, archive.parent / "out", room)
     assert "\n" not in str(caught.value)
     assert contents(archive.parent) == before
 
@@ -51,7 +51,7 @@ def test_files_and_folders(tmp_path, mode):
     expected = {"a": None, "a/one.jpg": b"1" * 3_000_000, "b": None, "b/c": None}
     expected["b/c/é.png"] = b"3" * 512
     for _ in range(2):  # what an earlier call left is replaced
-        assert unpack(archive, tmp_path / "out", ROOM) == 2
+        assert unpack_archive(archive, tmp_path / "out", ROOM) == 2
         assert contents(tmp_path / "out") == expected
     assert sorted(path.name for path in tmp_path.iterdir()) == ["archive", "out"]
 
@@ -61,7 +61,7 @@ def test_no_file_becomes_a_program_of_another_user(tmp_path):
         member = tarfile.TarInfo("run.sh")
         member.mode, member.uid = 0o6777, 12345
         archive.addfile(member)
-    unpack(tmp_path / "archive", tmp_path / "out", ROOM)
+    unpack_archive(tmp_path / "archive", tmp_path / "out", ROOM)
     status = (tmp_path / "out/run.sh").stat()
     assert status.st_mode & 0o7022 == 0
     assert status.st_uid == tmp_path.stat().st_uid
@@ -81,7 +81,7 @@ def test_nothing_ever_lands_outside(names, tmp_path_factory):
     (root / "inner").mkdir()
     archive = make(root / "inner" / "archive", [(name, b"1") for name in names])
     try:
-        unpack(archive, root / "inner" / "out", ROOM)
+        unpack_archive(archive, root / "inner" / "out", ROOM)
     except DataError:
         assert not (root / "inner" / "out").exists()
     outside = {p for p in root.rglob("*") if not p.is_relative_to(root / "inner" / "out")}
@@ -107,7 +107,7 @@ def test_only_plain_files(tmp_path, kind):
 
 def test_bombs(tmp_path):
     archive = make(tmp_path / "archive", [(str(i), bytes(1000)) for i in range(10)])
-    assert unpack(archive, tmp_path / "fits", 10_000) == 10
+    assert unpack_archive(archive, tmp_path / "fits", 10_000) == 10
     refused(archive, "more than 9,999 bytes", 9_999)
     with tarfile.open(tmp_path / "archive", "w", format=tarfile.PAX_FORMAT) as sparse:
         member = tarfile.TarInfo("holes")
@@ -142,4 +142,4 @@ def test_a_full_disk(tmp_path):
         refused(archive, "make room")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert unpack(archive, tmp_path / "out", ROOM) == 1
+    assert unpack_archive(archive, tmp_path / "out", ROOM) == 1

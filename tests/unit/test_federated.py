@@ -8,7 +8,7 @@ import pytest
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.config.schema import DataSettings, FederationSettings, PartitionSettings
 from feddg_bench.config.schema import RunSettings as Settings
-from feddg_bench.data.dataset import Records
+from feddg_bench.data.dataset import Listing
 from feddg_bench.data.federated import count_images, make_federation, measured_parts, spread
 from feddg_bench.data.partition import heterogeneous_indices
 from feddg_bench.data.protocols import scenarios
@@ -85,10 +85,10 @@ def test_small_domains_are_measured_together(dataset, monkeypatch):
 class Lacking(Unread):
     """Has images of a class in held-out domains only."""
 
-    def scan(self) -> Records:
+    def scan(self) -> Listing:
         records = super().scan()
         gone = (records.labels == 7) & (records.domains < 2)
-        return Records(records.paths, np.where(gone, 1, records.labels), records.domains)
+        return Listing(records.paths, np.where(gone, 1, records.labels), records.domains)
 
 
 def test_what_cannot_train_is_refused_before_an_image_is_read(dataset):

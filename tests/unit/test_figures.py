@@ -22,14 +22,14 @@ from torch import nn
 
 from feddg_bench.analysis.figures import landscape
 from feddg_bench.analysis.figures.curves import Axis, draw_curves
-from feddg_bench.analysis.figures.drawing import Picture, entitle, new_figure, spread, styled
+from feddg_bench.analysis.figures.drawing import Picture, entitle, new_figure, spread_ticks, styled
 from feddg_bench.analysis.figures.embedding import embed
 from feddg_bench.analysis.figures.gradcam import explain, grad_cam
 from feddg_bench.analysis.figures.overhead import overhead
 from feddg_bench.analysis.figures.partition import heat_maps
 from feddg_bench.analysis.figures.rankings import critical_difference, profiles, ranks
 from feddg_bench.analysis.figures.scores import convergence, leaderboard, swept
-from feddg_bench.analysis.figures.series import Choice, Frame, frames, series
+from feddg_bench.analysis.figures.series import Frame, Selection, frames, series
 from feddg_bench.analysis.figures.training import wanted_rounds
 from feddg_bench.analysis.sheets import csv_lines
 from feddg_bench.common.errors import DataError, SettingsError
@@ -43,7 +43,7 @@ from tests.helpers import SCENARIOS, entry, make_record, measured
 
 Add = Callable[..., RunRecord]
 PAIR = ("oc-i-p", "ic-p-o")
-EVERYTHING = Choice()
+EVERYTHING = Selection()
 
 
 @pytest.fixture
@@ -125,9 +125,9 @@ def test_convergence_averages_scenarios_and_then_seeds(add: Add, tmp_path: Path)
     # seeds have 30 and 50 after round 10, 70 and 90 after round 20
     assert [float(row["mean"]) for row in found] == pytest.approx([40, 80])
     assert [float(row["std"]) for row in found] == pytest.approx([np.sqrt(200)] * 2, abs=1e-6)
-    halves = numbers(convergence(only_frame(tmp_path), Choice(split="val")))
+    halves = numbers(convergence(only_frame(tmp_path), Selection(split="val")))
     assert [float(row["mean"]) for row in halves] == pytest.approx([20, 40])
-    assert convergence(only_frame(tmp_path), Choice(split="id_test")) is None
+    assert convergence(only_frame(tmp_path), Selection(split="id_test")) is None
 
 
 @pytest.mark.usefixtures("drawing")
@@ -241,7 +241,7 @@ def test_leaderboard_is_by_mean_under_a_rule(add: Add, tmp_path: Path) -> None:
         ("fedavg", pytest.approx(30)),
     ]
     assert float(last[1]["ic-p-o"]) == pytest.approx(40)
-    best = numbers(leaderboard(only_frame(tmp_path), Choice(rule="best_by_val")))
+    best = numbers(leaderboard(only_frame(tmp_path), Selection(rule="best_by_val")))
     assert [(row["series"], float(row["mean"])) for row in best] == [
         ("fedavg", pytest.approx(80)),
         ("moon", pytest.approx(55)),
@@ -396,7 +396,7 @@ def test_selection_refuses_unknown_names_and_says_what_would_make_records(
     add: Add, tmp_path: Path
 ) -> None:
     add()
-    one = Choice((tmp_path,), "digits4", "ltdo", ("oc-i-p",), ("fedavg",))
+    one = Selection((tmp_path,), "digits4", "ltdo", ("oc-i-p",), ("fedavg",))
     assert len(one.runs()) == 1
     for wanted, near in (
         ({"method": ("fedavgg",)}, "did you mean 'fedavg'"),
@@ -407,7 +407,7 @@ def test_selection_refuses_unknown_names_and_says_what_would_make_records(
         ({"split": "tset"}, "did you mean 'test'"),
     ):
         with pytest.raises(SettingsError, match=near):
-            replace(Choice((tmp_path,)), **wanted).runs()  # type: ignore[arg-type]
+            replace(Selection((tmp_path,)), **wanted).runs()  # type: ignore[arg-type]
     with pytest.raises(
         DataError, match="feddg-bench run --dataset digits4 --protocol lodo --method moon"
     ):
@@ -451,7 +451,7 @@ def test_no_cell_of_a_sheet_starts_a_formula() -> None:
 def test_labels_are_moved_apart_in_their_order_and_around_their_mean(
     values: list[float], gap: float
 ) -> None:
-    placed = spread(values, gap)
+    placed = spread_ticks(values, gap)
     order = sorted(range(len(values)), key=lambda n: (values[n], n))
     assert all(placed[b] - placed[a] >= gap - 1e-9 for a, b in pairwise(order))
     if values:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from feddg_bench.common.errors import DataError, SettingsError
-from feddg_bench.data.dataset import Records
+from feddg_bench.data.dataset import Listing
 from feddg_bench.data.protocols import Scenario, scenarios
 from feddg_bench.data.splits import (
     SPLITS,
@@ -171,7 +171,7 @@ class Listed:
     official: ClassVar = {}
 
     def __init__(self, paths=PATHS, domains=DOMAIN_OF, labels=LABEL_OF, classes=CLASSES):
-        self.listed = Records(tuple(paths), labels, domains)
+        self.listed = Listing(tuple(paths), labels, domains)
         self.domains, self.classes = DOMAINS, classes
 
     def records(self):

@@ -24,7 +24,7 @@ from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.records.published import published_number, published_numbers
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.rules import RULES, Rule
-from feddg_bench.records.runs import Run, read_runs
+from feddg_bench.records.runs import RecordedRun, read_runs
 from feddg_bench.records.store import ResultsStore
 from tests.helpers import SCENARIOS, entry, make_record, measured
 
@@ -613,5 +613,5 @@ def test_runs_of_a_row_are_all_told(add: Add, tmp_path: Path) -> None:
     grid = generic(tmp_path)
     told = {key.split(":")[1] for part in grid.runs["fedavg"].values() for key in part}
     assert told == keys
-    runs: list[Run] = read_runs(tmp_path)
+    runs: list[RecordedRun] = read_runs(tmp_path)
     assert {run.key for run in runs} == keys

@@ -24,7 +24,7 @@ from feddg_bench import plugins as registry
 from feddg_bench.common.errors import DataError, PluginError, SettingsError
 from feddg_bench.config.schema import AugmentSettings, BackboneSettings
 from feddg_bench.data.augment import Augment, to_float
-from feddg_bench.data.dataset import DomainDataset, Records
+from feddg_bench.data.dataset import DomainDataset, Listing
 from feddg_bench.data.inspect.contact_sheet import contact_sheet
 from feddg_bench.data.inspect.doctor import examine
 from feddg_bench.data.partition import Partition
@@ -80,10 +80,10 @@ class Landsat(DomainDataset):
 
     each = 40
 
-    def scan(self) -> Records:
+    def scan(self) -> Listing:
         count = self.each * len(Landsat.domains)
         rng = np.random.default_rng(0)
-        return Records(
+        return Listing(
             tuple(f"{self.domains[i // self.each]}/{i:03d}.npz" for i in range(count)),
             rng.standard_normal(count).astype(np.float32),
             np.arange(count) // self.each,

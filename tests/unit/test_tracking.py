@@ -20,7 +20,7 @@ from feddg_bench.records.record import RoundRecord, RunRecord
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.tracking import tracker as tracking
 from feddg_bench.tracking.tracker import Tracker
-from feddg_bench.tracking.values import metrics, summary
+from feddg_bench.tracking.values import metrics, run_summary
 from tests.helpers import entry, make_record
 
 FAKE = """
@@ -202,7 +202,7 @@ def test_a_loss_that_overflowed_is_left_out() -> None:
 
 
 def test_summary_by_selection_rule_never_by_test_images(record: RunRecord) -> None:
-    found = summary(record)
+    found = run_summary(record)
     assert [found[f"{rule}/round"] for rule in ("last", "best_by_val", "best_by_id_val")] == [
         3,
         1,
@@ -219,7 +219,7 @@ def test_summary_by_selection_rule_never_by_test_images(record: RunRecord) -> No
     assert found["once/seconds/aggregation"] == 0.125
     for number in record.rounds:
         del number.evaluation["val"]
-    assert not any(name.startswith("best_by_val") for name in summary(record))
+    assert not any(name.startswith("best_by_val") for name in run_summary(record))
 
 
 def test_a_regression_is_told_by_its_own_metric(record: RunRecord) -> None:
@@ -232,7 +232,7 @@ def test_a_regression_is_told_by_its_own_metric(record: RunRecord) -> None:
             "val": {"o": {"pearson": val, **part}},
             "test": {name: {"pearson": test, **part} for name in ("c", "all")},
         }
-    found = summary(record)
+    found = run_summary(record)
     assert found["best_by_val/round"] == 2
     assert found["best_by_val/test/pearson"] == found["best_by_val/test/c/pearson"] == 0.25
     assert found["last/val/o/worst_group"] == found["last/val/worst_group"] == 0.0
@@ -247,7 +247,7 @@ def test_a_run_is_told_in_order(world: World, record: RunRecord) -> None:
     ]  # fmt: skip
     assert [call["step"] for call in calls[2:5]] == [1, 2, 3]
     assert calls[4]["values"] == metrics(record.rounds[2])
-    assert calls[5]["values"] == summary(record)
+    assert calls[5]["values"] == run_summary(record)
     assert calls[6]["name"] == "record record-00ff"
     assert calls[7]["exit_code"] == 0
     start = calls[1]

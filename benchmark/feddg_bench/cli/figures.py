@@ -22,9 +22,9 @@ from feddg_bench.common.errors import DataError
 
 if TYPE_CHECKING:
     from feddg_bench.analysis.figures.drawing import Picture
-    from feddg_bench.analysis.figures.series import Choice
+    from feddg_bench.analysis.figures.series import Selection
     from feddg_bench.records.rules import Rule
-    from feddg_bench.records.runs import Run
+    from feddg_bench.records.runs import RecordedRun
 
 OF_RECORDS = {
     "all": "Draw every figure that the records are enough for.",
@@ -71,11 +71,11 @@ class Records:
     ] = "last"
     format: Annotated[str, typer.Option(help="Comma-separated: png, pdf.")] = "png"
 
-    def choice(self) -> Choice:
+    def choice(self) -> Selection:
         """Return what is asked for."""
-        from feddg_bench.analysis.figures.series import Choice
+        from feddg_bench.analysis.figures.series import Selection
 
-        return Choice(
+        return Selection(
             tuple(record_folders(self.results)[0]),
             self.dataset,
             self.protocol,
@@ -93,7 +93,7 @@ def _listed(text: str | None) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(part.strip() for part in text.split(",")))
 
 
-def _pictures(name: str, runs: list[Run], choice: Choice) -> Iterable[Picture | str]:
+def _pictures(name: str, runs: list[RecordedRun], choice: Selection) -> Iterable[Picture | str]:
     """Yield the figures of a name, or why there is none."""
     from feddg_bench.analysis.figures import overhead, rankings, scores
     from feddg_bench.analysis.figures.series import frames
@@ -116,7 +116,7 @@ def _pictures(name: str, runs: list[Run], choice: Choice) -> Iterable[Picture | 
         yield draw(frame, choice) or f"{frame.name}: no round was evaluated on {choice.split}"
 
 
-def _unswept(name: str, choice: Choice) -> str:
+def _unswept(name: str, choice: Selection) -> str:
     """Say that records hold one value of a setting only, and which command makes others."""
     on = f" dataset={choice.dataset}" if choice.dataset not in (None, "digits4") else ""
     what = "lambda" if name == "lambda" else "K/N"

@@ -24,10 +24,10 @@ from feddg_bench.runs.request import Request
 if TYPE_CHECKING:
     from feddg_bench.data.dataset import DomainDataset
 
-MOST = 24
+_MOST = 24
 """Values of a list that are shown."""
 
-Method = Annotated[str, typer.Argument(help="See `feddg-bench methods`.")]
+MethodName = Annotated[str, typer.Argument(help="See `feddg-bench methods`.")]
 Dataset = Annotated[str, typer.Argument(metavar="DATASET", help="See `feddg-bench datasets`.")]
 
 
@@ -88,7 +88,7 @@ methods_app = catalogue(
 
 @methods_app.command("show")
 def show_method_command(
-    name: Method,
+    name: MethodName,
     pairs: Pairs = None,
     dataset: DataName = None,
     recipe: Recipe = None,
@@ -335,6 +335,6 @@ def _text(value: Any) -> str:
     if isinstance(value, dict):
         return "\n".join(f"{key}: {_text(inner)}" for key, inner in value.items())
     if isinstance(value, list):
-        few = [*map(str, value if len(value) <= MOST else value[:3])]
-        return ", ".join(few if len(value) <= MOST else [*few, f"... ({len(value)})"])
+        few = [*map(str, value if len(value) <= _MOST else value[:3])]
+        return ", ".join(few if len(value) <= _MOST else [*few, f"... ({len(value)})"])
     return json.dumps(value)

@@ -9,7 +9,7 @@ import typer
 
 from feddg_bench.cli.options import Folders, record_folders
 
-Out = Annotated[Path | None, typer.Option(help="File to write; default RESULTS/report.html.")]
+_Out = Annotated[Path | None, typer.Option(help="File to write; default RESULTS/report.html.")]
 Filter = Annotated[
     list[str] | None,
     typer.Option(
@@ -25,7 +25,7 @@ Figures = Annotated[
 
 def report_command(
     results: Folders = None,
-    out: Out = None,
+    out: _Out = None,
     filters: Filter = None,
     with_figures: Figures = True,
 ) -> None:

@@ -14,11 +14,11 @@ from feddg_bench.common.errors import printable
 results_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="List records, pack them, unpack them."
 )
-Where = Annotated[Path, typer.Option("--results", help="Folder of records.")]
+_Where = Annotated[Path, typer.Option("--results", help="Folder of records.")]
 
 
 @results_app.command("list")
-def list_command(results: Folders = None) -> None:
+def _list_command(results: Folders = None) -> None:
     """List the records by data set, protocol and recipe, and all that cannot be used."""
     from feddg_bench.records.runs import read_folder
 
@@ -34,7 +34,7 @@ def list_command(results: Folders = None) -> None:
 
 
 @results_app.command("pack")
-def pack_command(results: Where = Path("runs")) -> None:
+def pack_command(results: _Where = Path("runs")) -> None:
     """Move single records into packed files, RESULTS/records/*.jsonl.xz, one a table: few for git.
 
     All commands read packed records as they read single ones.
@@ -46,7 +46,7 @@ def pack_command(results: Where = Path("runs")) -> None:
 
 
 @results_app.command("unpack")
-def unpack_command(results: Where = Path("runs")) -> None:
+def unpack_command(results: _Where = Path("runs")) -> None:
     """Move packed records into single JSON files, RESULTS/runs/KEY.json, as people like them."""
     from feddg_bench.records.store import unpack
 

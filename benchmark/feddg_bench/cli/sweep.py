@@ -16,7 +16,7 @@ from feddg_bench.common.errors import RunInterruptedError
 from feddg_bench.config.schema import Resources
 
 if TYPE_CHECKING:
-    from feddg_bench.data.store import Progress
+    from feddg_bench.data.store import OnDecoded
     from feddg_bench.runs.request import Datasets
     from feddg_bench.sweeps.definition import Sweep
     from feddg_bench.sweeps.jobs import Job
@@ -85,10 +85,10 @@ def _run(search: Search, datasets: Datasets, resources: Resources, *, retry_fail
     from feddg_bench.engine.devices import find_device
     from feddg_bench.records.store import ResultsStore
     from feddg_bench.sweeps.claims import Claims
-    from feddg_bench.sweeps.failures import Failures, tidy
+    from feddg_bench.sweeps.failures import Failures, tidy_sweep
     from feddg_bench.sweeps.pool import run_in_processes
     from feddg_bench.sweeps.progress import Board
-    from feddg_bench.sweeps.work import Worker
+    from feddg_bench.sweeps.work import SweepWorker
 
     store, failures = ResultsStore(resources.results), Failures(resources.results)
     store.check_writable()
@@ -105,16 +105,16 @@ def _run(search: Search, datasets: Datasets, resources: Resources, *, retry_fail
         wanted = resources.workers or (1 if device != "cpu" else cores())
         count = max(1, min(wanted, total - done))
         if count == 1:
-            Worker(one, board.tell).work(search)
+            SweepWorker(one, board.tell).work(search)
         else:
             run_in_processes(count, search, one, board.tell, board.job)
     keys = [job.key for job in search.jobs()]
-    tidy(store, Claims(resources.results / "claims"), keys)
+    tidy_sweep(store, Claims(resources.results / "claims"), keys)
     recorded = store.keys()
     return not recorded.issuperset(keys)
 
 
-def _prepare(search: Search, datasets: Datasets, resources: Resources, progress: Progress) -> None:
+def _prepare(search: Search, datasets: Datasets, resources: Resources, progress: OnDecoded) -> None:
     """Check the records that are there, and decode images once for all workers.
 
     Raises:

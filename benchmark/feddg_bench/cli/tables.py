@@ -11,7 +11,7 @@ import typer
 from feddg_bench.cli.options import Folders, record_folders
 from feddg_bench.common.errors import SettingsError, unknown
 
-Names = Annotated[
+TableNames = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[NAME]...",
@@ -20,7 +20,7 @@ Names = Annotated[
     ),
 ]
 Out = Annotated[Path | None, typer.Option(help="Folder to write to; default RESULTS/tables.")]
-Formats = Annotated[str, typer.Option("--format", help="Comma-separated: md, tex, csv.")]
+_Formats = Annotated[str, typer.Option("--format", help="Comma-separated: md, tex, csv.")]
 Select = Annotated[
     str | None,
     typer.Option(
@@ -34,10 +34,10 @@ Against = Annotated[
 
 
 def tables_command(
-    tables: Names = None,
+    tables: TableNames = None,
     results: Folders = None,
     out: Out = None,
-    formats: Formats = "md,tex,csv",
+    formats: _Formats = "md,tex,csv",
     select: Select = None,
     against: Against = None,
 ) -> None:

@@ -12,7 +12,7 @@ from feddg_bench.config.layers import Layer, load_layer, merge, validate
 from feddg_bench.config.schema import Section
 
 
-class Frame(Section):
+class _Frame(Section):
     """What a recipe sets for one data set: settings, and those of single methods."""
 
     model_config = ConfigDict(extra="allow")
@@ -20,12 +20,12 @@ class Frame(Section):
     methods: dict[str, dict[str, Any] | None] | None = None
 
 
-class Recipe(Section):
+class _Recipe(Section):
     """A recipe file: settings for all data sets, and what differs for one of them, or a method."""
 
     description: str = ""
     settings: dict[str, Any] | None = None
-    datasets: dict[str, Frame | None] | None = None
+    datasets: dict[str, _Frame | None] | None = None
     methods: dict[str, dict[str, Any] | None] | None = None
 
 
@@ -34,7 +34,7 @@ def recipe_names() -> tuple[str, ...]:
     return shipped_names("sweeps/recipes")
 
 
-def read_recipe(recipe: str) -> Recipe:
+def read_recipe(recipe: str) -> _Recipe:
     """Return what a recipe's file holds.
 
     Args:
@@ -46,7 +46,7 @@ def read_recipe(recipe: str) -> Recipe:
     path = find_yaml("recipe", "sweeps/recipes", recipe)
     layer = load_layer(path, "recipe")
     try:
-        return validate(Recipe, layer)
+        return validate(_Recipe, layer)
     except SettingsError as error:
         raise SettingsError(f"recipe {path}: {error}") from error
 
@@ -70,7 +70,7 @@ def load_recipe(recipe: str, dataset: str, method: str) -> Layer:
             f"{', '.join(sorted(frames)) or 'none'}; "
             f"copy it to a .yaml file, add an entry, give its path"
         )
-    frame = frames[dataset] or Frame()
+    frame = frames[dataset] or _Frame()
     own = [(methods or {}).get(method) or {} for methods in (found.methods, frame.methods)]
     merged = merge(found.settings or {}, frame.model_extra or {}, *own)
     which = sorted({"method", "dataset", "protocol", "scenario", "seed"} & set(merged))

@@ -35,7 +35,7 @@ Uplink = Mapping[str, tuple[str, ...] | Mapping[str, Form]]
 """
 
 
-class Clients(Protocol):
+class ClientPool(Protocol):
     """What the server needs of an executor: a way to run tasks, and what clients keep."""
 
     memories: dict[str, Payload]
@@ -170,7 +170,7 @@ class Server:
         self,
         weights: Weights,
         clients: tuple[str, ...],
-        executor: Clients,
+        executor: ClientPool,
         *,
         seed: int,
         federation: FederationSettings,

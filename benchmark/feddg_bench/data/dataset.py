@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Records:
+class Listing:
     """The images of a data set, n of them, in the order of their indices.
 
     Attributes:
@@ -119,7 +119,7 @@ class DomainDataset(ABC):
         self.data_root = data_root
 
     @abstractmethod
-    def scan(self) -> Records:
+    def scan(self) -> Listing:
         """List the images, in an order that depends on nothing but their names."""
 
     def find(self) -> Path | None:
@@ -174,7 +174,7 @@ class DomainDataset(ABC):
             DataError: If the file cannot be decoded.
         """
 
-    def records(self) -> Records:
+    def records(self) -> Listing:
         """Return the images after checking the promises.
 
         Raises:
@@ -183,7 +183,7 @@ class DomainDataset(ABC):
         """
         return self._records
 
-    def records_as_found(self) -> Records:
+    def records_as_found(self) -> Listing:
         """Return the images, and from now on let `records` do so, whatever promises they break.
 
         Raises:
@@ -193,7 +193,7 @@ class DomainDataset(ABC):
         return self._records
 
     @cached_property
-    def _records(self) -> Records:
+    def _records(self) -> Listing:
         records = self.scan()
         found = self.count(records)
         if not np.isfinite(records.labels).all():
@@ -220,7 +220,7 @@ class DomainDataset(ABC):
             )
         return records
 
-    def differences(self, records: Records) -> Iterator[tuple[str, str | None, str]]:
+    def differences(self, records: Listing) -> Iterator[tuple[str, str | None, str]]:
         """Yield domain, class if any, and how their number of images is not as published."""
         found = self.count(records)
         for domain, wanted in self.counts.items():
@@ -235,7 +235,7 @@ class DomainDataset(ABC):
         """Return what may mend a domain, or its class, without images: the end of a sentence."""
         return ""
 
-    def count(self, records: Records) -> NDArray[np.int64]:
+    def count(self, records: Listing) -> NDArray[np.int64]:
         """Return the images of each class in each domain, [D, C]; [D, 1] for a regression."""
         found = np.zeros((len(self.domains), len(self.classes) or 1), dtype=np.int64)
         labels = records.labels if self.classes else np.zeros(len(records.labels))
@@ -295,7 +295,7 @@ class FileDataset(DomainDataset):
         return digest.hexdigest()
 
 
-FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")
 """Of images, whatever their suffix; Pillow would start programs to read some others."""
 MOST_PIXELS = 2**26
 """Of an image: what claims to have more is not decoded."""
@@ -315,7 +315,7 @@ def read_image(path: Path, size: int) -> NDArray[np.uint8]:
     plain_file(path)
     fault = f"it has more than {MOST_PIXELS:,} pixels"
     try:
-        with open_image(path, formats=FORMATS) as image:
+        with open_image(path, formats=_FORMATS) as image:
             if image.width * image.height <= MOST_PIXELS:
                 grey16 = image.mode.startswith("I")  # which `convert` would clip
                 eight = fromarray((np.asarray(image) >> 8).astype(np.uint8)) if grey16 else image
@@ -324,7 +324,7 @@ def read_image(path: Path, size: int) -> NDArray[np.uint8]:
         fault = str(error)
     raise DataError(
         f"cannot decode the image {path} ({fault}): replace it by a fresh copy, as "
-        f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+        f"{', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}"
     )
 
 
@@ -338,7 +338,7 @@ def image_facts(path: Path) -> tuple[int, bool, bool]:
 
     plain_file(path)
     try:
-        with open_image(path, formats=FORMATS) as image:
+        with open_image(path, formats=_FORMATS) as image:
             sixteen = image.mode.startswith("I") or ";16" in str(image.tile)
             return min(image.size), sixteen, image.getexif().get(_ORIENTATION, 1) != 1
     except Exception as error:  # a damaged file makes decoders raise anything

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from feddg_bench.common.errors import DataError
-from feddg_bench.data.dataset import FileDataset, Records
+from feddg_bench.data.dataset import FileDataset, Listing
 from feddg_bench.data.locations import data_roots
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
@@ -49,7 +49,7 @@ class ImageFolderDataset(FileDataset):
         """Return the folder that holds the domains."""
         return self.folder
 
-    def records_as_found(self) -> Records:
+    def records_as_found(self) -> Listing:
         """Return the images of the domains that are there; see `DomainDataset`."""
         self.__dict__["folder"] = self._likely_folder()  # the value of the cached property
         return super().records_as_found()
@@ -64,11 +64,11 @@ class ImageFolderDataset(FileDataset):
             raise self.not_found(self.title, roots, above)
         return max(candidates, key=lambda folder: len(found[folder]))
 
-    def scan(self) -> Records:
+    def scan(self) -> Listing:
         """List the images by domain, class and file name."""
         paths = tuple(sorted(self._files))
         parts = [path.split("/") for path in paths]
-        return Records(
+        return Listing(
             paths=paths,
             labels=np.array([self.classes.index(part[1]) for part in parts], dtype=np.int64),
             domains=np.array([self.domains.index(part[0]) for part in parts], dtype=np.int64),

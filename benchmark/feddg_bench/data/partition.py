@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from feddg_bench.config.schema import PartitionSettings
 
 __all__ = [
-    "RULES",
+    "PARTITION_RULES",
     "Partition",
     "dirichlet_indices",
     "heterogeneous_counts",
@@ -145,10 +145,10 @@ def dirichlet_indices(
     return deal(cut(members) for members in filter(len, by_domain(domains)))
 
 
-Rule = Callable[["PartitionSettings", IntArray, int], list[IntArray]]
+PartitionRule = Callable[["PartitionSettings", IntArray, int], list[IntArray]]
 """Settings, domain of each training image, seed -> positions of each client's images."""
 
-RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
+PARTITION_RULES: dict[str, tuple[PartitionRule, tuple[str, ...]]] = {
     "heterogeneous": (
         lambda s, domains, seed: heterogeneous_indices(
             domains, s.clients, s.heterogeneity, seed=seed, rounding=s.rounding
@@ -190,7 +190,7 @@ def make_partition(
     """
     if not len(indices):
         raise DataError("there are no training images to spread over clients; check the splits")
-    make, used = RULES[settings.kind]
+    make, used = PARTITION_RULES[settings.kind]
     smallest = settings.min_client_size
     for name in {"clients", "clients_per_domain"}.intersection(used):
         # before the rule runs: a mistyped number of clients may not fill the memory
@@ -244,7 +244,7 @@ def validation_parts(
     Returns:
         Training and validation images by client name: data-set indices.
     """
-    make, _ = RULES[settings.kind]
+    make, _ = PARTITION_RULES[settings.kind]
     parts = make(settings, np.asarray(domains, dtype=np.int64), seed) if len(id_val) else []
     if len(parts) != len(partition.clients):  # a domain without validation images has no parts
         parts = [np.arange(0)] * len(partition.clients)

@@ -23,7 +23,7 @@ SPLITS = ("train", "id_val", "id_test", "val", "test")
 ROLES = dict(zip(SPLITS, ("train", "train", "train", "val", "test"), strict=True))
 """Split -> role of the domains whose images it may hold."""
 REQUIRED_COLUMNS = ("split", "domain", "path")
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
+_IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 
 Splits = dict[str, NDArray[np.int64]]
 """Split -> ascending data-set indices of its images; a split without images is left out."""
@@ -282,4 +282,4 @@ def _read_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 def _stem(name: str) -> str:
     path = PurePosixPath(name)
-    return str(path.with_suffix("")) if path.suffix.lower() in IMAGE_SUFFIXES else name
+    return str(path.with_suffix("")) if path.suffix.lower() in _IMAGE_SUFFIXES else name

@@ -26,7 +26,7 @@ CHECKED_BYTES = 4 * 2**30
 """Of a store's pixels that are compared with their checksums when it is opened; of a larger store
 blocks at even distances. ``data check`` compares all."""
 
-Progress = Callable[[int, int], None]
+OnDecoded = Callable[[int, int], None]
 """Called with the number of images done and their total."""
 
 
@@ -57,7 +57,7 @@ def open_store(
     dataset: DomainDataset,
     size: int,
     cache_dir: Path,
-    progress: Progress | None = None,
+    progress: OnDecoded | None = None,
     *,
     processes: int = 0,
 ) -> Store:
@@ -144,7 +144,7 @@ def _build(
     size: int,
     cache_dir: Path,
     stamp: str,
-    progress: Progress | None,
+    progress: OnDecoded | None,
     processes: int,
 ) -> str:
     """Decode every image into its store, and return the fingerprint of what was decoded.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from feddg_bench.config.schema import RunSettings
     from feddg_bench.core.method import Method
 
-COLOURS = ("brightness", "contrast", "saturation", "hue", "grayscale")
+_COLOURS = ("brightness", "contrast", "saturation", "hue", "grayscale")
 """Settings of augmentation that need RGB in [0, 1]."""
 
 
@@ -62,7 +62,7 @@ def check_fit(settings: RunSettings, method: type[Method], pictures: Pictures) -
             f"{settings.method} changes the style of RGB images, but {images}: choose a method "
             f"that leaves images as they are, such as fedavg"
         )
-    wrong = [f"augment.{name}=0" for name in COLOURS if getattr(settings.augment, name)]
+    wrong = [f"augment.{name}=0" for name in _COLOURS if getattr(settings.augment, name)]
     if wrong:
         raise SettingsError(
             f"augmentation of colours is for RGB images, but {images}: set {' '.join(wrong)}"

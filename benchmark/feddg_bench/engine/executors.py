@@ -28,7 +28,7 @@ from feddg_bench.engine.worker import Worker, WorkerSpec, peak_memory_mib
 
 logger = logging.getLogger(__name__)
 
-Measured = tuple[np.ndarray, float]
+Predictions = tuple[np.ndarray, float]
 """Predictions (n,) and summed loss of some images."""
 
 
@@ -81,7 +81,7 @@ class Executor(ABC):
         """Do the work of `map`, with tasks that bring what their clients remember."""
 
     @abstractmethod
-    def evaluate(self, weights: Weights, indices: Sequence[np.ndarray]) -> Iterator[Measured]:
+    def evaluate(self, weights: Weights, indices: Sequence[np.ndarray]) -> Iterator[Predictions]:
         """Measure the weights on each index array."""
 
     def peak_memory_mib(self) -> float:
@@ -119,7 +119,7 @@ class SerialExecutor(Executor):
         except Exception as error:
             raise _client_error(task, error) from error
 
-    def evaluate(self, weights: Weights, indices: Sequence[np.ndarray]) -> Iterator[Measured]:
+    def evaluate(self, weights: Weights, indices: Sequence[np.ndarray]) -> Iterator[Predictions]:
         """Measure the weights on each index array."""
         return (self.worker.evaluate(weights, index) for index in indices)
 
@@ -171,7 +171,7 @@ class ProcessExecutor(Executor):
         )
         return map(_reply, self._share(shared, jobs, self._timeout))
 
-    def evaluate(self, weights: Weights, indices: Sequence[np.ndarray]) -> Iterator[Measured]:
+    def evaluate(self, weights: Weights, indices: Sequence[np.ndarray]) -> Iterator[Predictions]:
         """Measure the weights on each index array."""
         jobs = (
             _Job("an evaluation", {"index": torch.from_numpy(np.ascontiguousarray(index))})

@@ -59,12 +59,12 @@ def _value(metric: Metric, value: Any) -> Any:
     return value
 
 
-Measured = Annotated[
+MetricValues = Annotated[
     dict[str, float],
     PlainValidator(_measured),
     PlainSerializer(lambda measured: measured, return_type=dict[str, Any]),
 ]
-Evaluation = dict[str, dict[str, Measured]]
+Evaluation = dict[str, dict[str, MetricValues]]
 """Split -> domain -> metric -> value, and ``images``: of how many. The part `WHOLE` of a split is
 all of it. Shares are in [0, 1]; a loss that overflowed is NaN. ``worst_group_name`` is a text."""
 

@@ -41,7 +41,7 @@ WORTH_WRITING = 50
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class RecordedRun:
     """A record without its rounds, and with what was measured in them.
 
     Attributes:
@@ -113,7 +113,7 @@ class Run:
         """Return what the run cost (see `RunRecord.costs`); ``None`` where it was not measured."""
         return self.costs.get(metric)
 
-    def same_numbers(self, other: Run) -> bool:
+    def same_numbers(self, other: RecordedRun) -> bool:
         """Tell whether the same was measured in two runs."""
         return self._all == other._all
 
@@ -147,7 +147,7 @@ class Problem(NamedTuple):
     skipped: bool
 
 
-def read_runs(results: Path | Sequence[Path]) -> list[Run]:
+def read_runs(results: Path | Sequence[Path]) -> list[RecordedRun]:
     """Return the runs of results folders in the order of their keys.
 
     Records that cannot be used are left out, with one warning for all. Where several files hold a
@@ -156,7 +156,7 @@ def read_runs(results: Path | Sequence[Path]) -> list[Run]:
     Raises:
         DataError: If a folder is not there.
     """
-    runs: dict[str, Run] = {}
+    runs: dict[str, RecordedRun] = {}
     problems: list[Problem] = []
     for root in [results] if isinstance(results, Path) else results:
         found, bad = read_folder(root)
@@ -178,7 +178,9 @@ def read_runs(results: Path | Sequence[Path]) -> list[Run]:
     return [runs[key] for key in sorted(runs)]
 
 
-def read_folder(root: Path, *, packed: bool | None = None) -> tuple[list[Run], list[Problem]]:
+def read_folder(
+    root: Path, *, packed: bool | None = None
+) -> tuple[list[RecordedRun], list[Problem]]:
     """Return the runs in a results folder, and the records that cannot be used.
 
     Args:
@@ -193,7 +195,7 @@ def read_folder(root: Path, *, packed: bool | None = None) -> tuple[list[Run], l
             f"there is no results folder {root}: run something first, or give --results DIR"
         )
     index = _Index(root / ".index")
-    runs: list[Run] = []
+    runs: list[RecordedRun] = []
     problems: list[Problem] = []
     for source in sources(root, packed=packed):
         heads, bad = index.entry(source)
@@ -206,7 +208,7 @@ def read_folder(root: Path, *, packed: bool | None = None) -> tuple[list[Run], l
 # --------------------------------------------------------------------------------- the index
 
 _Head = dict[str, Any]
-"""The fields of a `Run`. ``settings`` and ``environment`` are places in `_Index.shared`;
+"""The fields of a `RecordedRun`. ``settings`` and ``environment`` are places in `_Index.shared`;
 ``measured`` is the line of the last evaluation in the index, and that of all is the next one."""
 
 
@@ -291,14 +293,14 @@ class _Index:
             self.shared.append(value)
         return place
 
-    def run(self, source: Source, head: _Head) -> Run:
+    def run(self, source: Source, head: _Head) -> RecordedRun:
         """Return the run of a head."""
         fields = head.copy()
         at = fields.pop("measured")
         fields["metric"] = find_metric(fields["metric"], fields["task"])
         fields["settings"] = self.shared[fields["settings"]]
         fields["environment"] = self.shared[fields["environment"]]
-        return Run(source=source, _last=self.lines[at], _all=self.lines[at + 1], **fields)
+        return RecordedRun(source=source, _last=self.lines[at], _all=self.lines[at + 1], **fields)
 
     def write(self, *, keep_others: bool) -> None:
         """Write the index, if that saves more time than it takes.

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 Unit = tuple[int, str]
 """Number of a column and name of a scenario in it."""
 Sample = Mapping[tuple[Unit, int], float]
-Values = NDArray[np.float64]
+_Values = NDArray[np.float64]
 
 LEVEL = 0.05
 """Two-sided level below which a difference counts."""
@@ -94,7 +94,7 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def by_scenario(sample: Sample) -> dict[str, Values]:
+def by_scenario(sample: Sample) -> dict[str, _Values]:
     """Return the values of each scenario over seeds, [seeds], means over its columns."""
     found: dict[str, dict[int, list[float]]] = {}
     for ((_, scenario), seed), value in sample.items():
@@ -128,11 +128,11 @@ def compare(
     )
 
 
-def _differences(row: Sample, other: Sample) -> dict[str, Values]:
+def _differences(row: Sample, other: Sample) -> dict[str, _Values]:
     return by_scenario({pair: row[pair] - other[pair] for pair in row if pair in other})
 
 
-def t_test(differences: Values) -> float:
+def t_test(differences: _Values) -> float:
     """Return the two-sided p-value of Student's t-test that the mean is 0.
 
     Args:
@@ -206,7 +206,7 @@ def best_rows(
 
 
 @cache
-def _drawn(counts: tuple[int, ...], stream: int, *, fixed: bool = True) -> Values:
+def _drawn(counts: tuple[int, ...], stream: int, *, fixed: bool = True) -> _Values:
     """Return how often each value is drawn in each resample, [`RESAMPLES`, values].
 
     Args:
@@ -229,12 +229,12 @@ def _drawn(counts: tuple[int, ...], stream: int, *, fixed: bool = True) -> Value
     return found
 
 
-def _ends(found: Values, tail: float = 0.025) -> tuple[float, float]:
+def _ends(found: _Values, tail: float = 0.025) -> tuple[float, float]:
     low, high = np.quantile(found, (tail, 1 - tail))
     return float(low), float(high)
 
 
-def _interval(groups: Sequence[Values]) -> tuple[float, float]:
+def _interval(groups: Sequence[_Values]) -> tuple[float, float]:
     """Return the 95 % bootstrap interval of the mean over scenarios of means over seeds.
 
     Scenarios are drawn first, then seeds in them. Percentiles of so few are too close together: as
@@ -249,7 +249,7 @@ def _interval(groups: Sequence[Values]) -> tuple[float, float]:
     return _ends(means, float(ndtr(math.sqrt(n / (n - 1)) * stdtrit(n - 1, 0.025))))
 
 
-def interquartile_mean(values: Values, counts: Values | None = None) -> Values:
+def interquartile_mean(values: _Values, counts: _Values | None = None) -> _Values:
     """Return the mean of what is left without the lowest and the highest quarter, rounded down.
 
     Args:
@@ -278,7 +278,7 @@ def iqm(sample: Sample) -> Estimate:
     return Estimate(value, *_ends(interquartile_mean(values, _drawn(counts, 1))))
 
 
-def profile(sample: Sample, thresholds: Values) -> tuple[Values, Values, Values]:
+def performance_profile(sample: Sample, thresholds: _Values) -> tuple[_Values, _Values, _Values]:
     """Return a performance profile: the share of runs that reach each threshold, and its interval.
 
     It is the mean over scenarios of the share of their seeds (Agarwal et al., NeurIPS 2021); the

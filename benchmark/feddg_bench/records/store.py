@@ -13,7 +13,7 @@ from pydantic_core import from_json
 from feddg_bench.common.errors import DataError, printable
 from feddg_bench.common.files import file_name, write_whole
 from feddg_bench.records.record import NewerError, RunRecord
-from feddg_bench.records.runs import LONGEST, Run, read_folder, read_runs
+from feddg_bench.records.runs import LONGEST, RecordedRun, read_folder, read_runs
 from feddg_bench.records.sources import ENDING, Source, sources, write_packed
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class ResultsStore:
         self.runs = root / "runs"
         self.checkpoints = root / "checkpoints"
         self.partitions = root / "partitions"
-        self._packed: tuple[list[Source], dict[str, Run]] = ([], {})
+        self._packed: tuple[list[Source], dict[str, RecordedRun]] = ([], {})
 
     def check_writable(self) -> None:
         """Raise `DataError` in one sentence if records could not be written here."""
@@ -55,7 +55,7 @@ class ResultsStore:
         single = {s.name.removesuffix(".json") for s in sources(self.root, packed=False)}
         return single | set(self.packed())
 
-    def packed(self) -> dict[str, Run]:
+    def packed(self) -> dict[str, RecordedRun]:
         """Return the runs in packed files by key."""
         there = sources(self.root, packed=True)
         if there != self._packed[0]:
@@ -124,7 +124,7 @@ def pack(root: Path) -> list[Path]:
     there, problems = read_folder(root, packed=True)
     if broken := [problem for problem in problems if problem.skipped]:
         raise DataError(f"{broken[0].path} cannot be added to: {printable(broken[0].reason)}")
-    groups: dict[Path, dict[str, Run]] = {}
+    groups: dict[Path, dict[str, RecordedRun]] = {}
     for run in single:
         name = "-".join(map(file_name, (run.dataset, run.protocol, run.recipe)))
         groups.setdefault(root / "records" / f"{name}{ENDING}", {})[run.key] = run

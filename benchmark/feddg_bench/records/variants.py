@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from feddg_bench.records.runs import Run
+from feddg_bench.records.runs import RecordedRun
 
 SHORT = {
     "partition.heterogeneity": "lambda",
@@ -35,14 +35,14 @@ class Variant:
 
     label: str
     differences: Mapping[str, Any]
-    runs: tuple[Run, ...]
+    runs: tuple[RecordedRun, ...]
 
 
-def text(value: Any) -> str:
+def setting_text(value: Any) -> str:
     """Return a setting's value as a person writes it.
 
-    >>> text(True), text(None), text(0.5), text(1.0), text("sgd")
-    ('true', 'none', '0.5', '1', 'sgd')
+    >>> [setting_text(value) for value in (True, None, 0.5, 1.0, "sgd")]
+    ['true', 'none', '0.5', '1', 'sgd']
     """
     if isinstance(value, bool):
         return str(value).lower()
@@ -51,7 +51,7 @@ def text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def split(runs: Sequence[Run], free: Collection[str] = ()) -> list[Variant]:
+def split(runs: Sequence[RecordedRun], free: Collection[str] = ()) -> list[Variant]:
     """Return the variants among the runs of a row.
 
     Runs under several recipes are first told apart by recipe, unless the settings agree. Settings
@@ -67,7 +67,7 @@ def split(runs: Sequence[Run], free: Collection[str] = ()) -> list[Variant]:
     for recipe in recipes:
         mine = [entry for entry in entries if entry.recipe == recipe]
         keys = _differing(mine)
-        together: dict[tuple[str, ...], list[Run]] = {}
+        together: dict[tuple[str, ...], list[RecordedRun]] = {}
         named: dict[tuple[str, ...], dict[str, Any]] = {}
         for entry in mine:
             differences: dict[str, Any] = {"recipe": recipe} if len(recipes) > 1 else {}
@@ -80,7 +80,7 @@ def split(runs: Sequence[Run], free: Collection[str] = ()) -> list[Variant]:
             Variant(label({k: v for k, v in named[mark].items() if k in said}), named[mark], runs_)
             for mark, runs_ in ((mark, tuple(members)) for mark, members in together.items())
         ]
-    found.sort(key=lambda variant: [natural(text(v)) for v in variant.differences.values()])
+    found.sort(key=lambda variant: [natural(setting_text(v)) for v in variant.differences.values()])
     return _distinct(found)
 
 
@@ -115,7 +115,7 @@ def assignments(differences: Mapping[str, Any]) -> list[str]:
     for key, value in differences.items():
         last = key.rsplit(".", 1)[-1]
         name = SHORT.get(key) or (last if lasts[last] == 1 else key)
-        said.append(f"{name}={text(value)}")
+        said.append(f"{name}={setting_text(value)}")
     return said
 
 
@@ -125,7 +125,7 @@ def natural(value: str) -> list[tuple[int, float, str]]:
     return [(0, float(p), "") if n % 2 else (1, 0.0, p) for n, p in enumerate(parts)]
 
 
-def signature(run: Run, free: Collection[str] = ()) -> dict[str, Any]:
+def _signature(run: RecordedRun, free: Collection[str] = ()) -> dict[str, Any]:
     """Return all that may differ between runs of one row and must not be averaged."""
     found = {key: value for key, value in run.settings.items() if key not in free}
     more = {"method": run.method, "protocol": run.protocol}
@@ -138,20 +138,20 @@ class _Entry:
     dataset: str
     signature: dict[str, Any]
     recipe: str
-    runs: list[Run]
+    runs: list[RecordedRun]
 
 
-def _entries(runs: Iterable[Run], free: Collection[str]) -> list[_Entry]:
+def _entries(runs: Iterable[RecordedRun], free: Collection[str]) -> list[_Entry]:
     """Return runs by data set and signature; equal settings are one entry whatever the recipe."""
     runs = list(runs)
-    groups: dict[tuple[Any, ...], list[Run]] = {}
+    groups: dict[tuple[Any, ...], list[RecordedRun]] = {}
     for run in runs:  # runs share their settings object, so this is quick
         mark = (run.dataset, id(run.settings), run.version, run.fingerprint)
         groups.setdefault((*mark, run.method, run.protocol), []).append(run)
     alike = _one_file_a_scenario(groups.values())
     entries: dict[tuple[str, str], _Entry] = {}
     for members in groups.values():
-        found = signature(members[0], free)
+        found = _signature(members[0], free)
         if alike and found.get(SPLIT) is not None:
             found[SPLIT] = "file"
         whole = (members[0].dataset, repr(sorted(found.items())))
@@ -165,7 +165,7 @@ def _entries(runs: Iterable[Run], free: Collection[str]) -> list[_Entry]:
     return list(entries.values())
 
 
-def _one_file_a_scenario(groups: Iterable[list[Run]]) -> bool:
+def _one_file_a_scenario(groups: Iterable[list[RecordedRun]]) -> bool:
     """Return whether no scenario was run with two split files.
 
     Each scenario has a file of its own, so their hashes differ without a difference in meaning.

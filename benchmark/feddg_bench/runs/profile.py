@@ -27,7 +27,7 @@ from feddg_bench.runs.request import Plan
 from feddg_bench.runs.run import train
 from feddg_bench.runs.setup import Run, start
 
-PHASES = ("training", "communication", "aggregation", "evaluation")
+_PHASES = ("training", "communication", "aggregation", "evaluation")
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def profile(plan: Plan, federation: Federation, resources: Resources) -> Profile
     images = sum(len(federation.clients[name]) for name in cohort) * epochs
     phases = {
         phase: statistics.median(r.ledger.seconds.get(phase, 0.0) for r in results)
-        for phase in PHASES
+        for phase in _PHASES
     }
     flop = flop_per_image(worker, watch.task)
     flops = flop * images / phases["training"]

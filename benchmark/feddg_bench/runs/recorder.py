@@ -28,7 +28,7 @@ from feddg_bench.runs.observer import Observer
 from feddg_bench.runs.request import Plan
 from feddg_bench.runs.setup import Run, RunData
 
-CHOOSING = ("val", "id_val")
+_CHOOSING = ("val", "id_val")
 """Splits by which the best model is chosen: the first that the run measures."""
 
 
@@ -136,7 +136,7 @@ def best_so_far(record: RunRecord) -> int | None:
     round was evaluated.
     """
     found = {entry.round: entry.evaluation for entry in record.rounds if entry.evaluation}
-    for split in CHOOSING:
+    for split in _CHOOSING:
         place = best_round(list(found.values()), split, record.metric.name)
         if place is not None:
             return list(found)[place]

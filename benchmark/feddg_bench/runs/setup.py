@@ -18,7 +18,7 @@ from feddg_bench.core.server import Server
 from feddg_bench.data.dataset import DomainDataset
 from feddg_bench.data.federated import Federation, count_images, make_federation, spread
 from feddg_bench.data.locations import cache_dir
-from feddg_bench.data.store import Progress, Store, known_fingerprint, open_store
+from feddg_bench.data.store import OnDecoded, Store, known_fingerprint, open_store
 from feddg_bench.engine.build import build_run_method
 from feddg_bench.engine.devices import find_device
 from feddg_bench.engine.executors import Executor
@@ -42,7 +42,7 @@ class RunData:
         self.cache = cache_dir(cache)
         self._stores: dict[int, Store] = {}
 
-    def store(self, size: int, progress: Progress | None = None) -> Store:
+    def store(self, size: int, progress: OnDecoded | None = None) -> Store:
         """Return the decoded images at a size."""
         if size not in self._stores:
             self._stores[size] = open_store(self.dataset, size, self.cache, progress)
@@ -102,7 +102,7 @@ def open_run(
     data: RunData,
     executor: Executor,
     resources: Resources,
-    progress: Progress | None = None,
+    progress: OnDecoded | None = None,
 ) -> Run:
     """Decode what is not yet decoded, spread the images over clients, and build the module."""
     federation, record, partition = open_federation(plan, data, progress)
@@ -138,7 +138,7 @@ def start(plan: Plan, federation: Federation, executor: Executor, resources: Res
 
 
 def open_federation(
-    plan: Plan, data: RunData, progress: Progress | None = None
+    plan: Plan, data: RunData, progress: OnDecoded | None = None
 ) -> tuple[Federation, RunRecord, Callable[[], dict[str, Any]]]:
     """Return a plan's data spread over clients and splits, and what `Run` says of them."""
     settings, dataset = plan.settings, data.dataset

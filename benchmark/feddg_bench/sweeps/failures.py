@@ -56,7 +56,7 @@ def stems(folder: Path) -> set[str]:
         return set()
 
 
-def tidy(store: ResultsStore, claims: Claims, keys: Iterable[str]) -> None:
+def tidy_sweep(store: ResultsStore, claims: Claims, keys: Iterable[str]) -> None:
     """Remove what killed processes left of runs that are recorded: parts, checkpoints, claims."""
     wanted = set(keys) & store.keys()
     for folder in (store.runs, store.checkpoints):

@@ -18,7 +18,7 @@ from feddg_bench.config.schema import Resources
 from feddg_bench.sweeps.failures import Failures
 from feddg_bench.sweeps.jobs import Job
 from feddg_bench.sweeps.search import Search
-from feddg_bench.sweeps.work import Tell, Worker
+from feddg_bench.sweeps.work import SweepWorker, Tell
 
 MAX_DEATHS = 3
 """Processes that may die over one run before it is given up."""
@@ -138,7 +138,7 @@ def _serve(pipe: Connection, search: Search, resources: Resources) -> None:
             pipe.send(event)
 
     try:
-        Worker(resources, tell).work(search)
+        SweepWorker(resources, tell).work(search)
     except RunInterruptedError:
         pass
     except FeddgError as error:

@@ -33,7 +33,7 @@ class ClaimLostError(Exception):
     """Another worker took this run over while this one did not move."""
 
 
-class Worker:
+class SweepWorker:
     """Computes jobs in this process.
 
     Args:

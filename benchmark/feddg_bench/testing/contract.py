@@ -18,7 +18,7 @@ from feddg_bench.core.messages import Reply, Task, Weights, content, decode, enc
 from feddg_bench.core.method import Method
 from feddg_bench.engine.executors import ProcessExecutor
 from feddg_bench.plugins import load_method
-from feddg_bench.testing.toy import TaskRecorder, ToyRun, leaves, start_toy_run, toy_regression
+from feddg_bench.testing.toy import TaskRecorder, ToyRun, start_toy_run, toy_leaves, toy_regression
 
 ALL_CLIENTS: Layer = {"federation": {"per_round": None}}
 
@@ -152,7 +152,7 @@ def clients_that_diverge_are_dropped(subject: Subject) -> None:
 
     def spoil(task: Task, reply: Reply[Any]) -> None:
         if (task.client, task.call, task.round) == ("client_1", "fit", 1):
-            for tensor in leaves(content(reply.value)).values():
+            for tensor in toy_leaves(content(reply.value)).values():
                 if tensor.is_floating_point():
                     tensor.fill_(torch.nan)
 

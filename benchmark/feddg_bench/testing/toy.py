@@ -191,12 +191,12 @@ class TaskRecorder(SerialExecutor):
             self.changed |= {n for n in parts[:3] if encode(dict(getattr(task, n))) != before[n]}
             state = self.worker.method.state_dict(keep_vars=True)
             theirs = {t.data_ptr() for t in (*state.values(), *task.weights.values())}
-            sent = leaves([content(reply.value), reply.memory])
+            sent = toy_leaves([content(reply.value), reply.memory])
             self.shared |= {name for name, t in sent.items() if t.data_ptr() in theirs}
             yield reply
 
 
-def leaves(payload: Any) -> dict[str, Tensor]:
+def toy_leaves(payload: Any) -> dict[str, Tensor]:
     """Return every non-empty tensor of a payload by its path."""
     found = tree_leaves_with_path(payload)
     return {keystr(path): t for path, t in found if isinstance(t, Tensor) and t.numel()}

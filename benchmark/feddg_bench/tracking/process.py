@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from wandb import Run, Settings
 
-Tell = Callable[..., None]
+_Tell = Callable[..., None]
 
 
-def track(lines: Iterable[str], tell: Tell) -> None:
+def _track(lines: Iterable[str], tell: _Tell) -> None:
     """Do what the lines say; if they end before an ``exit_code``, the run has crashed.
 
     Args:
@@ -53,7 +53,7 @@ def track(lines: Iterable[str], tell: Tell) -> None:
     run.finish(exit_code=1)
 
 
-def begin(start: dict[str, Any], tell: Tell) -> Run:
+def begin(start: dict[str, Any], tell: _Tell) -> Run:
     """Start the run: online if asked for and possible, else offline."""
     import wandb
 
@@ -71,7 +71,7 @@ def begin(start: dict[str, Any], tell: Tell) -> Run:
             else:
                 tell(offline="no API key is configured (`wandb login`, or WANDB_API_KEY)")
         except Exception as error:
-            tell(offline=sentence(error))
+            tell(offline=_sentence(error))
         if run is None:
             wandb.teardown()  # of the attempt: the same name is used again
     if run is None:
@@ -106,13 +106,13 @@ def settings(start: dict[str, Any]) -> Settings:
     return wandb.Settings(**{key: value for key, value in wanted.items() if key in known})
 
 
-def sentence(error: BaseException) -> str:
+def _sentence(error: BaseException) -> str:
     """Return an error's first line with its type."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def main() -> None:
+def serve() -> None:
     """Run as a process of `feddg_bench.tracking.tracker`, which alone decides when it ends."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -126,9 +126,9 @@ def main() -> None:
 
     code = 0
     try:
-        track(sys.stdin, tell)
+        _track(sys.stdin, tell)
     except (Exception, SystemExit) as error:  # told to the one who waits, who goes on without W&B
-        tell(error=sentence(error))
+        tell(error=_sentence(error))
         code = 1
     with suppress(Exception, SystemExit):
         if "wandb" in sys.modules:
@@ -137,4 +137,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve()

@@ -20,7 +20,7 @@ from feddg_bench.config.schema import Resources
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.runs.observer import Observer
-from feddg_bench.tracking.values import config, identity, metrics, summary
+from feddg_bench.tracking.values import config, identity, metrics, run_summary
 
 if TYPE_CHECKING:
     from feddg_bench.core.loop import RoundResult
@@ -35,7 +35,7 @@ FINISH = 60.0
 """Seconds for what is not uploaded yet at the end of a run."""
 MARGIN = 20.0
 """Seconds more for what W&B does besides, after which its process is killed."""
-GRACE = 10.0
+_GRACE = 10.0
 """Seconds to let W&B know that a run failed or was stopped."""
 
 
@@ -86,7 +86,7 @@ class Tracker(Observer):
             stopped = isinstance(error, RunInterruptedError)
             code = 128 + error.signal_number if isinstance(error, RunInterruptedError) else 1
             self._process.send({"summary": {}, "record": None, "exit_code": code})
-            self._close(GRACE if stopped else FINISH + MARGIN)
+            self._close(_GRACE if stopped else FINISH + MARGIN)
 
     def already(self, plan: Plan, record: RunRecord) -> None:
         """Tell of a recorded run if W&B's agent asked for it: its sweep waits for the numbers."""
@@ -140,7 +140,7 @@ class Tracker(Observer):
     def _end(self, record: RunRecord) -> None:
         if self._process is not None:
             path = str(self.store.path(record.key).absolute())
-            self._process.send({"summary": summary(record), "record": path, "exit_code": 0})
+            self._process.send({"summary": run_summary(record), "record": path, "exit_code": 0})
             self._close((0 if self._process.folder else INIT) + FINISH + MARGIN)
 
     def _close(self, seconds: float) -> None:

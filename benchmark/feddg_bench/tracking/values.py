@@ -27,7 +27,7 @@ def metrics(entry: RoundRecord) -> dict[str, float]:
     return values | _measured(entry.evaluation or {})
 
 
-def summary(record: RunRecord) -> dict[str, float]:
+def run_summary(record: RunRecord) -> dict[str, float]:
     """Return what each selection rule reports: the last round it chooses, and its metrics.
 
     Only rules that do not look at test images; a rule whose split the run lacks is left out.

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from feddg_bench.common.errors import DataError
 from feddg_bench.common.files import below
-from feddg_bench.data.dataset import DomainDataset, FileDataset, Records
+from feddg_bench.data.dataset import DomainDataset, FileDataset, Listing
 from feddg_bench.data.locations import data_roots
 from feddg_bench.data.splits import ROLES, SPLITS
 
@@ -46,7 +46,7 @@ class _Listing:
     rows: IntArray
     files: tuple[str, ...]
     splits: IntArray
-    records: Records
+    records: Listing
 
 
 class WildsDataset(FileDataset):
@@ -175,7 +175,7 @@ class WildsDataset(FileDataset):
             rows=np.array(order, dtype=np.int64),
             files=tuple(files[row] for row in order),
             splits=splits[order],
-            records=Records(
+            records=Listing(
                 paths=tuple(paths[row] for row in order),
                 labels=labels[order],
                 domains=domains[order],
@@ -188,12 +188,12 @@ class WildsDataset(FileDataset):
         classes = type(self).classes
         return "/".join([self.domains[domain], *([classes[int(label)]] if classes else []), file])
 
-    def scan(self) -> Records:
+    def scan(self) -> Listing:
         """List the images of the official splits by domain, class and file."""
         return self._listing.records
 
     @cached_property
-    def _records(self) -> Records:
+    def _records(self) -> Listing:
         # A copy that lacks a domain can be used: `data check` says so. Here wrong cells are errors.
         return self.scan()
 

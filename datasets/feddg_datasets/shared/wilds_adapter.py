@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from feddg_bench.common.errors import DataError, PluginError
 from feddg_bench.common.parallel import in_threads
-from feddg_bench.data.dataset import DomainDataset, Records, square
+from feddg_bench.data.dataset import DomainDataset, Listing, square
 from feddg_bench.data.locations import data_roots
 from feddg_datasets.shared.bands import resize_bands
 from feddg_datasets.shared.wilds import IntArray, column, places, quiet, roles, wilds_class
@@ -131,7 +131,7 @@ class AdaptedWilds(DomainDataset):
         folder = Path(self.opened.data_dir)
         return folder if folder.is_dir() else None
 
-    def scan(self) -> Records:
+    def scan(self) -> Listing:
         """List the images of the splits by their numbers in ``wilds``."""
         rows = self.wilds_rows
         width = len(str(len(self.opened)))
@@ -142,7 +142,7 @@ class AdaptedWilds(DomainDataset):
             row = int(rows[~np.isfinite(values)][0])
             raise DataError(f"image {row} of {self.title} has a target that is not a number")
         classes = self.task == "classification"
-        return Records(
+        return Listing(
             paths=tuple(
                 f"{self.domains[domain]}/{row:0{width}d}"
                 for domain, row in zip(domains.tolist(), rows.tolist(), strict=True)
@@ -153,7 +153,7 @@ class AdaptedWilds(DomainDataset):
         )
 
     @cached_property
-    def _records(self) -> Records:
+    def _records(self) -> Listing:
         return self.scan()
 
     @cached_property

@@ -17,7 +17,7 @@ from feddg_bench.analysis.figures.drawing import (
     PALE,
     entitle,
     new_figure,
-    spread,
+    spread_ticks,
 )
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _name_ends(axes: Axes, curves: Curves, styles: dict[str, dict[str, Any]]) ->
     axes.set_xlim(left, edge)
     axes.set_ylim(low, high)
     step = 0.04 * (edge - left)
-    places = spread([_last(curve) for curve in curves.values()], 0.055 * (high - low))
+    places = spread_ticks([_last(curve) for curve in curves.values()], 0.055 * (high - low))
     for (label, curve), place in zip(curves.items(), places, strict=True):
         start = min(edge, float(curve.x.iloc[-1]))
         ends = (start, edge + step), (_last(curve), place)

@@ -184,13 +184,13 @@ def bare(axes: Axes) -> None:
         side.set_visible(False)
 
 
-def spread(values: Sequence[float], gap: float) -> list[float]:
+def spread_ticks(values: Sequence[float], gap: float) -> list[float]:
     """Return the values moved apart so that neighbours are at least ``gap`` apart, in their order.
 
     Values that touch form a block which is centred on their mean, so that none moves further than
     it must.
 
-    >>> spread([1.0, 1.0, 5.0], 1.0)
+    >>> spread_ticks([1.0, 1.0, 5.0], 1.0)
     [0.5, 1.5, 5.0]
     """
     order = sorted(range(len(values)), key=lambda n: (values[n], n))

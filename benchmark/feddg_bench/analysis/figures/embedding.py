@@ -18,7 +18,7 @@ from feddg_bench.analysis.figures.drawing import (
     entitle,
     new_figure,
 )
-from feddg_bench.analysis.figures.shared import file_name, title_of
+from feddg_bench.analysis.figures.shared import figure_stem, title_of
 from feddg_bench.analysis.figures.training import Trained, sample
 from feddg_bench.common.errors import DataError
 from feddg_bench.common.streams import derive_seed
@@ -108,7 +108,7 @@ def tsne_picture(runs: Sequence[Trained], count: int) -> Picture:
     said = f"t-SNE of features of {len(index)} images that no client holds"
     entitle(figure, f"{title_of(first)}: {said}", key and f"classes: {key}", handles, names)
     sheet = Sheet(("model", "class", "domain", "x", "y"), tuple(rows))
-    return Picture(file_name("tsne", runs), figure, sheet)
+    return Picture(figure_stem("tsne", runs), figure, sheet)
 
 
 def _by_class(label: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from feddg_bench.analysis.figures.drawing import Picture, entitle
-from feddg_bench.analysis.figures.shared import file_name, image_grid, pixels, title_of
+from feddg_bench.analysis.figures.shared import figure_stem, image_grid, pixels, title_of
 from feddg_bench.analysis.figures.training import Trained, sample
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.core.method import Method
@@ -123,7 +123,7 @@ def gradcam_picture(runs: Sequence[Trained], count: int) -> Picture:
     figure = image_grid(heads, domains, _draw_seen, row_height=1.15)
     said = "bright: what speaks for the class below; line: half of the maximum"
     entitle(figure, f"{title_of(first)}: Grad-CAM", said)
-    return Picture(file_name("gradcam", runs), figure, photos=True)
+    return Picture(figure_stem("gradcam", runs), figure, photos=True)
 
 
 def _draw_seen(seen: Seen, line: Sequence[Axes]) -> None:

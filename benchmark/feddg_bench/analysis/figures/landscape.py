@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from feddg_bench.analysis.figures.drawing import Picture, Sheet, entitle, new_figure
-from feddg_bench.analysis.figures.shared import file_name, holding, shares, title_of
+from feddg_bench.analysis.figures.shared import figure_stem, holding, shares, title_of
 from feddg_bench.analysis.figures.training import Trained
 from feddg_bench.common.errors import DataError, SettingsError, unknown
 from feddg_bench.common.streams import generator
@@ -154,7 +154,7 @@ def landscape_picture(
     figure, sheet = _draw(found, clients)
     said = f"loss around the global model, round {max(first.models)}"
     entitle(figure, f"{title_of(first)}: {said}")
-    return Picture(file_name("landscape", runs), figure, sheet)
+    return Picture(figure_stem("landscape", runs), figure, sheet)
 
 
 def _measure(run: Trained, clients: tuple[str, str], count: int, steps: int) -> Landscape:

@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 
 from feddg_bench.analysis.figures.drawing import Picture, Sheet, entitle, new_figure
-from feddg_bench.analysis.figures.series import Choice, Frame, comparable, measure
+from feddg_bench.analysis.figures.series import Frame, Selection, comparable, measure_series
 from feddg_bench.records.record import RoundRecord
-from feddg_bench.records.runs import Run
+from feddg_bench.records.runs import RecordedRun
 
 PHASES = {
     "training": {"color": "#4d4d4d"},
@@ -27,11 +27,11 @@ PHASES = {
 ONCE = "before round 1"
 
 
-def overhead(frame: Frame, choice: Choice) -> Picture:
+def overhead(frame: Frame, choice: Selection) -> Picture:
     """Draw where the seconds of a round go, and what came before round 1, for each method."""
     places: set[str] = set()
 
-    def numbers(run: Run) -> dict[str, float]:
+    def numbers(run: RecordedRun) -> dict[str, float]:
         record = run.record()
         e = record.environment
         places.add(f"{e.device}, workers {e.workers}, threads {e.threads}")
@@ -39,7 +39,7 @@ def overhead(frame: Frame, choice: Choice) -> Picture:
         once = sum(record.once.seconds.values())
         return {**found, "total": sum(found.values()), ONCE: once}
 
-    values, _, notes = comparable(measure(frame.runs, numbers))
+    values, _, notes = comparable(measure_series(frame.runs, numbers))
     of = values.groupby(["series", "x"]).value
     rows = of.median().unstack()
     low, high = (of.quantile(q).unstack().total for q in (0.25, 0.75))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 By = Literal["domain", "label"]
 FEW = 24
 """Clients up to which each cell says its number."""
-MANY = 40
+_MANY = 40
 """Rows beyond which they are not named one by one."""
 RULE_SETTINGS = {
     "heterogeneous": ("heterogeneity", "\N{GREEK SMALL LETTER LAMDA}"),
@@ -84,7 +84,7 @@ def heat_maps(
 
     most = max(int(counts.max()) for counts in spreads.values())
     clients = max(counts.shape[1] for counts in spreads.values())
-    named = len(rows) <= MANY
+    named = len(rows) <= _MANY
     height = max(0.5, (0.19 if named else 0.04) * len(rows))
     figure = new_figure(7.2, 0.9 + (height + 0.35) * len(spreads))
     grid = figure.subplots(len(spreads), 1, sharex=True, squeeze=False)[:, 0]

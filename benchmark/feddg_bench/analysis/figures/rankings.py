@@ -13,16 +13,16 @@ from feddg_bench.analysis.figures.curves import Axis, draw_curves
 from feddg_bench.analysis.figures.drawing import Picture, Sheet, entitle, new_figure
 from feddg_bench.analysis.figures.series import (
     SPLIT_NAMES,
-    Choice,
     Frame,
+    Selection,
     comparable,
     frames,
     means,
-    measure,
+    measure_series,
     over,
 )
-from feddg_bench.records.runs import Run
-from feddg_bench.records.statistics import LEVEL, profile
+from feddg_bench.records.runs import RecordedRun
+from feddg_bench.records.statistics import LEVEL, performance_profile
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 THRESHOLDS = 101
 LEAST = 3
 """Runs of a method of which a profile says something."""
-FEW = 10
+_FEW = 10
 """Data sets up to which a diagram of ranks says that they are few (Demsar, JMLR 2006)."""
 
 
-def profiles(frame: Frame, choice: Choice) -> Picture | str | None:
+def profiles(frame: Frame, choice: Selection) -> Picture | str | None:
     """Draw which share of each method's runs reaches how much of the key metric.
 
     Returns a sentence where no method has `LEAST` runs.
     """
-    values, scenarios, notes = comparable(measure(frame.runs, choice.value))
+    values, scenarios, notes = comparable(measure_series(frame.runs, choice.value))
     if values.empty:
         return None
     if values.groupby("series").size().max() < LEAST:
@@ -48,7 +48,7 @@ def profiles(frame: Frame, choice: Choice) -> Picture | str | None:
     parts = []
     for label, part in values.groupby("series"):
         sample = {((0, r.scenario), r.seed): r.value for r in part.itertuples()}
-        share, low, high = profile(sample, thresholds)
+        share, low, high = performance_profile(sample, thresholds)
         points = {"x": thresholds, "mean": 100 * share, "low": 100 * low, "high": 100 * high}
         parts.append(pd.DataFrame({"series": label, **points}))
     curves = pd.concat(parts, ignore_index=True)
@@ -79,7 +79,7 @@ def critical_difference(methods: int, datasets: int) -> float:
     return q * math.sqrt(methods * (methods + 1) / (6 * datasets))
 
 
-def ranks(runs: Sequence[Run], choice: Choice) -> Picture | str:
+def ranks(runs: Sequence[RecordedRun], choice: Selection) -> Picture | str:
     """Draw average ranks over data sets with the critical difference (Demsar, JMLR 2006).
 
     A data set counts once, with the protocol, recipe and federation of which there are most runs.
@@ -91,7 +91,7 @@ def ranks(runs: Sequence[Run], choice: Choice) -> Picture | str:
     rows = []
     for frame in largest.values():
         name = f"{frame.runs[0].dataset} {frame.runs[0].protocol}"
-        values, scenarios, _ = comparable(measure(frame.runs, choice.value))
+        values, scenarios, _ = comparable(measure_series(frame.runs, choice.value))
         rows += [(p.series, name, 0, 0, p.mean) for p in means(values, scenarios).itertuples()]
     measured = pd.DataFrame(rows, columns=["series", "scenario", "seed", "x", "value"])
     shared, _, notes = comparable(measured[measured.groupby("series").x.transform("size") > 1])
@@ -111,7 +111,7 @@ def ranks(runs: Sequence[Run], choice: Choice) -> Picture | str:
     said = f"average rank over {len(table)} data sets ({', '.join(table.index)}), 1 is best; rule "
     said += f"{choice.rule}; ranks that differ by less than {gap:.2f} (Nemenyi, 5 %) are joined"
     said += "" if math.isnan(p) else f"; Friedman's test of any difference: p = {p:.2g}"
-    if len(table) <= FEW:
+    if len(table) <= _FEW:
         said += f"\n{len(table)} data sets are few: hardly any difference could be found"
     entitle(figure, f"Ranks over data sets: {SPLIT_NAMES[choice.split]}", said)
     shown = [(name, rank, *table[name]) for name, rank in found.items()]

@@ -13,17 +13,17 @@ from feddg_bench.analysis.figures.drawing import MARKERS, Picture, Sheet, entitl
 from feddg_bench.analysis.figures.series import (
     BAND,
     SPLIT_NAMES,
-    Choice,
     Frame,
+    Selection,
     comparable,
     curve_of,
     frames,
     means,
-    measure,
+    measure_series,
     over,
 )
 from feddg_bench.records.rules import LAST
-from feddg_bench.records.runs import Run
+from feddg_bench.records.runs import RecordedRun
 
 Place = tuple[float, ...]
 """Values of a sweep's settings."""
@@ -32,9 +32,9 @@ POOLED = "pooled"
 """Kind of partition without clients: such runs are the same at every number of clients."""
 
 
-def convergence(frame: Frame, choice: Choice) -> Picture | None:
+def convergence(frame: Frame, choice: Selection) -> Picture | None:
     """Draw the key metric against the round; ``None`` if no round was evaluated on the split."""
-    values = measure(frame.runs, lambda run: curve_of(run, choice.split))
+    values = measure_series(frame.runs, lambda run: curve_of(run, choice.split))
     values, scenarios, notes = comparable(values)
     points = means(values, scenarios)
     if points.empty:
@@ -53,7 +53,7 @@ def convergence(frame: Frame, choice: Choice) -> Picture | None:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class SweptSetting:
     """A setting, or two, against which the key metric is drawn.
 
     Attributes:
@@ -70,13 +70,13 @@ class Sweep:
 
 
 SWEEPS = {
-    "lambda": Sweep(
+    "lambda": SweptSetting(
         "lambda",
         ("partition.heterogeneity",),
         ("heterogeneity \N{GREEK SMALL LETTER LAMDA} (1: all clients alike)",),
         ("\N{GREEK SMALL LETTER LAMDA}",),
     ),
-    "clients": Sweep(
+    "clients": SweptSetting(
         "clients",
         ("partition.clients", "federation.per_round"),
         ("clients in a round K; N = {:g} in all", "all clients N; K = {:g} in a round"),
@@ -85,7 +85,7 @@ SWEEPS = {
 }
 
 
-def swept(runs: Sequence[Run], name: str, choice: Choice) -> list[Picture]:
+def swept(runs: Sequence[RecordedRun], name: str, choice: Selection) -> list[Picture]:
     """Draw the key metric against a setting, for frames with runs at two values of it or more.
 
     Of two settings one is held: there is a figure for each value of it at which the other varies.
@@ -106,7 +106,7 @@ def swept(runs: Sequence[Run], name: str, choice: Choice) -> list[Picture]:
     return pictures
 
 
-def _place(run: Run, sweep: Sweep) -> Place | None:
+def _place(run: RecordedRun, sweep: SweptSetting) -> Place | None:
     """Return where a run stands, all clients where K is not said; ``None`` if anywhere."""
     if run.get("partition.kind") == POOLED:
         return None
@@ -116,7 +116,9 @@ def _place(run: Run, sweep: Sweep) -> Place | None:
     )
 
 
-def _axes(sweep: Sweep, places: Sequence[Place]) -> Iterator[tuple[str, int, str, list[Place]]]:
+def _axes(
+    sweep: SweptSetting, places: Sequence[Place]
+) -> Iterator[tuple[str, int, str, list[Place]]]:
     """Yield what each figure's name ends with, which setting varies, its axis, and its places.
 
     Where these are pairs (N, K) a figure has those that share K or share N.
@@ -133,23 +135,23 @@ def _axes(sweep: Sweep, places: Sequence[Place]) -> Iterator[tuple[str, int, str
 
 def _swept(
     frame: Frame,
-    sweep: Sweep,
+    sweep: SweptSetting,
     varied: int,
     label: str,
     shown: Sequence[Place],
     places: Mapping[str, Place | None],
-    choice: Choice,
+    choice: Selection,
 ) -> Picture | None:
     """Return the figure of a frame; ``None`` if no series has two points."""
     at = {place: place[0] if len(place) == 1 else float(n) for n, place in enumerate(shown)}
 
-    def numbers(run: Run) -> dict[float, float]:
+    def numbers(run: RecordedRun) -> dict[float, float]:
         place = places[run.key]
         x = FLAT if place is None else at.get(place)
         found = choice.value(run)
         return {x: found[0]} if found and x is not None else {}
 
-    values = measure(frame.runs, numbers, sweep.keys)
+    values = measure_series(frame.runs, numbers, sweep.keys)
     flat = values.x == FLAT
     # Of fewer scenarios, maybe, than the runs at the setting's usual value.
     kept, scenarios, notes = comparable(values[~flat], least=2)
@@ -181,9 +183,9 @@ def _at_every_point(values: pd.DataFrame, scenarios: int) -> pd.DataFrame:
     return values[values.seed.isin(whole)] if len(whole) else values
 
 
-def leaderboard(frame: Frame, choice: Choice) -> Picture | None:
+def leaderboard(frame: Frame, choice: Selection) -> Picture | None:
     """Draw the mean of each method, best first, with the means of single scenarios."""
-    values, scenarios, notes = comparable(measure(frame.runs, choice.value))
+    values, scenarios, notes = comparable(measure_series(frame.runs, choice.value))
     points = means(values, scenarios).sort_values(
         ["mean", "series"], ascending=[False, True], ignore_index=True
     )

@@ -16,7 +16,7 @@ from feddg_bench.data.protocols import PROTOCOLS
 from feddg_bench.plugins import names
 from feddg_bench.records.record import Evaluation
 from feddg_bench.records.rules import RULES, Rule, split_metric
-from feddg_bench.records.runs import Run, read_runs
+from feddg_bench.records.runs import RecordedRun, read_runs
 from feddg_bench.records.sources import FOLDERS
 from feddg_bench.records.variants import split as split_variants
 
@@ -29,7 +29,7 @@ SPLIT_NAMES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Choice:
+class Selection:
     """Which records are drawn, and what of them; ``None`` is everything.
 
     Attributes:
@@ -60,7 +60,7 @@ class Choice:
         parts += [self.rule] if self.rule != "last" else []
         return "".join(f"-{re.sub(r'[^A-Za-z0-9._+]+', '_', part)}" for part in parts)
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[RecordedRun]:
         """Return the runs that are asked for.
 
         Raises:
@@ -97,8 +97,8 @@ class Choice:
             raise DataError(f"no records in {folders} match; make some: {' '.join(said)}")
         return found
 
-    def value(self, run: Run) -> dict[float, float]:
-        """Return a run's key metric in the round that the rule chooses, at x = 0, for `measure`."""
+    def value(self, run: RecordedRun) -> dict[float, float]:
+        """Return a run's key metric in the round that the rule chooses, at x = 0."""
         value = key_metric(run, run.evaluation(self.rule), self.split)
         return {} if value is None else {0: value}
 
@@ -112,7 +112,7 @@ class Frame:
 
     name: str
     title: str
-    runs: tuple[Run, ...]
+    runs: tuple[RecordedRun, ...]
 
     def metric_label(self, split: str) -> str:
         """Return the key metric of the data set on a split as an axis names it."""
@@ -125,7 +125,7 @@ class Frame:
         return {name: name if alike else tests[name] for name in sorted(tests)}
 
 
-def frames(runs: Sequence[Run], free: Collection[str] = ()) -> list[Frame]:
+def frames(runs: Sequence[RecordedRun], free: Collection[str] = ()) -> list[Frame]:
     """Return the frames among runs, by name.
 
     Args:
@@ -146,14 +146,16 @@ def frames(runs: Sequence[Run], free: Collection[str] = ()) -> list[Frame]:
     ]
 
 
-def series(runs: Iterable[Run], free: Collection[str] = ()) -> Iterator[tuple[str, Run]]:
+def series(
+    runs: Iterable[RecordedRun], free: Collection[str] = ()
+) -> Iterator[tuple[str, RecordedRun]]:
     """Yield the runs of a frame with their series: the method, and what else sets it apart.
 
     Args:
         runs: Of a frame.
         free: Settings that vary inside a series.
     """
-    by_method: dict[str, list[Run]] = {}
+    by_method: dict[str, list[RecordedRun]] = {}
     for run in runs:
         by_method.setdefault(run.method, []).append(run)
     for method, mine in sorted(by_method.items()):
@@ -163,8 +165,10 @@ def series(runs: Iterable[Run], free: Collection[str] = ()) -> Iterator[tuple[st
                 yield label, run
 
 
-def measure(
-    runs: Iterable[Run], numbers: Callable[[Run], Mapping[Any, float]], free: Collection[str] = ()
+def measure_series(
+    runs: Iterable[RecordedRun],
+    numbers: Callable[[RecordedRun], Mapping[Any, float]],
+    free: Collection[str] = (),
 ) -> pd.DataFrame:
     """Return what was measured, with columns ``series, scenario, seed, x, value``.
 
@@ -190,7 +194,7 @@ def comparable(
     of a scenario.
 
     Args:
-        values: See `measure`.
+        values: See `measure_series`.
         least: Points that a series needs to be drawn.
     """
     if values.empty:
@@ -254,13 +258,13 @@ def over(scenarios: Collection[str], labels: Mapping[str, str], points: pd.DataF
     return f"mean over {len(scenarios)} scenarios, {said}"
 
 
-def key_metric(run: Run, evaluation: Evaluation | None, split: str) -> float | None:
+def key_metric(run: RecordedRun, evaluation: Evaluation | None, split: str) -> float | None:
     """Return the key metric on a split, a share in percent; ``None`` if it was not measured."""
     value = None if evaluation is None else split_metric(evaluation, split, run.metric.name)
     return None if value is None else run.metric.display(value)
 
 
-def curve_of(run: Run, split: str) -> dict[int, float]:
+def curve_of(run: RecordedRun, split: str) -> dict[int, float]:
     """Return the key metric on a split after each round that was evaluated.
 
     Raises:

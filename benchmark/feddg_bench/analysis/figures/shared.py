@@ -26,7 +26,7 @@ def title_of(run: Trained) -> str:
     return f"{s.dataset}, {s.protocol}, scenario {s.scenario}, recipe {run.plan.recipe}"
 
 
-def file_name(figure: str, runs: Sequence[Trained]) -> str:
+def figure_stem(figure: str, runs: Sequence[Trained]) -> str:
     """Return the stem of a figure's files."""
     s = runs[0].plan.settings
     methods = "-".join(run.plan.settings.method for run in runs)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddg_bench.analysis.figures.drawing import Picture, entitle
-from feddg_bench.analysis.figures.shared import file_name, holding, image_grid, pixels, title_of
+from feddg_bench.analysis.figures.shared import figure_stem, holding, image_grid, pixels, title_of
 from feddg_bench.analysis.figures.training import Trained, sample
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.engine.worker import Worker
@@ -51,7 +51,7 @@ def styles_picture(runs: Sequence[Trained], count: int) -> Picture:
     figure = image_grid(heads, domains, _draw_line, row_height=0.98)
     said = f"images as {client} ({holding(first, client)}) restyles them in round 1"
     entitle(figure, title_of(first), said)
-    return Picture(file_name("styles", runs), figure, photos=True)
+    return Picture(figure_stem("styles", runs), figure, photos=True)
 
 
 def _draw_line(versions: Sequence[NDArray[np.float32]], line: Sequence[Axes]) -> None:

@@ -8,18 +8,18 @@ from typing import Any
 import yaml
 
 from feddg_bench import __version__
-from feddg_bench.analysis.report.runs import SPLITS, Details
-from feddg_bench.analysis.report.views import leaderboard
+from feddg_bench.analysis.report.runs import REPORTED_SPLITS, Details
+from feddg_bench.analysis.report.views import leaderboard_view
 from feddg_bench.analysis.tables.captions import RULE_SENTENCES
-from feddg_bench.analysis.tables.describe import Where, check_names, fitting
+from feddg_bench.analysis.tables.describe import RunFilter, check_names, fitting
 from feddg_bench.analysis.tables.generic import generic_tables
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.records.metrics import METRICS
 from feddg_bench.records.rules import RULES
-from feddg_bench.records.runs import Run
+from feddg_bench.records.runs import RecordedRun
 
 
-def read_filter(pairs: Sequence[str]) -> Where:
+def read_filter(pairs: Sequence[str]) -> RunFilter:
     """Return what ``KEY=VALUE`` pairs ask of a run; commas part values of which one must fit.
 
     Raises:
@@ -47,7 +47,7 @@ def read_filter(pairs: Sequence[str]) -> Where:
     return wanted
 
 
-def gather(runs: Sequence[Run], where: Where | None = None) -> dict[str, Any]:
+def gather(runs: Sequence[RecordedRun], where: RunFilter | None = None) -> dict[str, Any]:
     """Return the data of the report's page; the same runs give the same data.
 
     Args:
@@ -61,11 +61,11 @@ def gather(runs: Sequence[Run], where: Where | None = None) -> dict[str, Any]:
     if not shown:
         raise DataError(_nothing(runs, where or {}))
     details = Details()
-    tables = [leaderboard(table, details) for table in generic_tables(shown)]
+    tables = [leaderboard_view(table, details) for table in generic_tables(shown)]
     measured = {view["metric"] for table in tables for view in table["views"] if view["splits"]}
     return {
         "version": __version__,
-        "splits": list(SPLITS),
+        "splits": list(REPORTED_SPLITS),
         "measured": [metric for metric in (*METRICS, "cost") if metric in measured],
         "names": {name: metric.title for name, metric in METRICS.items()}
         | {"cost": "bytes and seconds"},
@@ -76,7 +76,7 @@ def gather(runs: Sequence[Run], where: Where | None = None) -> dict[str, Any]:
     }
 
 
-def _nothing(runs: Sequence[Run], where: Mapping[str, Any]) -> str:
+def _nothing(runs: Sequence[RecordedRun], where: Mapping[str, Any]) -> str:
     if not runs:
         return "there is no record to report: run something first, or give --results DIR"
     said = []

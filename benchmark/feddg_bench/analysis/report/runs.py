@@ -11,17 +11,17 @@ from feddg_bench.analysis.tables.commands import repeat_command
 from feddg_bench.records.metrics import METRICS, find_metric, metrics_of
 from feddg_bench.records.record import Evaluation, RoundRecord
 from feddg_bench.records.rules import RULES, chosen_rounds, pooled
-from feddg_bench.records.runs import Run
-from feddg_bench.records.variants import text
+from feddg_bench.records.runs import RecordedRun
+from feddg_bench.records.variants import setting_text
 
-SPLITS = ("test", "val", "id_test", "id_val")
+REPORTED_SPLITS = ("test", "val", "id_test", "id_val")
 POINTS = 60
 """A curve of more evaluated rounds is thinned to about so many; chosen rounds always stay."""
 LISTED = 20
 """A run says so many of its dropped clients."""
 
 
-def shown_metrics(run: Run) -> tuple[str, ...]:
+def shown_metrics(run: RecordedRun) -> tuple[str, ...]:
     """Return what is shown of a run: its data set's key metric, and what there is beside it."""
     first = metrics_of(run.task)[0]
     return tuple(dict.fromkeys((run.metric.name, first, "worst_group", "loss")))
@@ -40,7 +40,7 @@ class Details:
         self.setups: list[dict[str, Any]] = []
         self._places: dict[Any, int] = {}
 
-    def add(self, run: Run) -> int:
+    def add(self, run: RecordedRun) -> int:
         """Return the position of a run, whose record is read the first time.
 
         Raises:
@@ -52,7 +52,7 @@ class Details:
             self.runs.append(entry)
         return self._places[run.key]
 
-    def _entry(self, run: Run) -> dict[str, Any]:
+    def _entry(self, run: RecordedRun) -> dict[str, Any]:
         """Return what the page says of a run.
 
         ``seconds`` and ``memory`` (MiB) are of all of it. ``dropped`` counts, ``drops`` lists
@@ -96,7 +96,7 @@ class Details:
             **_curves(run, rounds),
         }  # fmt: skip
 
-    def _setup(self, run: Run, settings: Mapping[str, Any], threads: int) -> int:
+    def _setup(self, run: RecordedRun, settings: Mapping[str, Any], threads: int) -> int:
         """Return the position of what does not depend on scenario and seed."""
         mark = (run.method, run.version, run.dataset, run.protocol, run.recipe, run.fingerprint)
         whole = (*mark, id(run.settings), threads)  # runs share their settings object
@@ -109,7 +109,7 @@ class Details:
                     "dataset": run.dataset,
                     "recipe": run.recipe,
                     "images": run.fingerprint,
-                    "settings": [[key, text(value)] for key, value in run.settings.items()],
+                    "settings": [[key, setting_text(value)] for key, value in run.settings.items()],
                     "command": repeat_command(run, settings, threads),
                 }
             )
@@ -132,7 +132,7 @@ def _plain(environment: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _curves(run: Run, rounds: Sequence[RoundRecord]) -> dict[str, Any]:
+def _curves(run: RecordedRun, rounds: Sequence[RoundRecord]) -> dict[str, Any]:
     """Return ``evaluated``, ``chosen`` and ``curves`` of a run."""
     found = [(entry.round, entry.evaluation) for entry in rounds if entry.evaluation]
     evaluations = [evaluation for _, evaluation in found]
@@ -145,7 +145,7 @@ def _curves(run: Run, rounds: Sequence[RoundRecord]) -> dict[str, Any]:
             for metric in METRICS
             if metric in shown_metrics(run) and (values := _curve(run, shown, split, metric))
         }
-        for split in SPLITS
+        for split in REPORTED_SPLITS
     }
     return {
         "evaluated": [found[place][0] for place in kept],
@@ -155,7 +155,7 @@ def _curves(run: Run, rounds: Sequence[RoundRecord]) -> dict[str, Any]:
 
 
 def _curve(
-    run: Run, evaluations: Sequence[Evaluation], split: str, metric: str
+    run: RecordedRun, evaluations: Sequence[Evaluation], split: str, metric: str
 ) -> list[float | None] | None:
     """Return a metric after each evaluation, or nothing where it was never measured."""
     values = [pooled(evaluation, split, metric) for evaluation in evaluations]

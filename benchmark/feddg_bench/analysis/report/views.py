@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from feddg_bench.analysis.report.runs import SPLITS, Details, shown_metrics
+from feddg_bench.analysis.report.runs import REPORTED_SPLITS, Details, shown_metrics
 from feddg_bench.analysis.tables.build import build
 from feddg_bench.analysis.tables.describe import HEADS, ColumnSpec, Description, GroupSpec, Summary
 from feddg_bench.analysis.tables.generic import Generic, shown_as
@@ -23,7 +23,7 @@ COST_HEADS = {
 """Cost -> head of its column."""
 
 
-def leaderboard(table: Generic, details: Details) -> dict[str, Any]:
+def leaderboard_view(table: Generic, details: Details) -> dict[str, Any]:
     """Return a table with all its views: a metric under a rule; costs are of all rounds.
 
     Args:
@@ -118,7 +118,7 @@ def _groups(table: Generic, against: str | None) -> list[GroupSpec]:
         for name in sorted({run.scenario for run in table.runs})
     ]
     groups = []
-    for split in SPLITS:
+    for split in REPORTED_SPLITS:
         columns = held.get(split, [] if split == "val" else inside)
         kinds: list[Summary] = ["mean", "worst"] if len(columns) > 1 else []
         if split == "test" and against:

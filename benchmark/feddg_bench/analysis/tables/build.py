@@ -11,18 +11,18 @@ from feddg_bench.analysis.tables.caveats import caveats
 from feddg_bench.analysis.tables.columns import (
     Column,
     Kind,
-    Measured,
+    MeasuredColumn,
     measured_columns,
     shown_columns,
 )
 from feddg_bench.analysis.tables.commands import fill_commands
-from feddg_bench.analysis.tables.describe import COMPARED, Description, Where
+from feddg_bench.analysis.tables.describe import COMPARED, Description, RunFilter
 from feddg_bench.analysis.tables.grid import Entry, Grid, Line
 from feddg_bench.analysis.tables.rows import Row, make_rows
 from feddg_bench.records.published import Published, published_accuracy, published_number
 from feddg_bench.records.record import ScenarioRecord
 from feddg_bench.records.rules import CHOOSING, Rule
-from feddg_bench.records.runs import Run
+from feddg_bench.records.runs import RecordedRun
 from feddg_bench.records.statistics import (
     TIE,
     Comparison,
@@ -37,7 +37,7 @@ from feddg_bench.records.statistics import (
     mean_and_std,
 )
 
-MARKED: tuple[Kind, ...] = ("measured", "mean")
+_MARKED: tuple[Kind, ...] = ("measured", "mean")
 PUBLISHED: tuple[Kind, ...] = ("measured", "mean", "p_value")
 """Kinds of columns that papers print."""
 
@@ -45,7 +45,7 @@ PUBLISHED: tuple[Kind, ...] = ("measured", "mean", "p_value")
 def build(
     name: str,
     description: Description,
-    runs: Sequence[Run],
+    runs: Sequence[RecordedRun],
     *,
     select: Rule | None = None,
     any_paper: bool = False,
@@ -75,7 +75,7 @@ class _Builder:
         self,
         name: str,
         description: Description,
-        columns: Sequence[Measured],
+        columns: Sequence[MeasuredColumn],
         rows: Sequence[Row],
         *,
         any_paper: bool,
@@ -261,7 +261,7 @@ class _Builder:
     def _mark(self, lines: list[Line], position: int, column: Column) -> None:
         """Mark the best and the second row of a column where a test supports it."""
         units = self._wanted(column)
-        if column.kind not in MARKED or units is None:
+        if column.kind not in _MARKED or units is None:
             return
         samples = [row.sample for row in self.rows]
         found = best_rows(samples, units, lower_is_better=self.description.lower_is_better)
@@ -299,7 +299,11 @@ class _Builder:
         if paper is None or table is None or told is None or column.kind not in PUBLISHED:
             return None
         first = column.sources[0]
-        guess: Where = {"method": row.method, "metric": first.metric, "split": first.split or ""}
+        guess: RunFilter = {
+            "method": row.method,
+            "metric": first.metric,
+            "split": first.split or "",
+        }
         if isinstance(first.where.get("dataset"), str):
             guess = {**guess, "dataset": first.where["dataset"]}
         domain = first.where.get(first.split) if first.split else None
@@ -317,7 +321,7 @@ class _Builder:
 
         Of a mean over columns it is the mean, if all of them have one.
         """
-        if column.kind not in MARKED:
+        if column.kind not in _MARKED:
             return None
         found: list[Published] = []
         for source in column.sources:
@@ -363,7 +367,7 @@ def _gap(ours: Entry | None, published: Entry | None, column: Column) -> Entry |
     return None if column.kind == "p_value" else Entry(found, f"{found:+.{column.decimals}f}")
 
 
-def _silence(column: Measured) -> str:
+def _silence(column: MeasuredColumn) -> str:
     """Return why runs that are there have no number for a column."""
     chooses = CHOOSING.get(column.rule)
     if chooses and chooses != column.split:
@@ -376,7 +380,7 @@ def _silence(column: Measured) -> str:
 
 def _runs(row: Row) -> dict[str, tuple[str, ...]]:
     """Return ``seed:key`` of a row's runs by scenario, and by data set if there are several."""
-    found: dict[str, list[Run]] = {}
+    found: dict[str, list[RecordedRun]] = {}
     runs = row.variant.runs if row.variant else ()
     several = len({(run.dataset, run.protocol) for run in runs}) > 1
     for run in sorted(runs, key=lambda run: (run.seed, run.key)):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from feddg_bench.analysis.tables.columns import Measured, varied_keys
+from feddg_bench.analysis.tables.columns import MeasuredColumn, varied_keys
 from feddg_bench.analysis.tables.describe import Description
 from feddg_bench.analysis.tables.grid import Line
 from feddg_bench.analysis.tables.rows import Row
@@ -16,9 +16,9 @@ from feddg_bench.plugins import load_dataset
 from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.published import Published
 from feddg_bench.records.rules import LAST, Rule
-from feddg_bench.records.runs import Run
+from feddg_bench.records.runs import RecordedRun
 from feddg_bench.records.statistics import FEWEST
-from feddg_bench.records.variants import assignments, text
+from feddg_bench.records.variants import assignments, setting_text
 
 RULE_SENTENCES: Mapping[Rule, str] = {
     "last": "the last round",
@@ -40,7 +40,7 @@ SPREAD = {
     "pooled": (("partition.kind", "all images {}"),),
 }
 """Kind of partition -> the settings that say who holds what."""
-MANY = 8
+_MANY = 8
 """More differences than this are counted, not listed."""
 
 MARKS = (
@@ -48,7 +48,7 @@ MARKS = (
     "two-sided t-tests over the mean differences of {} scenarios have p < 0.05 against each of "
     "them, after Holm's correction; that is a claim about scenarios like these"
 )
-FEW = (
+_FEW = (
     f"nothing is marked as best: it takes {FEWEST} scenarios to tell a method's difference from a "
     "scenario's own"
 )
@@ -58,7 +58,7 @@ SUMMARIES = {
     "seeds inside each scenario: about these scenarios alone",
     "rank": "rank: mean over the columns of a group, among rows that have all of them",
 }
-AGAINST = {
+_AGAINST = {
     "wins": "wins/ties/losses by scenario",
     "difference": "mean difference with its 95 % interval (bootstrap over scenarios, then seeds; "
     "widened for so few), which is about scenarios like these",
@@ -72,7 +72,7 @@ AGAINST = {
 
 def caption(
     description: Description,
-    columns: Sequence[Measured],
+    columns: Sequence[MeasuredColumn],
     rows: Sequence[Row],
     reference: Row | None,
     seeds: Sequence[int],
@@ -98,9 +98,9 @@ def caption(
             for row in rows
             for numbers in columns_of_groups(columns)
         )
-        said.append(MARKS.format(tested) if tested >= FEWEST else FEW)
+        said.append(MARKS.format(tested) if tested >= FEWEST else _FEW)
     kinds = {kind for group in description.groups for kind in group.summaries}
-    against = [text for kind, text in AGAINST.items() if kind in kinds]
+    against = [words for kind, words in _AGAINST.items() if kind in kinds]
     if reference is not None and against:
         listed = "; ".join(against).format(reference.label)
         said.append(
@@ -114,7 +114,7 @@ def caption(
     return tuple(map(sentence, said))
 
 
-def columns_of_groups(columns: Sequence[Measured]) -> list[set[int]]:
+def columns_of_groups(columns: Sequence[MeasuredColumn]) -> list[set[int]]:
     """Return the numbers of the measured columns of each group."""
     groups: dict[int, set[int]] = {}
     for column in columns:
@@ -122,7 +122,7 @@ def columns_of_groups(columns: Sequence[Measured]) -> list[set[int]]:
     return list(groups.values())
 
 
-def _frame(runs: Sequence[Run], free: Iterable[str]) -> list[str]:
+def _frame(runs: Sequence[RecordedRun], free: Iterable[str]) -> list[str]:
     """Return, for each data set, recipes and the settings that most runs have, in a sentence."""
     sentences = []
     for dataset in sorted({run.dataset for run in runs}):
@@ -154,7 +154,7 @@ def _frame(runs: Sequence[Run], free: Iterable[str]) -> list[str]:
 def _plain(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return "all" if value is None else text(value)
+    return "all" if value is None else setting_text(value)
 
 
 @cache
@@ -166,7 +166,7 @@ def _title(dataset: str) -> str:
         return dataset
 
 
-def modal(runs: Sequence[Run]) -> dict[str, Any]:
+def modal(runs: Sequence[RecordedRun]) -> dict[str, Any]:
     """Return the most frequent value of each setting, methods' own aside, over methods.
 
     A method counts once for each value that it has, so that a sweep of one does not outvote the
@@ -207,8 +207,8 @@ def notes(description: Description, rows: Sequence[Row]) -> tuple[str, ...]:
                 if value != usual[dataset].get(key)
             }
         )
-        if len(found) > MANY:
-            found = [*found[:MANY], f"and {len(found) - MANY} more"]
+        if len(found) > _MANY:
+            found = [*found[:_MANY], f"and {len(found) - _MANY} more"]
         if found:
             said.append(f"row {row.label} differs from most in {', '.join(found)}")
         full = assignments(row.variant.differences)
@@ -244,7 +244,7 @@ def rule_sentence(rules: Iterable[Rule], metrics: Iterable[str] = ("accuracy",))
     """Return how rounds were chosen, by the key metrics of the runs' data sets."""
     metric = " or ".join(find_metric(name).title for name in sorted(set(metrics))) or "accuracy"
     said = {rule: RULE_SENTENCES[rule].format(metric=metric) for rule in rules}
-    return "Selection rule " + "; ".join(f"{rule}: {text}" for rule, text in said.items())
+    return "Selection rule " + "; ".join(f"{rule}: {words}" for rule, words in said.items())
 
 
 def seeds_text(seeds: Iterable[int]) -> str:

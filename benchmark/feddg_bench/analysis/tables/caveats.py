@@ -7,13 +7,13 @@ from functools import cache
 
 from feddg_bench.common.errors import FeddgError
 from feddg_bench.plugins import load_dataset
-from feddg_bench.records.runs import Run
+from feddg_bench.records.runs import RecordedRun
 
 NEAR = 0.05
 """At chance is what gets less than this share of the way from guessing to perfect."""
 
 
-def caveats(runs: Sequence[Run], accuracy: float | None) -> Iterator[str]:
+def caveats(runs: Sequence[RecordedRun], accuracy: float | None) -> Iterator[str]:
     """Yield what a reader must know of a row.
 
     Args:
@@ -48,7 +48,7 @@ def _guess(dataset: str) -> float | None:
     return 100 / len(classes) if isinstance(classes, tuple) and classes else None
 
 
-def _some(runs: Sequence[Run], say: Callable[[Run], str]) -> Iterator[str]:
+def _some(runs: Sequence[RecordedRun], say: Callable[[RecordedRun], str]) -> Iterator[str]:
     """Yield what is said of the first run of which anything is, and of how many more."""
     found = [run for run in runs if say(run)]
     if found:

@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from feddg_bench.analysis.tables.describe import COSTS, ColumnSpec, Description, Summary, Where
+from feddg_bench.analysis.tables.describe import COSTS, ColumnSpec, Description, RunFilter, Summary
 from feddg_bench.records.rules import Rule
 from feddg_bench.records.runs import FIELDS
-from feddg_bench.records.variants import text
+from feddg_bench.records.variants import setting_text
 
 Kind = Literal["measured"] | Summary
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredColumn:
     """A measured column.
 
     Attributes:
@@ -32,8 +32,8 @@ class Measured:
     number: int
     group: int
     spec: ColumnSpec
-    where: Where
-    own: Where
+    where: RunFilter
+    own: RunFilter
     split: str | None
     metric: str
     rule: Rule
@@ -55,8 +55,8 @@ class Column:
     group: str
     head: str
     kind: Kind
-    sources: tuple[Measured, ...]
-    published: Where
+    sources: tuple[MeasuredColumn, ...]
+    published: RunFilter
     decimals: int
 
     @property
@@ -68,16 +68,18 @@ class Column:
         """Return what CSV says of it: what all that it is made of have in common."""
         facts = {}
         for name in ("dataset", "protocol", "scenario", "train", "val", "test"):
-            values = {text(source.where[name]) for source in self.sources if name in source.where}
+            values = {
+                setting_text(source.where[name]) for source in self.sources if name in source.where
+            }
             facts[name] = values.pop() if len(values) == 1 else ""
         first = self.sources[0]
         rule = first.rule if first.split else ""
         return {**facts, "split": first.split or "", "metric": first.metric, "select": rule}
 
 
-def measured_columns(description: Description, select: Rule | None) -> list[Measured]:
+def measured_columns(description: Description, select: Rule | None) -> list[MeasuredColumn]:
     """Return the columns of all groups; ``select`` wins over the description's rules."""
-    found: list[Measured] = []
+    found: list[MeasuredColumn] = []
     for number, group in enumerate(description.groups):
         for spec in group.columns:
             metric = spec.metric or group.metric or description.metric
@@ -85,11 +87,11 @@ def measured_columns(description: Description, select: Rule | None) -> list[Meas
             where = {**description.where, **own}
             part = None if metric in COSTS else spec.split or group.split or "test"
             rule = select or group.select or description.select
-            found.append(Measured(len(found), number, spec, where, own, part, metric, rule))
+            found.append(MeasuredColumn(len(found), number, spec, where, own, part, metric, rule))
     return found
 
 
-def shown_columns(description: Description, columns: Sequence[Measured]) -> Iterator[Column]:
+def shown_columns(description: Description, columns: Sequence[MeasuredColumn]) -> Iterator[Column]:
     """Yield the columns from left to right: of each group its own, then its summaries."""
     decimals = description.decimals
     for number, group in enumerate(description.groups):

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from feddg_bench.analysis.tables.columns import Measured
+from feddg_bench.analysis.tables.columns import MeasuredColumn
 from feddg_bench.analysis.tables.describe import Description
 from feddg_bench.analysis.tables.rows import Row
 from feddg_bench.common.errors import SettingsError
@@ -18,8 +18,8 @@ from feddg_bench.config.recipes import load_recipe, recipe_names
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.data.protocols import PROTOCOLS
 from feddg_bench.plugins import names
-from feddg_bench.records.runs import FIELDS, OWN, Run, flatten
-from feddg_bench.records.variants import text
+from feddg_bench.records.runs import FIELDS, OWN, RecordedRun, flatten
+from feddg_bench.records.variants import setting_text
 
 FILES = ("data.split_csv", "backbone.weights")
 """Settings whose record holds a hash, not the path that a command needs."""
@@ -32,7 +32,7 @@ SEEDS = (0, 1, 2)
 def fill_commands(
     description: Description,
     row: Row,
-    missing: Sequence[Measured],
+    missing: Sequence[MeasuredColumn],
     scenarios: Mapping[int, Collection[str]],
     seeds: Collection[int],
 ) -> dict[int, str]:
@@ -72,7 +72,7 @@ def fill_commands(
     return found
 
 
-def _base(row: Row, where: Mapping[str, Any]) -> Run | None:
+def _base(row: Row, where: Mapping[str, Any]) -> RecordedRun | None:
     """Return a run of the row to be like: of the same data set and protocol if there is one."""
     runs = row.variant.runs if row.variant else ()
     near = [r for r in runs if r.dataset == where.get("dataset", r.dataset)]
@@ -80,7 +80,9 @@ def _base(row: Row, where: Mapping[str, Any]) -> Run | None:
     return min(same or near, key=lambda run: run.key, default=None)
 
 
-def _head(description: Description, base: Run | None, where: Mapping[str, Any]) -> list[str]:
+def _head(
+    description: Description, base: RecordedRun | None, where: Mapping[str, Any]
+) -> list[str]:
     """Return method, protocol, data set and recipe as flags."""
     parts = []
     for name in ("method", "protocol", "dataset"):
@@ -93,7 +95,7 @@ def _head(description: Description, base: Run | None, where: Mapping[str, Any]) 
     return [*parts, "--recipe", recipe if is_shipped(recipe) else f"{recipe}.yaml"]
 
 
-def _settings(row: Row, base: Run | None, where: Mapping[str, Any]) -> list[str]:
+def _settings(row: Row, base: RecordedRun | None, where: Mapping[str, Any]) -> list[str]:
     """Return the settings in which the runs differ from their recipe, as ``KEY=VALUE``."""
     wanted = overrides(base) if base is not None else {}
     for source in (row.variant.differences if row.variant else {}, where):
@@ -109,10 +111,10 @@ def _settings(row: Row, base: Run | None, where: Mapping[str, Any]) -> list[str]
 
 
 def _said(value: Any) -> str:
-    return "null" if value is None else text(value)
+    return "null" if value is None else setting_text(value)
 
 
-def overrides(run: Run) -> dict[str, Any]:
+def overrides(run: RecordedRun) -> dict[str, Any]:
     """Return the settings, the method's own aside, in which a run differs from its recipe."""
     recipe = recipe_settings(run.recipe, run.dataset, run.method)
     if recipe is None:
@@ -174,7 +176,7 @@ def _covers(recipe: str, dataset: str) -> bool:
     return True
 
 
-def repeat_command(run: Run, settings: Mapping[str, Any], threads: int = 1) -> str:
+def repeat_command(run: RecordedRun, settings: Mapping[str, Any], threads: int = 1) -> str:
     """Return the command that repeats a run, but for its scenario and its seed.
 
     It names the recipe and all in which the run differs from it, or every setting where the recipe

@@ -13,10 +13,10 @@ from feddg_bench.common.files import shipped
 from feddg_bench.config.layers import dotted_keys, load_layer, validate
 from feddg_bench.config.schema import Section
 from feddg_bench.records.rules import Rule
-from feddg_bench.records.runs import FIELDS, Run
+from feddg_bench.records.runs import FIELDS, RecordedRun
 
 Value = str | int | float | bool | None
-Where = Mapping[str, Value | list[Value]]
+RunFilter = Mapping[str, Value | list[Value]]
 """A field of a run (method, dataset, protocol, scenario, train, val, test, seed, recipe, version)
 or a setting by dotted key -> the value a run must have, or a list of which it must have one."""
 
@@ -55,12 +55,12 @@ class ColumnSpec(Section):
     """One column."""
 
     head: str
-    where: Where = Field(default_factory=dict)
+    where: RunFilter = Field(default_factory=dict)
     split: str | None = None
     metric: str | None = None
     over: Literal["images", "domains", "worst"] = "images"
     """Over all images of a split, or the mean or the smallest of its domains."""
-    published: Where = Field(default_factory=dict)
+    published: RunFilter = Field(default_factory=dict)
     """Columns of the file of published numbers -> their values, where they cannot be guessed."""
 
 
@@ -68,7 +68,7 @@ class GroupSpec(Section):
     """Columns under one head."""
 
     head: str = ""
-    where: Where = Field(default_factory=dict)
+    where: RunFilter = Field(default_factory=dict)
     split: str | None = None
     select: Rule | None = None
     """Selection rule of these columns, where it is not the table's."""
@@ -78,16 +78,16 @@ class GroupSpec(Section):
     columns: list[ColumnSpec] = Field(min_length=1)
     summaries: dict[Summary, str] = Field(default_factory=dict)
     """Summary -> head of its column."""
-    published: dict[Summary, Where] = Field(default_factory=dict)
+    published: dict[Summary, RunFilter] = Field(default_factory=dict)
 
 
 class RowSpec(Section):
     """One row, or several where its runs differ in settings."""
 
     label: str
-    where: Where | None = None
+    where: RunFilter | None = None
     """``null``: a row of published numbers alone."""
-    published: Where | None = Field(default_factory=dict)
+    published: RunFilter | None = Field(default_factory=dict)
     """As for columns; ``null``: nobody published this row."""
 
 
@@ -111,7 +111,7 @@ class Description(Section):
     """Columns that stand beside each other at most; more make blocks, one below the other."""
     recipe: str | None = None
     """Recipe for the commands that fill cells."""
-    where: Where = Field(default_factory=dict)
+    where: RunFilter = Field(default_factory=dict)
     others: bool = False
     """Add a row for every other method with runs."""
     ranked: bool = False
@@ -138,7 +138,7 @@ class Description(Section):
             check_names(where)
         return self
 
-    def _filters(self) -> Iterator[Where]:
+    def _filters(self) -> Iterator[RunFilter]:
         yield self.where
         yield from (row.where for row in self.rows if row.where is not None)
         for group in self.groups:
@@ -146,7 +146,7 @@ class Description(Section):
             yield from (column.where for column in group.columns)
 
 
-def check_names(where: Where) -> None:
+def check_names(where: RunFilter) -> None:
     """Raise `ValueError` with the nearest known name if a filter has an unknown one."""
     known = [*FIELDS, *(key for key in dotted_keys() if key not in FIELDS)]
     for name in where:
@@ -185,7 +185,7 @@ def _folder() -> Path:
     return shipped("sweeps/tables")
 
 
-def fitting(runs: Sequence[Run], where: Where) -> list[Run]:
+def fitting(runs: Sequence[RecordedRun], where: RunFilter) -> list[RecordedRun]:
     """Return the runs that have what a filter asks for, in their order."""
     found = list(runs)
     for name, wanted in where.items():  # a key at a time, since few values stand for all runs

@@ -24,7 +24,7 @@ from feddg_bench.analysis.tables.describe import (
 )
 from feddg_bench.common.files import file_name
 from feddg_bench.records.metrics import Metric
-from feddg_bench.records.runs import Run
+from feddg_bench.records.runs import RecordedRun
 from feddg_bench.records.variants import assignments, natural
 
 AGAINST = "fedavg"
@@ -47,17 +47,17 @@ class Generic:
 
     name: str
     description: Description
-    runs: tuple[Run, ...]
+    runs: tuple[RecordedRun, ...]
 
 
-def generic_tables(runs: Sequence[Run], against: str | None = None) -> list[Generic]:
+def generic_tables(runs: Sequence[RecordedRun], against: str | None = None) -> list[Generic]:
     """Return the tables for whatever runs are there, in the order of their names.
 
     Args:
         runs: All runs.
         against: Method that the others are compared with; `AGAINST`, if it has runs, if not said.
     """
-    groups: dict[tuple[str, str, str], list[Run]] = {}
+    groups: dict[tuple[str, str, str], list[RecordedRun]] = {}
     for run in runs:
         groups.setdefault((run.dataset, run.protocol, run.recipe), []).append(run)
     tables: list[Generic] = []
@@ -76,7 +76,7 @@ def generic_tables(runs: Sequence[Run], against: str | None = None) -> list[Gene
     return sorted(tables, key=lambda table: natural(table.name))
 
 
-def _describe(title: str, runs: Sequence[Run], against: str | None) -> Description:
+def _describe(title: str, runs: Sequence[RecordedRun], against: str | None) -> Description:
     """Return a description: scenarios across, with summaries of each split."""
     found = {run.scenario: run for run in runs}
     scenarios = [found[name] for name in sorted(found)]
@@ -129,10 +129,10 @@ def shown_as(metric: Metric) -> dict[str, Any]:
 # ------------------------------------------------------------------------------- frames
 
 
-def _frames(runs: Sequence[Run]) -> list[tuple[dict[str, Any], list[Run]]]:
+def _frames(runs: Sequence[RecordedRun]) -> list[tuple[dict[str, Any], list[RecordedRun]]]:
     """Return frames with their runs, runs with all images in one client in every frame they fit."""
-    federated: dict[str, tuple[dict[str, Any], list[Run]]] = {}
-    pooled: list[Run] = []
+    federated: dict[str, tuple[dict[str, Any], list[RecordedRun]]] = {}
+    pooled: list[RecordedRun] = []
     by_settings: dict[tuple[int, str], dict[str, Any]] = {}
     for run in runs:
         if run.settings.get("partition.kind") == "pooled":
@@ -144,7 +144,7 @@ def _frames(runs: Sequence[Run]) -> list[tuple[dict[str, Any], list[Run]]]:
         frame = by_settings[key]
         federated.setdefault(repr(frame), (frame, []))[1].append(run)
     found = [federated[key] for key in sorted(federated)]
-    alone: dict[str, tuple[dict[str, Any], list[Run]]] = {}
+    alone: dict[str, tuple[dict[str, Any], list[RecordedRun]]] = {}
     for run in pooled:
         mine = _without_clients(_frame(run))
         fitting = [members for frame, members in found if _without_clients(frame) == mine]
@@ -155,7 +155,7 @@ def _frames(runs: Sequence[Run]) -> list[tuple[dict[str, Any], list[Run]]]:
     return found + [alone[key] for key in sorted(alone)]
 
 
-def _frame(run: Run) -> dict[str, Any]:
+def _frame(run: RecordedRun) -> dict[str, Any]:
     """Return what methods must share to be compared."""
     aside = ("partition.kind", "data.split_csv")
     frame = {

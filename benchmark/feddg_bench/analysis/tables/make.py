@@ -15,7 +15,7 @@ from feddg_bench.analysis.tables.writers import csv_text, latex, markdown
 from feddg_bench.common.errors import SettingsError, unknown
 from feddg_bench.plugins import check_name
 from feddg_bench.records.rules import RULES
-from feddg_bench.records.runs import Run
+from feddg_bench.records.runs import RecordedRun
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,11 +50,11 @@ class MadeTable:
 
 def make_tables(
     names: Sequence[str],
-    read: Callable[[], Sequence[Run]],
+    read: Callable[[], Sequence[RecordedRun]],
     *,
     select: str | None = None,
     against: str | None = None,
-) -> tuple[list[Grid], Sequence[Run]]:
+) -> tuple[list[Grid], Sequence[RecordedRun]]:
     """Return tables, and the runs that they are made from.
 
     Args:

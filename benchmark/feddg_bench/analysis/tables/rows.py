@@ -7,14 +7,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from feddg_bench.analysis.tables.columns import Measured, varied_keys
-from feddg_bench.analysis.tables.describe import Description, RowSpec, Where, fitting
+from feddg_bench.analysis.tables.columns import MeasuredColumn, varied_keys
+from feddg_bench.analysis.tables.describe import Description, RowSpec, RunFilter, fitting
 from feddg_bench.common.errors import DataError
 from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.rules import pooled
-from feddg_bench.records.runs import Run
+from feddg_bench.records.runs import RecordedRun
 from feddg_bench.records.statistics import Unit
-from feddg_bench.records.variants import Variant, split, text
+from feddg_bench.records.variants import Variant, setting_text, split
 
 
 @dataclass(eq=False)
@@ -33,10 +33,10 @@ class Row:
 
     spec: RowSpec
     label: str
-    where: Where | None
+    where: RunFilter | None
     variant: Variant | None = None
     sample: dict[tuple[Unit, int], float] = field(default_factory=dict)
-    runs: dict[int, list[Run]] = field(default_factory=dict)
+    runs: dict[int, list[RecordedRun]] = field(default_factory=dict)
     silent: set[int] = field(default_factory=set)
 
     @property
@@ -62,14 +62,17 @@ class Row:
 
 
 def make_rows(
-    table: str, description: Description, columns: Sequence[Measured], runs: Sequence[Run]
+    table: str,
+    description: Description,
+    columns: Sequence[MeasuredColumn],
+    runs: Sequence[RecordedRun],
 ) -> list[Row]:
     """Return the rows, those of the description first; several where settings differ.
 
     Raises:
         DataError: If one cell would hold runs that differ, or one run twice.
     """
-    by_method: dict[str, list[Run]] = {}
+    by_method: dict[str, list[RecordedRun]] = {}
     for run in fitting(runs, description.where):
         by_method.setdefault(run.method, []).append(run)
     specs = list(description.rows)
@@ -89,8 +92,8 @@ def make_rows(
         method = where.get("method")
         pool = by_method.get(method, []) if isinstance(method, str) else _all(by_method)
         mine = fitting(pool, spec.where)
-        known: dict[str, list[Run]] = {}  # columns of other splits have the same runs
-        of_column: dict[int, list[Run]] = {}
+        known: dict[str, list[RecordedRun]] = {}  # columns of other splits have the same runs
+        of_column: dict[int, list[RecordedRun]] = {}
         for column in columns:
             own = repr(column.own)
             if own not in known:
@@ -111,26 +114,26 @@ def make_rows(
     return rows
 
 
-def _all(by_method: Mapping[str, list[Run]]) -> list[Run]:
+def _all(by_method: Mapping[str, list[RecordedRun]]) -> list[RecordedRun]:
     return [run for method in sorted(by_method) for run in by_method[method]]
 
 
 def _fill(
-    table: str, row: Row, column: Measured, runs: Sequence[Run], free: Collection[str]
+    table: str, row: Row, column: MeasuredColumn, runs: Sequence[RecordedRun], free: Collection[str]
 ) -> None:
     """Put the numbers of a cell's runs into its row."""
     cell = f"the cell {column.spec.head!r} of row {row.label!r} in table {table}"
     for key in sorted(free):
         values: dict[str, set[str]] = {}
         for run in runs:
-            values.setdefault(run.dataset, set()).add(text(run.get(key)))
+            values.setdefault(run.dataset, set()).add(setting_text(run.get(key)))
         for found in values.values():
             if len(found) > 1:
                 raise DataError(
                     f"{cell} would average runs with {key} {' and '.join(sorted(found))}; say "
                     f"which under the column's `where`"
                 )
-    taken: dict[tuple[Unit, int], Run] = {}
+    taken: dict[tuple[Unit, int], RecordedRun] = {}
     for run in sorted(runs, key=lambda run: (run.scenario, run.seed, run.key)):
         value = _value(run, column)
         if value is None:
@@ -147,7 +150,7 @@ def _fill(
     row.runs[column.number] = list(taken.values())
 
 
-def _value(run: Run, column: Measured) -> float | None:
+def _value(run: RecordedRun, column: MeasuredColumn) -> float | None:
     """Return the number of a run in a column; shares in percent."""
     if column.split is None:
         return run.cost(column.metric)

@@ -11,7 +11,7 @@ from feddg_bench.records.record import RunRecord
 from feddg_bench.records.rules import split_metric
 from feddg_bench.records.statistics import mean_and_std
 
-SPLITS = ("id_val", "id_test", "val", "test")
+_SPLITS = ("id_val", "id_test", "val", "test")
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,14 @@ def summary(records: Sequence[RunRecord]) -> Table:
     papers = {
         (name, split): _published(runs[0], split)
         for name, runs in by_scenario.items()
-        for split in SPLITS
+        for split in _SPLITS
     }
     rows: list[tuple[str, dict[str, Cell | None]]] = []
     for name, runs in by_scenario.items():
         held_out = [d for d in (runs[0].scenario.val, runs[0].scenario.test) if d is not None]
-        cells = {split: _cell(runs, split, [papers[name, split]]) for split in SPLITS}
+        cells = {split: _cell(runs, split, [papers[name, split]]) for split in _SPLITS}
         rows.append((f"{name} ({' → '.join(held_out)})", cells))
-    splits = tuple(s for s in SPLITS if any(cells[s] for _, cells in rows))
+    splits = tuple(s for s in _SPLITS if any(cells[s] for _, cells in rows))
     if len(by_scenario) > 1:
         of_all = {s: [papers[name, s] for name in by_scenario] for s in splits}
         rows.append(("mean", {s: _cell(records, s, of_all[s]) for s in splits}))

@@ -10,7 +10,7 @@ from pathlib import Path
 from feddg_bench.common.errors import DataError
 
 
-def unpack(archive: Path, folder: Path, most_bytes: int) -> int:
+def unpack_archive(archive: Path, folder: Path, most_bytes: int) -> int:
     """Unpack a tar file, compressed or not, into a new folder that appears when all is written.
 
     Args:

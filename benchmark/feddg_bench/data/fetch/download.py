@@ -33,7 +33,7 @@ CHUNK = 2**18
 TEMPORARY = frozenset({408, 416, 425, 429, 500, 502, 503, 504})
 """Statuses after which a later attempt may succeed."""
 
-Progress = Callable[[int, int], None]
+OnBytes = Callable[[int, int], None]
 """Called with the bytes that are here and their total."""
 
 
@@ -89,7 +89,7 @@ class _BrokenError(Exception):
 
 
 def fetch(
-    urls: Sequence[str], path: Path, wanted: Wanted, progress: Progress | None = None
+    urls: Sequence[str], path: Path, wanted: Wanted, progress: OnBytes | None = None
 ) -> str | None:
     """Fetch a file from the first mirror that gives the right one.
 
@@ -178,7 +178,7 @@ class _Redirects(request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def _from_mirror(url: str, part: Path, wanted: Wanted, progress: Progress | None) -> None:
+def _from_mirror(url: str, part: Path, wanted: Wanted, progress: OnBytes | None) -> None:
     """Make the part the whole and right file.
 
     Raises:
@@ -212,7 +212,7 @@ def _length(part: Path) -> int:
     return part.stat().st_size if part.exists() else 0
 
 
-def _receive(url: str, part: Path, start: int, wanted: Wanted, progress: Progress | None) -> None:
+def _receive(url: str, part: Path, start: int, wanted: Wanted, progress: OnBytes | None) -> None:
     """Make one request and write what comes, from byte ``start`` on or from the beginning.
 
     Raises:

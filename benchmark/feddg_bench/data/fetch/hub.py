@@ -17,7 +17,7 @@ import numpy as np
 
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.data.dataset import DomainDataset
-from feddg_bench.data.fetch.download import Progress
+from feddg_bench.data.fetch.download import OnBytes
 from feddg_bench.data.fetch.mirrors import HubDownload
 from feddg_bench.data.image_folders import IMAGE_SUFFIXES, ImageFolderDataset, plain
 
@@ -51,7 +51,7 @@ def check_extra() -> None:
 
 
 def fetch_tables(
-    offer: HubDownload, endpoints: Sequence[str], folder: Path, progress: Progress
+    offer: HubDownload, endpoints: Sequence[str], folder: Path, progress: OnBytes
 ) -> Tables:
     """Fetch the tables of one commit from the first endpoint that gives all of them.
 
@@ -79,7 +79,7 @@ def fetch_tables(
     raise DataError(f"cannot fetch {offer.repository} from Hugging Face ({'; '.join(reasons)})")
 
 
-def _from_endpoint(offer: HubDownload, endpoint: str, folder: Path, progress: Progress) -> Tables:
+def _from_endpoint(offer: HubDownload, endpoint: str, folder: Path, progress: OnBytes) -> Tables:
     from huggingface_hub import HfApi, RepoFile, hf_hub_download
 
     hub, kind = HfApi(endpoint=endpoint), "dataset"
@@ -114,7 +114,7 @@ def _from_endpoint(offer: HubDownload, endpoint: str, folder: Path, progress: Pr
 
 
 def write_images(
-    dataset: type[DomainDataset], files: Sequence[Path], folder: Path, progress: Progress
+    dataset: type[DomainDataset], files: Sequence[Path], folder: Path, progress: OnBytes
 ) -> int:
     """Write the images of tables as ``<folder>/<domain>/<class>/<image>``.
 

@@ -12,14 +12,14 @@ from typing import Any
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.common.files import write_whole
 from feddg_bench.data.dataset import DomainDataset
-from feddg_bench.data.fetch.archives import unpack
-from feddg_bench.data.fetch.download import Progress, Wanted, check_url, fetch
+from feddg_bench.data.fetch.archives import unpack_archive
+from feddg_bench.data.fetch.download import OnBytes, Wanted, check_url, fetch
 from feddg_bench.data.fetch.mirrors import RECEIPT, Download, HubDownload
 
 WORK = ".download"
 """Folder inside the data set's where files stay until they are whole and checked."""
 
-Show = Callable[[str, str], Progress]
+Show = Callable[[str, str], OnBytes]
 """Given a name and a unit (``bytes`` or another), returns what is told of the progress."""
 
 
@@ -99,7 +99,7 @@ def _from_mirrors(
     files, whole = "", work
     if offer.unpack is not None:
         whole = work.with_name(f"{work.name}.unpacked") / offer.unpack
-        files = f"; {unpack(work, whole.parent, offer.unpacked_bytes):,} files unpacked"
+        files = f"; {unpack_archive(work, whole.parent, offer.unpacked_bytes):,} files unpacked"
         if not whole.is_dir():
             raise DataError(f"{offer.name} holds no folder {offer.unpack}: it is not what it was")
     receipt.note(offer.name, [place], note)

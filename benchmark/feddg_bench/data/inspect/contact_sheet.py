@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feddg_bench.data.dataset import DomainDataset, Records
+from feddg_bench.data.dataset import DomainDataset, Listing
 
-MOST = 12
+_MOST = 12
 """Domains and classes shown, the first ones."""
 QUANTILES = ("lowest", "20 %", "40 %", "60 %", "80 %", "highest")
 """Columns of a regression: the image of each domain whose target has this rank among them."""
-MARGIN = 4
+_MARGIN = 4
 LEFT, TOP = 96, 20
 """Pixels for names."""
 
@@ -36,10 +36,10 @@ def contact_sheet(dataset: DomainDataset, size: int = 96) -> bytes:
     from PIL import Image, ImageDraw, ImageFont
 
     records = dataset.records()
-    domains = dataset.domains[:MOST]
-    heads: Sequence[str] = dataset.classes[:MOST] or QUANTILES
+    domains = dataset.domains[:_MOST]
+    heads: Sequence[str] = dataset.classes[:_MOST] or QUANTILES
     note = _note(dataset)
-    step = size + MARGIN
+    step = size + _MARGIN
     shape = LEFT + step * len(heads), TOP + step * len(domains) + (TOP if note else 0)
     sheet = Image.new("RGB", shape, "white")
     draw = ImageDraw.Draw(sheet)
@@ -53,25 +53,25 @@ def contact_sheet(dataset: DomainDataset, size: int = 96) -> bytes:
         return f"{text}.."
 
     for column, name in enumerate(heads):
-        place = (LEFT + step * column, MARGIN)
+        place = (LEFT + step * column, _MARGIN)
         draw.text(place, fitting(_ascii(name), size), fill="black", font=font)
     for row, domain in enumerate(domains):
-        place = (MARGIN, TOP + step * row + size // 2 - 6)
-        draw.text(place, fitting(_ascii(domain), LEFT - 2 * MARGIN), fill="black", font=font)
+        place = (_MARGIN, TOP + step * row + size // 2 - 6)
+        draw.text(place, fitting(_ascii(domain), LEFT - 2 * _MARGIN), fill="black", font=font)
         for column, index in enumerate(_chosen(dataset, records, row, len(heads))):
             if index is not None:
                 picture = Image.fromarray(visible(dataset, dataset.read(index, size)))
                 sheet.paste(picture, (LEFT + step * column, TOP + step * row))
     if note:
-        place = (MARGIN, TOP + step * len(domains) + MARGIN)
-        draw.text(place, fitting(note, shape[0] - 2 * MARGIN), fill="black", font=font)
+        place = (_MARGIN, TOP + step * len(domains) + _MARGIN)
+        draw.text(place, fitting(note, shape[0] - 2 * _MARGIN), fill="black", font=font)
     file = BytesIO()
     sheet.save(file, format="PNG")
     return file.getvalue()
 
 
 def _chosen(
-    dataset: DomainDataset, records: Records, domain: int, columns: int
+    dataset: DomainDataset, records: Listing, domain: int, columns: int
 ) -> list[int | None]:
     """Return the image of each column in a domain's row, if it has one."""
     inside = np.flatnonzero(records.domains == domain)

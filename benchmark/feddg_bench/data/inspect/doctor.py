@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from feddg_bench.common.errors import DataError
 from feddg_bench.common.parallel import in_threads
-from feddg_bench.data.dataset import DomainDataset, FileDataset, Records, image_facts
+from feddg_bench.data.dataset import DomainDataset, FileDataset, Listing, image_facts
 from feddg_bench.data.decoding import hashed_by_file
 from feddg_bench.data.fetch.mirrors import RECEIPT
 from feddg_bench.data.image_folders import ImageFolderDataset
 from feddg_bench.data.inspect.signatures import (
     SIDE,
     Signatures,
-    compare,
+    compare_signatures,
     load_signatures,
     signature,
 )
@@ -185,7 +185,7 @@ def sign(dataset: DomainDataset, progress: Callable[[int, int], None] | None = N
 
 
 def _signatures(
-    records: Records, looks: Sequence[_Look], chosen: Sequence[int], side: int
+    records: Listing, looks: Sequence[_Look], chosen: Sequence[int], side: int
 ) -> Signatures:
     pairs = [pair for i in chosen if (pair := looks[i].signature) is not None]
     hashes, colours = zip(*pairs, strict=True)
@@ -202,7 +202,7 @@ def _name(path: str) -> str:
 # ------------------------------------------------------------------------ counts and folders
 
 
-def _count(dataset: DomainDataset, records: Records, found: Diagnosis) -> None:
+def _count(dataset: DomainDataset, records: Listing, found: Diagnosis) -> None:
     table = dataset.count(records)
     names = dataset.classes or ("images",)  # a regression has none
     for domain, row in zip(dataset.domains, table.tolist(), strict=True):
@@ -231,7 +231,7 @@ def _count(dataset: DomainDataset, records: Records, found: Diagnosis) -> None:
             found.find("count", text)
 
 
-def _look_at_folders(dataset: ImageFolderDataset, records: Records, found: Diagnosis) -> None:
+def _look_at_folders(dataset: ImageFolderDataset, records: Listing, found: Diagnosis) -> None:
     """Say how the folders were recognised, and what lies there that is not read."""
     folders = dataset._domain_folders(dataset.folder)
     others = [f"{path.name} is {name}" for name, path in folders.items() if path.name != name]
@@ -281,7 +281,7 @@ def _look(dataset: DomainDataset, index: int) -> _Look:
 
 
 def _compare(
-    records: Records, looks: Sequence[_Look], published: Signatures, found: Diagnosis
+    records: Listing, looks: Sequence[_Look], published: Signatures, found: Diagnosis
 ) -> None:
     """Compare every picture with the published one."""
     found.compared.append(
@@ -290,7 +290,7 @@ def _compare(
     chosen = [i for i, look in enumerate(looks) if look.signature is not None]
     if not chosen:
         return
-    result = compare(_signatures(records, looks, chosen, 0), published)
+    result = compare_signatures(_signatures(records, looks, chosen, 0), published)
     names = [records.paths[i] for i in chosen]
     moved = [f"{names[i]} is {was}" for i, was in result.moved.items()]
     strange, recoloured = ([names[i] for i in some] for some in (result.strange, result.recoloured))
@@ -310,7 +310,7 @@ def _compare(
         found.find("small", text, small)
 
 
-def _notice(records: Records, looks: Sequence[_Look], found: Diagnosis) -> None:
+def _notice(records: Listing, looks: Sequence[_Look], found: Diagnosis) -> None:
     """Say what is unusual about files, whether or not published ones are known."""
     deep = [records.paths[i] for i, look in enumerate(looks) if look.sixteen_bits]
     if deep:
@@ -326,7 +326,7 @@ def _notice(records: Records, looks: Sequence[_Look], found: Diagnosis) -> None:
 
 
 def _duplicates(
-    dataset: DomainDataset, records: Records, looks: Sequence[_Look], found: Diagnosis
+    dataset: DomainDataset, records: Listing, looks: Sequence[_Look], found: Diagnosis
 ) -> None:
     """Report the same image under several names, worst first: as several classes or domains."""
     same: dict[bytes, list[int]] = {}

@@ -25,7 +25,7 @@ MOST_BITS = 8
 quality 30 to 90, as WebP, or at 128 to 256 pixels none had more than 6."""
 MOST_COLOUR = 10
 """That the mean of red, green or blue differs, of 255; 3.9 were seen."""
-MARGIN = 2
+_MARGIN = 2
 """Bits by which another published picture must be nearer than the one of the same name."""
 STEP = 4
 """In which mean colours are kept."""
@@ -118,7 +118,7 @@ def load_signatures(path: Path, dataset: str) -> Signatures:
 
 
 @dataclass
-class Comparison:
+class _Comparison:
     """What differs between the images of a copy and the published ones.
 
     Attributes:
@@ -134,12 +134,12 @@ class Comparison:
     absent: list[str] = field(default_factory=list)
 
 
-def compare(copy: Signatures, published: Signatures) -> Comparison:
+def compare_signatures(copy: Signatures, published: Signatures) -> _Comparison:
     """Compare every image of a copy with the published one of its name, else with the nearest.
 
     An image under a new name in its own domain and class is the same.
     """
-    found = Comparison()
+    found = _Comparison()
     place = {name: number for number, name in enumerate(published.names)}
     shown: set[int] = set()
     for index, name in enumerate(copy.names):
@@ -147,15 +147,15 @@ def compare(copy: Signatures, published: Signatures) -> Comparison:
         if own is not None:
             differ, gap = _distances(copy, index, published, slice(own, own + 1))
             bits, same_colour = int(differ[0]), gap[0] <= MOST_COLOUR
-            if bits <= MARGIN and same_colour:
+            if bits <= _MARGIN and same_colour:
                 shown.add(own)
                 continue
         differ, gap = _distances(copy, index, published, slice(None))
         nearest = int(np.argmin(np.where(gap <= MOST_COLOUR, differ, 64)))
         least = differ[nearest] if gap[nearest] <= MOST_COLOUR else 64
-        if own is not None and same_colour and bits <= min(MOST_BITS, least + MARGIN):
+        if own is not None and same_colour and bits <= min(MOST_BITS, least + _MARGIN):
             shown.add(own)
-        elif own is not None and bits <= MARGIN:
+        elif own is not None and bits <= _MARGIN:
             shown.add(own)
             found.recoloured.append(index)
         elif least <= MOST_BITS:
