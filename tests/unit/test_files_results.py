@@ -301,7 +301,7 @@ TEST = ("rounds", 1, "evaluation", "test", "sketch")
         (_damage("rounds", value=[{"round": 1}]), "cohort"),
         (_damage("partition", value=5), "partition"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_record_that_lies_is_left_out_with_one_notice(tmp_path, caplog, change, words):
     store = ResultsStore(tmp_path)
