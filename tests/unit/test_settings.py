@@ -319,6 +319,7 @@ OTHER = {
     "federation.bn": "local",
     "federation.weighting": "uniform",
     "federation.server_lr": 0.5,
+    "portable": True,
     "federation.on_fault": "fail",
     "federation.client_timeout": 60.0,
     "evaluation.every": 2,

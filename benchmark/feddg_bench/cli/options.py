@@ -72,6 +72,10 @@ Lambda = Annotated[
         "--heterogeneity", "--lambda", help="lambda in [0, 1]; 1 is the same mixture for all."
     ),
 ]
+Portable = Annotated[
+    bool | None,
+    typer.Option("--portable", help="The same bits on every x86-64 CPU with AVX2; slower."),
+]
 Wandb = Annotated[
     str, typer.Option(help="W&B tracking: online, offline (no account needed) or off.")
 ]
@@ -123,6 +127,7 @@ class Experiment(Names):
     rounds: Rounds = None
     per_round: PerRound = None
     heterogeneity: Lambda = None
+    portable: Portable = None
 
 
 @dataclass(frozen=True)

@@ -246,6 +246,9 @@ class RunSettings(Section):
     """Canonical name, such as ``ac-p-s``."""
     seed: int = Field(0, ge=0, lt=2**63)
     """Of everything that is drawn: partition, initial weights, cohorts, batches."""
+    portable: bool = False
+    """The same bits on every x86-64 CPU with AVX2, whoever made it: instructions are fixed, draws
+    and functions are NumPy's. Needs a CPU and one thread a worker, and is slower."""
     data: DataSettings = DataSettings()
     augment: AugmentSettings = AugmentSettings()
     partition: PartitionSettings = PartitionSettings()

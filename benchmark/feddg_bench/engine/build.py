@@ -14,6 +14,7 @@ from feddg_bench.config.schema import BackboneSettings, RunSettings, TrainSettin
 from feddg_bench.core.method import Method
 from feddg_bench.data.federated import Federation
 from feddg_bench.engine.compatibility import Pictures, check_fit, is_rgb
+from feddg_bench.engine.portable import use_portable
 from feddg_bench.plugins import load_method
 
 
@@ -30,6 +31,7 @@ def build_run_method(
     Raises:
         SettingsError: If method and settings do not suit the images and the task.
     """
+    use_portable(wanted=settings.portable)
     return _build(
         plugin or load_method(settings.method),
         settings,

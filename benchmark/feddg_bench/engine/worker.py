@@ -26,6 +26,7 @@ from feddg_bench.data.augment import to_float
 from feddg_bench.data.client_images import ClientImages, ImageBank
 from feddg_bench.data.federated import Federation
 from feddg_bench.engine.build import build_run_method
+from feddg_bench.engine.portable import use_portable
 
 logging.getLogger("lightning.fabric").setLevel(logging.WARNING)  # it announces every precision
 
@@ -57,6 +58,7 @@ class Worker:
     """
 
     def __init__(self, spec: WorkerSpec, method: Method | None = None) -> None:
+        use_portable(wanted=spec.settings.portable, device=spec.device, threads=spec.threads)
         torch.set_num_threads(spec.threads)
         keep_freed_memory()
         # Lightning sets this on import, for forks, which we never make; PyTorch's optimizers then

@@ -167,10 +167,17 @@ class RoundRecord(Costs, _Round):
 
 
 class EnvironmentRecord(RecordPart):
-    """What the last bits of numbers may depend on; never the name of a machine."""
+    """What the last bits of numbers may depend on; never the name of a machine.
+
+    Attributes:
+        cpu: Its maker and widest instructions; the first records lack it.
+        portable: Whether instructions and draws were those of every CPU with AVX2.
+    """
 
     versions: dict[str, str] = {}
     system: str = ""
+    cpu: Later[str] = None
+    portable: Later[bool] = None
     device: str = ""
     threads: Count = 1
     workers: Count = 1

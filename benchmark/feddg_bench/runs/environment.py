@@ -9,12 +9,13 @@ from pathlib import Path
 import torch
 
 import feddg_bench
+from feddg_bench.common.portable import describe_cpu
 from feddg_bench.config.schema import Resources
 from feddg_bench.engine.devices import find_device
 from feddg_bench.records.record import EnvironmentRecord
 
 
-def environment(resources: Resources, workers: int) -> EnvironmentRecord:
+def environment(resources: Resources, workers: int, *, portable: bool = False) -> EnvironmentRecord:
     """Return what numbers may depend on in their last bits, and nothing that names a machine."""
     import lightning
     import torchvision
@@ -25,6 +26,8 @@ def environment(resources: Resources, workers: int) -> EnvironmentRecord:
     return EnvironmentRecord(
         versions=versions,
         system=f"{platform.system()} {platform.machine()}",
+        cpu=describe_cpu(),
+        portable=portable or None,
         device=torch.cuda.get_device_name(device) if device != "cpu" else "cpu",
         threads=resources.threads,
         workers=workers,

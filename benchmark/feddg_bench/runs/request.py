@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from feddg_bench.common.errors import SettingsError
+from feddg_bench.common.portable import begin_portable
 from feddg_bench.config.keys import canonical_settings, run_key
 from feddg_bench.config.layers import (
     Layer,
@@ -42,6 +43,7 @@ FLAGS = {
     "clients": "partition.clients",
     "heterogeneity": "partition.heterogeneity",
     "split_csv": "data.split_csv",
+    "portable": "portable",
 }
 """Flags that stand for a setting."""
 
@@ -247,7 +249,9 @@ class Request:
                         "scenario": scenario.name,
                         **splits,
                     }
-                    validate(RunSettings, merge(base, self.settings, named))
+                    settled = validate(RunSettings, merge(base, self.settings, named))
+                    if settled.portable:  # before PyTorch is loaded
+                        begin_portable()
                     drafts.append(Draft(base, named, scenario, Path(recipe).stem, dataset))
         return drafts
 

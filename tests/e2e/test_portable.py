@@ -1,0 +1,91 @@
+"""The same bits under every instruction set with --portable, and others without it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.common.portable import ABSENT, FIXED, begin_portable, cpu_flags
+from feddg_bench.records.record import RunRecord
+
+SOURCES = [str(Path(__file__).parents[2] / root) for root in ("benchmark", "methods", "datasets")]
+RUN = [
+    *("run", "--method", "fedccrl", "--scenario", "ip-o-c", "--rounds", "2"),
+    *("--clients", "4", "--per-round", "2", "--workers", "1", "data.image_size=16"),
+]
+ELSEWHERE = {
+    "plain": {},
+    "aten": {"ATEN_CPU_CAPABILITY": "default"},
+    "onednn": {"ONEDNN_MAX_CPU_ISA": "SSE41"},
+    "mkl": {"MKL_CBWR": "AVX2"},
+    "glibc and numpy": {
+        "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA,-AVX",
+        "NPY_DISABLE_CPU_FEATURES": "AVX2 FMA3 X86_V3",
+    },
+}
+"""Environments that make this CPU compute as others do."""
+
+needs_avx2 = pytest.mark.skipif("avx2" not in cpu_flags(), reason="this CPU has no AVX2")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def numbers(cache: Path, results: Path, changed: dict[str, str], *more: str) -> dict[str, object]:
+    kept = {k: v for k, v in os.environ.items() if k not in (*FIXED, *ABSENT)}
+    environment = kept | {
+        "PYTHONPATH": os.pathsep.join(SOURCES),
+        "FEDDG_CACHE": str(cache),
+        **changed,
+    }
+    subprocess.run(
+        [sys.executable, "-m", "feddg_bench", *RUN, *more, "--results", results],
+        env=environment,
+        cwd=results.parent,
+        check=True,
+        capture_output=True,
+    )
+    (path,) = (results / "runs").glob("*.json")
+    record = RunRecord.parse(path.read_bytes())
+    assert record.environment.portable == (True if more else None)
+    assert record.environment.cpu
+    return record.numbers()
+
+
+@pytest.mark.slow
+@needs_avx2
+def test_portable_runs_are_the_same_everywhere_and_others_are_not(
+    tmp_path: Path, cache: Path
+) -> None:
+    def found(*more: str) -> list[str]:
+        folder = "-".join(("run", *more))
+        return [
+            json.dumps(numbers(cache, tmp_path / f"{folder} {name}", changed, *more))
+            for name, changed in ELSEWHERE.items()
+        ]
+
+    assert len(set(found("--portable"))) == 1
+    assert len(set(found())) > 2
+
+
+@needs_avx2
+def test_a_program_that_uses_the_package_is_not_started_again(monkeypatch) -> None:
+    monkeypatch.delenv("MKL_CBWR", raising=False)
+    with pytest.raises(SettingsError, match=r"MKL_CBWR='COMPATIBLE'"):
+        begin_portable()
+
+
+def test_a_portable_run_has_a_key_of_its_own(feddg) -> None:
+    plain = json.loads(feddg("run", "--scenario", "ip-o-c", "--dry-run", "--json").out)
+    same = json.loads(
+        feddg("run", "--scenario", "ip-o-c", "portable=false", "--dry-run", "--json").out
+    )
+    assert plain == same
