@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,8 +12,15 @@ from torch import Tensor
 from feddg_bench.core.client import Client
 from feddg_bench.core.messages import Weights
 
-if TYPE_CHECKING:
-    from feddg_bench.core.method import Method
+
+class Trainable(Protocol):
+    """What this needs of a method's module."""
+
+    def state_dict(self, *, keep_vars: bool) -> dict[str, Tensor]:
+        """Return the tensors themselves by name."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Return the optimizer of local training."""
 
 
 class ModuleState:
@@ -33,7 +40,7 @@ class ModuleState:
     """
 
     def __init__(
-        self, module: Method, *, private: tuple[str, ...], constant: tuple[str, ...]
+        self, module: Trainable, *, private: tuple[str, ...], constant: tuple[str, ...]
     ) -> None:
         self.client: Client | None = None
         self._module = module
