@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddg_bench.common.errors import DataError, SettingsError, unknown
+from feddg_bench.common.files import plain_file
 from feddg_bench.common.streams import generator
 from feddg_bench.data.protocols import Scenario, scenarios
 
@@ -263,6 +264,8 @@ def _collect(split_of: NDArray[np.int64], advice: str) -> Splits:
 
 def _read_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield line number and cells by column; a cell that a short row lacks is empty."""
+    if path.exists():  # a pipe or a device would be read for ever
+        plain_file(path)
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, restval="")
