@@ -252,6 +252,8 @@ class Scripted:
 def scripted(start_run, answers, **values):
     run = start_run("fediir", hyper(**values), executor=Scripted(answers))
     run.server.cohort = tuple(answers)
+    # Made-up gradients have not the form of the classifier, which the server would ask for.
+    run.server._uplink = {call: tuple(parts) for call, parts in run.method.uplink.items()}
     return run
 
 
@@ -453,7 +455,7 @@ def test_the_gradient_travels_once_each_way(start_run, head):
 )
 def test_published_sizes_of_the_gradient(backbone, classes, head, expected):
     settings = validate(BackboneSettings, {"name": backbone, "pretrained": False})
-    with torch.device("meta"):
+    with torch.device("cpu"):
         method = FedIIR(
             validate(FedIIRSettings, {"head": head}),
             backbone=build_backbone(settings),

@@ -508,7 +508,7 @@ def test_a_regression_through_the_command(feddg):
     }
     assert test["all"]["images"] == 40
     assert set(record.data.images["test"]) == {"ghana"}
-    assert re.search(r"│ a-b-g \(benin → ghana\) .* -?0\.\d{3} ± 0\.\d{3} │$", out, re.MULTILINE)
+    assert re.search(r"^ a-b-g \(benin → ghana\) .* -?0\.\d{3} ± 0\.\d{3} *$", out, re.MULTILINE)
 
     code, out, err = feddg("tables", "--out", "tables", "--select", "best_by_val")
     assert code == 0, err
@@ -520,7 +520,7 @@ def test_a_regression_through_the_command(feddg):
 def test_a_command_that_names_an_unfit_method_trains_nothing(feddg):
     code, _, err = feddg(*LANDSAT, "--method", "fedavg,fpl", "--scenario", "a-b-g")
     assert code == 2
-    assert err.count("\n") == 1
+    assert sum(not line.startswith("planning ") for line in err.splitlines()) == 1
     assert "fpl cannot learn a regression such as landsat: choose one of agrrand" in err
     assert not Path("runs").exists()
 
