@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -167,6 +168,7 @@ def test_a_method_whose_code_changed_needs_a_version(
             f"    def forward(self, images):\n        return super().forward({body})\n"
         )
         sys.modules.pop("theirs_plugin", None)
+        shutil.rmtree(folder / "__pycache__", ignore_errors=True)  # stale within one second
         plugins.names.cache_clear()
 
     write("images")
