@@ -200,7 +200,7 @@ def test_folder_with_other_images_of_the_same_names_and_sizes_is_refused(
     path.unlink()  # another size of the set: another run
     done = feddg("run", "--dataset", "folder", "--data-root", root, *TINY, *chosen)
     assert done.code == 0, done.err
-    keys = {found.key for found in ResultsStore(tmp_path / "results")}
+    keys = {found.key for found in ResultsStore(tmp_path / "runs")}
     assert len(keys - {first.key}) == 1
 
 
