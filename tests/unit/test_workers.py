@@ -135,7 +135,7 @@ def test_an_exception_in_a_process_is_the_same(two):
 def test_a_process_that_dies_is_replaced_and_its_task_repeated(two, caplog):
     there = start_toy_run(Dying, ALL, executor=two)
     there.rounds(1)
-    os.kill(two._processes[0].process.pid, signal.SIGKILL)  # while it is idle, too
+    os.kill(two.members[0].process.pid, signal.SIGKILL)  # while it is idle, too
     there.rounds(3)
     here = start_toy_run(FedAvg, ALL)
     here.rounds(3)
@@ -175,7 +175,7 @@ def test_a_limit_of_time_needs_processes():
 @pytest.mark.slow
 def test_a_process_that_is_stopped_does_not_hold_up_the_end():
     executor = ProcessExecutor(1)
-    process = executor._processes[0].process
+    process = executor.members[0].process
     os.kill(process.pid, signal.SIGSTOP)
     executor.close()
     assert not process.is_alive()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import signal
 import time
 import traceback
@@ -10,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -124,40 +125,54 @@ class SerialExecutor(Executor):
         return (self.worker.evaluate(weights, index) for index in indices)
 
 
-class ProcessExecutor(Executor):
-    """Runs tasks in ``n`` processes, each with its own model; bytes cross, never pickled content.
+class PoolExecutor(Executor):
+    """Runs tasks on workers elsewhere, each with its own model; bytes cross, never pickled content.
 
-    The model and the broadcast are sent to a process once for all tasks that share them. Replies
-    that came early wait for their turn; at most two a process are under way or waiting.
+    The model and the broadcast are sent to a worker once for all tasks that share them. Replies
+    that came early wait for their turn; at most two a worker are under way or waiting.
 
-    A process that dies is replaced and its job repeated, once; one that does not answer within
-    ``federation.client_timeout`` is replaced, and its client's reply is a fault.
+    A worker that dies is replaced, and whoever is free repeats its job, once. One that does not
+    answer within ``federation.client_timeout`` is replaced, and its client's reply is a fault.
     """
 
-    def __init__(self, n: int) -> None:
-        super().__init__(n)
-        self._processes = [_Process() for _ in range(n)]
+    def __init__(self, members: Sequence[RemoteWorker]) -> None:
+        super().__init__(len(members))
+        self.members = members
+        self._again: deque[Job] = deque()
         self._timeout: float | None = None
 
+    @abstractmethod
+    def ready(self, busy: Sequence[RemoteWorker], seconds: float | None) -> list[RemoteWorker]:
+        """Return those of the busy workers that have an answer or died, waiting for the first."""
+
+    def post(self, data: bytes) -> Any:
+        """Return what is handed to every worker in the place of something that goes to all."""
+        return data
+
+    def built(self, member: RemoteWorker, answer: Payload) -> None:
+        """Look at what a worker says when it is built."""
+
     def start(self, spec: WorkerSpec, method: Method) -> None:
-        """Build a worker in every process, all at the same time."""
-        del method  # lives here; every process builds its own
+        """Build all workers, at the same time."""
+        del method  # lives here; every worker builds its own
         self.memories = {}
         self._settle()
         self._timeout = spec.settings.federation.client_timeout
-        for process in self._processes:
-            process.build(spec)
-        for process in self._processes:
-            process.receive()
+        # Our own object to our own workers: the one thing that is pickled.
+        posted = self.post(pickle.dumps(spec))
+        for member in self.members:
+            member.build(posted)
+        while any(member.job for member in self.members):
+            deque(self._collect(None), maxlen=0)
 
     def run(self, tasks: Iterator[Task]) -> Iterator[Reply[Any]]:
-        """Spread the tasks over the processes."""
+        """Spread the tasks over the workers."""
         first = next(tasks, None)
         if first is None:
             return iter(())
         shared = {"weights": dict(first.weights), "broadcast": dict(first.broadcast)}
         jobs = (
-            _Job(
+            Job(
                 f"{task.client} in round {task.round} ({task.call})",
                 {
                     "client": task.client,
@@ -174,7 +189,7 @@ class ProcessExecutor(Executor):
     def evaluate(self, weights: Weights, indices: Sequence[np.ndarray]) -> Iterator[Predictions]:
         """Measure the weights on each index array."""
         jobs = (
-            _Job("an evaluation", {"index": torch.from_numpy(np.ascontiguousarray(index))})
+            Job("an evaluation", {"index": torch.from_numpy(np.ascontiguousarray(index))})
             for index in indices
         )
         for answer in self._share({"weights": weights, "broadcast": {}}, jobs):
@@ -184,40 +199,37 @@ class ProcessExecutor(Executor):
         """Return the sum of the peaks of this process and its workers; they share the store."""
         self._settle()
         workers = 0.0
-        for process in self._processes:
+        for member in self.members:
             with suppress(OSError, EOFError):  # one that is gone needs no memory
-                process.send({"peak memory": True})
-                workers += process.receive()["mib"]
+                if member.job is None:  # else it is being replaced
+                    member.tell("work", encode({"peak memory": True}))
+                    workers += member.receive()["mib"]
         return round(peak_memory_mib() + workers, 1)
 
-    def close(self) -> None:
-        """End the processes; they hold nothing that is not here too."""
-        for process in self._processes:
-            process.pipe.close()
-        end_processes([process.process for process in self._processes])
-
     def _share(
-        self, shared: Payload, jobs: Iterator[_Job], timeout: float | None = None
+        self, shared: Payload, jobs: Iterator[Job], timeout: float | None = None
     ) -> Iterator[Any]:
-        """Spread jobs over the processes and yield their answers in order.
+        """Spread jobs over the workers and yield their answers in order.
 
-        A process gets a job only when it is idle, hence always reading: were both ends to write
+        A worker gets a job only when it is idle, hence always reading: were both ends to write
         large messages at once, neither would ever finish.
         """
         self._settle()
-        data = encode(shared)
-        for process in self._processes:
-            process.shared = data
+        posted = self.post(encode(shared))
+        for member in self.members:
+            member.shared = posted
         answers: dict[int, Any] = {}
         started = following = 0
         job = next(jobs, None)
         while job is not None or following < started:
-            idle = [process for process in self._processes if process.job is None]
-            while job is not None and idle and started - following < 2 * len(self._processes):
-                job.number = started
-                self._give(idle.pop(0), job)
-                started += 1
-                job = next(jobs, None)
+            for member in [member for member in self.members if member.job is None]:
+                if self._again:
+                    member.give(self._again.popleft())
+                elif job is not None and started - following < 2 * len(self.members):
+                    job.number = started
+                    member.give(job)
+                    started += 1
+                    job = next(jobs, None)
             while following in answers:
                 yield answers.pop(following)
                 following += 1
@@ -225,126 +237,147 @@ class ProcessExecutor(Executor):
                 answers.update(self._collect(timeout))
 
     def _collect(self, timeout: float | None) -> Iterator[tuple[int, Any]]:
-        """Wait for answers; replace processes that died, or took longer than ``timeout``."""
-        busy = [(process, process.job) for process in self._processes if process.job is not None]
-        longest = time.monotonic() - min(process.since for process, _ in busy)
-        left = None if timeout is None else max(0.0, timeout - longest)
-        ready = wait([process.pipe for process, _ in busy], left)
-        for process, job in busy:
-            if process.pipe in ready:
+        """Wait for answers; replace workers that died, or took longer than ``timeout``."""
+        busy = [(member, member.job) for member in self.members if member.job is not None]
+        since = [member.since for member, job in busy if not job.building]
+        left = None
+        if timeout is not None and since:
+            left = max(0.0, timeout + min(since) - time.monotonic())
+        ready = self.ready([member for member, _ in busy], left)
+        for member, job in busy:
+            if member in ready:
                 try:
-                    answer = process.receive()
+                    answer = member.receive()
                 except (EOFError, OSError):
-                    self._bury(process, job)
-                    self._give(process, job)
+                    self._bury(member, job)
+                    continue
+                if job.building:
+                    self.built(member, answer)
                 else:
                     yield job.number, answer
-            elif timeout is not None and time.monotonic() - process.since >= timeout:
+            elif timeout is None or job.building:
+                continue
+            elif time.monotonic() - member.since >= timeout:
                 logger.warning("%s takes longer than %g s: ended", job.name, timeout)
-                process.replace()
+                member.replace()
                 yield job.number, job.payload | {"fault": f"did not come within {timeout:g} s"}
 
-    def _give(self, process: _Process, job: _Job) -> None:
-        while True:
-            try:
-                return process.give(job)
-            except OSError:
-                self._bury(process, job)
-
-    def _bury(self, process: _Process, job: _Job) -> None:
-        """Replace a process that died.
+    def _bury(self, member: RemoteWorker, job: Job) -> None:
+        """Replace a worker that died.
 
         Raises:
             FeddgError: If it is the second one to die over this job.
         """
         job.deaths += 1
-        how = process.end()
+        how = member.end()
         if job.deaths > 1:
             raise FeddgError(
                 f"two worker processes died ({how}) over {job.name}, most likely because memory "
                 f"ran out; run again with fewer --workers: the run goes on from its last checkpoint"
             )
         logger.warning("a worker process died (%s) over %s, which is repeated", how, job.name)
-        process.replace()
+        if not job.building:
+            self._again.append(job)
+        member.replace()
 
     def _settle(self) -> None:
         """Throw away answers that nobody took: of a caller that stopped early, or failed."""
-        for process in self._processes:
-            try:
-                if process.job is not None and process.pipe.poll(self._timeout):
-                    process.pipe.recv_bytes()
-                    process.job = None
-            except (EOFError, OSError):
-                pass
-            if process.job is not None:
-                process.replace()
+        self._again.clear()
+        for member in self.members:
+            if member.job is None or member.job.building:
+                continue
+            if self.ready([member], self._timeout):
+                with suppress(EOFError, OSError):
+                    member.take()
+                    member.job = None
+                    continue
+            member.replace()
 
 
 @dataclass
-class _Job:
-    """Work for a process.
+class Job:
+    """Work for a worker elsewhere.
 
     Attributes:
         name: What it is, for messages.
-        payload: What the process gets.
+        payload: What the worker gets.
         number: Place of its answer.
-        deaths: Processes that died over it.
+        deaths: Workers that died over it.
+        building: Whether it is to build the worker.
     """
 
     name: str
-    payload: Payload
+    payload: Payload = field(default_factory=dict)
     number: int = 0
     deaths: int = 0
+    building: bool = False
 
 
-class _Process:
-    """A worker process, or the one that replaced it.
+class RemoteWorker(ABC):
+    """This end of a worker elsewhere, or of the one that replaced it; see `WorkerEnd`.
 
     Attributes:
-        pipe: To it.
-        process: As Python knows it.
         job: What it is doing; ``None`` if it is idle.
         since: When it began with that.
-        shared: Model and broadcast of its jobs, encoded.
+        shared: Model and broadcast of its jobs, encoded and posted.
     """
 
     def __init__(self) -> None:
-        self.shared = b""
-        self._spec: WorkerSpec | None = None
-        self._begin()
+        self.shared: Any = b""
+        self._spec: Any = None
+        self.begin()
 
-    def _begin(self) -> None:
-        context = get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
-        with interrupts_ignored():
-            self.process.start()
-        theirs.close()
-        self.job: _Job | None = None
+    @abstractmethod
+    def begin(self) -> None:
+        """Begin one that is idle and not built."""
+        self.job: Job | None = None
         self.since = 0.0
-        self._has = b""
+        self._has: Any = b""
 
-    def send(self, payload: Payload) -> None:
-        """Send something that it answers."""
-        self.pipe.send_bytes(encode(payload))
+    @abstractmethod
+    def tell(self, word: str, thing: Any) -> None:
+        """Let it call a method of its `WorkerEnd`; `take` has the answer, or shows that it died."""
 
-    def build(self, spec: WorkerSpec) -> None:
+    @abstractmethod
+    def take(self) -> bytes:
+        """Return its answer.
+
+        Raises:
+            EOFError: If it died; or an ``OSError``.
+        """
+
+    @abstractmethod
+    def end(self) -> str:
+        """End it, and return how it ended."""
+
+    def build(self, spec: Any) -> None:
         """Let it build its worker."""
-        self._spec = spec
-        self.send({"start": True})
-        self.pipe.send(spec)  # our own object to our own child: the one thing that is pickled
+        if self.job is not None:  # with another one
+            self.end()
+            self.begin()
+        self._spec, self._build = spec, Job("its start", building=True)
+        self.tell("build", spec)
+        self.job = self._build
 
-    def give(self, job: _Job) -> None:
+    def replace(self) -> None:
+        """End it and begin anew, with the same worker."""
+        self.end()
+        self.begin()
+        if self._spec is not None:
+            self.tell("build", self._spec)
+            self.job = self._build
+
+    def give(self, job: Job) -> None:
         """Give it a job, and what jobs share if it has not got that yet."""
         if self._has is not self.shared:
-            self.pipe.send_bytes(self.shared)
+            self.tell("share", self.shared)
             self._has = self.shared
-        self.send(job.payload)
+        self.tell("work", encode(job.payload))
         self.job, self.since = job, time.monotonic()
 
     def receive(self) -> Any:
         """Return its answer, or raise what went wrong there."""
-        answer = decode(self.pipe.recv_bytes())
+        answer = decode(self.take())
         self.job = None
         if "error" in answer:
             kind = {"client": ClientError, "user": FeddgError}.get(answer["kind"])
@@ -354,6 +387,97 @@ class _Process:
             raise kind(answer["error"]) from details
         return answer
 
+
+class WorkerEnd:
+    """The far end of a `RemoteWorker`: a worker that is spoken to in bytes."""
+
+    def __init__(self) -> None:
+        self._worker: Worker | None = None
+        self._fresh = b""
+        self._shared: Payload = {}
+
+    def build(self, spec: bytes) -> bytes:
+        """Build the worker of a pickled `WorkerSpec`, and return the answer to that."""
+        return self._told(lambda: self.start(pickle.loads(spec)))  # noqa: S301 - our own
+
+    def start(self, spec: WorkerSpec) -> Payload:
+        """Build the worker, and return what the executor should know of it."""
+        self._worker = Worker(spec)
+        return {}
+
+    def share(self, data: bytes) -> None:
+        """Keep what the next jobs share."""
+        self._fresh = data
+
+    def work(self, data: bytes) -> bytes:
+        """Do a job, and return the answer."""
+        return self._told(lambda: self._do(decode(data)))
+
+    def _do(self, job: Payload) -> Payload:
+        if "peak memory" in job:
+            return {"mib": peak_memory_mib()}
+        if self._fresh:
+            self._shared, self._fresh = decode(self._fresh), b""
+        assert self._worker is not None  # noqa: S101 - every worker is built first
+        return _answer(self._worker, self._shared, job)
+
+    def _told(self, work: Callable[[], Payload]) -> bytes:
+        try:
+            return encode(work())
+        except Exception as error:  # sent to the executor, which raises it
+            client, user = isinstance(error, ClientError), isinstance(error, FeddgError)
+            kind = "client" if client else "user" if user else "other"
+            told = {"error": str(error), "kind": kind, "traceback": traceback.format_exc()}
+            return encode(told)
+
+
+class ProcessExecutor(PoolExecutor):
+    """Runs tasks in ``n`` processes of this machine."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__([_Process() for _ in range(n)])
+
+    def ready(self, busy: Sequence[RemoteWorker], seconds: float | None) -> list[RemoteWorker]:
+        """Return those of the busy workers that have an answer or died, waiting for the first."""
+        pipes = {member.pipe: member for member in busy if isinstance(member, _Process)}
+        return [pipes[pipe] for pipe in wait(list(pipes), seconds) if isinstance(pipe, Connection)]
+
+    def close(self) -> None:
+        """End the processes; they hold nothing that is not here too."""
+        processes = [member for member in self.members if isinstance(member, _Process)]
+        for process in processes:
+            process.pipe.close()
+        end_processes([process.process for process in processes])
+
+
+class _Process(RemoteWorker):
+    """A worker process.
+
+    Attributes:
+        pipe: To it.
+        process: As Python knows it.
+    """
+
+    def begin(self) -> None:
+        """Begin one that is idle and not built."""
+        super().begin()
+        context = get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        with interrupts_ignored():
+            self.process.start()
+        theirs.close()
+
+    def tell(self, word: str, thing: Any) -> None:
+        """Let it call a method of its `WorkerEnd`."""
+        with suppress(OSError):
+            self.pipe.send_bytes(word.encode())
+            self.pipe.send_bytes(thing)
+
+    def take(self) -> bytes:
+        """Return its answer."""
+        return self.pipe.recv_bytes()
+
     def end(self) -> str:
         """End it, and return how it ended."""
         self.process.join(0.1)  # its pipe closes before it is over
@@ -362,44 +486,17 @@ class _Process:
         end_processes([self.process])
         return f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
 
-    def replace(self) -> None:
-        """End it and begin anew, with the same worker."""
-        self.end()
-        self._begin()
-        if self._spec is not None:
-            self.build(self._spec)
-            self.receive()
-
 
 def _serve(pipe: Connection) -> None:
     """Be a worker process until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    worker: Worker | None = None
-    shared: Payload = {}
-    while True:
-        try:
-            job = decode(pipe.recv_bytes())
-            if "start" in job:
-                worker = Worker(pipe.recv())
-                answer: Payload = {}
-            elif "peak memory" in job:
-                answer = {"mib": peak_memory_mib()}
-            elif "weights" in job:
-                shared = job
-                continue
-            else:
-                assert worker is not None  # noqa: S101 - every process is started first
-                answer = _answer(worker, shared, job)
-            data = encode(answer)
-        except (EOFError, ConnectionError):
-            return
-        except Exception as error:  # sent to the parent, which raises it
-            client, user = isinstance(error, ClientError), isinstance(error, FeddgError)
-            kind = "client" if client else "user" if user else "other"
-            told = {"error": str(error), "kind": kind, "traceback": traceback.format_exc()}
-            data = encode(told)
-        with suppress(ConnectionError):
-            pipe.send_bytes(data)
+    end = WorkerEnd()
+    with suppress(EOFError, ConnectionError):
+        while True:
+            word = pipe.recv_bytes().decode()
+            answer = getattr(end, word)(pipe.recv_bytes())
+            if answer is not None:
+                pipe.send_bytes(answer)
 
 
 def _answer(worker: Worker, shared: Payload, job: Payload) -> Payload:
