@@ -145,6 +145,10 @@ class PoolExecutor(Executor):
     def ready(self, busy: Sequence[RemoteWorker], seconds: float | None) -> list[RemoteWorker]:
         """Return those of the busy workers that have an answer or died, waiting for the first."""
 
+    def placed(self, spec: WorkerSpec) -> list[WorkerSpec]:
+        """Return what each worker is built from."""
+        return [spec] * len(self.members)
+
     def post(self, data: bytes) -> Any:
         """Return what is handed to every worker in the place of something that goes to all."""
         return data
@@ -158,10 +162,8 @@ class PoolExecutor(Executor):
         self.memories = {}
         self._settle()
         self._timeout = spec.settings.federation.client_timeout
-        # Our own object to our own workers: the one thing that is pickled.
-        posted = self.post(pickle.dumps(spec))
-        for member in self.members:
-            member.build(posted)
+        for member, own in zip(self.members, self.placed(spec), strict=True):
+            member.build(pickle.dumps(own))  # our own object to our own: all else is plain bytes
         while any(member.job for member in self.members):
             deque(self._collect(None), maxlen=0)
 
