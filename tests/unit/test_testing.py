@@ -61,7 +61,15 @@ class Meddling(Method):
         server.broadcast["seen"] = torch.zeros(1)
 
     def fit(self, client):
-        client.broadcast["seen"] += 1
+        client.broadcast._content["seen"].add_(1)  # what is read is a copy: it reaches behind that
+        return super().fit(client)
+
+
+class Overwriting(Meddling):
+    """Puts something else where the server told everybody a number."""
+
+    def fit(self, client):
+        client.broadcast["seen"] = torch.ones(1)
         return super().fit(client)
 
 
@@ -123,7 +131,8 @@ BROKEN = [
     (Undeclared, "any_number_of_clients_may_take_part", "add it to uplink"),
     (Fragile, "clients_that_diverge_are_dropped", "a client is missing"),
     (Sharing, "messages_are_read_only_and_copies", "not copied: .*weights.*classifier.weight"),
-    (Meddling, "messages_are_read_only_and_copies", "does not support item assignment"),
+    (Meddling, "messages_are_read_only_and_copies", "changed what they got: .*broadcast"),
+    (Overwriting, "messages_are_read_only_and_copies", "does not support item assignment"),
     (Replacing, "there_is_one_model_whose_tensors_stay_where_they_are", "replaced: "),
     (Random, "the_seed_decides_the_run", "the same seed gave other rounds"),
     (OwnFit, "a_kept_optimizer_makes_a_difference", "no difference"),

@@ -1,0 +1,146 @@
+"""Clients and workers that sleep, stop, or die, and claims that are not what they say."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing, suppress
+from pathlib import Path
+
+from feddg_bench.core.messages import encode
+from feddg_bench.engine.executors import ProcessExecutor
+from feddg_bench.sweeps.claims import Claims
+from feddg_bench.testing import start_toy_run
+from feddg_methods.fedavg import FedAvg
+from tests.attacks.lab import PATIENCE, TINY, Lab, call
+
+ALL = {"federation": {"per_round": None}}
+
+
+class Sleeping(FedAvg):
+    """One client sleeps for ever in the first round."""
+
+    def fit(self, client):
+        if (client.name, client.round) == ("client_1", 1):
+            time.sleep(3600)
+        return super().fit(client)
+
+
+class Raising(FedAvg):
+    """One client raises."""
+
+    def fit(self, client):
+        if client.name == "client_1":
+            raise ValueError("no luck")
+        return super().fit(client)
+
+
+class Deadly(FedAvg):
+    """One client ends its process, whichever that is."""
+
+    def fit(self, client):
+        if client.name == "client_1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().fit(client)
+
+
+def attack(lab: Lab) -> None:
+    """Try what never ends, what ends too early, and what two hold at once."""
+    sleepers(lab)
+    deaths(lab)
+    interrupts(lab)
+    claims(lab)
+
+
+def sleepers(lab: Lab) -> None:
+    """A client that does not answer is left out, or ends the run, as the setting says."""
+    with closing(ProcessExecutor(2)) as two:
+        for fault in ("drop", "fail"):
+            limit = {"federation": {"per_round": None, "client_timeout": 4, "on_fault": fault}}
+            rounds, failed = call(start_toy_run(Sleeping, limit, executor=two).rounds, 1)
+            dropped = [d["client"] for r in rounds or () for d in r.ledger.dropped]
+            held = dropped == ["client_1"] if fault == "drop" else "client_1" in failed
+            held = held and not failed.startswith(("hang", "traceback"))
+            lab.add(f"a client sleeps, on_fault={fault}", failed or f"left out: {dropped}", held)
+
+
+def deaths(lab: Lab) -> None:
+    """A process that is killed is replaced once; what raises or kills again is named."""
+    plain = start_toy_run(FedAvg, ALL)
+    plain.rounds(2)
+    with closing(ProcessExecutor(2)) as two:
+        run = start_toy_run(FedAvg, ALL, executor=two)
+        run.rounds(1)
+        for worker in two._processes:
+            os.kill(worker.process.pid, signal.SIGKILL)
+        _, failed = call(run.rounds, 2)
+        same = encode(run.server.state()) == encode(plain.server.state())
+        lab.add("both workers are killed between rounds", failed or f"same: {same}", same)
+        for plugin in (Raising, Deadly):
+            _, failed = call(start_toy_run(plugin, ALL, executor=two).rounds, 1)
+            held = failed.startswith("refused") and "client_1" in failed
+            lab.add(f"a client that is {plugin.__name__.lower()}", failed or "went on", held)
+
+
+def interrupts(lab: Lab) -> None:
+    """Two Ctrl-C end a command whose workers are stopped, and leave a run to go on with."""
+    results = lab.folder()
+    run = [sys.executable, "-m", "feddg_bench", "run", "--method", "fedavg", *TINY]
+    run += ["--workers", 2, "--rounds", 2000, "--results", results]
+    process = subprocess.Popen(
+        [str(part) for part in run],
+        stderr=subprocess.DEVNULL,
+        cwd=lab.root,
+        start_new_session=True,
+    )
+    end = time.monotonic() + PATIENCE
+    while not list(results.glob("checkpoints/*.safetensors")) and process.poll() is None:
+        if time.monotonic() > end:
+            break
+        time.sleep(0.05)
+    if process.poll() is None:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        for child in children:
+            os.kill(int(child), signal.SIGSTOP)
+    code: int | str = "none"
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)  # nothing, where it has ended
+        try:
+            code = process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            continue
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # what is left of it
+    process.wait()
+    left = len(list(results.glob("checkpoints/*.safetensors")))
+    held = code == 130 and left == 1
+    lab.add("two Ctrl-C while the workers are stopped", f"exit {code}, checkpoints {left}", held)
+
+
+def claims(lab: Lab) -> None:
+    """A claim names no file elsewhere, is not held twice, and is not removed by a stranger."""
+    folder = lab.folder()
+    victim = folder / "evil.lock"
+    victim.write_text("kept")
+    ours = Claims(folder / "claims", here=folder / "here")
+    for path in (ours.folder, ours.here):
+        path.mkdir()
+    for number, text in enumerate(("../evil", "/etc/passwd", "", "\x00" * 32, "x" * 100_000)):
+        (ours.folder / f"k{number}.0").write_text(text)
+        taken, failed = call(ours.take, f"k{number}", 0)
+        whole = victim.read_text() == "kept" and Path("/etc/passwd").exists()
+        safe = whole and not failed
+        lab.add(f"a claim that says {text[:12]!r}", failed or f"taken: {taken is not None}", safe)
+    claim = ours.take("mine")
+    assert claim is not None
+    with claim:
+        again = Claims(folder / "claims", here=folder / "there")
+        second = again.take("mine", again.held().get("mine"))
+        lab.add("a second holder", f"taken: {second is not None}", second is None)
+        (ours.folder / "mine.1").write_text("0123456789abcdef" * 2)
+        claim.beat()
+    there = again.held().get("mine")
+    lab.add("a claim that was replaced, released", f"the new one stays: {there}", there == 1)
