@@ -283,7 +283,7 @@ class TestArchives:
             raise RunInterruptedError(signal.SIGTERM)
 
         with monkeypatch.context() as patch:
-            patch.setattr(obtain, "unpack", stop)
+            patch.setattr(obtain, "unpack_archive", stop)
             assert feddg("terraincognita", "--to", "x")[0] == 143
         assert feddg("terraincognita", "--to", "x")[0] == 0
         assert [path for path, _ in site.requests] == [
