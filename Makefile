@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check fix digests install clean
+.PHONY: demo test check bench fix digests install clean
 
 demo: .venv/installed  ## PARDON on the embedded digits, four scenarios, one table
 	$(BIN)/feddg-bench run --method pardon --protocol ltdo --results demo
@@ -15,6 +15,9 @@ check: .venv/developed  ## lint and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+bench: .venv/developed  ## what it costs: writes results/benchmarks.md, some ten minutes
+	$(BIN)/python -m tests.benchmarks
 
 fix: .venv/developed  ## format, and mend what ruff can
 	$(BIN)/ruff format .

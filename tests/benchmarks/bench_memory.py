@@ -1,50 +1,50 @@
-"""Peak memory against the number of clients: N = 20 and N = 2,000 on the same images.
-
-Each N runs in a process of its own; prints both peaks and their ratio (target at most 1.05).
-Run: python tests/benchmarks/bench_memory.py
-"""
+"""Memory: of a worker on PACS, and against the number of clients."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-IMAGES = 4000
-SIZE = 64
+from feddg_bench.config.schema import Resources
+from feddg_bench.data.federated import Federation
+from feddg_bench.engine.executors import SerialExecutor
+from feddg_bench.engine.worker import peak_memory_mib
+from feddg_bench.runs.request import Request
+from feddg_bench.runs.run import train
+from feddg_bench.runs.setup import start
+from tests.benchmarks.rows import Row, benchmark
+
+IMAGES, SIZE = 4000, 64
 
 
-def main() -> None:
-    if len(sys.argv) == 3:
-        print(peak(int(sys.argv[1]), Path(sys.argv[2])))
-        return
+@benchmark
+def clients_in_memory() -> Iterator[Row]:
+    """Peak of two rounds of 20 of N clients on the same 4,000 images of 64 px with a ResNet-18,
+    each N in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store"
         np.random.default_rng(0).integers(0, 256, (IMAGES, SIZE, SIZE, 3), dtype=np.uint8).tofile(
             store
         )
-        peaks = {}
-        for clients in (20, 2000):
-            command = [sys.executable, __file__, str(clients), str(store)]
-            done = subprocess.run(command, check=True, capture_output=True, text=True)
-            peaks[clients] = float(done.stdout)
-            print(f"N = {clients:5}: {peaks[clients]:.1f} MiB")
-        print(f"ratio: {peaks[2000] / peaks[20]:.3f}")
+        few, many = (
+            float(apart(f"print(peak({clients}, Path({str(store)!r})))")) for clients in (20, 2000)
+        )
+    yield Row("memory of 2,000 clients over that of 20", many / few, most=1.05)
+
+
+def apart(code: str) -> str:
+    """Return what code prints that knows this module's names, in a process of its own."""
+    command = [sys.executable, "-c", f"from {__name__} import *\n{code}"]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def peak(clients: int, store: Path) -> float:
     """Return the peak resident MiB of two rounds with the given number of clients."""
-    from feddg_bench.config.schema import Resources
-    from feddg_bench.data.federated import Federation
-    from feddg_bench.engine.executors import SerialExecutor
-    from feddg_bench.engine.worker import peak_memory_mib
-    from feddg_bench.runs.request import Request
-    from feddg_bench.runs.run import train
-    from feddg_bench.runs.setup import start
-
     settings = {
         "data": {"image_size": SIZE},
         "backbone": {"name": "resnet18", "pretrained": False},
@@ -61,7 +61,3 @@ def peak(clients: int, store: Path) -> float:
     run = start(plan, federation, SerialExecutor(), Resources())
     train(run)
     return peak_memory_mib()
-
-
-if __name__ == "__main__":
-    main()

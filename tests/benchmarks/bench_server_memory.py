@@ -1,19 +1,7 @@
-"""Peak memory of the server's step with K = 20 clients and a ResNet-50.
-
-Each method runs in a process of its own. Clients answer one at a time with made-up weights,
-through the real server and the real ``aggregate``; the model itself is only described, not
-allocated. Prints, for each method, what one round takes at its peak beyond the process before
-the global model is made: the global model and the two replies that the loop holds are counted
-in. Then the same in copies of the model (target for PPDG, PCGrad and FedOMG: below 4), and the
-seconds of the round. These three keep the updates in a temporary file: 2.2 GB in $TMPDIR (/tmp).
-
-Run: python tests/benchmarks/bench_server_memory.py [--clients 20] [--backbone resnet50]
-     [--projection 2048] [METHOD ...]
-"""
+"""Peak memory of the server's step, in copies of the model."""
 
 from __future__ import annotations
 
-import argparse
 import resource
 import subprocess
 import sys
@@ -23,36 +11,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-METHODS = ("fedavg", "fedgma", "ppdg", "pcgrad", "fedomg")
+from feddg_bench.config.schema import RunSettings
+from feddg_bench.core.messages import LocalUpdate, Reply, nbytes
+from feddg_bench.core.server import Server
+from feddg_bench.data.federated import Federation
+from feddg_bench.engine.build import build_run_method
+from feddg_bench.engine.worker import keep_freed_memory
+from tests.benchmarks.rows import Row, benchmark
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("methods", nargs="*", default=METHODS)
-    parser.add_argument("--clients", type=int, default=20)
-    parser.add_argument("--backbone", default="resnet50")
-    parser.add_argument("--projection", type=int, default=2048)
-    parser.add_argument("--here", action="store_true", help="measure in this process")
-    options = parser.parse_args()
-    if options.here:
-        print(*measure(options.methods[0], options.clients, options.backbone, options.projection))
-        return
-    from feddg_bench.plugins import names
-
-    settings = [f"--{n}={getattr(options, n)}" for n in ("clients", "backbone", "projection")]
-    print(f"K = {options.clients}, {options.backbone}, projection {options.projection}")
-    for method in options.methods:
-        if method not in names("method"):
-            print(f"{method:8} is not there")
-            continue
-        command = [sys.executable, __file__, "--here", *settings, method]
+@benchmark
+def server_memory() -> Iterator[Row]:
+    """Peak of aggregating 10 made-up replies of a ResNet-50, in copies of the model, beyond the
+    process before there is one: the global model and the two replies that the loop holds are
+    counted in. PPDG, PCGrad and FedOMG keep updates in a temporary file."""
+    for name in ("fedavg", "ppdg", "pcgrad", "fedomg"):
+        code = f"from {__name__} import *; print(*measure({name!r}, 10, 'resnet50', 0))"
+        command = [sys.executable, "-c", code]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        extra, model, seconds = (float(number) for number in done.stdout.split())
-        print(
-            f"{method:8} {extra:7.0f} MiB = {extra / model:.2f} copies of {model:.1f} MiB,"
-            f" {seconds:.0f} s"
-        )
+        extra, model, _ = (float(number) for number in done.stdout.split())
+        most = None if name == "fedavg" else 4
+        yield Row(f"memory of the server, {name}", extra / model, most=most, unit=" copies")
 
 
 class Answering:
@@ -64,10 +45,6 @@ class Answering:
         self.memories: dict[str, Any] = {}
 
     def map(self, tasks: Iterable[Any]) -> Iterator[Any]:
-        import torch
-
-        from feddg_bench.core.messages import LocalUpdate, Reply
-
         for task in tasks:
             generator = torch.Generator().manual_seed(int(task.client[-3:]))
             state = {
@@ -86,15 +63,6 @@ class Answering:
 
 def measure(name: str, clients: int, backbone: str, projection: int) -> tuple[float, float, float]:
     """Return the MiB that a round takes at its peak, the MiB of the model, and seconds."""
-    import torch
-
-    from feddg_bench.config.schema import RunSettings
-    from feddg_bench.core.messages import nbytes
-    from feddg_bench.core.server import Server
-    from feddg_bench.data.federated import Federation
-    from feddg_bench.engine.build import build_run_method
-    from feddg_bench.engine.worker import keep_freed_memory
-
     keep_freed_memory()  # as in a run
     settings = RunSettings.model_validate(
         {
@@ -136,7 +104,3 @@ def resident_mib() -> float:
     """Return this process's resident memory now (Linux)."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 2**20
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,89 @@
+"""Run the benchmarks and write their table: ``python -m tests.benchmarks [NAME ...]``.
+
+Without names all are run and ``results/benchmarks.md`` is written; with names, which may be parts
+of a benchmark's or its file's, rows are only printed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from feddg_bench.common.portable import describe_cpu
+from tests.benchmarks.rows import ALL, Row
+
+ROOT = Path(__file__).parents[2]
+TABLE = ROOT / "results" / "benchmarks.md"
+HEAD = """# What it costs
+
+Written by `make bench`. CPU: {cpu}, one thread, PyTorch {torch}. Ratios are of CPU time, of works
+that take turns in one process, unless said otherwise; images and weights are random. "PACS" is the
+frame of the recipe `quick`: MobileNetV2 with frozen BatchNorm, 128 px, batches of 32, 57 images a
+client.
+
+| what | target | measured | how |
+| --- | --- | --- | --- |
+"""
+
+
+def main() -> None:
+    for path in sorted(Path(__file__).parent.glob("bench_*.py")):
+        importlib.import_module(f"tests.benchmarks.{path.stem}")
+    if sys.argv[1:2] == ["--rows"]:
+        print(json.dumps(list(ALL[sys.argv[2]]())))
+        return
+    asked = sys.argv[1:]
+    chosen = [n for n in ALL if not asked or any(a in f"{ALL[n].__module__} {n}" for a in asked)]
+    lines = []
+    for name in chosen:
+        started = time.monotonic()
+        command = [sys.executable, "-m", "tests.benchmarks", "--rows", name]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True
+        )
+        how = " ".join((ALL[name].__doc__ or "").split())
+        for values in json.loads(done.stdout.splitlines()[-1]):
+            lines.append(line(Row(*values), how))
+            print(lines[-1], flush=True)
+        print(f"{name}: {time.monotonic() - started:.0f} s", file=sys.stderr)
+    if not asked:
+        import torch
+
+        head = HEAD.format(cpu=describe_cpu(), torch=torch.__version__.partition("+")[0])
+        TABLE.write_text(head + "\n".join(lines) + "\n")
+
+
+def line(row: Row, how: str) -> str:
+    """Return a row of the table; what misses its target says so."""
+    target = "-"
+    measured = row.measured if isinstance(row.measured, str) else f"{number(row.measured)}"
+    for sign, bound in (("at most", row.most), ("at least", row.least)):
+        if bound is not None:
+            target = f"{sign} {number(bound)}{row.unit}"
+            if isinstance(row.measured, float | int):
+                missed = row.measured > bound if sign == "at most" else row.measured < bound
+                measured += row.unit + (", missed" if missed else "")
+    if target == "-" and not isinstance(row.measured, str):
+        measured += row.unit
+    return f"| {row.what} | {target} | {measured} | {how} |"
+
+
+def number(value: float) -> str:
+    """Return a number with as many digits as mean something."""
+    return (
+        f"{value:.3f}"
+        if abs(value) < 10
+        else f"{value:.1f}"
+        if abs(value) < 100
+        else f"{value:,.0f}"
+    )
+
+
+if __name__ == "__main__":
+    main()

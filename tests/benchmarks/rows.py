@@ -1,0 +1,104 @@
+"""What a benchmark is: a function that measures, and yields rows of one table.
+
+A row is a function decorated with `benchmark` in any ``bench_*.py`` of this folder; its docstring
+says how it measures. It runs in a process of its own, on one thread. Measure ratios of CPU time, of
+works that take turns, so that a busy machine slows both alike.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from feddg_bench.config.schema import Resources
+from feddg_bench.core.loop import RoundResult, federate
+from feddg_bench.engine.executors import SerialExecutor
+from feddg_bench.runs.profile import synthetic_federation
+from feddg_bench.runs.request import Request
+from feddg_bench.runs.setup import Run, start
+
+
+class Row(NamedTuple):
+    """One row of the table.
+
+    Attributes:
+        what: What was measured.
+        measured: A number, or a sentence where nothing could be measured.
+        most: The target: the number should not be above it. ``None`` for none.
+        least: Likewise, not below it.
+        unit: What follows the number.
+    """
+
+    what: str
+    measured: float | str
+    most: float | None = None
+    least: float | None = None
+    unit: str = ""
+
+
+Benchmark = Callable[[], Iterator[Row]]
+ALL: dict[str, Benchmark] = {}
+"""Every benchmark of the modules imported so far, by its function's name."""
+
+
+def benchmark(measure: Benchmark) -> Benchmark:
+    """Put a function's rows into the table."""
+    ALL[measure.__name__] = measure
+    return measure
+
+
+def cpu(work: Callable[[], object]) -> float:
+    """Return the CPU seconds of this process that ``work`` takes."""
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+def ratios(works: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Return the CPU time of each work over the first one's: medians, taken in turns.
+
+    Args:
+        works: By name; each is done once more before, as warm-up.
+        repeats: How often each is measured.
+    """
+    for work in works.values():
+        work()
+    times = [{name: cpu(work) for name, work in works.items()} for _ in range(repeats)]
+    first = next(iter(works))
+    return {name: statistics.median(t[name] / t[first] for t in times) for name in works}
+
+
+def pacs_run(method: str, *, clients: int = 2, settings: dict[str, Any] | None = None) -> Run:
+    """Return a run in the frame of the recipe ``quick`` on PACS, in this process.
+
+    Clients hold 57 random images each and all take part; weights are random. PARDON and CCST
+    restyle colours.
+
+    Args:
+        method: Its name.
+        clients: N.
+        settings: Further ones, such as ``{"train.batch_size": 16}``.
+    """
+    frame: dict[str, Any] = {
+        "data.image_size": 128,
+        "backbone": {"name": "mobilenet_v2", "pretrained": False},
+        "partition.clients": clients,
+        "federation": {"rounds": 10**6, "per_round": None, "bn": "frozen"},
+        "train.lr": 2e-4,
+        **({"hyper.style": "pixel"} if method in ("pardon", "ccst") else {}),
+        **(settings or {}),
+    }
+    values: dict[str, Any] = {}
+    for key, value in frame.items():
+        section, _, name = key.partition(".")
+        values.setdefault(section, {}).update({name: value} if name else value)
+    (plan,) = Request(method, scenario="ip-o-c", settings=values).plan(check=False)
+    federation = synthetic_federation(clients, 57, 128, 7)
+    return start(plan, federation, SerialExecutor(), Resources(device="cpu"))
+
+
+def rounds(run: Run) -> Iterator[RoundResult]:
+    """Yield what rounds without an evaluation do, the first being before round 1."""
+    return federate(run.method, run.server, lambda _: {}, rounds=10**6, every=10**6)
