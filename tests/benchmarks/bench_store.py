@@ -66,7 +66,9 @@ def apart(task: str, images: np.memmap, *numbers: int) -> list[float]:
     """Return the numbers that one of the functions below gives in a process of its own."""
     arguments = [str(images.filename), *numbers]
     code = f"from {__name__} import *; print(*{task}(*{arguments!r}))"
-    done = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True
+    )
     return [float(number) for number in done.stdout.split()]
 
 
