@@ -8,11 +8,12 @@ python tests/benchmarks/draw_pictures.py transfer results/figures/transfer.jpg \
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
 from feddg_bench.config.schema import Resources
 from feddg_bench.data.dataset import DomainDataset
@@ -34,23 +35,24 @@ def main() -> None:
     args = parser.parse_args()
     rows = digits() if args.what == "digits4" else transfers(args.data_root, args.style_weights)
     args.path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(sheet(rows)).save(args.path, optimize=True, quality=85)
+    names = ("as it is", "released", "paper") * 3 if args.what == "transfer" else ()
+    sheet(rows, names).save(args.path, optimize=True, quality=85)
 
 
-def digits() -> list[list[np.ndarray]]:
+def digits() -> dict[str, list[np.ndarray]]:
     """Return one row a domain: a digit of each class, twice its size."""
     dataset = load_dataset("digits4")()
-    return [
-        [dataset.read(first(dataset, domain, label), 64) for label in range(10)]
+    return {
+        domain: [dataset.read(first(dataset, domain, label), 64) for label in range(10)]
         for domain in dataset.domains
-    ]
+    }
 
 
-def transfers(root: Path, weights: str) -> list[list[np.ndarray]]:
+def transfers(root: Path, weights: str) -> dict[str, list[np.ndarray]]:
     """Return one row a domain: three images, each as it is, then by both presets."""
     dataset = load_dataset("pacs")(root)
     backends = [prepared(dataset, weights, preset) for preset in ("released", "paper")]
-    rows = []
+    rows = {}
     for domain in ("photo", "art_painting", "cartoon", "sketch"):
         row = []
         for label in (0, 3, 4):
@@ -61,7 +63,7 @@ def transfers(root: Path, weights: str) -> list[list[np.ndarray]]:
                 made = method.style.transfer(images, style, method.settings.strength)
                 made = made.clamp(0, 1)[0].permute(1, 2, 0) * 255
                 row.append(made.round().byte().numpy())
-        rows.append(row)
+        rows[domain.replace("_", " ")] = row
     return rows
 
 
@@ -88,13 +90,22 @@ def first(dataset: DomainDataset, domain: str, label: int) -> int:
     return int(np.flatnonzero(chosen)[2])
 
 
-def sheet(rows: list[list[np.ndarray]]) -> np.ndarray:
-    """Return images side by side on white."""
-    side = rows[0][0].shape[0] + GAP
-    page = np.full((side * len(rows) - GAP, side * len(rows[0]) - GAP, 3), 255, np.uint8)
-    for y, row in enumerate(rows):
+def sheet(rows: Mapping[str, list[np.ndarray]], columns: Sequence[str] = ()) -> Image.Image:
+    """Return images side by side on white, with the name of each row and column."""
+    images = list(rows.values())
+    side = images[0][0].shape[0] + GAP
+    font = ImageFont.load_default(14)
+    left = 2 * GAP + int(max(font.getlength(name) for name in rows)) + GAP
+    top = 20 if columns else 0
+    page = Image.new("RGB", (left + side * len(images[0]), top + side * len(rows)), "white")
+    pen = ImageDraw.Draw(page)
+    for x, name in enumerate(columns):
+        pen.text((left + side * x + side // 2, top // 2), name, "black", font, anchor="mm")
+    for y, (name, row) in enumerate(rows.items()):
+        middle = top + side * y + side // 2
+        pen.text((left - 2 * GAP, middle), name, "black", font, anchor="rm")
         for x, image in enumerate(row):
-            page[y * side : y * side + side - GAP, x * side : x * side + side - GAP] = image
+            page.paste(Image.fromarray(image), (left + side * x, top + side * y))
     return page
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -38,6 +39,12 @@ def test_the_face_is_cheap_and_whole() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="nosuch"):
         fb.nosuch  # noqa: B018
+
+
+def test_type_checkers_see_the_face_as_it_is() -> None:
+    stub = Path(fb.__file__).with_suffix(".pyi").read_text()
+    told = re.findall(r"from feddg_bench\.(\S+) import (\w+) as \2$", stub, re.MULTILINE)
+    assert {name: module for module, name in told} == fb._FACE
 
 
 def test_a_number_of_seeds_and_a_table_of_values(made: Any, tmp_path: Path) -> None:

@@ -40,13 +40,17 @@ class ConsoleReport(Display, Observer):
         self.number = 0
         self.held_out = ""
         self.task: TaskID | None = None
+        self.decoded: TaskID | None = None
 
     def decoding(self, done: int, total: int) -> None:
         """Show how far the decoding of images is; it happens once for a data set and a size."""
         if self.console.is_terminal:
-            if self.task is None:
-                self.task = self.progress.add_task("decoding images", total=total, facts="")
-            self.progress.update(self.task, completed=done)
+            if self.decoded is None:
+                self.decoded = self.progress.add_task("decoding images", total=total, facts="")
+            self.progress.update(self.decoded, completed=done)
+            if done == total:
+                self.progress.remove_task(self.decoded)
+                self.decoded = None
         elif done == total:
             self.say(f"decoded {total} images")
 

@@ -189,7 +189,9 @@ def _run_all(
     console = terminal()
     for table in tables:
         console.print(draw(table))
-    console.print(f"Records: {store.runs}", highlight=False, soft_wrap=True)
+    places = {path.parent for path in (store.path(record.key) for record in records)}
+    where = ", ".join(sorted(map(str, places)))
+    console.print(f"Records: {where}", highlight=False, soft_wrap=True)
 
 
 def _say(line: str) -> None:

@@ -1,0 +1,23 @@
+"""The public names for type checkers and editors, who cannot follow `_FACE`."""
+
+from feddg_bench.api import run as run
+from feddg_bench.api import tables as tables
+from feddg_bench.common.errors import FeddgError as FeddgError
+from feddg_bench.config.schema import MethodSettings as MethodSettings
+from feddg_bench.config.schema import Resources as Resources
+from feddg_bench.core.aggregation import weighted_mean as weighted_mean
+from feddg_bench.core.client import Client as Client
+from feddg_bench.core.method import Method as Method
+from feddg_bench.core.server import Server as Server
+from feddg_bench.data.dataset import DomainDataset as DomainDataset
+from feddg_bench.data.heterogeneity import heterogeneous_counts as heterogeneous_counts
+from feddg_bench.data.heterogeneity import heterogeneous_indices as heterogeneous_indices
+from feddg_bench.engine.build import build_method as build_method
+from feddg_bench.records.frame import load_records as load_records
+from feddg_bench.runs.kept import load_model as load_model
+from feddg_bench.runs.observer import Observer as Observer
+from feddg_bench.runs.request import Request as Request
+from feddg_bench.runs.setup import Run as Run
+
+__version__: str
+_FACE: dict[str, str]
