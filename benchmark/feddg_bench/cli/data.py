@@ -34,7 +34,7 @@ Name = Annotated[str, typer.Argument(metavar="DATASET", help="See `feddg-bench d
 def list_command(
     data_root: DataRoot = None, cache_dir: CacheDir = None, json_: Json = False
 ) -> None:
-    """List the data sets: what they hold, where they come from, whether they are here."""
+    """List what data sets there are and which are here."""
     from feddg_bench.data.locations import cache_dir as find_cache
 
     cache = find_cache(cache_dir)
@@ -112,7 +112,7 @@ def check_command(
     cache_dir: CacheDir = None,
     json_: Json = False,
 ) -> None:
-    """Compare a data set with the published one, and decoded images with their checksums.
+    """Compare a data set with the published one. Decoded images with their checksums, too.
 
     It says what could be compared: every picture where signatures of the published ones are known,
     which come with PACS and `data sign` makes from any clean copy; numbers of images; duplicates.
@@ -145,7 +145,7 @@ def sign_command(
     ] = None,
     data_root: DataRoot = None,
 ) -> None:
-    """Write signatures of a clean copy, with which `data check --against` compares others.
+    """Write signatures of a clean copy. `data check --against` compares other copies with them.
 
     They are 11 bytes an image, from which no image can be made again.
     """
@@ -212,7 +212,7 @@ def prepare_command(
         int, typer.Option(min=0, help="Processes that decode; 0 is one a core, for many images.")
     ] = 0,
 ) -> None:
-    """Decode a data set now; stopped or killed, the same command goes on."""
+    """Decode a data set now. Stopped or killed, the same command goes on."""
     check_name("data set", dataset)
     if size is not None and recipe is not None:
         raise SettingsError("give --size or --recipe, not both: a recipe says its own size")
@@ -262,7 +262,7 @@ def show_command(
     size: Annotated[int, typer.Option(min=8, max=1024, help="Pixels a side of an image.")] = 96,
     data_root: DataRoot = None,
 ) -> None:
-    """Draw a contact sheet: domains down, classes or targets across, at most twelve of each."""
+    """Draw a contact sheet. Domains down, classes or targets across, at most twelve of each."""
     from feddg_bench.common.files import replacing
     from feddg_bench.data.inspect.contact_sheet import contact_sheet
 
@@ -283,7 +283,7 @@ def path_command(
         Path | None, typer.Argument(metavar="[DIR]", help="Remember this folder.")
     ] = None,
 ) -> None:
-    """Show where data sets are looked for, or remember a folder: of one, or of all as `all DIR`."""
+    """Show or set where data sets are looked for. `all DIR` sets the folder of all."""
     from feddg_bench.data.locations import data_roots, remember_root, settings_file
 
     one = None if dataset in (None, "all") else dataset

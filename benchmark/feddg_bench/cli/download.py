@@ -30,7 +30,7 @@ def download_command(
         bool, typer.Option("--accept-licence", help="I keep to a licence for research only.")
     ] = False,
 ) -> None:
-    """Download a data set where its licence lets us; stopped, the same command goes on.
+    """Download a data set where its licence lets us. Stopped, the same command goes on.
 
     The data folder is $FEDDG_DATA, that of the settings file, or ~/.local/share/feddg-bench. Files
     are checked before they are used; then the data set is examined as by `data check`.

@@ -56,7 +56,7 @@ def partition_command(
     data_root: DataRoot = None,
     cache_dir: CacheDir = None,
 ) -> None:
-    """Draw which client holds how many images of each domain, or of each class."""
+    """Draw what each client holds. Images of each domain, or of each class."""
     from feddg_bench.analysis.figures.partition import By
 
     if by not in get_args(By):
@@ -134,7 +134,7 @@ def tsne_command(
     machine: Recording = Recording(),
     output: Output = Output(),
 ) -> None:
-    """Train, and draw t-SNE of the features of held-out images after some rounds."""
+    """Draw t-SNE of the features of held-out images."""
     runs = training.train(machine, at)
     from feddg_bench.analysis.figures.embedding import tsne_picture
 
@@ -149,7 +149,7 @@ def gradcam_command(
     machine: Recording = Recording(),
     output: Output = Output(),
 ) -> None:
-    """Train, and draw by Grad-CAM where models look, for held-out images of each domain."""
+    """Draw where models look, by Grad-CAM."""
     runs = training.train(machine, at)
     from feddg_bench.analysis.figures.gradcam import gradcam_picture
 
@@ -169,7 +169,7 @@ def landscape_command(
     machine: Recording = Recording(),
     output: Output = Output(),
 ) -> None:
-    """Train, and draw two clients' losses on the plane of the global model and their updates."""
+    """Draw the losses of two clients around the global model. On the plane of their updates."""
     runs = training.train(machine, None if at is None else str(at), updates=True)
     from feddg_bench.analysis.figures.landscape import landscape_picture
 
@@ -184,7 +184,7 @@ def styles_command(
     machine: Recording = Recording(),
     output: Output = Output(),
 ) -> None:
-    """Draw images of each domain as they are, and as methods restyle them in round 1."""
+    """Draw images as they are and as methods restyle them."""
     runs = training.train(machine, "1", "pardon,ccst,fedccrl", updates=True)
     from feddg_bench.analysis.figures.styles import styles_picture
 

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 OF_RECORDS = {
     "all": "Draw every figure that the records are enough for.",
-    "convergence": "Draw accuracy, or another key metric, against the round.",
-    "leaderboard": "Draw the key metric of each method, best first, with that of each scenario.",
-    "lambda": "Draw accuracy, or another key metric, against the heterogeneity lambda.",
-    "clients": "Draw accuracy, or another key metric, against K/N: the clients of a round.",
-    "profiles": "Draw which share of each method's runs reaches how much of the key metric.",
-    "ranks": "Draw average ranks over data sets, joined where they differ too little to count.",
-    "overhead": "Draw the seconds of a round by phase for each method, and those before round 1.",
+    "convergence": "Draw the key metric against the round.",
+    "leaderboard": "Draw the key metric of each method, best first. Marks are scenarios.",
+    "lambda": "Draw the key metric against the heterogeneity lambda.",
+    "clients": "Draw the key metric against K/N, the clients of a round.",
+    "profiles": "Draw performance profiles. Which share of a method's runs reaches how much.",
+    "ranks": "Draw average ranks over data sets. Bars join ranks that do not differ significantly.",
+    "overhead": "Draw the seconds of a round by phase. Those before round 1 are apart.",
 }
 """Figure -> its help. There is one for each data set, protocol, recipe and federation."""
 
@@ -42,7 +42,7 @@ OF_RECORDS = {
 figures_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Draw figures as PNG, with the numbers beside it where there are some: from records "
+    help="Draw figures as PNG. With the numbers beside it where there are some: from records "
     f"({', '.join(OF_RECORDS)}), of a partition, or of models that are trained for it (styles, "
     "tsne, gradcam, landscape).",
 )

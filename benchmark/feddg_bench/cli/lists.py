@@ -79,7 +79,7 @@ def _all_methods() -> list[dict[str, Any]]:
 
 
 methods_app = catalogue(
-    "List the methods with their settings; `show` prints one's card, `new` begins a new one.",
+    "List the methods with their settings. `show` prints one's card, `new` begins a new one.",
     ("method", "group", "what it is, and its settings (hyper.*) with their defaults"),
     _all_methods,
     lambda row: (row["name"], row["group"], f"{row['title']}\n{_pairs(row['settings'])}".strip()),
@@ -97,7 +97,7 @@ def show_method_command(
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Print a method's card: paper, settings, what leaves a client in bytes, deviations."""
+    """Print a method's card. Paper, settings, what leaves a client in bytes, deviations."""
     given = [] if backbone is None else [f"backbone.name={backbone}", "backbone.pretrained=false"]
     request = Request.read(
         flags={"method": name, "dataset": dataset, "recipe": recipe, "protocol": "lodo"},
@@ -121,7 +121,7 @@ def new_command(
         Path | None, typer.Option("--dir", help="Where to write; default ./NAME.")
     ] = None,
 ) -> None:
-    """Write a working plugin package: a method, its test, and what makes it found by name."""
+    """Write a working plugin package. A method, its test, and what makes it found by name."""
     from feddg_bench.runs.template import write_plugin
 
     written = write_plugin(name, directory or Path(name))
@@ -136,7 +136,7 @@ def new_command(
 
 
 datasets_app = catalogue(
-    "List the data sets with their domains; `show` prints all that is known of one.",
+    "List the data sets with their domains. `show` prints all that is known of one.",
     ("data set", "classes", "title, domains and licence"),
     lambda: [_facts(name, load_dataset(name)) for name in names("data set")],
     lambda row: (
@@ -150,7 +150,7 @@ datasets_app = catalogue(
 
 @datasets_app.command("show")
 def show_dataset_command(name: Dataset, data_root: DataRoot = None, json_: Json = False) -> None:
-    """Print what is known of a data set: domains, classes, images, metrics, licence, recipes."""
+    """Print what is known of a data set. Domains, classes, images, metrics, licence, recipes."""
     dataset: DomainDataset | type[DomainDataset] = load_dataset(name)
     if not dataset.domains:  # they are those on the disk
         with suppress(DataError):
@@ -211,7 +211,7 @@ def _all_recipes() -> list[dict[str, Any]]:
 
 
 recipes_app = catalogue(
-    "List the recipes with their data sets; `show` prints what one sets.",
+    "List the recipes with their data sets. `show` prints what one sets.",
     ("recipe", "what it is, and its data sets"),
     _all_recipes,
     lambda row: (row["name"], f"{row['description']}\n{_text(row['datasets'])}"),
@@ -223,7 +223,7 @@ def show_recipe_command(
     recipe: Annotated[str, typer.Argument(help="See `feddg-bench recipes`; or a YAML file.")],
     json_: Json = False,
 ) -> None:
-    """Print what a recipe sets: for all data sets, for each, and for single methods."""
+    """Print what a recipe sets. For all data sets, for each, and for single methods."""
     found = read_recipe(recipe)
     if json_:
         print_json(found.model_dump(exclude_unset=True))
@@ -250,7 +250,7 @@ def settings_command(
     recipe: Recipe = None,
     json_: Json = False,
 ) -> None:
-    """Show every setting of a run: value, where it comes from, kind, default and meaning.
+    """Show every setting of a run. Value, origin, kind, default and meaning.
 
     Give settings as KEY=VALUE, after the command or in a file for --config. A key may be cut to its
     last part where only one ends so: lr=0.1 is train.lr=0.1.

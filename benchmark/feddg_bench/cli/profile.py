@@ -20,7 +20,7 @@ def profile_command(
     machine: Machine = Machine(),
     json_: Json = False,
 ) -> None:
-    """Measure where a method's time goes, against this machine's peak and a bare loop.
+    """Measure where a method's time goes. Compared with this machine's peak and a bare loop.
 
     ROUNDS are measured (default 3), after one more that warms up.
     """

@@ -29,7 +29,7 @@ def report_command(
     filters: Filter = None,
     with_figures: Figures = True,
 ) -> None:
-    """Make one HTML file of all records: leaderboard, runs, curves, published numbers, figures.
+    """Make one HTML page of all records. It has leaderboards, runs, curves, tables and figures.
 
     It opens in any browser, from disk or from anywhere, and asks for nothing outside itself.
     """

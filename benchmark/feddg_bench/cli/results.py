@@ -19,7 +19,7 @@ _Where = Annotated[Path, typer.Option("--results", help="Folder of records.")]
 
 @results_app.command("list")
 def _list_command(results: Folders = None) -> None:
-    """List the records by data set, protocol and recipe, and all that cannot be used."""
+    """List the records by table, and what cannot be used."""
     from feddg_bench.records.runs import read_folder
 
     folders, said = record_folders(results)
@@ -35,7 +35,7 @@ def _list_command(results: Folders = None) -> None:
 
 @results_app.command("pack")
 def pack_command(results: _Where = Path("runs")) -> None:
-    """Move single records into packed files, RESULTS/records/*.jsonl.xz, one a table: few for git.
+    """Move single records into packed files. RESULTS/records/*.jsonl.xz, one a table, few for git.
 
     All commands read packed records as they read single ones.
     """
@@ -47,7 +47,7 @@ def pack_command(results: _Where = Path("runs")) -> None:
 
 @results_app.command("unpack")
 def unpack_command(results: _Where = Path("runs")) -> None:
-    """Move packed records into single JSON files, RESULTS/runs/KEY.json, as people like them."""
+    """Move packed records into single JSON files. RESULTS/runs/KEY.json, as people like them."""
     from feddg_bench.records.store import unpack
 
     for path in unpack(results):

@@ -39,7 +39,7 @@ def run_command(
     verbose: Annotated[bool, typer.Option(help="With --dry-run: every resolved setting.")] = False,
     json_: Json = False,
 ) -> None:
-    """Train methods under protocols, record every run, print a table of each.
+    """Train methods, record every run and print a table of each.
 
     Runs whose record is there already are not repeated; interrupted ones go on from their
     checkpoint. KEY may be short where one setting alone ends so: lr=0.1 is train.lr=0.1.

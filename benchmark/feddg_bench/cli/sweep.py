@@ -45,7 +45,7 @@ def sweep_command(
     retry_failed: Annotated[bool, typer.Option(help="Try runs again that failed.")] = False,
     recording: SweepRecording = SweepRecording(),
 ) -> None:
-    """Run all runs of a W&B sweep file, without an account or a network.
+    """Run a W&B sweep file, without an account or a network.
 
     Runs that are recorded are not repeated, interrupted ones go on, failed ones are kept with their
     error. Start it on several machines that share the results folder: they share the runs.

@@ -41,7 +41,7 @@ def tables_command(
     select: Select = None,
     against: Against = None,
 ) -> None:
-    """Make tables from records: papers' tables with published numbers beside ours, and your own.
+    """Make tables from records. Papers' tables have published numbers beside ours.
 
     Every table says which runs its numbers come from, and which command would fill what is missing.
     """
