@@ -47,13 +47,9 @@ def to_float(images: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Augment:
-    """The augmentation that ``settings`` describe; strengths of 0 and no crop leave images alone.
+    """The augmentation that ``settings`` describe; strengths of 0 and no crop change nothing."""
 
-    Attributes:
-        settings: Ranges and probabilities.
-    """
-
-    settings: AugmentSettings
+    settings: AugmentSettings  # ranges and probabilities
 
     def __call__(self, images: Images, generator: torch.Generator) -> Tensor:
         """Return an augmented float32 copy [B, C, H, W] of images [B, H, W, C], see `to_float`.

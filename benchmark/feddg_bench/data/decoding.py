@@ -50,17 +50,11 @@ def hashed_by_file(dataset: DomainDataset) -> TypeGuard[FileDataset]:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where things lie in the file of a store.
-
-    Attributes:
-        images: Number of images.
-        shape: Of one, [size, size, channels].
-        pixels: Their type.
-    """
+    """Where things lie in the file of a store."""
 
     images: int
-    shape: tuple[int, int, int]
-    pixels: str
+    shape: tuple[int, int, int]  # of one, [size, size, channels]
+    pixels: str  # their type
 
     @classmethod
     def of(cls, dataset: DomainDataset, size: int) -> Layout:

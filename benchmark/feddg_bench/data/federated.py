@@ -23,19 +23,12 @@ from feddg_bench.records.record import WHOLE
 
 
 class Spread(NamedTuple):
-    """The images of a data set, spread over splits and clients: data-set indices throughout.
+    """The images of a data set, spread over splits and clients: data-set indices throughout."""
 
-    Attributes:
-        splits: Split -> its images.
-        partition: The training images of all clients, empty ones included.
-        clients: Name -> training images of every client that holds any.
-        validation: Name -> validation images, where the method wants them, else empty.
-    """
-
-    splits: Splits
-    partition: Partition
-    clients: dict[str, np.ndarray]
-    validation: dict[str, np.ndarray]
+    splits: Splits  # split -> its images
+    partition: Partition  # the training images of all clients, empty ones included
+    clients: dict[str, np.ndarray]  # name -> training images of every client that holds any
+    validation: dict[str, np.ndarray]  # the same for validation images, where the method wants them
 
 
 @dataclass(frozen=True)

@@ -41,17 +41,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Partition:
-    """The clients and the images each holds.
+    """The clients and the images each holds."""
 
-    Attributes:
-        clients: Names, whose order as text is their order as numbers.
-        indices: For each client the data-set indices of its images, int64.
-        rule: What made the partition: its kind, the settings that the kind reads, its seed.
-    """
-
-    clients: tuple[str, ...]
-    indices: tuple[IntArray, ...]
-    rule: Mapping[str, Any]
+    clients: tuple[str, ...]  # names, whose order as text is their order as numbers
+    indices: tuple[IntArray, ...]  # for each client the data-set indices of its images, int64
+    rule: Mapping[str, Any]  # what made it: its kind, the settings that the kind reads, its seed
 
     @property
     def sizes(self) -> IntArray:

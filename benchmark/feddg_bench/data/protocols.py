@@ -29,22 +29,15 @@ Official = Mapping[str, Sequence[str]] | Mapping[str, Mapping[str, Sequence[str]
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Domains by role.
+    """Domains by role."""
 
-    Attributes:
-        name: Canonical name.
-        protocol: A key of `PROTOCOLS`.
-        train: Domains that clients hold.
-        val: Domain that only chooses models, if the protocol has one. Under ``wilds`` val and test
-            may be several domains: their names joined by ``+``, or how many.
-        test: Domain that no decision may see.
-    """
-
-    name: str
-    protocol: str
-    train: tuple[str, ...]
+    name: str  # canonical name
+    protocol: str  # a key of `PROTOCOLS`
+    train: tuple[str, ...]  # domains that clients hold
+    # Domain that only chooses models, if the protocol has one. Under `wilds` val and test may be
+    # several domains: their names joined by `+`, or how many.
     val: str | None
-    test: str
+    test: str  # domain that no decision may see
 
 
 def validate_protocol(name: str) -> None:

@@ -32,24 +32,16 @@ OnDecoded = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Store:
-    """The decoded images of a data set, in the order of its records.
+    """The decoded images of a data set, in the order of its records."""
 
-    Attributes:
-        images: [n, size, size, C] of the data set's ``pixels``, uint8 RGB by default, read only;
-            ``images[indices]`` is a copy in memory.
-        labels: int64 [n], or float32 [n] for a regression.
-        domains: int64 [n], positions in the data set's ``domains``.
-        groups: int64 [n], positions in the data set's ``groups``, -1 for none; empty where it has
-            no groups.
-        paths: n relative names.
-        fingerprint: Hash of the data set's contents.
-    """
-
+    # [n, size, size, C] of the data set's `pixels`, uint8 RGB by default, read only;
+    # `images[indices]` is a copy in memory.
     images: np.memmap[Any, np.dtype[Any]]
-    labels: NDArray[np.int64] | NDArray[np.float32]
-    domains: NDArray[np.int64]
-    paths: tuple[str, ...]
-    fingerprint: str
+    labels: NDArray[np.int64] | NDArray[np.float32]  # int64 [n], or float32 [n] for a regression
+    domains: NDArray[np.int64]  # int64 [n], positions in the data set's `domains`
+    paths: tuple[str, ...]  # n relative names
+    fingerprint: str  # hash of the data set's contents
+    # int64 [n], positions in the data set's `groups`, -1 for none; empty where it has no groups.
     groups: NDArray[np.int64]
 
 

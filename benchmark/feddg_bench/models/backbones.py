@@ -96,29 +96,17 @@ class Backbone(nn.Module):
 
 @dataclass(frozen=True)
 class Architecture:
-    """How to build one network without its classifier.
+    """How to build one network without its classifier."""
 
-    Attributes:
-        build: Makes the full network with random weights.
-        num_features: Width after global pooling.
-        classifier: Submodule that is left out; "" for none.
-        instead: Makes what stands in its place.
-        url: torchvision's ImageNet weights, if there are any.
-        smallest_side: Side in pixels below which the network has no map left to pool.
-        normalisation: What ``auto`` stands for.
-        largest_side: Side above which a network that flattens its maps fits no longer, if any.
-        ignored: Further submodules that a weights file may hold.
-    """
-
-    build: Callable[[], nn.Module]
-    num_features: int
-    classifier: str = ""
-    instead: Callable[[], nn.Module] = nn.Identity
-    url: str | None = None
-    smallest_side: int = 8
-    normalisation: str | Normalisation = "imagenet"
-    largest_side: int | None = None
-    ignored: tuple[str, ...] = ()
+    build: Callable[[], nn.Module]  # makes the full network with random weights
+    num_features: int  # width after global pooling
+    classifier: str = ""  # submodule that is left out; "" for none
+    instead: Callable[[], nn.Module] = nn.Identity  # makes what stands in its place
+    url: str | None = None  # torchvision's ImageNet weights, if there are any
+    smallest_side: int = 8  # side in pixels below which the network has no map left to pool
+    normalisation: str | Normalisation = "imagenet"  # what `auto` stands for
+    largest_side: int | None = None  # of a network that flattens its maps: what fits no longer
+    ignored: tuple[str, ...] = ()  # further submodules that a weights file may hold
 
     def features(self) -> nn.Module:
         """Return the network with random weights and without its classifier."""

@@ -103,25 +103,15 @@ def _unit_range(values: Values) -> NDArray[np.float64] | None:
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that is measured on images.
+    """A number that is measured on images."""
 
-    Attributes:
-        name: Its key in records, tables and settings.
-        title: What people call it.
-        percent: Whether it is a share that people read in percent.
-        poolable: Whether its value over a split is the mean over its domains by images.
-        range: The smallest and the largest value it can have.
-        tasks: The tasks that have it.
-        function: Computes it from truth and predictions; ``None`` where that is not enough.
-    """
-
-    name: str
-    title: str
-    percent: bool = False
-    poolable: bool = False
-    range: tuple[float, float] = (-math.inf, math.inf)
-    tasks: tuple[str, ...] = ("classification", "regression")
-    function: Callable[[Values, Values], float] | None = None
+    name: str  # its key in records, tables and settings
+    title: str  # what people call it
+    percent: bool = False  # whether it is a share that people read in percent
+    poolable: bool = False  # whether its value over a split is the mean over its domains by images
+    range: tuple[float, float] = (-math.inf, math.inf)  # smallest and largest value
+    tasks: tuple[str, ...] = ("classification", "regression")  # the tasks that have it
+    function: Callable[[Values, Values], float] | None = None  # of truth and predictions
 
     def display(self, value: float) -> float:
         """Return a value in the unit that people read: a share in percent."""

@@ -17,19 +17,14 @@ PAPERS = ("pardon", "fisc", "fedccrl", "ppdg")
 
 @dataclass(frozen=True)
 class Published:
-    """One published number.
+    """One published number."""
 
-    Attributes:
-        value: In the paper's unit, mostly percent.
-        source: Paper and table, such as ``pardon, table 1``.
-        wrong_mean: Where this is an average: the mean of the columns it should be the average of,
-            if that is another number.
-        row: Its row in the paper's file, by column.
-    """
-
-    value: float
-    source: str
+    value: float  # in the paper's unit, mostly percent
+    source: str  # paper and table, such as `pardon, table 1`
+    # Where this is an average: the mean of the columns it should be the average of, if that is
+    # another number.
     wrong_mean: float | None = None
+    # of the paper's file, by column
     row: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 

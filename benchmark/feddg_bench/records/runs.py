@@ -42,51 +42,33 @@ WORTH_WRITING = 50
 
 @dataclass(frozen=True, eq=False)
 class RecordedRun:
-    """A record without its rounds, and with what was measured in them.
+    """A record without its rounds, and with what was measured in them."""
 
-    Attributes:
-        source: The file that holds the record.
-        line: Its line there, where the file holds several.
-        key: Run key.
-        version: Version of the method.
-        train: Training domains joined by ``+``, in alphabetical order.
-        val: Validation domain, or ``None``.
-        fingerprint: Hash of the images.
-        labels: Names of the method's settings that tell its variants apart.
-        task: What was learnt, ``classification`` or ``regression``.
-        rounds: How many there were.
-        skipped: In how many of them every client was dropped.
-        lost: The first round whose loss is not finite, or ``None``.
-        costs: See `RunRecord.costs`.
-        metric: The data set's key metric.
-        settings: Settings by dotted key, such as ``train.lr``, without `OWN`; one object for all
-            runs that agree in them.
-        environment: See `EnvironmentRecord`.
-    """
-
-    source: Source
-    line: int
+    source: Source  # the file that holds the record
+    line: int  # its line there, where the file holds several
     key: str
     method: str
-    version: int
+    version: int  # version of the method
     dataset: str
     protocol: str
     scenario: str
-    train: str
-    val: str | None
+    train: str  # training domains joined by `+`, in alphabetical order
+    val: str | None  # validation domain, or `None`
     test: str
     seed: int
     recipe: str
     fingerprint: str
-    labels: Sequence[str]
-    task: str
-    rounds: int
-    skipped: int
-    lost: int | None
-    costs: Mapping[str, float]
-    metric: Metric
+    labels: Sequence[str]  # names of the method's settings that tell its variants apart
+    task: str  # what was learnt, `classification` or `regression`
+    rounds: int  # how many there were
+    skipped: int  # in how many of them every client was dropped
+    lost: int | None  # the first round whose loss is not finite, or `None`
+    costs: Mapping[str, float]  # see `RunRecord.costs`
+    metric: Metric  # the data set's key metric
+    # Settings by dotted key, such as `train.lr`, without `OWN`; one object for all runs that agree
+    # in them.
     settings: Mapping[str, Any]
-    environment: Mapping[str, Any]
+    environment: Mapping[str, Any]  # see `EnvironmentRecord`
     _last: bytes = field(repr=False)
     _all: bytes = field(repr=False)
     _chosen: dict[Rule, Evaluation | None] = field(default_factory=dict, repr=False)
@@ -134,17 +116,11 @@ class RecordedRun:
 
 
 class Problem(NamedTuple):
-    """A record that cannot be used, or only in part.
-
-    Attributes:
-        path: Its file.
-        reason: What is wrong with it.
-        skipped: Whether it is left out; else it has parts that this version does not know.
-    """
+    """A record that cannot be used, or only in part."""
 
     path: Path
-    reason: str
-    skipped: bool
+    reason: str  # what is wrong with it
+    skipped: bool  # whether it is left out; else it has parts that this version does not know
 
 
 def read_runs(results: Path | Sequence[Path]) -> list[RecordedRun]:

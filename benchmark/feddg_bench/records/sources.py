@@ -25,19 +25,12 @@ LARGEST = 2**31
 
 @dataclass(frozen=True)
 class Source:
-    """A file that holds records.
-
-    Attributes:
-        folder: Where it is.
-        name: What it is called there.
-        stamp: Size, times and inode: while they stay, so does its content.
-        packed: Whether it holds one record a line.
-    """
+    """A file that holds records."""
 
     folder: Path
-    name: str
-    stamp: tuple[int, ...]
-    packed: bool
+    name: str  # what it is called there
+    stamp: tuple[int, ...]  # size, times and inode: while they stay, so does its content
+    packed: bool  # whether it holds one record a line
 
     @property
     def path(self) -> Path:

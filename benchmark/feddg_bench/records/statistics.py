@@ -42,22 +42,15 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A row against another over the scenarios and seeds that both have.
+    """A row against another over the scenarios and seeds that both have."""
 
-    Attributes:
-        difference: Mean over scenarios of the mean differences (row - other) over seeds.
-        p_value: Two-sided, of Student's t-test that the scenarios' mean differences have mean 0;
-            NaN for fewer than `FEWEST` scenarios.
-        wins: Scenarios in which the row is better on average.
-        ties: Scenarios in which it is equal, within `TIE` if not said otherwise.
-        losses: Scenarios in which it is worse.
-    """
-
-    difference: Estimate
+    difference: Estimate  # mean over scenarios of the mean differences (row - other) over seeds
+    # Two-sided, of Student's t-test that the scenarios' mean differences have mean 0; NaN for fewer
+    # than `FEWEST` scenarios.
     p_value: float
-    wins: int
-    ties: int
-    losses: int
+    wins: int  # scenarios in which the row is better on average
+    ties: int  # scenarios in which it is equal, within `TIE` if not said otherwise
+    losses: int  # scenarios in which it is worse
 
     @property
     def scenarios(self) -> int:

@@ -25,16 +25,10 @@ SPLIT = "data.split_csv"
 
 @dataclass(frozen=True)
 class Variant:
-    """Runs that agree in all settings but seed, scenario and what columns vary.
+    """Runs that agree in all settings but seed, scenario and what columns vary."""
 
-    Attributes:
-        label: What sets it apart from the other variants of the row; may be empty.
-        differences: The same by key: values of settings, ``recipe``, ``version`` or ``images``.
-        runs: Its runs.
-    """
-
-    label: str
-    differences: Mapping[str, Any]
+    label: str  # what sets it apart from the other variants of the row; may be empty
+    differences: Mapping[str, Any]  # the same by key: settings, recipe, version or images
     runs: tuple[RecordedRun, ...]
 
 

@@ -24,53 +24,33 @@ CLIENTS, PER_ROUND, PER_CLIENT, ROUNDS = 4, 2, 8, 3
 
 @dataclass(frozen=True)
 class Item:
-    """One declared thing that is sent or kept.
+    """One declared thing that is sent or kept."""
 
-    Attributes:
-        name: Its declared name, such as ``weights`` or ``style``.
-        tensors: Tensor name to its type and shape; for what is no tensor, to its Python type.
-        bytes: Size; the model without its class-dependent part is the same for every data set.
-    """
-
-    name: str
-    tensors: dict[str, str]
-    bytes: int
+    name: str  # its declared name, such as `weights` or `style`
+    tensors: dict[str, str]  # name -> type and shape; of what is no tensor, its Python type
+    bytes: int  # size; the model without its class-dependent part is the same for every data set
 
 
 @dataclass(frozen=True)
 class Message:
-    """What one client sends or receives with one call.
+    """What one client sends or receives with one call."""
 
-    Attributes:
-        direction: ``down`` to the client or ``up`` to the server.
-        call: Name of the client function.
-        when: How often, and who.
-        items: Content; sizes are those of the last message seen.
-    """
-
-    direction: str
-    call: str
-    when: str
-    items: tuple[Item, ...]
+    direction: str  # `down` to the client or `up` to the server
+    call: str  # name of the client function
+    when: str  # how often, and who
+    items: tuple[Item, ...]  # content; sizes are those of the last message seen
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """What a method was seen to do, and how its published code differs.
+    """What a method was seen to do, and how its published code differs."""
 
-    Attributes:
-        backbone: With which the messages were seen, and on how many classes.
-        messages: What crosses, in the order of a round.
-        server: What the server keeps between rounds, besides the model.
-        client: What a client keeps between its tasks.
-        deviations: Where published code differs from its paper, and what the method does: what its
-            module declares as ``DEVIATIONS``; ``None`` where it declares nothing.
-    """
-
-    backbone: str
-    messages: tuple[Message, ...]
-    server: tuple[Item, ...]
-    client: tuple[Item, ...]
+    backbone: str  # with which the messages were seen, and on how many classes
+    messages: tuple[Message, ...]  # what crosses, in the order of a round
+    server: tuple[Item, ...]  # what the server keeps between rounds, besides the model
+    client: tuple[Item, ...]  # what a client keeps between its tasks
+    # Where published code differs from its paper, and what the method does: what its module
+    # declares as `DEVIATIONS`; `None` where it declares nothing.
     deviations: tuple[str, ...] | None
 
 

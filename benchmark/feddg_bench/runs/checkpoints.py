@@ -25,23 +25,15 @@ _DIGEST = 32
 
 
 class Checkpoint(BaseModel):
-    """What a checkpoint holds.
-
-    Attributes:
-        server: What `feddg_bench.core.server.Server.state` returned.
-        record: The record so far.
-        settings: Of the run, as they are settled.
-        recipe: Label of where they came from.
-        data_root: Folder of the data.
-    """
+    """What a checkpoint holds."""
 
     model_config = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
 
-    server: dict[str, Any]
-    record: RunRecord
-    settings: dict[str, Any]
-    recipe: str
-    data_root: str | None
+    server: dict[str, Any]  # what `feddg_bench.core.server.Server.state` returned
+    record: RunRecord  # the record so far
+    settings: dict[str, Any]  # of the run, as they are settled
+    recipe: str  # label of where they came from
+    data_root: str | None  # folder of the data
 
     @field_validator("settings")
     @classmethod

@@ -32,51 +32,28 @@ _PHASES = ("training", "communication", "aggregation", "evaluation")
 
 @dataclass(frozen=True)
 class Profile:
-    """Seconds, bytes and FLOP/s of a few rounds, in one process.
-
-    Attributes:
-        method: Name of the method.
-        device: What computed.
-        precision: ``32-true`` or ``bf16-mixed``.
-        rounds: Rounds measured, after one of warm-up.
-        clients: Clients of a round.
-        images: Images trained on in a round.
-        once: Seconds before round 1 (statistics, first loading), by phase.
-        round: Seconds of a round by phase: the median over the rounds.
-        client: Median seconds of one client's task.
-        images_per_second: In local training.
-        bytes_up: Sent to the server in a round.
-        bytes_down: Sent to the clients in a round.
-        flop_per_image: Floating point operations of one training step, for each image.
-        flops: Achieved in local training, operations a second.
-        peak_flops: Of a large matrix product in the same process and precision.
-        share_of_peak: ``flops / peak_flops``.
-        bare_seconds: Forward, backward and step alone, on resident tensors, for a round's batches.
-        bare_ratio: Seconds of local training over ``bare_seconds``.
-        peak_memory_mib: Peak resident memory of the process.
-        peak_device_mib: Peak memory on the GPU, ``None`` on a CPU.
-    """
+    """Seconds, bytes and FLOP/s of a few rounds, in one process."""
 
     method: str
-    device: str
-    precision: str
-    rounds: int
-    clients: int
-    images: int
-    once: dict[str, float]
-    round: dict[str, float]
-    client: float
-    images_per_second: float
-    bytes_up: int
-    bytes_down: int
-    flop_per_image: float
-    flops: float
-    peak_flops: float
-    share_of_peak: float
-    bare_seconds: float
-    bare_ratio: float
-    peak_memory_mib: float
-    peak_device_mib: float | None
+    device: str  # what computed
+    precision: str  # `32-true` or `bf16-mixed`
+    rounds: int  # rounds measured, after one of warm-up
+    clients: int  # clients of a round
+    images: int  # images trained on in a round
+    once: dict[str, float]  # seconds before round 1 (statistics, first loading), by phase
+    round: dict[str, float]  # seconds of a round by phase: the median over the rounds
+    client: float  # median seconds of one client's task
+    images_per_second: float  # in local training
+    bytes_up: int  # sent to the server in a round
+    bytes_down: int  # sent to the clients in a round
+    flop_per_image: float  # floating point operations of one training step, for each image
+    flops: float  # achieved in local training, operations a second
+    peak_flops: float  # of a large matrix product in the same process and precision
+    share_of_peak: float  # `flops / peak_flops`
+    bare_seconds: float  # forward, backward and step alone, on resident tensors, for a round
+    bare_ratio: float  # seconds of local training over `bare_seconds`
+    peak_memory_mib: float  # peak resident memory of the process
+    peak_device_mib: float | None  # peak memory on the GPU, `None` on a CPU
 
     def as_json(self) -> dict[str, object]:
         """Return the profile as JSON values."""

@@ -78,43 +78,25 @@ class Datasets:
 
 
 class Draft(NamedTuple):
-    """A run before its settings are settled.
+    """A run before its settings are settled."""
 
-    Attributes:
-        base: The recipe's settings.
-        named: Names of method, data set, protocol and scenario.
-        scenario: Domains.
-        recipe: Label of where the settings came from.
-        dataset: The data set, opened.
-    """
-
-    base: Layer
-    named: Layer
-    scenario: Scenario
-    recipe: str
-    dataset: DomainDataset
+    base: Layer  # the recipe's settings
+    named: Layer  # names of method, data set, protocol and scenario
+    scenario: Scenario  # domains
+    recipe: str  # label of where the settings came from
+    dataset: DomainDataset  # the data set, opened
 
 
 class Plan(NamedTuple):
-    """A run that is settled down to its key.
+    """A run that is settled down to its key."""
 
-    Attributes:
-        settings: Resolved settings; ``hyper`` holds every value of the method.
-        canonical: What is hashed into the key, as the record keeps it: files by their content.
-        scenario: Domains.
-        recipe: Label of where the settings came from.
-        version: The method's version.
-        key: Name of the record.
-        dataset: The data set, opened.
-    """
-
-    settings: RunSettings
-    canonical: Layer
-    scenario: Scenario
-    recipe: str
-    version: int
-    key: str
-    dataset: DomainDataset
+    settings: RunSettings  # resolved settings; `hyper` holds every value of the method
+    canonical: Layer  # what is hashed into the key, as the record keeps it: files by their content
+    scenario: Scenario  # domains
+    recipe: str  # label of where the settings came from
+    version: int  # the method's version
+    key: str  # name of the record
+    dataset: DomainDataset  # the data set, opened
 
     @property
     def title(self) -> str:

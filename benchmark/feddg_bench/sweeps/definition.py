@@ -32,15 +32,10 @@ MAX_POINTS = 10_000
 
 @dataclass(frozen=True)
 class Choice:
-    """One of some values; a fixed value is a choice of one.
+    """One of some values; a fixed value is a choice of one."""
 
-    Attributes:
-        values: What there is to choose from.
-        probabilities: Their chances in a random search; ``None`` for equal ones.
-    """
-
-    values: tuple[Any, ...]
-    probabilities: tuple[float, ...] | None = None
+    values: tuple[Any, ...]  # what there is to choose from
+    probabilities: tuple[float, ...] | None = None  # in a random search
 
     def draw(self, uniform: float) -> Any:
         """Return the value at ``uniform``, a number in [0, 1)."""
@@ -55,21 +50,13 @@ class Choice:
 
 @dataclass(frozen=True)
 class Range:
-    """A number between two bounds, both included.
+    """A number between two bounds, both included."""
 
-    Attributes:
-        low: Lower bound.
-        high: Upper bound.
-        log: Whether its logarithm is uniform.
-        step: Distance of the values counted from ``low``; ``None`` for any value.
-        integer: Whether only whole numbers are drawn.
-    """
-
-    low: float
-    high: float
-    log: bool = False
-    step: float | None = None
-    integer: bool = False
+    low: float  # lower bound
+    high: float  # upper bound
+    log: bool = False  # whether its logarithm is uniform
+    step: float | None = None  # distance of the values counted from `low`; `None` for any value
+    integer: bool = False  # whether only whole numbers are drawn
 
     def count(self) -> int:
         """Return how many values it has; 1 for a range of numbers that cannot be counted."""
@@ -89,23 +76,14 @@ class Range:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a file asks for.
+    """What a file asks for."""
 
-    Attributes:
-        name: For people.
-        method: ``grid``, ``random`` or ``bayes``.
-        fixed: ``KEY=VALUE`` of the file's command.
-        parameters: By name, in the order of the file.
-        objective: What makes one point better than another.
-        run_cap: Largest number of points; ``None`` for a whole grid.
-    """
-
-    name: str
-    method: str
-    fixed: tuple[str, ...]
-    parameters: Mapping[str, Choice | Range]
-    objective: Objective | None
-    run_cap: int | None
+    name: str  # for people
+    method: str  # `grid`, `random` or `bayes`
+    fixed: tuple[str, ...]  # `KEY=VALUE` of the file's command
+    parameters: Mapping[str, Choice | Range]  # by name, in the order of the file
+    objective: Objective | None  # what makes one point better than another
+    run_cap: int | None  # largest number of points; `None` for a whole grid
 
     @property
     def id(self) -> str:

@@ -10,27 +10,16 @@ from feddg_bench.runs.request import NAMES, Datasets, Request
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a sweep.
+    """One run of a sweep."""
 
-    Attributes:
-        key: Its run key.
-        pairs: ``KEY=VALUE`` that give this run and no other.
-        title: Method, scenario and seed, for people.
-        group: What the point set, without scenario and seed: runs whose mean is compared.
-        dataset: Name of the data set.
-        image_size: Side of its images in pixels.
-        rounds: Number of rounds.
-        has_val: Whether a held-out domain only chooses models.
-    """
-
-    key: str
-    pairs: tuple[str, ...]
-    title: str
-    group: str
-    dataset: str
-    image_size: int
-    rounds: int
-    has_val: bool
+    key: str  # its run key
+    pairs: tuple[str, ...]  # `KEY=VALUE` that give this run and no other
+    title: str  # method, scenario and seed, for people
+    group: str  # what the point set, without scenario and seed: runs whose mean is compared
+    dataset: str  # name of the data set
+    image_size: int  # side of its images in pixels
+    rounds: int  # number of rounds
+    has_val: bool  # whether a held-out domain only chooses models
 
 
 def jobs(pairs: Sequence[str], datasets: Datasets) -> list[Job]:

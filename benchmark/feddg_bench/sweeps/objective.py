@@ -17,15 +17,10 @@ TARGETS = tuple(f"{split}/{metric}" for split in ("val", "id_val") for metric in
 
 @dataclass(frozen=True)
 class Objective:
-    """A metric and which way is better.
+    """A metric and which way is better."""
 
-    Attributes:
-        name: One of `TARGETS`.
-        maximize: Whether a larger value is better.
-    """
-
-    name: str
-    maximize: bool
+    name: str  # one of `TARGETS`
+    maximize: bool  # whether a larger value is better
 
     def value(self, record: RunRecord) -> float:
         """Return the metric of a finished run; NaN for a loss that overflowed.

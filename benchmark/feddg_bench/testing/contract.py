@@ -25,15 +25,10 @@ ALL_CLIENTS: Layer = {"federation": {"per_round": None}}
 
 @dataclass(frozen=True)
 class Subject:
-    """What is tested.
+    """What is tested."""
 
-    Attributes:
-        plugin: The method's class or its registered name.
-        layer: Settings to test it with, such as ``{"hyper": {...}}``.
-    """
-
-    plugin: type[Method] | str
-    layer: Mapping[str, Any] = field(default_factory=dict)
+    plugin: type[Method] | str  # the method's class or its registered name
+    layer: Mapping[str, Any] = field(default_factory=dict)  # such as {"hyper": {...}}
 
     def run(self, *layers: Mapping[str, Any], **parts: Any) -> ToyRun:
         """Start a toy run of it."""

@@ -35,21 +35,13 @@ FLAT = math.inf
 
 @dataclass(frozen=True)
 class Axis:
-    """What lies along x.
+    """What lies along x."""
 
-    Attributes:
-        label: Name and unit.
-        end: Where the number beside a name is from, such as ``after round 50``.
-        ticks: Where there are ticks; empty leaves that to matplotlib.
-        names: What the ticks say; empty for their numbers.
-        left: Where the axis begins, if there are no ticks.
-    """
-
-    label: str
-    end: str
-    ticks: tuple[float, ...] = ()
-    names: tuple[str, ...] = ()
-    left: float = 0
+    label: str  # name and unit
+    end: str  # where the number beside a name is from, such as `after round 50`
+    ticks: tuple[float, ...] = ()  # where there are ticks; empty leaves that to matplotlib
+    names: tuple[str, ...] = ()  # what the ticks say; empty for their numbers
+    left: float = 0  # where the axis begins, if there are no ticks
 
 
 def draw_curves(

@@ -61,15 +61,10 @@ FORMATS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Sheet:
-    """The numbers of a figure, for those who want to draw it otherwise.
+    """The numbers of a figure, for those who want to draw it otherwise."""
 
-    Attributes:
-        head: Names of the columns.
-        rows: Numbers and texts; ``None`` is an empty cell.
-    """
-
-    head: tuple[str, ...]
-    rows: tuple[tuple[Any, ...], ...]
+    head: tuple[str, ...]  # names of the columns
+    rows: tuple[tuple[Any, ...], ...]  # numbers and texts; `None` is an empty cell
 
     def text(self) -> str:
         """Return the numbers as CSV."""
@@ -78,21 +73,13 @@ class Sheet:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure that is drawn.
+    """A figure that is drawn."""
 
-    Attributes:
-        name: Stem of its files.
-        figure: What was drawn; only valid inside `styled`.
-        sheet: Its numbers, if they are worth a file.
-        notes: Sentences about what is not in it.
-        photos: Whether it shows images, which need more than 32 colours.
-    """
-
-    name: str
-    figure: Figure
-    sheet: Sheet | None = None
-    notes: tuple[str, ...] = ()
-    photos: bool = False
+    name: str  # stem of its files
+    figure: Figure  # what was drawn; only valid inside `styled`
+    sheet: Sheet | None = None  # its numbers, if they are worth a file
+    notes: tuple[str, ...] = ()  # sentences about what is not in it
+    photos: bool = False  # whether it shows images, which need more than 32 colours
 
     def save(self, folder: Path, formats: Sequence[str] = ("png",)) -> list[Path]:
         """Write the picture in each format, and CSV if there are numbers; return the paths.

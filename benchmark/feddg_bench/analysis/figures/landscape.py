@@ -108,21 +108,13 @@ def cosine(
 
 @dataclass(frozen=True)
 class Landscape:
-    """Losses of two clients around the model that one method sent them.
-
-    Attributes:
-        method: Its name.
-        held: What each of the clients holds, in words.
-        grid: Losses of the first and the second client, [2, y, x].
-        corners: The same at the global model and the two clients' models, [2, 3].
-        cosine: Between the two updates.
-    """
+    """Losses of two clients around the model that one method sent them."""
 
     method: str
-    held: tuple[str, ...]
-    grid: NDArray[np.float64]
-    corners: NDArray[np.float64]
-    cosine: float
+    held: tuple[str, ...]  # what each of the clients holds, in words
+    grid: NDArray[np.float64]  # losses of the first and the second client, [2, y, x]
+    corners: NDArray[np.float64]  # the same at the global model and the two clients' models, [2, 3]
+    cosine: float  # between the two updates
 
 
 def landscape_picture(

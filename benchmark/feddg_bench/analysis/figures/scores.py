@@ -54,19 +54,12 @@ def convergence(frame: Frame, choice: Selection) -> Picture | None:
 
 @dataclass(frozen=True)
 class SweptSetting:
-    """A setting, or two, against which the key metric is drawn.
+    """A setting, or two, against which the key metric is drawn."""
 
-    Attributes:
-        name: Of the figure.
-        keys: The settings.
-        labels: Of the axis; where there are two settings, while the one or the other is held.
-        letters: Short names of the settings.
-    """
-
-    name: str
-    keys: tuple[str, ...]
-    labels: tuple[str, ...]
-    letters: tuple[str, ...]
+    name: str  # of the figure
+    keys: tuple[str, ...]  # the settings
+    labels: tuple[str, ...]  # of the axis; of two settings, while the one or the other is held
+    letters: tuple[str, ...]  # short names of the settings
 
 
 SWEEPS = {

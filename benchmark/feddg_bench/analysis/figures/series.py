@@ -30,27 +30,16 @@ SPLIT_NAMES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Selection:
-    """Which records are drawn, and what of them; ``None`` is everything.
+    """Which records are drawn, and what of them; ``None`` is everything."""
 
-    Attributes:
-        results: Folders of records.
-        dataset: Name of a data set.
-        protocol: Name of a protocol.
-        scenario: Names of scenarios.
-        method: Names of methods.
-        recipe: Label of a recipe.
-        split: The split whose key metric is drawn.
-        rule: The selection rule, where one round of a run counts.
-    """
-
-    results: tuple[Path, ...] = (FOLDERS[0],)
-    dataset: str | None = None
-    protocol: str | None = None
-    scenario: tuple[str, ...] | None = None
-    method: tuple[str, ...] | None = None
-    recipe: str | None = None
-    split: str = "test"
-    rule: Rule = "last"
+    results: tuple[Path, ...] = (FOLDERS[0],)  # folders of records
+    dataset: str | None = None  # name of a data set
+    protocol: str | None = None  # name of a protocol
+    scenario: tuple[str, ...] | None = None  # names of scenarios
+    method: tuple[str, ...] | None = None  # names of methods
+    recipe: str | None = None  # label of a recipe
+    split: str = "test"  # the split whose key metric is drawn
+    rule: Rule = "last"  # the selection rule, where one round of a run counts
 
     @property
     def suffix(self) -> str:

@@ -34,32 +34,20 @@ from feddg_bench.runs.setup import Run, RunData, open_run
 
 @dataclass
 class Trained:
-    """A run in memory, after the last round that was wanted.
+    """A run in memory, after the last round that was wanted."""
 
-    Attributes:
-        plan: What was run.
-        federation: Images, clients and splits.
-        classes: Names of the classes.
-        method: The module; holds whatever was loaded last.
-        models: Global weights after each wanted round; 0 is before round 1.
-        before: What the last round's clients were sent.
-        updates: Their weights after local training, by name.
-        tasks: What they were asked.
-        spec: What a worker is built from.
-        private: State of a client that never trained.
-    """
-
-    plan: Plan
-    federation: Federation
-    classes: tuple[str, ...]
-    method: Method
-    spec: WorkerSpec
-    private: Weights
+    plan: Plan  # what was run
+    federation: Federation  # images, clients and splits
+    classes: tuple[str, ...]  # names of the classes
+    method: Method  # the module; holds whatever was loaded last
+    spec: WorkerSpec  # what a worker is built from
+    private: Weights  # state of a client that never trained
     memories: dict[str, Payload] = field(default_factory=dict)
+    # after each wanted round; 0 is before round 1
     models: dict[int, Weights] = field(default_factory=dict)
-    before: Weights = field(default_factory=dict)
-    updates: dict[str, Weights] = field(default_factory=dict)
-    tasks: dict[str, Task] = field(default_factory=dict)
+    before: Weights = field(default_factory=dict)  # what the last round's clients were sent
+    updates: dict[str, Weights] = field(default_factory=dict)  # of clients, after local training
+    tasks: dict[str, Task] = field(default_factory=dict)  # what they were asked
 
     def load(self, weights: Weights, client: str | None = None) -> Method:
         """Return the module in evaluation mode with the weights, and with a client's own state."""

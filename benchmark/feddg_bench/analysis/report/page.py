@@ -22,17 +22,11 @@ MIME = {".svg": "image/svg+xml", ".png": "image/png", ".jpg": "image/jpeg", ".jp
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture in the page.
+    """A picture in the page."""
 
-    Attributes:
-        name: Stem of its file.
-        uri: ``data:`` URI.
-        text: What it shows, for those who cannot see it.
-    """
-
-    name: str
-    uri: str
-    text: str
+    name: str  # stem of its file
+    uri: str  # `data:` URI
+    text: str  # what it shows, for those who cannot see it
 
 
 def figures(folder: Path) -> list[Figure]:

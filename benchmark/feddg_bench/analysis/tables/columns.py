@@ -16,48 +16,28 @@ Kind = Literal["measured"] | Summary
 
 @dataclass(frozen=True)
 class MeasuredColumn:
-    """A measured column.
+    """A measured column."""
 
-    Attributes:
-        number: Position among the measured columns.
-        group: Its group's position in the description.
-        spec: Its description.
-        where: What its runs have, that of table and group included.
-        own: The same without that of the table.
-        split: The split it reads; ``None`` for costs.
-        metric: Name in the evaluation, or one of `COSTS`.
-        rule: Selection rule.
-    """
-
-    number: int
-    group: int
+    number: int  # position among the measured columns
+    group: int  # its group's position in the description
     spec: ColumnSpec
-    where: RunFilter
-    own: RunFilter
-    split: str | None
-    metric: str
+    where: RunFilter  # what its runs have, that of table and group included
+    own: RunFilter  # the same without that of the table
+    split: str | None  # the split it reads; `None` for costs
+    metric: str  # name in the evaluation, or one of `COSTS`
     rule: Rule
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column that is shown.
+    """A column that is shown."""
 
-    Attributes:
-        group: Head over several columns; may be empty.
-        head: Head of this one.
-        kind: Whether its numbers are measured, or which summary they are.
-        sources: The measured column, or all of a group.
-        published: What its description says about published numbers.
-        decimals: Digits behind the point.
-    """
-
-    group: str
-    head: str
-    kind: Kind
-    sources: tuple[MeasuredColumn, ...]
-    published: RunFilter
-    decimals: int
+    group: str  # head over several columns; may be empty
+    head: str  # head of this one
+    kind: Kind  # whether its numbers are measured, or which summary they are
+    sources: tuple[MeasuredColumn, ...]  # the measured column, or all of a group
+    published: RunFilter  # what its description says about published numbers
+    decimals: int  # digits behind the point
 
     @property
     def numbers(self) -> frozenset[int]:

@@ -37,16 +37,10 @@ WIDTH = 8
 
 @dataclass(frozen=True)
 class Generic:
-    """A table without a description.
+    """A table without a description."""
 
-    Attributes:
-        name: Stem of its files.
-        description: Its columns; every method is a row.
-        runs: Its runs.
-    """
-
-    name: str
-    description: Description
+    name: str  # stem of its files
+    description: Description  # its columns; every method is a row
     runs: tuple[RecordedRun, ...]
 
 

@@ -13,83 +13,47 @@ DASH = "\N{EN DASH}"
 
 @dataclass(frozen=True)
 class Entry:
-    """What a cell holds.
+    """What a cell holds."""
 
-    Attributes:
-        value: The number; ``None`` for a missing one or for ``text``.
-        text: What is printed.
-        std: Sample standard deviation over seeds.
-        seeds: Seeds that the number is over.
-        low: Lower end of a 95 % bootstrap interval.
-        high: Upper end.
-        mark: ``best`` or ``second``, where a test supports it.
-        keys: Runs that the number comes from.
-        fill: The command that would fill the cell, if it is missing.
-        source: Where a published number stands.
-        footnotes: Numbers of the footnotes that the cell refers to, counted from 0.
-    """
-
-    value: float | None
+    value: float | None  # the number; `None` for a missing one or for `text`
     text: str = DASH
-    std: float | None = None
-    seeds: tuple[int, ...] = ()
+    std: float | None = None  # sample standard deviation over seeds
+    seeds: tuple[int, ...] = ()  # seeds that the number is over
     low: float | None = None
     high: float | None = None
-    mark: Literal["best", "second"] | None = None
-    keys: tuple[str, ...] = ()
-    fill: str = ""
-    source: str = ""
-    footnotes: tuple[int, ...] = ()
+    mark: Literal["best", "second"] | None = None  # where a test supports it
+    keys: tuple[str, ...] = ()  # runs that the number comes from
+    fill: str = ""  # the command that would fill the cell, if it is missing
+    source: str = ""  # where a published number stands
+    footnotes: tuple[int, ...] = ()  # numbers, counted from 0
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the table.
+    """A line of the table."""
 
-    Attributes:
-        kind: Our numbers, the published ones, or the difference (ours - published).
-        row: Label of the row it belongs to.
-        label: What its first cell says.
-        entries: One for each column; ``None`` is empty.
-        facts: Method, recipe and what sets the row apart, for CSV.
-        footnotes: Numbers of the footnotes that the label refers to, counted from 0.
-    """
-
-    kind: Literal["ours", "published", "difference"]
-    row: str
-    label: str
-    entries: tuple[Entry | None, ...]
-    facts: dict[str, str] = field(default_factory=dict)
-    footnotes: tuple[int, ...] = ()
+    kind: Literal["ours", "published", "difference"]  # difference: ours - published
+    row: str  # label of the row it belongs to
+    label: str  # what its first cell says
+    entries: tuple[Entry | None, ...]  # one for each column; `None` is empty
+    facts: dict[str, str] = field(default_factory=dict)  # what sets the row apart, for CSV
+    footnotes: tuple[int, ...] = ()  # of the label, counted from 0
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A finished table.
+    """A finished table."""
 
-    Attributes:
-        name: Stem of its files.
-        title: First line.
-        caption: What was run and how numbers were made, in sentences.
-        columns: Columns from left to right.
-        lines: Lines from top to bottom.
-        footnotes: Sentences that cells and labels refer to.
-        notes: Other sentences.
-        fills: Row label and command for what is missing.
-        runs: Row label -> scenario -> ``seed:key`` of its runs.
-        width: Columns that stand beside each other at most; ``None`` for all.
-    """
-
-    name: str
+    name: str  # stem of its files
     title: str
-    caption: tuple[str, ...]
-    columns: tuple[Column, ...]
-    lines: tuple[Line, ...]
-    footnotes: tuple[str, ...]
+    caption: tuple[str, ...]  # what was run and how numbers were made, in sentences
+    columns: tuple[Column, ...]  # columns from left to right
+    lines: tuple[Line, ...]  # lines from top to bottom
+    footnotes: tuple[str, ...]  # sentences that cells and labels refer to
     notes: tuple[str, ...]
-    fills: tuple[tuple[str, str], ...]
-    runs: dict[str, dict[str, tuple[str, ...]]]
-    width: int | None = None
+    fills: tuple[tuple[str, str], ...]  # row label and command for what is missing
+    runs: dict[str, dict[str, tuple[str, ...]]]  # row label -> scenario -> `seed:key` of its runs
+    width: int | None = None  # columns that stand beside each other at most; `None` for all
 
     def filled(self) -> tuple[int, int]:
         """Return how many of our cells hold a number, and how many there are."""

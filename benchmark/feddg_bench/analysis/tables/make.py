@@ -23,11 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MadeTable:
-    """A finished table, as a notebook holds it.
-
-    Attributes:
-        grid: Its lines and columns.
-    """
+    """A finished table, as a notebook holds it."""
 
     grid: Grid
 

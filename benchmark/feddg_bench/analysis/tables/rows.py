@@ -19,25 +19,16 @@ from feddg_bench.records.variants import Variant, setting_text, split
 
 @dataclass(eq=False)
 class Row:
-    """Runs that agree in all that no column varies, or none; not changed once it is read.
-
-    Attributes:
-        spec: Its description.
-        label: What its first cell says.
-        where: What its runs have, that of the table included; ``None`` for published rows.
-        variant: Its runs and what sets it apart; ``None`` without runs.
-        sample: Values by column and scenario, and seed.
-        runs: Column -> its runs.
-        silent: Columns whose runs have no such number.
-    """
+    """Runs that agree in all that no column varies, or none; not changed once it is read."""
 
     spec: RowSpec
-    label: str
-    where: RunFilter | None
-    variant: Variant | None = None
+    label: str  # what its first cell says
+    where: RunFilter | None  # what its runs have, the table's included; None for published rows
+    variant: Variant | None = None  # its runs and what sets it apart; `None` without runs
+    # values by column and scenario, then seed
     sample: dict[tuple[Unit, int], float] = field(default_factory=dict)
-    runs: dict[int, list[RecordedRun]] = field(default_factory=dict)
-    silent: set[int] = field(default_factory=set)
+    runs: dict[int, list[RecordedRun]] = field(default_factory=dict)  # column -> its runs
+    silent: set[int] = field(default_factory=set)  # columns whose runs have no such number
 
     @property
     def method(self) -> str:

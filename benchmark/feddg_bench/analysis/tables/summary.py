@@ -16,17 +16,11 @@ _SPLITS = ("id_val", "id_test", "val", "test")
 
 @dataclass(frozen=True)
 class Cell:
-    """A metric over seeds, in percent if it is a share.
+    """A metric over seeds, in percent if it is a share."""
 
-    Attributes:
-        mean: Mean over seeds.
-        std: Sample standard deviation; ``None`` for one seed.
-        published: The paper's number, if there is one.
-    """
-
-    mean: float
-    std: float | None
-    published: float | None
+    mean: float  # mean over seeds
+    std: float | None  # sample standard deviation; `None` for one seed
+    published: float | None  # the paper's number, if there is one
 
     def text(self, decimals: int) -> str:
         """Return mean and deviation for people."""
@@ -36,21 +30,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells by split, and a caption that says what was run.
+    """Rows of cells by split, and a caption that says what was run."""
 
-    Attributes:
-        title: Method, data set and protocol.
-        splits: Splits that at least one scenario has.
-        rows: Label and cells of each scenario, then of the mean.
-        caption: Recipe, backbone, choices of the method, seeds, keys, sources.
-        decimals: Digits behind the point that are worth reading.
-    """
-
-    title: str
-    splits: tuple[str, ...]
-    rows: tuple[tuple[str, dict[str, Cell | None]], ...]
-    caption: str
-    decimals: int = 2
+    title: str  # method, data set and protocol
+    splits: tuple[str, ...]  # splits that at least one scenario has
+    rows: tuple[tuple[str, dict[str, Cell | None]], ...]  # scenarios, then the mean
+    caption: str  # recipe, backbone, choices of the method, seeds, keys, sources
+    decimals: int = 2  # digits behind the point that are worth reading
 
     def as_json(self) -> dict[str, Any]:
         """Return the table as JSON values."""

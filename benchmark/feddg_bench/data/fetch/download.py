@@ -39,17 +39,11 @@ OnBytes = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a file must be.
+    """What a file must be."""
 
-    Attributes:
-        checksum: ``sha256:`` or ``md5:`` and hexadecimal digits.
-        size: Bytes, where they are known.
-        unzipped: Bytes that it unpacks to with gzip; the checksum is then of these.
-    """
-
-    checksum: str
-    size: int | None = None
-    unzipped: int | None = None
+    checksum: str  # `sha256:` or `md5:` and hexadecimal digits
+    size: int | None = None  # bytes, where they are known
+    unzipped: int | None = None  # bytes that it unpacks to with gzip; the checksum is then of these
 
     def fault(self, path: Path) -> str | None:
         """Say what is wrong with a file, or nothing.

@@ -34,49 +34,29 @@ SHOWN = 5
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that differs from the published data set.
+    """Something that differs from the published data set."""
 
-    Attributes:
-        kind: ``domain``, ``count``, ``unreadable``, ``picture``, ``small``, ``depth``,
-            ``duplicate``, ``split`` or ``store``.
-        text: One sentence.
-        comparable: Whether results stay comparable with those on the published data set.
-        files: Relative names of the images concerned.
-    """
-
+    # `domain`, `count`, `unreadable`, `picture`, `small`, `depth`, `duplicate`, `split` or `store`.
     kind: str
-    text: str
-    comparable: bool = False
-    files: tuple[str, ...] = ()
+    text: str  # one sentence
+    comparable: bool = False  # whether results stay comparable with those on the published data set
+    files: tuple[str, ...] = ()  # relative names of the images concerned
 
 
 @dataclass
 class Diagnosis:
-    """What the doctor saw.
-
-    Attributes:
-        dataset: Name.
-        title: As in a table.
-        folder: That of the data, or nothing for embedded ones.
-        layout: How the folders were recognised, in words.
-        compared: What was compared with the published data set, in words.
-        counts: Domain -> class -> images found.
-        published: The same as published; empty where no counts are known.
-        fingerprint: Of the contents; nothing where an image cannot be read.
-        findings: What differs.
-        notes: What a reader may want to know and that changes nothing.
-    """
+    """What the doctor saw."""
 
     dataset: str
-    title: str
-    folder: str | None
-    layout: str = ""
-    compared: list[str] = field(default_factory=list)
-    counts: dict[str, dict[str, int]] = field(default_factory=dict)
-    published: dict[str, dict[str, int]] = field(default_factory=dict)
-    fingerprint: str | None = None
-    findings: list[Finding] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    title: str  # as in a table
+    folder: str | None  # that of the data, or nothing for embedded ones
+    layout: str = ""  # how the folders were recognised, in words
+    compared: list[str] = field(default_factory=list)  # with the published data set, in words
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)  # domain -> class -> images
+    published: dict[str, dict[str, int]] = field(default_factory=dict)  # the same as published
+    fingerprint: str | None = None  # of the contents; nothing where an image cannot be read
+    findings: list[Finding] = field(default_factory=list)  # what differs
+    notes: list[str] = field(default_factory=list)  # what changes nothing
 
     @property
     def images(self) -> int:

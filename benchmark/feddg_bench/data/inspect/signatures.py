@@ -40,19 +40,12 @@ _CHOSEN = np.array([9 * (i // 8) + i % 8 for i in range(1, 64)] + [8 * 9])
 
 @dataclass(frozen=True)
 class Signatures:
-    """Those of n images.
+    """Those of n images."""
 
-    Attributes:
-        names: ``domain/class/file`` without the file's ending.
-        hashes: uint8 [n, 8], 64 bits each.
-        colours: uint8 [n, 3], in steps of `STEP`.
-        side: Pixels of the shorter side of the smallest image, as stored.
-    """
-
-    names: tuple[str, ...]
-    hashes: NDArray[np.uint8]
-    colours: NDArray[np.uint8]
-    side: int
+    names: tuple[str, ...]  # `domain/class/file` without the file's ending
+    hashes: NDArray[np.uint8]  # uint8 [n, 8], 64 bits each
+    colours: NDArray[np.uint8]  # uint8 [n, 3], in steps of `STEP`
+    side: int  # pixels of the shorter side of the smallest image, as stored
 
 
 def signature(pixels: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
@@ -119,19 +112,14 @@ def load_signatures(path: Path, dataset: str) -> Signatures:
 
 @dataclass
 class _Comparison:
-    """What differs between the images of a copy and the published ones.
+    """What differs between the images of a copy and the published ones."""
 
-    Attributes:
-        moved: Image -> the published one of another domain or class that it shows.
-        strange: Images that show none of the published.
-        recoloured: Images that show the published one in other colours.
-        absent: Published ones that no image shows.
-    """
-
+    # Image -> the published one of another domain or class that it shows.
     moved: dict[int, str] = field(default_factory=dict)
-    strange: list[int] = field(default_factory=list)
+    strange: list[int] = field(default_factory=list)  # images that show none of the published
+    # Images that show the published one in other colours.
     recoloured: list[int] = field(default_factory=list)
-    absent: list[str] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)  # published ones that no image shows
 
 
 def compare_signatures(copy: Signatures, published: Signatures) -> _Comparison:
