@@ -63,6 +63,13 @@ Workers = Annotated[
 Threads = Annotated[
     int, typer.Option(help="CPU threads of each worker; the numbers' last bits depend on it.")
 ]
+Engine = Annotated[
+    str, typer.Option(help="What workers are: processes of this machine, or ray: on a Ray cluster.")
+]
+Address = Annotated[
+    str | None,
+    typer.Option(help="Ray cluster, HOST:PORT or auto; else one is started for the command."),
+]
 Rounds = Annotated[int | None, typer.Option(help="Rounds of a run.")]
 Clients = Annotated[int | None, typer.Option(help="N, all clients.")]
 PerRound = Annotated[int | None, typer.Option(help="K, the clients sampled each round.")]
@@ -157,6 +164,8 @@ class Recording(Machine):
     checkpoint_every: Annotated[int, typer.Option(help="Rounds between checkpoints.")] = 1
     wandb: Wandb = "off"
     wandb_project: WandbProject = "feddg-bench"
+    engine: Engine = "processes"
+    address: Address = None
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

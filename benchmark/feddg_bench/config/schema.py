@@ -281,6 +281,10 @@ class Resources(Section):
     """Processes that train clients: 1 trains in this one, 0 is one a core (CPU) or 1 (GPU)."""
     threads: int = Field(1, ge=1, le=1024)
     """CPU threads of each worker; the numbers' last bits depend on it, on nothing else here."""
+    engine: Literal["processes", "ray"] = "processes"
+    """Whether workers are processes here, or actors on a Ray cluster."""
+    address: str | None = None
+    """Of the Ray cluster, ``HOST:PORT`` or ``auto``; else one is started here for the command."""
     data_root: Path | None = None
     cache_dir: Path | None = None
     """Where decoded stores lie; default ``$FEDDG_CACHE`` or ``~/.cache/feddg-bench``."""

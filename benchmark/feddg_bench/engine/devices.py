@@ -45,8 +45,16 @@ def open_executor(resources: Resources) -> Executor:
     Raises:
         SettingsError: If the device is not here.
     """
-    device = find_device(resources.device)
     workers = resources.workers
+    if resources.engine == "ray":
+        try:
+            from feddg_bench.engine.ray_cluster import RayExecutor
+        except ImportError as error:
+            raise SettingsError("--engine ray needs Ray: pip install 'feddg-bench[ray]'") from error
+        return RayExecutor(workers, resources.device, resources.threads, resources.address)
+    if resources.address is not None:
+        raise SettingsError("--address names a Ray cluster: give --engine ray with it")
+    device = find_device(resources.device)
     if workers == 0:
         workers = 1 if device != "cpu" else min(cores(), MAX_AUTO_WORKERS)
     return SerialExecutor() if workers == 1 else ProcessExecutor(workers)

@@ -162,8 +162,11 @@ class PoolExecutor(Executor):
         self.memories = {}
         self._settle()
         self._timeout = spec.settings.federation.client_timeout
-        for member, own in zip(self.members, self.placed(spec), strict=True):
-            member.build(pickle.dumps(own))  # our own object to our own: all else is plain bytes
+        specs = self.placed(spec)
+        # Our own object to our own workers is pickled; all else is plain bytes.
+        posted = {i: self.post(pickle.dumps(own)) for i, own in {id(s): s for s in specs}.items()}
+        for member, own in zip(self.members, specs, strict=True):
+            member.build(posted[id(own)])
         while any(member.job for member in self.members):
             deque(self._collect(None), maxlen=0)
 

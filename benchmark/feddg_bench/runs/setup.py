@@ -120,7 +120,8 @@ def start(plan: Plan, federation: Federation, executor: Executor, resources: Res
     """Build a run's module and workers, and a server that can ask the clients."""
     settings = plan.settings
     method = build_run_method(settings, federation)
-    device = find_device(resources.device)
+    # A Ray cluster has devices of its own, which its executor knows.
+    device = "cpu" if resources.engine == "ray" else find_device(resources.device)
     spec = WorkerSpec(settings, federation, device, resources.threads)
     executor.start(spec, method)
     home = device if executor.workers == 1 else "cpu"  # other processes send to the CPU

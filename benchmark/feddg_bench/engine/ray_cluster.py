@@ -1,0 +1,279 @@
+"""Workers on the machines of a Ray cluster, which is started here if there is none."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from ray.exceptions import RayError, RayTaskError
+
+import feddg_bench
+from feddg_bench.common.errors import DataError, FeddgError, SettingsError
+from feddg_bench.common.parallel import cores
+from feddg_bench.common.portable import FIXED, describe_cpu, is_fixed
+from feddg_bench.config.keys import canonical_settings, run_key
+from feddg_bench.core.messages import Payload
+from feddg_bench.core.method import Method
+from feddg_bench.data.decoding import Layout
+from feddg_bench.data.federated import Federation
+from feddg_bench.data.store import check_store
+from feddg_bench.engine.executors import PoolExecutor, RemoteWorker, WorkerEnd
+from feddg_bench.engine.worker import WorkerSpec
+from feddg_bench.plugins import load_method
+
+logger = logging.getLogger(__name__)
+
+PATIENCE = 60.0
+"""Seconds without room for a worker on the cluster after which that is said."""
+
+
+class RayExecutor(PoolExecutor):
+    """Runs tasks on the actors of a Ray cluster, one long-lived actor a share of a device.
+
+    What goes to all is put into the object store once and fetched once a machine. An actor whose
+    machine is lost is built anew where there is room, and the run goes on without it until then.
+
+    Args:
+        workers: Number of actors; 0 is one a GPU, or one for every ``threads`` CPUs.
+        device: ``auto``, ``cpu`` or ``cuda``, of the cluster, whatever this machine has.
+        threads: CPUs of each.
+        address: Of a cluster, ``HOST:PORT`` or ``auto``; else one is started here, and ended.
+
+    Raises:
+        SettingsError: If there is no such cluster, or it has too few CPUs or GPUs.
+    """
+
+    def __init__(
+        self, workers: int = 0, device: str = "auto", threads: int = 1, address: str | None = None
+    ) -> None:
+        self._ours = not ray.is_initialized()
+        if self._ours:
+            _connect(address, max(cores(), workers * threads))
+        try:
+            count, self.device, sharing = _shares(workers, device, threads)
+            actor = ray.remote(_RayEnd).options(
+                num_cpus=threads,
+                num_gpus=1 / sharing if sharing else 0,
+                scheduling_strategy="SPREAD",
+                runtime_env={"env_vars": FIXED} if is_fixed() else None,
+            )
+            super().__init__([_Actor(actor.remote) for _ in range(count)])
+        except BaseException:
+            self._disconnect()
+            raise
+
+    def start(self, spec: WorkerSpec, method: Method) -> None:
+        """Build all workers, which must have what this machine has."""
+        self._here = facts(spec)
+        super().start(spec, method)
+
+    def placed(self, spec: WorkerSpec) -> list[WorkerSpec]:
+        """Return what each worker is built from."""
+        return [replace(spec, device=self.device)] * len(self.members)
+
+    def post(self, data: bytes) -> Any:
+        """Put into the object store what goes to all."""
+        return ray.put(data)
+
+    def built(self, member: RemoteWorker, answer: Payload) -> None:
+        """Refuse a worker on a machine that would give other numbers.
+
+        Raises:
+            DataError: If it has not what this machine has.
+        """
+        for name, ours in self._here.items():
+            theirs = answer[name]
+            if theirs == ours:
+                continue
+            told = f"{answer['node']} of the Ray cluster has {name} {theirs}, not {ours}"
+            if name == "CPU":  # `--portable` makes them equal, so that there it is no other
+                logger.warning("%s: the last bits of numbers may differ; see --portable", told)
+            else:
+                raise DataError(f"{told}, as here, which may change numbers: {_MEND[name]}")
+
+    def ready(self, busy: Sequence[RemoteWorker], seconds: float | None) -> list[RemoteWorker]:
+        """Return those of the busy workers that have an answer or died, waiting for the first."""
+        # Python's own futures, because a signal that arrives within Ray's `wait` is lost.
+        futures = {member.future: member for member in busy if isinstance(member, _Actor)}
+        done = wait(futures, PATIENCE if seconds is None else seconds, FIRST_COMPLETED).done
+        while not done and seconds is None:
+            if all(member.job and member.job.building for member in busy):
+                logger.warning("waiting for room for workers on the Ray cluster")
+            done = wait(futures, PATIENCE, FIRST_COMPLETED).done
+        return [futures[future] for future in done]
+
+    def close(self) -> None:
+        """End the actors, and the cluster if it was started here."""
+        for member in self.members:
+            member.end()
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        if self._ours:
+            ray.shutdown()
+
+
+class _Actor(RemoteWorker):
+    """A worker on a machine of the cluster."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        super().__init__()
+
+    def begin(self) -> None:
+        """Begin one that is idle and not built."""
+        super().begin()
+        self.actor = self._make()
+        self.future: Future[Any] = Future()
+        self._how = "it did not answer"
+
+    def tell(self, word: str, thing: Any) -> None:
+        """Let it call a method of its `WorkerEnd`; an actor does so in the order of the calls."""
+        self.future = getattr(self.actor, word).remote(thing).future()
+
+    def take(self) -> bytes:
+        """Return its answer."""
+        future, self.future = self.future, Future()
+        try:
+            return bytes(future.result())
+        except RayError as error:
+            self._how = type(error).__name__
+            if isinstance(error, RayTaskError) or "creation task" in str(error):
+                last = str(error).strip().splitlines()[-1]
+                raise FeddgError(
+                    f"a machine of the Ray cluster cannot run clients ({last}): install the same "
+                    f"feddg-bench and plugins there"
+                ) from error
+            raise EOFError from error
+
+    def end(self) -> str:
+        """End it, and return how it ended."""
+        ray.kill(self.actor)
+        return self._how
+
+
+class _RayEnd(WorkerEnd):
+    """The far end of an `_Actor`, which looks around before it builds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._read: set[Path] = set()
+
+    def start(self, spec: WorkerSpec) -> Payload:
+        """Build the worker, and return what there is on this machine."""
+        node = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        images = spec.federation.images
+        try:
+            here = facts(spec)
+            if isinstance(images, Path) and images not in self._read:
+                check_store(images, _layout(spec.federation))
+                self._read.add(images)
+            super().start(spec)
+        except FeddgError as error:
+            raise type(error)(f"on {node} of the Ray cluster: {error}") from error
+        return here | {"node": node}
+
+
+def facts(spec: WorkerSpec) -> dict[str, str]:
+    """Return what numbers depend on and may be different on another machine.
+
+    Raises:
+        DataError: If the decoded images are not here.
+        SettingsError: If a file that a setting names is not here.
+    """
+    settings = spec.settings
+    method = spec.plugin or load_method(settings.method)
+    data = settings.data.model_copy(update={"split_csv": None})  # read where the run is planned
+    canonical = canonical_settings(settings.model_copy(update={"data": data}), method.Settings)
+    images = "as sent"
+    if isinstance(spec.federation.images, Path):
+        try:
+            sums = _layout(spec.federation).sums(spec.federation.images)
+        except OSError as error:
+            raise DataError(
+                f"cannot read the decoded images {spec.federation.images}: {error.strerror}; name "
+                f"a folder that all machines share with --cache-dir, or decode into the same one "
+                f"there with `feddg-bench data prepare`"
+            ) from error
+        images = hashlib.sha256(sums.tobytes()).hexdigest()[:16]
+    modules = {module.__name__: str(module.__version__) for module in (torch, np, feddg_bench)}
+    return {
+        "Python": platform.python_version(),
+        **modules,
+        "settings": run_key(canonical, method.version),
+        "images": images,
+        "CPU": describe_cpu(),
+    }
+
+
+def _shares(workers: int, device: str, threads: int) -> tuple[int, str, int]:
+    """Return the number of actors, the device of each, and how many share a GPU: 0 for none."""
+    have: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    cpus, gpus = int(have.get("CPU", 0)) // threads, int(have.get("GPU", 0))
+    if device not in ("auto", "cpu", "cuda") or (device == "cuda" and not gpus):
+        raise SettingsError(
+            f"device {device!r} cannot be had: the Ray cluster has {gpus} GPUs and gives each "
+            f"worker its own; give --device auto, cpu or cuda"
+        )
+    if device == "cpu":
+        gpus = 0
+    count = workers or (min(cpus, gpus) if gpus else cpus)
+    if not 0 < count <= cpus:
+        raise SettingsError(
+            f"the Ray cluster has {have.get('CPU', 0):g} CPUs, too few for {count or 1} workers of "
+            f"{threads}: give fewer --workers or --threads"
+        )
+    return count, "cuda:0" if gpus else "cpu", -(-count // gpus) if gpus else 0
+
+
+_SAME = "install the same versions on all machines, those of constraints.txt"
+_MEND = {
+    "Python": _SAME,
+    "torch": _SAME,
+    "numpy": _SAME,
+    "feddg_bench": _SAME,
+    "settings": "the method's code and the files that settings name must be the same on all",
+    "images": "give all machines the same copy of the data set, or one --cache-dir that they share",
+}
+
+
+def _layout(federation: Federation) -> Layout:
+    shape = (federation.size, federation.size, federation.channels)
+    return Layout(len(federation.labels), shape, federation.pixels)
+
+
+def _connect(address: str | None, cpus: int) -> None:
+    """Connect to a cluster, or start one that only this process and its children can use."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would tell its makers
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    own: dict[str, Any] = {"address": address}
+    if address is None:
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        own = {"address": "local", "num_cpus": cpus, "include_dashboard": False}
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        if address not in (None, "auto"):
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), timeout=10).close()  # Ray would wait long
+        ray.init(**own, log_to_driver=False, logging_level=logging.ERROR)
+    except (RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
+        raise SettingsError(
+            f"no Ray cluster at {address} ({str(error).strip().splitlines()[0]}): start one with "
+            f"`ray start --head`, or leave --address out"
+        ) from error
+    if threading.current_thread() is threading.main_thread():  # Ray puts its own in the place
+        signal.signal(signal.SIGTERM, handler)

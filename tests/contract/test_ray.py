@@ -1,0 +1,219 @@
+"""Actors on Ray clusters: the bits of this process, whatever machines come and go."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from feddg_bench.common.errors import DataError, FeddgError, SettingsError
+from feddg_bench.core.messages import encode
+from feddg_bench.data.decoding import Layout, checksum
+from feddg_bench.records.store import ResultsStore
+from feddg_bench.testing import start_toy_run, toy_federation
+from feddg_methods.fedavg import FedAvg
+from tests.contract.test_contract import CASES, numbers
+
+ray = pytest.importorskip("ray")
+from feddg_bench.engine import ray_cluster  # noqa: E402 - after the check
+
+pytestmark = pytest.mark.slow
+SMALL = {"object_store_memory": 80 * 2**20, "include_dashboard": False}
+ALL = {"federation": {"per_round": None}}
+FOLDER = "FEDDG_TEST_RAY"
+"""Names a folder through which a client and the test speak."""
+
+
+class Lingering(FedAvg):
+    """Waits for ever at one client of the second round, on the machine that is to be lost."""
+
+    def fit(self, client):
+        folder, node = Path(os.environ[FOLDER]), ray.get_runtime_context().get_node_id()
+        if client.round == 2 and (folder / node).exists() and not (folder / "waits").exists():
+            (folder / "waits").touch()
+            time.sleep(3600)
+        return super().fit(client)
+
+
+class Sleeping(FedAvg):
+    """Does not answer at one client of the first round."""
+
+    def fit(self, client):
+        if (client.name, client.round) == ("client_1", 1):
+            time.sleep(3600)
+        return super().fit(client)
+
+
+@contextmanager
+def cluster(nodes):
+    """Machines of one CPU each, all of them here."""
+    from ray.cluster_utils import Cluster
+
+    quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500}
+    first = {**SMALL, "num_cpus": 1, "_system_config": quick}
+    made = Cluster(initialize_head=True, head_node_args=first)
+    try:
+        for _ in range(nodes - 1):
+            made.add_node(num_cpus=1, object_store_memory=SMALL["object_store_memory"])
+        ray.init(address=made.address, log_to_driver=False)
+        yield made
+    finally:
+        ray.shutdown()
+        made.shutdown()
+
+
+@contextmanager
+def executor(workers):
+    made = ray_cluster.RayExecutor(workers)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _environment():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_TOKEN", "0" * 64)  # none in the user's home
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))  # the methods above
+        yield
+
+
+def both(method, there, *layers, rounds=2):
+    """Run in this process and on the cluster, and return whether all is the same."""
+    here, away = start_toy_run(method, *layers), start_toy_run(method, *layers, executor=there)
+    same = numbers(here.rounds(rounds)) == numbers(away.rounds(rounds))
+    return same and encode(here.server.state()) == encode(away.server.state())
+
+
+def stored(path, brighter=0):
+    """Write the toy federation's images into a store, and return it with the one of that name."""
+    federation = toy_federation()
+    images = federation.images + np.uint8(brighter)
+    layout = Layout(len(images), images.shape[1:], "uint8")
+    blocks = [layout.rows(block) for block in range(layout.blocks)]
+    sums = np.array([checksum(images[rows.start : rows.stop]) for rows in blocks], np.uint64)
+    path.write_bytes(images.tobytes() + sums.tobytes())
+    return replace(federation, images=Path(path.name))  # wherever a process is
+
+
+@pytest.fixture(scope="class")
+def folder(tmp_path_factory):
+    """Where the actors work."""
+    folder = tmp_path_factory.mktemp("ray")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        ray.init(num_cpus=2, log_to_driver=False, **SMALL)
+        yield folder
+        ray.shutdown()
+
+
+class TestOneMachine:
+    def test_every_method_gives_the_bits_of_this_process(self, folder):
+        """In one test, hence on one cluster: several at a time are too much for two cores."""
+        with executor(2) as there:
+            assert [case for case in CASES if not both(case[0], there, case[1])] == []
+            assert there.peak_memory_mib() > 0
+            limit = {"federation": {"per_round": None, "client_timeout": 8}}
+            slow = start_toy_run(Sleeping, limit, executor=there).rounds(1)
+            assert [entry["client"] for entry in slow[-1].ledger.dropped] == ["client_1"]
+            assert both("scaffold", there)  # with what came in the place of the late one
+
+    def test_other_images_or_none_are_refused(self, folder, tmp_path, monkeypatch):
+        """The actors see those of their folder, this process those where it goes."""
+        federation = stored(folder / "store")
+        stored(tmp_path / "store", brighter=1)
+        with executor(1) as there:
+            away = start_toy_run(FedAvg, federation=federation, executor=there)
+            here = start_toy_run(FedAvg)
+            assert numbers(away.rounds(1)) == numbers(here.rounds(1))
+            monkeypatch.chdir(tmp_path)
+            with pytest.raises(DataError, match=r"has images .*--cache-dir"):
+                start_toy_run(FedAvg, federation=federation, executor=there)
+            (folder / "store").unlink()
+            with pytest.raises(FeddgError, match=r"of the Ray cluster: cannot read .*data prepare"):
+                start_toy_run(FedAvg, federation=federation, executor=there)
+
+    def test_what_the_cluster_has_not_is_refused(self, folder):
+        with pytest.raises(SettingsError, match="2 CPUs"):
+            ray_cluster.RayExecutor(3)
+        with pytest.raises(SettingsError, match="0 GPUs"):
+            ray_cluster.RayExecutor(1, "cuda")
+
+
+def test_two_machines_one_of_which_is_lost_in_the_middle_of_a_round(tmp_path, caplog, monkeypatch):
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    with cluster(2) as machines, executor(2) as there:  # one CPU each: one actor each
+        assert both("pardon", there, {"hyper": {"style": "pixel"}})
+        (victim,) = machines.worker_nodes
+        (tmp_path / victim.node_id).touch()
+
+        def lose():
+            while not (tmp_path / "waits").exists():
+                time.sleep(0.05)
+            machines.remove_node(victim, allow_graceful=False)
+
+        thread = threading.Thread(target=lose)
+        thread.start()
+        away = start_toy_run(Lingering, ALL, executor=there)
+        found = numbers(away.rounds(3))
+        thread.join()
+        assert "which is repeated" in caplog.text
+        here = start_toy_run(FedAvg, ALL)
+        assert numbers(here.rounds(3)) == found
+        assert encode(here.server.state()) == encode(away.server.state())
+
+
+# ---------------------------------------------------------------------------- the command
+
+RUN = ("run", "--scenario", "ip-o-c", "--rounds", "2", "--clients", "3", "--per-round", "2")
+TINY = ("data.image_size=8", "data.id_test_fraction=0.5", "data.id_val_fraction=0.3")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--engine", "ray", "--address", "127.0.0.1:1"), "ray start --head"),
+        (("--engine", "ray", "--address", "somewhere"), "ray start --head"),
+        (("--address", "auto"), "--engine ray"),
+    ],
+)
+def test_what_cannot_be_reached_is_refused(feddg, options, words):
+    done = feddg(*RUN, *TINY, *options)
+    assert done.code == 2
+    assert words in done.err
+
+
+def test_without_ray_a_sentence_says_how_to_get_it(feddg, monkeypatch):
+    monkeypatch.setitem(sys.modules, "feddg_bench.engine.ray_cluster", None)
+    done = feddg(*RUN, *TINY, "--engine", "ray")
+    assert done.code == 2
+    assert "pip install 'feddg-bench[ray]'" in done.err
+
+
+def test_the_command_starts_and_stops_a_cluster_of_its_own(tmp_path):
+    """Portably, too: the machines' processes must begin so."""
+    command = [sys.executable, "-m", "feddg_bench", *RUN, *TINY, "--portable"]
+    own = ["--engine", "ray", "--workers", "2", "--results", str(tmp_path / "away")]
+    away = subprocess.run([*command, *own], capture_output=True, text=True, check=False)
+    assert away.returncode == 0, away.stderr
+    assert not ray.is_initialized()
+    serial = ["--workers", "1", "--results", str(tmp_path / "here")]
+    subprocess.run([*command, *serial], capture_output=True, check=True)
+    (found,), (expected,) = (ResultsStore(tmp_path / name) for name in ("away", "here"))
+    assert found.key == expected.key
+    for one, other in zip(found.rounds, expected.rounds, strict=True):
+        assert (one.evaluation, one.train, one.bytes) == (
+            other.evaluation,
+            other.train,
+            other.bytes,
+        )
