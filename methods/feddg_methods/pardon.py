@@ -292,10 +292,9 @@ def cluster_centres(styles: Tensor, preset: Preset = "released") -> Tensor:
 
 def median_of(rows: Tensor, middle: Literal["lower", "average"]) -> Tensor:
     """Return the median over the first axis; of an even number, by the middle two."""
-    if middle == "lower":
-        return rows.median(0).values
-    ordered = rows.sort(0).values
-    return (ordered[(len(rows) - 1) // 2] + ordered[len(rows) // 2]) / 2
+    ordered = rows.sort(0).values  # torch.median has no deterministic algorithm on a GPU
+    lower = ordered[(len(rows) - 1) // 2]
+    return lower if middle == "lower" else (lower + ordered[len(rows) // 2]) / 2
 
 
 def perturb_style(style: Tensor, noise: Tensor, *, shrink: float) -> Tensor:

@@ -106,6 +106,9 @@ KEYS: dict[str, Kind] = {
     "federation.server_lr": real(("1", "0.5"), ("0", "-1")),
     "evaluation.every": whole(1, MANY),
     "evaluation.batch_size": whole(1, MANY),
+    "gpu.tf32": TRUTH,
+    "gpu.autotune": TRUTH,
+    "gpu.deterministic": TRUTH,
 }
 DEPENDS = {
     "partition.clients": {str(MANY)},  # not so many images
@@ -185,7 +188,7 @@ def flags(lab: Lab) -> None:
         for value in values:
             outcome = lab.feddg("run", "--dry-run", "--scenario", "ip-o-c", flag, value)
             lab.refused(f"{flag} {value[:40]!r}", outcome)
-    for value in ("", "gpu", "cuda:99", "cpu:x", "meta"):  # nothing is computed in a dry run
+    for value in ("", "gpu", "cuda:99", "cuda:0,", "cuda:" + "9" * 5000, "cpu:x", "meta"):  # nothing is computed in a dry run
         outcome = lab.feddg("run", *TINY, "--device", value, "--results", lab.folder())
         lab.refused(f"--device {value!r}", outcome)
 

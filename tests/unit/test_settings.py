@@ -324,6 +324,9 @@ OTHER = {
     "federation.client_timeout": 60.0,
     "evaluation.every": 2,
     "evaluation.batch_size": 64,
+    "gpu.tf32": True,
+    "gpu.autotune": True,
+    "gpu.deterministic": False,
     "hyper": {"mu": 0.5},
 }
 FILES = ("data.split_csv", "backbone.weights")
@@ -344,6 +347,13 @@ def key_of(*layers, plugin=MethodSettings, version=1):
 @pytest.mark.parametrize("key", [key for key in dotted_keys() if key not in FILES])
 def test_every_setting_changes_the_key(key):
     assert key_of(nested(key, OTHER[key])) != key_of()
+
+
+def test_how_gpus_compute_is_left_out_of_the_key_while_it_is_the_default():
+    default = {"gpu": {"tf32": False, "autotune": False, "deterministic": True}}
+    assert key_of(default) == key_of()
+    settings = validate(RunSettings, merge(BASE, default))
+    assert "gpu" not in canonical_settings(settings)
 
 
 def test_no_two_changes_give_the_same_key():

@@ -82,7 +82,7 @@ def sweep_command(
 def _run(search: Search, datasets: Datasets, resources: Resources, *, retry_failed: bool) -> bool:
     """Finish the sweep and return whether a run failed."""
     from feddg_bench.common.parallel import cores
-    from feddg_bench.engine.devices import find_device
+    from feddg_bench.engine.devices import find_devices
     from feddg_bench.records.store import ResultsStore
     from feddg_bench.sweeps.claims import Claims
     from feddg_bench.sweeps.failures import Failures, tidy_sweep
@@ -92,7 +92,7 @@ def _run(search: Search, datasets: Datasets, resources: Resources, *, retry_fail
 
     store, failures = ResultsStore(resources.results), Failures(resources.results)
     store.check_writable()
-    device = find_device(resources.device)
+    devices = find_devices(resources.device)
     if retry_failed:
         failures.forget(job.key for job in search.jobs())
     one = resources.model_copy(update={"workers": 1})
@@ -102,7 +102,7 @@ def _run(search: Search, datasets: Datasets, resources: Resources, *, retry_fail
     ) as board:
         _prepare(search, datasets, resources, board.decoding)
         done, total = _finished(search, resources.results)
-        wanted = resources.workers or (1 if device != "cpu" else cores())
+        wanted = resources.workers or (cores() if devices == ["cpu"] else len(devices))
         count = max(1, min(wanted, total - done))
         if count == 1:
             SweepWorker(one, board.tell).work(search)

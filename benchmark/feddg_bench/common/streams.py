@@ -57,14 +57,16 @@ def torch_stream(
 
     device = torch.device(device)
     seed = derive_seed(root, *names)
-    state = torch.default_generator.get_state()
-    cuda_state = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    torch.default_generator.manual_seed(seed)
-    if cuda_state is not None:
-        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+    generators = [torch.default_generator]
+    if device.type != "cpu":
+        torch.empty(0, device=device)  # a GPU's generators are there once it is used
+        module = torch.get_device_module(device)
+        generators.append(module.default_generators[device.index or 0])
+    states = [generator.get_state() for generator in generators]
+    for generator in generators:
+        generator.manual_seed(seed)
     try:
         yield
     finally:
-        torch.default_generator.set_state(state)
-        if cuda_state is not None:
-            torch.cuda.set_rng_state(cuda_state, device)
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)

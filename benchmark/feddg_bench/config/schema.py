@@ -224,6 +224,18 @@ class EvaluationSettings(Section):
     """Images in a batch of the evaluation."""
 
 
+class GpuSettings(Section):
+    """How GPUs compute: by default the same numbers each time on one model of GPU."""
+
+    tf32: bool = False
+    """Round the factors of products and convolutions to TF32: faster, 10 bits of fraction."""
+    autotune: bool = False
+    """Let cuDNN time its algorithms and take the fastest, which may be another one next time."""
+    deterministic: bool = True
+    """Take deterministic algorithms alone; an operation that has none ends the run. Else faster,
+    and the last bits differ each time."""
+
+
 class MethodSettings(Section):
     """Base of every method's own settings (``hyper.*``)."""
 
@@ -258,6 +270,7 @@ class RunSettings(Section):
     train: TrainSettings = TrainSettings()
     federation: FederationSettings = FederationSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
+    gpu: GpuSettings = GpuSettings()
     hyper: dict[str, Any] = {}
     """The method's own settings, checked by its ``Settings``."""
 
@@ -276,9 +289,10 @@ class Resources(Section):
     """Where and how fast a run is computed; never part of its key."""
 
     device: str = "auto"
-    """``auto``, ``cpu``, ``cuda`` or ``cuda:N``."""
+    """``auto``, ``cpu``, ``cuda`` for all GPUs, or those named: ``cuda:1``, ``cuda:0,2``."""
     workers: int = Field(0, ge=0, le=1024)
-    """Processes that train clients: 1 trains in this one, 0 is one a core (CPU) or 1 (GPU)."""
+    """Processes that train clients, spread over the GPUs in turn: 1 trains in this one, 0 is one a
+    core or one a GPU."""
     threads: int = Field(1, ge=1, le=1024)
     """CPU threads of each worker; the numbers' last bits depend on it, on nothing else here."""
     engine: Literal["processes", "ray"] = "processes"

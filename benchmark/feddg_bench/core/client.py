@@ -51,15 +51,19 @@ class Received(Mapping[str, Any]):
 
     So nothing that a client writes into it reaches the server or another client, and what is not
     read costs nothing.
+
+    Args:
+        content: What it got.
+        device: Where copies lie; by default where the entries do.
     """
 
-    def __init__(self, content: Mapping[str, Any]) -> None:
-        self._content = content
+    def __init__(self, content: Mapping[str, Any], device: torch.device | None = None) -> None:
+        self._content, self._device = content, device
         self._copies: Payload = {}
 
     def __getitem__(self, key: str) -> Any:
         if key not in self._copies:
-            self._copies[key] = copied(self._content[key])
+            self._copies[key] = copied(self._content[key], self._device)
         return self._copies[key]
 
     def __contains__(self, key: object) -> bool:
@@ -81,7 +85,7 @@ class Client:
         round: Round number from 1; 0 during ``prepare``.
         rounds: Rounds of the whole run.
         data: The client's images; use `batches`.
-        weights: The global model as received.
+        weights: The global model as received, on the worker's device.
         broadcast: What the server tells every client.
         memory: What this client keeps between its tasks.
         fabric: Precision and device of this worker.

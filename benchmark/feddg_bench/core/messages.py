@@ -160,13 +160,13 @@ def _size(leaf: Any) -> int:
     return 0 if leaf is None else 1 if isinstance(leaf, bool) else 8
 
 
-def copied(payload: Any) -> Any:
-    """Return the payload with tensors, lists and dictionaries of its own."""
+def copied(payload: Any, device: torch.device | None = None) -> Any:
+    """Return the payload with tensors, lists and dictionaries of its own, on a device if named."""
     if isinstance(payload, Tensor):
-        return payload.clone()
+        return payload.to(device or payload.device, copy=True)
     if isinstance(payload, Mapping):
-        return {key: copied(item) for key, item in payload.items()}
-    return [copied(item) for item in payload] if isinstance(payload, list) else payload
+        return {key: copied(item, device) for key, item in payload.items()}
+    return [copied(item, device) for item in payload] if isinstance(payload, list) else payload
 
 
 def encode(payload: Any) -> bytes:

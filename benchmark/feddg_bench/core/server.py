@@ -21,6 +21,7 @@ from feddg_bench.core.messages import (
     Task,
     Weights,
     content,
+    copied,
     nbytes,
 )
 
@@ -411,7 +412,8 @@ class Server:
         for name, tensor in saved.weights.items():
             self.weights[name].copy_(tensor)
         self.version, self.received = saved.version, saved.weights_received
-        self.broadcast = Broadcast(saved.broadcast)
+        home = next(iter(self.weights.values())).device
+        self.broadcast = Broadcast(copied(saved.broadcast, home))
         self.broadcast.versions, self.broadcast.received = saved.versions, saved.received
-        self.memory = saved.memory
+        self.memory = copied(saved.memory, home)
         self._executor.memories.update(saved.clients)

@@ -19,9 +19,15 @@ RESIDENT_SHARE = 0.4
 
 
 class ImageBank:
-    """All images of a run, mapped from disk or resident on a GPU."""
+    """All images of a run, mapped from disk or resident on a GPU.
 
-    def __init__(self, federation: Federation, device: torch.device) -> None:
+    Args:
+        federation: Whose images.
+        device: Where they are wanted.
+        sharing: Workers on the device, each with images of its own.
+    """
+
+    def __init__(self, federation: Federation, device: torch.device, sharing: int = 1) -> None:
         images = federation.images
         if isinstance(images, Path):
             side = federation.size
@@ -31,9 +37,9 @@ class ImageBank:
         self.images = torch.from_numpy(images)
         self.device = device
         self.labels = torch.from_numpy(federation.labels).to(device)
-        if device.type == "cuda":
-            free, _ = torch.cuda.mem_get_info(device)
-            if self.images.nbytes < RESIDENT_SHARE * free:
+        if device.type != "cpu":
+            free, _ = torch.get_device_module(device).mem_get_info(device)
+            if self.images.nbytes * sharing < RESIDENT_SHARE * free:
                 self.images = self.images.to(device)
 
     def take(self, index: Tensor) -> Batch:

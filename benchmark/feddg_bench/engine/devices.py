@@ -2,59 +2,77 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
+
 import torch
 
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.parallel import cores
 from feddg_bench.config.schema import Resources
 from feddg_bench.engine.executors import Executor, ProcessExecutor, SerialExecutor
+from feddg_bench.engine.gpu import placement
 
 MAX_AUTO_WORKERS = 8
 
 
-def find_device(name: str) -> str:
-    """Return the device to compute on.
+def find_devices(name: str) -> list[str]:
+    """Return the devices to compute on: the CPU, or GPUs by their numbers.
 
     Args:
-        name: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+        name: ``auto``, ``cpu``, ``cuda`` for all that PyTorch sees, ``cuda:N`` or ``cuda:0,2``.
 
     Raises:
         SettingsError: If there is no such device here.
     """
     if name == "auto":
-        return "cuda:0" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
-        raise SettingsError(f"unknown device {name!r}: expected auto, cpu, cuda or cuda:N")
-    if device.type == "cpu":
-        return "cpu"
-    found = torch.cuda.device_count()
-    if (device.index or 0) >= found:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cpu":
+        return ["cpu"]
+    named = re.fullmatch(r"([a-z]+)(?::([0-9]{1,4}(?:,[0-9]{1,4})*))?", name)
+    module = None
+    with suppress(RuntimeError):  # there is no such kind
+        module = torch.get_device_module(named[1]) if named else None
+    if named is None or module is None or not hasattr(module, "mem_get_info"):
         raise SettingsError(
-            f"device {name!r} is not here: PyTorch sees {found} CUDA devices; use --device cpu"
+            f"unknown device {name!r}: expected auto, cpu, cuda, cuda:N or several as in cuda:0,2"
         )
-    return f"cuda:{device.index or 0}"
+    kind, asked = named[1], [int(number) for number in (named[2] or "").split(",") if number]
+    found = module.device_count()
+    if not found or any(number >= found for number in asked):
+        raise SettingsError(
+            f"device {name!r} is not here: PyTorch sees {found} {kind.upper()} devices; use "
+            f"--device cpu"
+        )
+    return [f"{kind}:{number}" for number in dict.fromkeys(asked or range(found))]
+
+
+def device_name(device: str) -> str:
+    """Return a GPU's model, or ``cpu``."""
+    if device == "cpu":
+        return device
+    return str(torch.get_device_module(device).get_device_name(device))
 
 
 def open_executor(resources: Resources) -> Executor:
     """Return the executor that the resources ask for.
 
     Raises:
-        SettingsError: If the device is not here.
+        SettingsError: If a device is not here.
     """
-    workers = resources.workers
     if resources.engine == "ray":
         try:
             from feddg_bench.engine.ray_cluster import RayExecutor
         except ImportError as error:
             raise SettingsError("--engine ray needs Ray: pip install 'feddg-bench[ray]'") from error
-        return RayExecutor(workers, resources.device, resources.threads, resources.address)
+        return RayExecutor(
+            resources.workers, resources.device, resources.threads, resources.address
+        )
     if resources.address is not None:
         raise SettingsError("--address names a Ray cluster: give --engine ray with it")
-    device = find_device(resources.device)
-    if workers == 0:
-        workers = 1 if device != "cpu" else min(cores(), MAX_AUTO_WORKERS)
-    return SerialExecutor() if workers == 1 else ProcessExecutor(workers)
+    devices = find_devices(resources.device)
+    auto = min(cores(), MAX_AUTO_WORKERS) if devices == ["cpu"] else len(devices)
+    workers = resources.workers or auto
+    if workers == 1:
+        return SerialExecutor()
+    return ProcessExecutor(workers, placement(devices, workers))

@@ -25,6 +25,7 @@ from feddg_bench.common.errors import ClientError, FeddgError, SettingsError
 from feddg_bench.common.parallel import end_processes, interrupts_ignored
 from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Task, Weights, decode, encode
 from feddg_bench.core.method import Method
+from feddg_bench.engine.gpu import check_gpus
 from feddg_bench.engine.worker import Worker, WorkerSpec, peak_memory_mib
 
 logger = logging.getLogger(__name__)
@@ -108,6 +109,8 @@ class SerialExecutor(Executor):
                 "one: give --workers 2 or more"
             )
         self.memories = {}
+        if not hasattr(self, "worker"):  # later part of the GPU's memory is our own
+            check_gpus(spec.settings, spec.federation.channels, [spec.device])
         self.worker = Worker(spec, method)
 
     def run(self, tasks: Iterator[Task]) -> Iterator[Reply[Any]]:
@@ -437,10 +440,28 @@ class WorkerEnd:
 
 
 class ProcessExecutor(PoolExecutor):
-    """Runs tasks in ``n`` processes of this machine."""
+    """Runs tasks in ``n`` processes of this machine.
 
-    def __init__(self, n: int) -> None:
+    Args:
+        n: Number of processes.
+        places: Device of each, where they differ from ``WorkerSpec.device``.
+    """
+
+    def __init__(self, n: int, places: Sequence[str] = ()) -> None:
         super().__init__([_Process() for _ in range(n)])
+        self._places, self._checked = list(places), False
+
+    def placed(self, spec: WorkerSpec) -> list[WorkerSpec]:
+        """Return what each worker is built from, with its device.
+
+        Raises:
+            SettingsError: If the GPUs are of several models, or their memory is short.
+        """
+        places = self._places or [spec.device] * self.workers
+        if not self._checked:  # later part of the GPUs' memory is our own
+            check_gpus(spec.settings, spec.federation.channels, places)
+            self._checked = True
+        return [replace(spec, device=place, sharing=places.count(place)) for place in places]
 
     def ready(self, busy: Sequence[RemoteWorker], seconds: float | None) -> list[RemoteWorker]:
         """Return those of the busy workers that have an answer or died, waiting for the first."""

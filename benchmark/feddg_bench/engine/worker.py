@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.plugins import MixedPrecision
+from lightning.fabric.strategies.single_device import SingleDeviceStrategy
 
 from feddg_bench.common.streams import torch_stream
 from feddg_bench.config.schema import RunSettings
@@ -26,6 +28,7 @@ from feddg_bench.data.augment import to_float
 from feddg_bench.data.client_images import ClientImages, ImageBank
 from feddg_bench.data.federated import Federation
 from feddg_bench.engine.build import build_run_method
+from feddg_bench.engine.gpu import use_gpu
 from feddg_bench.engine.portable import use_portable
 
 logging.getLogger("lightning.fabric").setLevel(logging.WARNING)  # it announces every precision
@@ -40,6 +43,7 @@ class WorkerSpec:
         federation: Images, clients and splits.
         device: Where, such as ``cpu`` or ``cuda:0``.
         threads: CPU threads of this worker.
+        sharing: Workers on the same device, this one included.
         plugin: The method's class, where it is not the one registered under its name.
     """
 
@@ -47,6 +51,7 @@ class WorkerSpec:
     federation: Federation
     device: str = "cpu"
     threads: int = 1
+    sharing: int = 1
     plugin: type[Method] | None = None
 
 
@@ -67,17 +72,23 @@ class Worker:
         self.spec = spec
         self.settings = spec.settings
         self.device = torch.device(spec.device)
+        if self.device.type != "cpu":
+            use_gpu(self.settings.gpu, self.device)
+        precision = self.settings.train.precision
+        mixed = None if precision == "32-true" else MixedPrecision(precision, self.device.type)
+        cuda = self.device.type == "cuda"
         self.fabric = Fabric(
-            accelerator=self.device.type,
-            devices=[self.device.index or 0] if self.device.type == "cuda" else 1,
-            precision=self.settings.train.precision,
+            accelerator="cuda" if cuda else "cpu",
+            devices=[self.device.index or 0] if cuda else 1,
+            strategy=SingleDeviceStrategy(self.device),
+            plugins=mixed,
         )
         self.method = method or build_run_method(self.settings, spec.federation, spec.plugin)
         self.method.to(self.device)
         if self.settings.train.channels_last:
             self.method.to(memory_format=torch.channels_last)
         self.method.state.bind()
-        self.bank = ImageBank(spec.federation, self.device)
+        self.bank = ImageBank(spec.federation, self.device, spec.sharing)
         self.data = {
             name: ClientImages(self.bank, index, self.settings.augment, self.settings.train)
             for name, index in spec.federation.clients.items()
@@ -105,7 +116,7 @@ class Worker:
             round=task.round,
             rounds=settings.federation.rounds,
             data=data,
-            weights=Received(task.weights),
+            weights=Received(task.weights, self.device),
             broadcast=Received({**task.broadcast, **task.told}),
             memory=memory,
             fabric=self.fabric,

@@ -11,7 +11,7 @@ import torch
 import feddg_bench
 from feddg_bench.common.portable import describe_cpu
 from feddg_bench.config.schema import Resources
-from feddg_bench.engine.devices import find_device
+from feddg_bench.engine.devices import device_name, find_devices
 from feddg_bench.records.record import EnvironmentRecord
 
 
@@ -20,7 +20,7 @@ def environment(resources: Resources, workers: int, *, portable: bool = False) -
     import lightning
     import torchvision
 
-    device = find_device(resources.device)
+    device = find_devices(resources.device)[0]
     versions = {"python": platform.python_version(), "feddg_bench": feddg_bench.__version__}
     versions |= {m.__name__: str(m.__version__) for m in (torch, torchvision, lightning)}
     return EnvironmentRecord(
@@ -28,7 +28,7 @@ def environment(resources: Resources, workers: int, *, portable: bool = False) -
         system=f"{platform.system()} {platform.machine()}",
         cpu=describe_cpu(),
         portable=portable or None,
-        device=torch.cuda.get_device_name(device) if device != "cpu" else "cpu",
+        device=device_name(device),
         threads=resources.threads,
         workers=workers,
         commit=_commit(),

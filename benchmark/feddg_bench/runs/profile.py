@@ -19,7 +19,7 @@ from feddg_bench.core.messages import Reply, Task
 from feddg_bench.core.tasks import TASKS
 from feddg_bench.data.federated import Federation
 from feddg_bench.engine.compatibility import Pictures
-from feddg_bench.engine.devices import find_device
+from feddg_bench.engine.devices import device_name
 from feddg_bench.engine.executors import SerialExecutor
 from feddg_bench.engine.worker import Worker, peak_memory_mib
 from feddg_bench.runs.observer import Observer
@@ -85,13 +85,11 @@ def profile(plan: Plan, federation: Federation, resources: Resources) -> Profile
     flops = flop * images / phases["training"]
     peak = peak_flops(worker.device, settings.train.precision)
     bare = bare_seconds(worker, [len(federation.clients[name]) for name in cohort]) * epochs
-    cuda = worker.device.type == "cuda"
-    device = find_device(resources.device)
+    on_cpu = worker.device.type == "cpu"
+    device, gpu = run.spec.device, torch.get_device_module(worker.device)
     return Profile(
         method=settings.method,
-        device=torch.cuda.get_device_name(device)
-        if cuda
-        else f"cpu, {resources.threads} thread(s)",
+        device=f"cpu, {resources.threads} thread(s)" if on_cpu else device_name(device),
         precision=settings.train.precision,
         rounds=len(results),
         clients=len(cohort),
@@ -109,7 +107,7 @@ def profile(plan: Plan, federation: Federation, resources: Resources) -> Profile
         bare_seconds=bare,
         bare_ratio=phases["training"] / bare,
         peak_memory_mib=peak_memory_mib(),
-        peak_device_mib=torch.cuda.max_memory_allocated(device) / 2**20 if cuda else None,
+        peak_device_mib=None if on_cpu else gpu.max_memory_allocated(device) / 2**20,
     )
 
 
@@ -169,7 +167,7 @@ def synthetic_federation(
 
 def peak_flops(device: torch.device, precision: str) -> float:
     """Return the operations a second of a large matrix product: the best of several."""
-    size = 8192 if device.type == "cuda" else 2048
+    size = 2048 if device.type == "cpu" else 8192
     dtype = torch.bfloat16 if precision == "bf16-mixed" else torch.float32
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     return 2 * size**3 / min(_seconds(lambda: a @ b, device) for _ in range(5))
@@ -253,10 +251,9 @@ def bare_seconds(worker: Worker, sizes: list[int]) -> float:
 
 
 def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    synchronize = torch.get_device_module(device).synchronize
+    synchronize(device)
     start = time.perf_counter()
     work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    synchronize(device)
     return time.perf_counter() - start

@@ -20,7 +20,7 @@ from feddg_bench.data.federated import Federation, count_images, make_federation
 from feddg_bench.data.locations import cache_dir
 from feddg_bench.data.store import OnDecoded, Store, known_fingerprint, open_store
 from feddg_bench.engine.build import build_run_method
-from feddg_bench.engine.devices import find_device
+from feddg_bench.engine.devices import find_devices
 from feddg_bench.engine.executors import Executor
 from feddg_bench.engine.worker import WorkerSpec
 from feddg_bench.models.backbones import check_image_size
@@ -121,7 +121,7 @@ def start(plan: Plan, federation: Federation, executor: Executor, resources: Res
     settings = plan.settings
     method = build_run_method(settings, federation)
     # A Ray cluster has devices of its own, which its executor knows.
-    device = "cpu" if resources.engine == "ray" else find_device(resources.device)
+    device = "cpu" if resources.engine == "ray" else find_devices(resources.device)[0]
     spec = WorkerSpec(settings, federation, device, resources.threads)
     executor.start(spec, method)
     home = device if executor.workers == 1 else "cpu"  # other processes send to the CPU

@@ -131,6 +131,7 @@ def start_toy_run(
     federation: Federation | None = None,
     executor: Executor | None = None,
     method: Method | None = None,
+    device: str = "cpu",
 ) -> ToyRun:
     """Build a run on toy data.
 
@@ -140,6 +141,7 @@ def start_toy_run(
         federation: Other data than `toy_federation`.
         executor: Another one than this process.
         method: A module to use instead of a new one of ``plugin``.
+        device: Where this process trains.
     """
     found = load_method(plugin) if isinstance(plugin, str) else plugin
     name = plugin if isinstance(plugin, str) else plugin.__name__.lower()
@@ -147,7 +149,7 @@ def start_toy_run(
     federation = federation or toy_federation()
     executor = executor or SerialExecutor()
     method = method or build_run_method(settings, federation, found)
-    executor.start(WorkerSpec(settings, federation, plugin=found), method)
+    executor.start(WorkerSpec(settings, federation, device, plugin=found), method)
     server = Server(
         method.state.federated_weights(),
         tuple(federation.clients),

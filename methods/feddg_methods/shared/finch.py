@@ -102,12 +102,13 @@ def _nearest(distances: Tensor) -> Tensor:
 
 def _components(nearest: Tensor) -> Tensor:
     """Return the connected components [J] of the undirected edges (i, nearest[i])."""
-    lowest = torch.arange(len(nearest), device=nearest.device)
+    lowest = rows = torch.arange(len(nearest), device=nearest.device)
     while True:
         # Take the smaller label over each edge in both directions, then that label's own label:
         # at the fixed point every row carries the smallest index of its component.
         spread = torch.minimum(lowest, lowest[nearest])
-        spread = spread.scatter_reduce(0, nearest, spread, "amin")
+        offered = torch.where(nearest == rows[:, None], spread, len(rows))
+        spread = torch.minimum(spread, offered.amin(1))
         spread = spread[spread]
         if torch.equal(spread, lowest):
             components: Tensor = lowest.unique(return_inverse=True)[1]

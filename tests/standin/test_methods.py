@@ -1,0 +1,179 @@
+"""Every method, style back end, precision and kind of batch normalisation on a stand-in GPU.
+
+Numbers must be the CPU's to the bit. Crops are off, since a GPU resizes in float32 (see
+`feddg_bench.data.augment`); a test below takes that path with a tolerance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from feddg_bench.config.schema import AugmentSettings
+from feddg_bench.core.messages import decode, encode
+from feddg_bench.data.augment import Augment
+from feddg_bench.data.client_images import ImageBank
+from feddg_bench.engine.executors import ProcessExecutor
+from feddg_bench.plugins import names
+from feddg_bench.testing import start_toy_run, toy_federation
+from feddg_methods.shared.style_transfer import build_style_backend
+from tests.helpers import PLAIN, bitwise, hyper, no_file, pixel, rng
+
+UNCROPPED = {"augment": {"crop_scale": None, "flip": 0.0}}
+BF16 = {"train": {"precision": "bf16-mixed"}}
+KEPT = {"train": {"optimizer_state": "persist", "momentum": 0.9}}
+ONE, TWO = "standin:0", "standin:1"
+
+CASES = [
+    *((name, no_file(name)) for name in names("method")),
+    ("pardon", pixel(transfer="cached")),
+    ("pardon", pixel(preset="artefact")),
+    ("ccst", pixel(preset="official")),
+    ("ccst", pixel(preset="fedccrl")),
+    ("fedccrl", hyper(variant="released")),
+    ("fedsr", hyper(variant="aggregated")),
+    ("fediir", hyper(head="mlp")),
+    ("feddg_ga", hyper(variant="pardon")),
+    ("ppdg", hyper(granularity="tensor")),
+    ("fedavg", KEPT),
+    ("fedavg", {"train": {"optimizer": "sgd", **KEPT["train"]}}),
+]
+
+pytestmark = pytest.mark.usefixtures("standin")
+
+
+def numbers(results: list[Any]) -> list[Any]:
+    """Return what must be the same of the rounds' results."""
+    return [(r.round, r.cohort, r.skipped, r.evaluation, r.ledger.means()) for r in results]
+
+
+def compare(name: str, *layers: Any, **parts: Any) -> None:
+    """Assert that two rounds on a device, stopped after the first, equal two on the CPU."""
+    here = start_toy_run(name, UNCROPPED, *layers, **parts)
+    expected = numbers(here.rounds(2))
+    stopped = start_toy_run(name, UNCROPPED, *layers, device=ONE, **parts)
+    first = numbers(stopped.rounds(1))
+    resumed = start_toy_run(name, UNCROPPED, *layers, device=TWO, **parts)
+    resumed.server.restore(decode(encode(stopped.server.state())))
+    assert first + numbers(resumed.rounds(2)) == expected
+    assert {str(tensor.device) for tensor in resumed.server.weights.values()} == {TWO}
+    assert encode(resumed.server.state()) == encode(here.server.state())
+
+
+@pytest.mark.parametrize(("name", "layer"), CASES, ids=str)
+def test_training_evaluation_checkpoint_and_resume(name, layer) -> None:
+    compare(name, layer)
+
+
+@pytest.mark.parametrize(
+    "name", ["fedavg", "fedadg", "fedccrl", "feddg_ga", "fediir", "fedsam", "fpl", "pardon"]
+)
+def test_bf16(name) -> None:
+    compare(name, no_file(name), BF16)
+
+
+@pytest.mark.parametrize("bn", ["frozen", "local"])
+def test_batch_normalisation(large_federation, bn) -> None:
+    layer = {
+        "backbone": {"name": "resnet18", "pretrained": False},
+        "federation": {"bn": bn, "rounds": 2, "per_round": 1},
+    }
+    compare("fedbn" if bn == "local" else "fedavg", layer, federation=large_federation)
+
+
+# ------------------------------------------------------------------------------ processes
+
+
+@pytest.fixture(scope="module")
+def pool(standin: Any) -> Iterator[ProcessExecutor]:
+    """Two processes on two devices for all tests of this module: to start them takes long."""
+    executor = ProcessExecutor(standin.device_count(), [ONE, TWO])
+    yield executor
+    executor.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", names("method"))
+def test_processes_on_two_devices(pool, name) -> None:
+    layers = (UNCROPPED, no_file(name))
+    here, there = start_toy_run(name, *layers), start_toy_run(name, *layers, executor=pool)
+    assert numbers(there.rounds(1)) == numbers(here.rounds(1))
+    assert encode(there.server.state()) == encode(here.server.state())
+    assert {tensor.device.type for tensor in there.server.weights.values()} == {"cpu"}
+
+
+# ----------------------------------------------------------------------------------- data
+
+
+def test_images_stay_in_the_store_where_a_device_is_too_small(monkeypatch) -> None:
+    federation = toy_federation()
+    device = torch.device(ONE)
+    large = ImageBank(federation, device)
+    monkeypatch.setenv("STANDIN_FREE_GIB", "0.0001")  # 107 kB, of which the images are 46
+    small, shared = ImageBank(federation, device), ImageBank(federation, device, sharing=3)
+    monkeypatch.setenv("STANDIN_FREE_GIB", "0.0002")
+    middle = ImageBank(federation, device)
+    assert [str(bank.images.device) for bank in (large, small, shared, middle)] == [
+        ONE,
+        "cpu",
+        "cpu",
+        ONE,
+    ]
+    index = torch.tensor([3, 1])
+    for bank in (large, small):
+        images, labels = bank.take(index)
+        assert {str(images.device), str(labels.device)} == {ONE}
+        bitwise(images.cpu(), torch.from_numpy(federation.images)[index])
+
+
+def test_crops_agree_to_a_grey_level() -> None:
+    images = torch.randint(0, 256, (8, 20, 20, 3), dtype=torch.uint8, generator=rng())
+    colourless = {**PLAIN["augment"], "crop_scale": (0.7, 1.0), "flip": 0.5}
+    augment = Augment(AugmentSettings.model_validate(colourless))
+    there = augment(images.to(TWO), rng(1))
+    assert str(there.device) == TWO
+    assert float((there.cpu() - augment(images, rng(1))).abs().max()) < 1.01 / 255
+
+
+def test_the_same_seed_gives_the_same_numbers_with_crops() -> None:
+    one, two = (start_toy_run("fedavg", device=device) for device in (ONE, TWO))
+    assert numbers(one.rounds(2)) == numbers(two.rounds(2))
+
+
+# --------------------------------------------------------------------- style back ends
+
+
+@pytest.fixture(params=["pixel", "vgg19_16x"])
+def weights(request) -> tuple[str, str | None]:
+    """Return a style back end's name and its file, or skip where that is absent."""
+    if request.param == "pixel":
+        return "pixel", None
+    path = request.getfixturevalue("test_data") / "weights" / "vgg19_16x_adain.safetensors"
+    if not path.is_file():
+        pytest.skip(f"{path} is absent")
+    return request.param, str(path)
+
+
+@pytest.mark.parametrize("precision", [None, torch.bfloat16])
+def test_style_back_ends(weights, precision) -> None:
+    name, file = weights
+    images = torch.rand(2, 3, 32, 32, generator=rng())
+    found = []
+    for device in ("cpu", TWO):
+        backend = build_style_backend(name, weights=file).to(device)
+        with torch.autocast(torch.device(device).type, precision, enabled=precision is not None):
+            style = backend.style_maps(images.flip(0).to(device)).mean(dim=(2, 3))
+            moments = torch.stack([style[0], style[0].abs() + 0.1])
+            found.append(backend.transfer(images.to(device), moments, 0.5).cpu())
+    bitwise(*found)
+
+
+@pytest.mark.parametrize("name", ["pardon", "ccst"])
+def test_methods_with_weights_of_a_style_network(weights, name) -> None:
+    style, file = weights
+    if file is None:
+        pytest.skip("pixel styles are among the methods above")
+    compare(name, hyper(style=style, style_weights=file), {"federation": {"per_round": 1}})
