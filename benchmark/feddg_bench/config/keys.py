@@ -33,10 +33,10 @@ def canonical_settings(
         SettingsError: If a named file cannot be read.
     """
     values = settings.model_dump(mode="json")
-    for name, value in settings:
-        if isinstance(value, Section):
-            _leave_out_new(values[name], type(value), _FIRST.get(name, ()))
     _leave_out_new(values, type(settings), _FIRST["run"])
+    for name, value in settings:
+        if name in values and isinstance(value, Section):
+            _leave_out_new(values[name], type(value), _FIRST.get(name, ()))
     own = _FIRST["hyper"].get(settings.method, set(hyper.model_fields) - set(hyper.added))
     _leave_out_new(values["hyper"], hyper, own)
     named = [("data", "split_csv"), ("backbone", "weights")]
