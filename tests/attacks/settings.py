@@ -188,7 +188,8 @@ def flags(lab: Lab) -> None:
         for value in values:
             outcome = lab.feddg("run", "--dry-run", "--scenario", "ip-o-c", flag, value)
             lab.refused(f"{flag} {value[:40]!r}", outcome)
-    for value in ("", "gpu", "cuda:99", "cuda:0,", "cuda:" + "9" * 5000, "cpu:x", "meta"):  # nothing is computed in a dry run
+    devices = ("", "gpu", "cuda:99", "cuda:0,", "cuda:" + "9" * 5000, "cpu:x", "meta")
+    for value in devices:  # nothing is computed in a dry run
         outcome = lab.feddg("run", *TINY, "--device", value, "--results", lab.folder())
         lab.refused(f"--device {value!r}", outcome)
 
