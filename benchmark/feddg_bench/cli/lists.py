@@ -39,11 +39,7 @@ def catalogue(
 ) -> typer.Typer:
     """Return a group of commands that lists what there is when it is called alone.
 
-    Args:
-        about: Its help.
-        columns: Headings of the list.
-        find: Returns what there is, as JSON values.
-        cells: Returns one of them as a row.
+    ``find`` returns what there is as JSON values, ``cells`` one of them as a row.
     """
     app = typer.Typer(invoke_without_command=True, rich_markup_mode=None, help=about)
 

@@ -115,9 +115,7 @@ class Names:
     def request(self, resources: Resources, **instead: Any) -> Request:
         """Return what the words mean.
 
-        Args:
-            resources: Where and how fast.
-            instead: Names and flags in place of what the user said of them.
+        ``instead`` holds names and flags in place of what the user said of them.
 
         Raises:
             SettingsError: If a file cannot be read, or a setting is unknown.

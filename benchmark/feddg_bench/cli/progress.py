@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 
 class ConsoleReport(Display, Observer):
-    """Draws the progress of runs, one after the other.
-
-    Args:
-        total: Number of runs of the command.
-    """
+    """Draws the progress of runs, one after the other."""
 
     def __init__(self, total: int) -> None:
         super().__init__(

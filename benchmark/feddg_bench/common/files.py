@@ -19,10 +19,8 @@ from feddg_bench.common.errors import DataError, SettingsError, unknown
 def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
     """Open a new file that becomes ``path``, whole, when the block ends, and never otherwise.
 
-    Args:
-        path: The file.
-        sync: Wait until the disk has it, so that a power failure cannot undo it; not worth the time
-            for what can be made again.
+    With ``sync`` the disk has it, so that a power failure cannot undo it: not worth the time for
+    what can be made again.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
@@ -40,10 +38,7 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
 def write_whole(path: Path, data: bytes, *, sync: bool = True) -> None:
     """Write a file so that a reader, or a crash, never sees a part of it.
 
-    Args:
-        path: The file.
-        data: Its content.
-        sync: See `replacing`.
+    For ``sync`` see `replacing`.
 
     Raises:
         DataError: If it cannot be written; what stood at ``path`` before is untouched.

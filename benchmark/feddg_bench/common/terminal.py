@@ -81,11 +81,7 @@ def duration(seconds: float) -> str:
 
 
 class Display:
-    """A live display on standard error, plain lines where it is no terminal; a context manager.
-
-    Args:
-        columns: What follows the name and the bar of each task.
-    """
+    """A live display on standard error, plain lines where it is no terminal; a context manager."""
 
     def __init__(self, *columns: ProgressColumn) -> None:
         self.console = terminal(stderr=True)

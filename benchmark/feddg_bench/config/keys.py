@@ -23,11 +23,8 @@ def canonical_settings(
     """Return what is hashed into the run key, as JSON values.
 
     Files stand by their content, not by their path. A setting that was added after keys were fixed
-    is left out while it has its default, so that no record is orphaned by a new setting.
-
-    Args:
-        settings: Resolved settings.
-        hyper: What checks ``settings.hyper``.
+    is left out while it has its default, so that no record is orphaned by a new setting. ``hyper``
+    is what checks ``settings.hyper``.
 
     Raises:
         SettingsError: If a named file cannot be read.

@@ -25,9 +25,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def read_yaml(text: str, what: str) -> Any:
     """Return the one document of a text: mappings, lists, text, numbers, truth values, null.
 
-    Args:
-        text: YAML.
-        what: What it is called in an error.
+    ``what`` is what the text is called in an error.
 
     Raises:
         SettingsError: If it is not YAML, has a key twice, or holds what no setting can be.

@@ -37,8 +37,7 @@ def recipe_names() -> tuple[str, ...]:
 def read_recipe(recipe: str) -> _Recipe:
     """Return what a recipe's file holds.
 
-    Args:
-        recipe: A shipped recipe's name, or the path of a YAML file.
+    It is a shipped recipe's name, or the path of a YAML file.
 
     Raises:
         SettingsError: If the recipe is unknown, or its file holds something else.
@@ -53,11 +52,6 @@ def read_recipe(recipe: str) -> _Recipe:
 
 def load_recipe(recipe: str, dataset: str, method: str) -> Layer:
     """Return a recipe's settings for a data set and a method: its common part, then the specific.
-
-    Args:
-        recipe: A shipped recipe's name, or the path of a YAML file.
-        dataset: Name of the data set.
-        method: Name of the method.
 
     Raises:
         SettingsError: If the recipe is unknown, or has no settings for the data set.

@@ -124,10 +124,7 @@ def checksum(pixels: NDArray[np.generic]) -> int:
 class Unfinished:
     """A store on its way.
 
-    Args:
-        dataset: What to decode.
-        size: Pixels a side.
-        path: The unfinished file; its name must tell the contents of the data set.
+    The name of the unfinished file must tell the contents of the data set.
     """
 
     def __init__(self, dataset: DomainDataset, size: int, path: Path) -> None:

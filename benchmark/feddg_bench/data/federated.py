@@ -82,12 +82,8 @@ def spread(
 ) -> Spread:
     """Spread a data set over splits and clients.
 
-    Args:
-        settings: Of the run.
-        dataset: Only listed, not read.
-        scenario: Domains by role.
-        validation: Whether clients keep validation images
-            (`feddg_bench.core.method.Method.client_validation`).
+    The data set is only listed, not read. With ``validation`` clients keep validation images
+    (`feddg_bench.core.method.Method.client_validation`).
 
     Raises:
         SettingsError: If the settings ask for more clients than there are images for.
@@ -186,12 +182,7 @@ def make_federation(
 ) -> Federation:
     """Return what the workers see of a spread data set.
 
-    Args:
-        images: File of the store, or its array.
-        size: Side of the images in pixels.
-        dataset: The data set.
-        scenario: Domains by role.
-        parts: Who holds which image.
+    ``images`` is the store's file, or its array.
     """
     records = dataset.records()
     places = {name: place for place, name in enumerate(scenario.train)}

@@ -131,9 +131,7 @@ def is_image(path: Path) -> bool:
 def match_folders(folder: Path, names: Mapping[str, Sequence[str]]) -> dict[str, Path]:
     """Return the sub-folder of ``folder`` for each key of ``names`` that has one.
 
-    Args:
-        folder: May be missing: then there are none.
-        names: Spellings of each key, the first that is there wins.
+    Of several spellings the first that is there wins; a folder that is missing has none.
 
     Raises:
         DataError: If the folder may not be read.

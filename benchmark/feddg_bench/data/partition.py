@@ -55,10 +55,7 @@ class Partition:
     def counts(self, values: NDArray[np.integer], num_values: int) -> IntArray:
         """Return how often each client holds each value, int64 [N, ``num_values``].
 
-        Args:
-            values: One integer in [0, ``num_values``) for every image of the data set, such as
-                its label or its domain.
-            num_values: Number of columns.
+        There is one value in [0, ``num_values``) for every image of the data set.
         """
         return np.stack([np.bincount(values[i], minlength=num_values) for i in self.indices])
 
@@ -77,11 +74,6 @@ class Partition:
 
         A client's ``domains`` are image counts by name and its ``labels`` image counts by label
         as text; what it has no image of is left out. Targets of a regression are not counted.
-
-        Args:
-            domains: Domain id of every image of the data set.
-            labels: Label of every image of the data set.
-            domain_names: Names of the domain ids.
         """
         targets = np.issubdtype(labels.dtype, np.floating)
         clients = [
@@ -172,11 +164,8 @@ def make_partition(
 ) -> Partition:
     """Spread the training images over clients.
 
-    Args:
-        settings: The rule and its numbers.
-        indices: Data-set indices of the training images, [n].
-        domains: Domain id of each of them, [n].
-        seed: Seed of the partition's own stream.
+    ``indices`` are those of the training images in the data set, [n], and ``domains`` their domain
+    ids, [n]; ``seed`` is of the partition's own stream.
 
     Raises:
         DataError: If there are no training images.
@@ -226,14 +215,8 @@ def validation_parts(
 
     The in-domain validation split is spread with the partition's own rule and seed. A client that
     gets nothing of it gives up a tenth of its training images, rounded down and at least one; its
-    only image would serve for both.
-
-    Args:
-        settings: The partition's rule and its numbers.
-        partition: The training images of the clients.
-        id_val: Data-set indices of the in-domain validation images, [n].
-        domains: Domain id of each of them, [n].
-        seed: Seed of the partition's own stream.
+    only image would serve for both. ``id_val`` are the data-set indices of the in-domain validation
+    images, [n], and ``domains`` their domain ids, [n].
 
     Returns:
         Training and validation images by client name: data-set indices.

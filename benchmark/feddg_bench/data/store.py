@@ -55,12 +55,7 @@ def open_store(
 ) -> Store:
     """Open the store of ``dataset`` at ``size`` pixels a side, building it if need be.
 
-    Args:
-        dataset: What to decode.
-        size: Pixels a side.
-        cache_dir: Folder of stores.
-        progress: Told of images that are decoded.
-        processes: That decode; 0 is a core each, if there are images enough.
+    ``processes`` decode, by default one a core, if there are images enough.
 
     Raises:
         DataError: If an image cannot be decoded, the store cannot be written, or its pixels are not

@@ -306,11 +306,6 @@ def widen(net: nn.Module, channels: int, *, pretrained: bool) -> None:
     FedDG_Benchmark (Bai et al., ICLR 2024) for PovertyMap's eight; else all start anew from
     PyTorch's default. Networks for grey images then read every channel instead of one.
 
-    Args:
-        net: Starts with a convolution, or with `Grey`.
-        channels: At least 1.
-        pretrained: Whether its weights are pretrained.
-
     Raises:
         SettingsError: If it has no convolution.
     """

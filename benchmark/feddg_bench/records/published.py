@@ -105,10 +105,8 @@ def published_accuracy(
 def published_number(paper: str, table: str, where: Mapping[str, str]) -> Published | None:
     """Return the number of a paper's table, if there is one.
 
-    Args:
-        paper: One of `PAPERS`.
-        table: The table's number.
-        where: Columns of the file -> the text that they must hold.
+    The paper is one of `PAPERS`; ``where`` maps columns of the file to the text that they must
+    hold.
 
     Raises:
         SettingsError: If a column is unknown, or several numbers fit.

@@ -289,10 +289,6 @@ class RunRecord(RecordPart):
     def parse(cls, data: str | bytes, key: str | None = None) -> Self:
         """Return the record in a file's text, once it is sure that it holds what it claims.
 
-        Args:
-            data: The text, JSON.
-            key: What its key must be.
-
         Raises:
             NewerError: If its format is not known.
             DataError: If it is cut short or no record, if a value is out of its range, if names or

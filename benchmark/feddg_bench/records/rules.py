@@ -41,10 +41,8 @@ def split_metric(evaluation: Evaluation, split: str, metric: str) -> float | Non
 def chosen_rounds(evaluations: Sequence[Evaluation], rule: Rule, metric: str) -> list[int]:
     """Return the positions of the evaluations that a rule chooses; none if it cannot choose.
 
-    Args:
-        evaluations: Of the rounds that were evaluated, in their order.
-        rule: How to choose.
-        metric: By which, where the rule looks at one; more is better.
+    Evaluations come in the order of rounds; of the metric, where the rule looks at one, more is
+    better.
     """
     if rule in ("last", "mean_last_5"):
         count = len(evaluations)

@@ -159,9 +159,7 @@ def read_folder(
 ) -> tuple[list[RecordedRun], list[Problem]]:
     """Return the runs in a results folder, and the records that cannot be used.
 
-    Args:
-        root: The folder.
-        packed: Only of packed files, or only of single ones.
+    ``packed`` says whether only of packed files, or only of single ones.
 
     Raises:
         DataError: If the folder is not there.
@@ -279,11 +277,7 @@ class _Index:
         return RecordedRun(source=source, _last=self.lines[at], _all=self.lines[at + 1], **fields)
 
     def write(self, *, keep_others: bool) -> None:
-        """Write the index, if that saves more time than it takes.
-
-        Args:
-            keep_others: Whether files that were not looked at keep their entries.
-        """
+        """Write the index, if that saves more time than it takes."""
         if self.fresh < WORTH_WRITING:
             return
         files = {n: entry for n, entry in self.files.items() if keep_others or n in self.used}

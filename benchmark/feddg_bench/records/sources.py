@@ -80,9 +80,7 @@ def default_folders() -> list[Path]:
 def sources(root: Path, *, packed: bool | None = None) -> list[Source]:
     """Return the files of a results folder that hold records, single ones first, by name.
 
-    Args:
-        root: The results folder.
-        packed: Only those that are, or are not.
+    ``packed`` says whether only packed ones, or only others.
     """
     found = []
     for folder, ending, kind in (("runs", ".json", False), ("records", ENDING, True)):

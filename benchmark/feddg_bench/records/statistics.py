@@ -165,11 +165,7 @@ def best_rows(
     The best differs from every other row, the second from every row but the best: t-tests over
     scenarios, p < `LEVEL` after Holm's correction for their number. Nothing is best among fewer
     than two rows or over fewer than `FEWEST` scenarios, nothing is second unless the first is best.
-
-    Args:
-        samples: Values of each row.
-        units: Units a seed must have to count for the order.
-        lower_is_better: As for losses and seconds.
+    ``units`` are those that a seed must have to count for the order.
     """
     wanted = set(units)
     if len({scenario for _, scenario in wanted}) < FEWEST:

@@ -49,11 +49,8 @@ def split(runs: Sequence[RecordedRun], free: Collection[str] = ()) -> list[Varia
     """Return the variants among the runs of a row.
 
     Runs under several recipes are first told apart by recipe, unless the settings agree. Settings
-    are compared within a data set, since recipes give each its own.
-
-    Args:
-        runs: Of one row, of any data sets and scenarios.
-        free: Keys that the table's columns vary.
+    are compared within a data set, since recipes give each its own. ``free`` are keys that the
+    table's columns vary.
     """
     entries = _entries(runs, free)
     recipes = sorted({entry.recipe for entry in entries})

@@ -73,8 +73,7 @@ def facts(plan: Plan) -> dict[str, Any]:
 def see_crossing(plan: Plan) -> Crossing:
     """Run the method on a few random images and write down what crossed.
 
-    Args:
-        plan: The method with its settings; data, clients and rounds are replaced by tiny ones.
+    Data, clients and rounds of the plan are replaced by tiny ones.
     """
     from feddg_bench.engine.executors import SerialExecutor
     from feddg_bench.runs.profile import synthetic_federation

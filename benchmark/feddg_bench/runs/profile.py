@@ -63,10 +63,7 @@ class Profile:
 def profile(plan: Plan, federation: Federation, resources: Resources) -> Profile:
     """Run a few rounds in this process and measure them.
 
-    Args:
-        plan: What to run, with one round more than is measured.
-        federation: Images, clients and splits.
-        resources: Device and threads.
+    The plan has one round more than is measured.
     """
     settings = plan.settings
     executor = SerialExecutor()
@@ -122,13 +119,8 @@ def synthetic_federation(
 ) -> Federation:
     """Return random images in clients of equal size, for speed alone; nothing is held out.
 
-    Args:
-        clients: N.
-        per_client: Images of each.
-        size: Side in pixels.
-        num_classes: C.
-        seed: Of images and labels.
-        like: What says task, channels and type of the images; classes of RGB images by default.
+    ``size`` is in pixels. Task, channels and type are as in ``like``, classes of RGB images by
+    default.
     """
     task, channels, pixels = "classification", 3, "uint8"
     if like is not None:

@@ -35,12 +35,8 @@ _CHOOSING = ("val", "id_val")
 class Recorder(Observer):
     """Writes the record, a checkpoint after each round, and the models that are kept.
 
-    Args:
-        run: What is recorded; it goes on from its checkpoint if there is one.
-        data: The run's data set.
-        resources: Where records go, and how often a checkpoint is written.
-        keep: Which global models to keep: ``last``, ``best``.
-        again: Whether a record that is there is set aside for the new one.
+    The run goes on from its checkpoint if there is one. ``keep`` and ``again`` are as in
+    `feddg_bench.runs.run.execute`.
 
     Raises:
         DataError: If the checkpoint cannot be used.

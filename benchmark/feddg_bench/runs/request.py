@@ -52,11 +52,7 @@ NAMES = ("method", "protocol", "dataset", "scenario", "recipe", "seeds")
 
 
 class Datasets:
-    """Data sets by name, each opened once: some have their domains from the disk.
-
-    Args:
-        root: Folder of the data, as the user gave it.
-    """
+    """Data sets by name, each opened once: some have their domains from the disk."""
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = root
@@ -207,9 +203,6 @@ class Request:
     def drafts(self, datasets: Datasets) -> list[Draft]:
         """Return the runs of one seed, before their settings are settled.
 
-        Args:
-            datasets: Where the data set is opened.
-
         Raises:
             SettingsError: If a name is unknown, or a setting that needs no method is.
             DataError: If the data set has its domains on a disk where they cannot be read.
@@ -343,11 +336,6 @@ def check_weights(plans: Iterable[Plan]) -> None:
 
 def plan_again(settings: Layer, recipe: str, datasets: Datasets) -> Plan:
     """Return the plan of settings that a checkpoint or a record holds, resolved before.
-
-    Args:
-        settings: All settings, names and seed included.
-        recipe: Label of where they came from.
-        datasets: Where the data set is opened.
 
     Raises:
         SettingsError: If they cannot be used any more.

@@ -24,10 +24,7 @@ from feddg_bench.runs.setup import Run, RunData, open_run
 def train(run: Run, *observers: Observer, until: int | None = None) -> None:
     """Train, evaluate, and tell the observers in their order.
 
-    Args:
-        run: What to train; one restored from a checkpoint goes on from there.
-        observers: Who looks in.
-        until: Stop after this round; ``None`` for the run's last.
+    A run restored from a checkpoint goes on from there, and stops after the round ``until``.
     """
     settings = run.plan.settings
     curious = [o for o in observers if type(o).replied is not Observer.replied]
@@ -69,14 +66,8 @@ def execute(
 ) -> RunRecord:
     """Train, evaluate and record one run, from its checkpoint if there is one.
 
-    Args:
-        plan: What to run.
-        data: The plan's data set.
-        executor: What runs the clients' tasks.
-        resources: Where and how fast.
-        observers: Who looks in.
-        keep: Which global models to keep beside the record: ``last``, ``best``.
-        again: Set a record that is there aside for the new one.
+    ``keep`` says which global models to keep beside the record, ``last`` or ``best``; with
+    ``again`` a record that is there is set aside for the new one.
 
     Raises:
         FeddgError: If the data, a file or a setting cannot be used.
@@ -101,12 +92,8 @@ def execute_all(
 ) -> Iterator[RunRecord]:
     """Make the runs that are not recorded yet, one after the other, and yield every record.
 
-    Args:
-        plans: What to run.
-        resources: Where and how fast.
-        observers: Who looks in.
-        keep: See `execute`; a recorded run without the model is made again for it.
-        again: Repeat runs that are recorded; the old record stays beside the new one.
+    A recorded run without a model that is to be kept is made again for it; for ``keep`` and
+    ``again`` see `execute`.
 
     Raises:
         FeddgError: If the data, a file or a setting cannot be used.

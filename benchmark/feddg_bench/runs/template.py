@@ -84,9 +84,7 @@ include = ["{name}.py"]
 def write_plugin(name: str, directory: Path) -> list[Path]:
     """Write a package with one method, its test and its entry point.
 
-    Args:
-        name: Name of the method: lower case letters, digits and underscores.
-        directory: Where; made if it is missing.
+    A name is of lower case letters, digits and underscores.
 
     Returns:
         The files written.

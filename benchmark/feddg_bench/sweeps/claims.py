@@ -45,12 +45,8 @@ _LENGTH = 4096
 class Claims:
     """The claims in a folder.
 
-    Args:
-        folder: Where they lie.
-        heartbeat: Seconds between touches.
-        expiry: Seconds without a touch until a claim is free.
-        clock: A clock that only goes forward.
-        here: A folder of this machine alone, where holders show that they live.
+    ``heartbeat`` and ``expiry`` are seconds; ``here`` is a folder of this machine alone, where
+    holders show that they live.
     """
 
     def __init__(
@@ -90,9 +86,7 @@ class Claims:
     def take(self, key: str, held: int | None = None) -> Claim | None:
         """Return the claim of ``key`` if it is free, else ``None``.
 
-        Args:
-            key: What to claim.
-            held: Its highest claim in `held`, if it has one.
+        ``held`` is its highest claim in `held`, if it has one.
 
         Raises:
             DataError: If the folder cannot be written.
@@ -167,13 +161,8 @@ class Claims:
 class Claim:
     """A claim that is held; a context manager that touches it, and in the end removes it.
 
-    Args:
-        path: Its file.
-        number: The N of its name.
-        content: What is in it.
-        below: The dead claims that it took over, with their content.
-        life: What shows on this machine that the holder lives.
-        heartbeat: Seconds between touches.
+    It took over the dead claims ``below``, with their content; ``life`` shows on this machine that
+    the holder lives.
     """
 
     def __init__(

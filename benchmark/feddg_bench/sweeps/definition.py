@@ -119,9 +119,8 @@ class Sweep:
 def load_sweep(path: Path, pairs: Iterable[str] = ()) -> Sweep:
     """Read a sweep file.
 
-    Args:
-        path: The file, or the name of one that comes with the package, such as ``ltdo``.
-        pairs: ``KEY=VALUE`` that hold for every point, in place of what the file says of the key.
+    The path may be the name of one that comes with the package, such as ``ltdo``. ``pairs`` hold
+    for every point, in place of what the file says of the key.
 
     Raises:
         SettingsError: If it is not a sweep that can run here, in one sentence that names the key.

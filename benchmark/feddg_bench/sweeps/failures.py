@@ -27,10 +27,7 @@ class Failures:
     def save(self, job: Job, error: str, details: str = "") -> None:
         """Keep a failure.
 
-        Args:
-            job: What failed.
-            error: One sentence.
-            details: The traceback, where the error is not the user's.
+        ``details`` is the traceback, where the error is not the user's.
         """
         value = {"key": job.key, "run": list(job.pairs), "error": error, "details": details}
         write_whole(self.path(job.key), json.dumps(value, indent=1).encode() + b"\n")

@@ -32,12 +32,7 @@ def run_in_processes(
 ) -> None:
     """Let ``count`` processes work until all jobs are finished.
 
-    Args:
-        count: Number of processes.
-        search: Jobs.
-        resources: Where and how each computes.
-        tell: Where progress goes.
-        job: Finds a job by its key.
+    ``job`` finds a job by its key.
 
     Raises:
         FeddgError: If a worker cannot go on, for example because nothing can be written.

@@ -14,9 +14,7 @@ from feddg_bench.sweeps.jobs import Job
 class Board(Display):
     """Draws all runs and those under way; where there is no terminal, a line for each that ended.
 
-    Args:
-        job: Finds a job by its key.
-        finished: Returns how many jobs are finished, by whom ever, and how many there will be.
+    ``finished`` returns how many jobs are finished, by whom ever, and how many there will be.
     """
 
     def __init__(

@@ -63,11 +63,6 @@ class BayesSearch:
     estimator is built anew from these and the records, so that any process on any machine can
     propose the next point. Proposing is claimed, one at a time. With one worker the same results
     lead to the same points.
-
-    Args:
-        sweep: The file.
-        root: The results folder.
-        datasets: Data sets.
     """
 
     def __init__(self, sweep: Sweep, root: Path, datasets: Datasets) -> None:
@@ -181,11 +176,6 @@ def mean_objective(sweep: Sweep, store: ResultsStore, made: Sequence[Job]) -> fl
 
 def open_search(sweep: Sweep, root: Path, datasets: Datasets | None = None) -> Search:
     """Return a sweep's search; every job that can be known is settled now.
-
-    Args:
-        sweep: The file.
-        root: The results folder.
-        datasets: Data sets; the default looks where the environment and the settings file say.
 
     Raises:
         SettingsError: If a point has an unknown setting or one out of range, before any run.

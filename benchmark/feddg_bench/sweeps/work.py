@@ -36,9 +36,7 @@ class ClaimLostError(Exception):
 class SweepWorker:
     """Computes jobs in this process.
 
-    Args:
-        resources: Where and how; ``workers`` must be 1.
-        tell: Where progress goes.
+    It trains in this process: ``workers`` must be 1.
     """
 
     def __init__(self, resources: Resources, tell: Tell) -> None:

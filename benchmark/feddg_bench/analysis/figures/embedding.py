@@ -43,9 +43,7 @@ def features(method: Method, images: Tensor, batch: int = 256) -> NDArray[np.flo
 def embed(rows: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
     """Return positions [n, 2] of features [n, D], the same for the same seed.
 
-    Args:
-        rows: Features of at least four images.
-        seed: Of the run; the embedding has its own stream.
+    It takes four images at least; ``seed`` is the run's, and the embedding has its own stream.
     """
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits

@@ -28,9 +28,7 @@ SMALLEST_MAP = 4
 def grad_cam(maps: Tensor, gradients: Tensor) -> Tensor:
     """Return ReLU(sum over k of alpha_k A_k), alpha_k the mean gradient over positions.
 
-    Args:
-        maps: A, [B, K, H, W].
-        gradients: Of the score of a class with respect to A, [B, K, H, W].
+    Maps A and their gradients, of a class's score, are [B, K, H, W].
 
     Returns:
         [B, H, W], not negative, not scaled.

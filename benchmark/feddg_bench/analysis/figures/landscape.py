@@ -44,14 +44,6 @@ def on_plane(
 
     Buffers, such as the variances of batch normalisation, must not leave their range: they are the
     convex mean of the three with the nearest weights. Integers are the origin's.
-
-    Args:
-        origin: The global model, at (0, 0).
-        one: A client's model, at (1, 0).
-        other: Another's, at (0, 1).
-        x: Steps along the update of ``one``.
-        y: Steps along the update of ``other``.
-        trainable: Names of the parameters.
     """
     inside = np.clip([1 - x - y, x, y], 0, None)
     inside = inside / inside.sum()
@@ -72,10 +64,7 @@ def grid_losses(
 ) -> NDArray[np.float64]:
     """Return the losses on a square grid, [losses, y, x], from `LOW` to `HIGH` in both directions.
 
-    Args:
-        make: Returns the model at (x, y).
-        losses: Returns the losses of a model.
-        steps: Points a side.
+    ``make`` returns the model at (x, y), ``losses`` those of a model; ``steps`` are points a side.
     """
     ticks = np.linspace(LOW, HIGH, steps)
     values = [[losses(make(float(x), float(y))) for x in ticks] for y in ticks]
@@ -122,11 +111,8 @@ def landscape_picture(
 ) -> Picture:
     """Draw the losses of two clients around the model that they were sent.
 
-    Args:
-        runs: Trained to the round that is drawn.
-        pair: Names of two clients; empty takes those whose domains differ most.
-        count: Training images of each client, at most.
-        steps: Points a side of the grid.
+    ``pair`` names two clients, or none: then those whose domains differ most. ``count`` training
+    images of each are taken at most, on a grid of ``steps`` a side.
 
     Raises:
         SettingsError: If a client of the pair did not train in that round.

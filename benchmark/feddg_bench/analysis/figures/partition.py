@@ -71,12 +71,7 @@ def heat_maps(
 ) -> Picture:
     """Draw partitions one under the other, all on one scale of greys.
 
-    Args:
-        name: Stem of the files.
-        title: Above all.
-        rows: Names of domains or classes.
-        spreads: What sets a partition apart -> images by row and client, [R, N].
-        by: What rows are.
+    ``spreads`` maps what sets a partition apart to images by row and client, [R, N].
     """
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize

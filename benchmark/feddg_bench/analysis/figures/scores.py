@@ -82,11 +82,6 @@ def swept(runs: Sequence[RecordedRun], name: str, choice: Selection) -> list[Pic
     """Draw the key metric against a setting, for frames with runs at two values of it or more.
 
     Of two settings one is held: there is a figure for each value of it at which the other varies.
-
-    Args:
-        runs: Any runs.
-        name: One of `SWEEPS`.
-        choice: What is drawn of them.
     """
     sweep, pictures = SWEEPS[name], []
     for frame in frames(runs, sweep.keys):

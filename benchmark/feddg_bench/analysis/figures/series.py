@@ -117,9 +117,7 @@ class Frame:
 def frames(runs: Sequence[RecordedRun], free: Collection[str] = ()) -> list[Frame]:
     """Return the frames among runs, by name.
 
-    Args:
-        runs: Any runs.
-        free: Settings in which the runs of a frame may differ.
+    Runs of a frame may differ in the settings ``free``.
     """
     by_key = {run.key: run for run in runs}
     if free:
@@ -140,9 +138,7 @@ def series(
 ) -> Iterator[tuple[str, RecordedRun]]:
     """Yield the runs of a frame with their series: the method, and what else sets it apart.
 
-    Args:
-        runs: Of a frame.
-        free: Settings that vary inside a series.
+    The settings ``free`` vary inside a series.
     """
     by_method: dict[str, list[RecordedRun]] = {}
     for run in runs:
@@ -161,10 +157,7 @@ def measure_series(
 ) -> pd.DataFrame:
     """Return what was measured, with columns ``series, scenario, seed, x, value``.
 
-    Args:
-        runs: Of a frame.
-        numbers: Values of a run by x.
-        free: See `series`.
+    ``numbers`` returns the values of a run by x; for ``free`` see `series`.
     """
     rows = [
         (label, run.scenario, run.seed, x, value)
@@ -181,10 +174,6 @@ def comparable(
 
     Means over different scenarios cannot be compared. The scenarios are those that keep most means
     of a scenario.
-
-    Args:
-        values: See `measure_series`.
-        least: Points that a series needs to be drawn.
     """
     if values.empty:
         return values, frozenset(), []
@@ -232,13 +221,7 @@ BAND = "; band: one standard deviation over seeds"
 
 
 def over(scenarios: Collection[str], labels: Mapping[str, str], points: pd.DataFrame) -> str:
-    """Return what means are over, in words.
-
-    Args:
-        scenarios: Their names.
-        labels: What they are called.
-        points: See `means`.
-    """
+    """Return what means are over, in words."""
     counts = sorted(set(points.seeds.map(len))) or [0]
     many = " to ".join(map(str, counts if len(counts) == 1 else (counts[0], counts[-1])))
     said = f"{many} seed{'' if counts == [1] else 's'}"

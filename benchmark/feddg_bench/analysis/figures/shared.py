@@ -66,11 +66,7 @@ def image_grid(
 ) -> Figure:
     """Return a figure with domains down and their images across, several columns for each.
 
-    Args:
-        heads: Of the columns of one image.
-        domains: Name and images of each.
-        draw: Fills the axes of one image, one for each head.
-        row_height: Inches.
+    ``draw`` fills the axes of one image, one for each head; ``row_height`` is in inches.
     """
     many, across = max(len(images) for _, images in domains), len(heads)
     figure = new_figure(0.5 + 0.95 * across * many, 0.6 + row_height * len(domains))

@@ -73,9 +73,7 @@ class Trained:
 class _Keeper(Observer):
     """Keeps the global models of the wanted rounds, and the last round's local training.
 
-    Args:
-        trained: Where they go.
-        at: The wanted rounds; 0 is before round 1.
+    Round 0 is before round 1.
     """
 
     def __init__(self, trained: Trained, at: Collection[int]) -> None:
@@ -111,14 +109,8 @@ def trained_runs(
     """Return each run with the global models of the wanted rounds.
 
     Models that the run kept are taken; else it is trained in memory up to the last wanted round.
-
-    Args:
-        plans: Runs on one data set.
-        resources: Device, threads, and where records and kept models are.
-        at: See `wanted_rounds`.
-        observers: Who looks in.
-        updates: Whether clients' steps are wanted too. From a kept model they are made anew, by the
-            clients of its round.
+    With ``updates`` clients' steps are wanted too: from a kept model they are made anew, by the
+    clients of its round. For ``at`` see `wanted_rounds`.
 
     Raises:
         FeddgError: If the data, a file or a setting cannot be used.
@@ -186,11 +178,7 @@ def sample(
 ) -> list[tuple[str, np.ndarray]]:
     """Return up to so many images of each domain that no client trained on, by its own stream.
 
-    Args:
-        trained: The run.
-        count: Images of a domain.
-        splits: Where they may come from.
-        keep: Which images may come, by their labels (n,): bool (n,).
+    ``keep`` says which images may come by their labels [n]: bool [n].
 
     Returns:
         Domains in the order of splits with indices of images, ascending.

@@ -50,10 +50,6 @@ def read_filter(pairs: Sequence[str]) -> RunFilter:
 def gather(runs: Sequence[RecordedRun], where: RunFilter | None = None) -> dict[str, Any]:
     """Return the data of the report's page; the same runs give the same data.
 
-    Args:
-        runs: All runs, in the order of their keys.
-        where: What the runs shown must have.
-
     Raises:
         DataError: If no run is left, or a record is damaged.
     """

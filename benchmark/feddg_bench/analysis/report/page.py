@@ -66,9 +66,7 @@ def _description(content: bytes) -> str:
 def render(data: Mapping[str, Any], pictures: Sequence[Figure] = ()) -> str:
     """Return the page. Nothing in it asks for anything outside it, and its policy forbids it.
 
-    Args:
-        data: See `feddg_bench.analysis.report.gather.gather`; any text in it may be hostile.
-        pictures: Figures below the tables.
+    Any text in the data may be hostile.
     """
     folder = Path(__file__).parent / "page"
     loader = jinja2.FileSystemLoader(folder)

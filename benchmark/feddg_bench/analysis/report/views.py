@@ -26,10 +26,6 @@ COST_HEADS = {
 def leaderboard_view(table: Generic, details: Details) -> dict[str, Any]:
     """Return a table with all its views: a metric under a rule; costs are of all rounds.
 
-    Args:
-        table: A generic table.
-        details: Where its runs go.
-
     Raises:
         DataError: If a record is damaged, or two runs would fall into one cell.
     """

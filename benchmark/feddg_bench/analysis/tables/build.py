@@ -52,12 +52,8 @@ def build(
 ) -> Grid:
     """Return a table.
 
-    Args:
-        name: Stem of its files.
-        description: Rows and columns.
-        runs: Records, of this table and of others.
-        select: Selection rule instead of the description's.
-        any_paper: Put the number of any paper beside a measured one whose scenario it has.
+    Rule ``select`` replaces the description's. With ``any_paper`` the number of any paper stands
+    beside a measured one whose scenario it has.
 
     Raises:
         DataError: If one cell would average runs with different settings.

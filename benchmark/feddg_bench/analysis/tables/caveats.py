@@ -16,9 +16,7 @@ NEAR = 0.05
 def caveats(runs: Sequence[RecordedRun], accuracy: float | None) -> Iterator[str]:
     """Yield what a reader must know of a row.
 
-    Args:
-        runs: Of the row.
-        accuracy: Its mean in percent; ``None`` where it is not known, or another metric is shown.
+    ``accuracy`` is its mean in percent, ``None`` where it is not known or another metric is shown.
     """
     guesses = {_guess(run.dataset) for run in runs}
     guess = guesses.pop() if len(guesses) == 1 else None

@@ -38,14 +38,8 @@ def fill_commands(
 ) -> dict[int, str]:
     """Return the command that fills each missing column of a row.
 
-    Columns that one command can fill share it.
-
-    Args:
-        description: The table's.
-        row: The row.
-        missing: Its columns without a number.
-        scenarios: Column -> scenarios that other rows have.
-        seeds: Seeds of the table.
+    Columns that one command can fill share it. ``scenarios`` are those that other rows have, by
+    column.
     """
     asked: dict[tuple[str, str], dict[str, None]] = {}
     parts: dict[int, tuple[str, str]] = {}
@@ -183,11 +177,6 @@ def repeat_command(run: RecordedRun, settings: Mapping[str, Any], threads: int =
     is not one of ours. The method's own settings are all there: so the command does not depend on
     the defaults of a version. (A setting that its method needs and that was overruled with the
     recipe's own value is not seen here; the run's key would tell.)
-
-    Args:
-        run: The run.
-        settings: Its settings as recorded, in sections.
-        threads: CPU threads of a worker, on which the last bits depend.
     """
     parts = ["feddg-bench", "run", "--method", run.method, "--protocol", run.protocol]
     parts += ["--dataset", run.dataset]

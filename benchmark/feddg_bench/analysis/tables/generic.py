@@ -47,9 +47,7 @@ class Generic:
 def generic_tables(runs: Sequence[RecordedRun], against: str | None = None) -> list[Generic]:
     """Return the tables for whatever runs are there, in the order of their names.
 
-    Args:
-        runs: All runs.
-        against: Method that the others are compared with; `AGAINST`, if it has runs, if not said.
+    The others are compared with the method ``against``; if not said with `AGAINST`, if it has runs.
     """
     groups: dict[tuple[str, str, str], list[RecordedRun]] = {}
     for run in runs:

@@ -53,8 +53,7 @@ class Table:
 def summary(records: Sequence[RunRecord]) -> Table:
     """Return the table of one method's runs: last round, mean over seeds.
 
-    Args:
-        records: Finished runs of one method, data set and protocol.
+    The runs are finished ones of one data set and protocol.
     """
     first = records[0]
     by_scenario: dict[str, list[RunRecord]] = {}

@@ -13,10 +13,8 @@ from feddg_bench.common.errors import DataError
 def unpack_archive(archive: Path, folder: Path, most_bytes: int) -> int:
     """Unpack a tar file, compressed or not, into a new folder that appears when all is written.
 
-    Args:
-        archive: The file.
-        folder: What an earlier call left there is replaced.
-        most_bytes: Of all files together; an archive with more is refused.
+    What an earlier call left in the folder is replaced. An archive whose files have more than
+    ``most_bytes`` together is refused.
 
     Returns:
         Number of files.

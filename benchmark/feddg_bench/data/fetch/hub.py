@@ -55,11 +55,8 @@ def fetch_tables(
 ) -> Tables:
     """Fetch the tables of one commit from the first endpoint that gives all of them.
 
-    Args:
-        offer: Which repository and commit.
-        endpoints: Default ``$HF_ENDPOINT`` or huggingface.co.
-        folder: Where the files go; those that are there are not fetched again.
-        progress: Told of files.
+    Endpoints are ``$HF_ENDPOINT`` or huggingface.co by default. Files that are in the folder are
+    not fetched again.
 
     Raises:
         DataError: If no endpoint does, or a file is not the one that the repository lists.
@@ -120,13 +117,7 @@ def write_images(
 
     Labels are translated by the names in each table's own metadata. A file keeps the name that the
     table gives it, with the ending that its bytes ask for; without one, or if it is taken, it is
-    named by its row.
-
-    Args:
-        dataset: Whose domains, classes and published counts are wanted.
-        files: Parquet files, in order.
-        folder: Must not exist.
-        progress: Told of rows.
+    named by its row. The folder must not exist.
 
     Returns:
         Number of images.

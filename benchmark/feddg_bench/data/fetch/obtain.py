@@ -46,11 +46,8 @@ def obtain(
 ) -> list[str]:
     """Bring a data set into a folder; what an earlier call brought there is not fetched again.
 
-    Args:
-        dataset: Its ``downloads`` say what to fetch.
-        folder: Where its files or folders go, beside whatever else is there.
-        mirrors: Folders of servers (or Hugging Face endpoints) to use instead of the known ones.
-        show: Told of progress.
+    Files or folders go beside whatever else is there. ``mirrors`` (folders of servers, or Hugging
+    Face endpoints) are used instead of the known ones.
 
     Returns:
         Sentences for the user: what came, and how it was checked.

@@ -23,12 +23,9 @@ LEFT, TOP = 96, 20
 def contact_sheet(dataset: DomainDataset, size: int = 96) -> bytes:
     """Draw the first image of each class in each domain, as PNG; a cell without one stays white.
 
-    Of a regression, images from the lowest target of each domain to its highest. Of images that
-    are not RGB bytes three channels are shown, which the sheet names, stretched to their range.
-
-    Args:
-        dataset: What to draw; images are decoded as for a run.
-        size: Pixels a side of an image.
+    Of a regression, images from the lowest target of each domain to its highest. Of images that are
+    not RGB bytes three channels are shown, which the sheet names, stretched to their range. Images
+    are decoded as for a run, to ``size`` pixels a side.
 
     Raises:
         DataError: If the data set is not here or not whole, or an image cannot be decoded.

@@ -101,12 +101,9 @@ def examine(
 ) -> Diagnosis:
     """Look at every image of a data set.
 
-    Args:
-        dataset: What to look at; from now on its `records` are those found.
-        split_csv: A split file that is to be used with it.
-        progress: Called with the number of images decoded and their total.
-        against: File of signatures of a clean copy, instead of those that come with the data set.
-        cache_dir: Folder of stores, which are compared with their checksums.
+    From now on the data set's `records` are those found. A split file is checked against them,
+    stores in ``cache_dir`` with their checksums, and signatures of a clean copy may be given
+    ``against`` instead of those that come with the data set.
 
     Raises:
         DataError: If the data set is not on this machine, or cannot even be listed, or ``against``

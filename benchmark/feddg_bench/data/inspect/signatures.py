@@ -77,10 +77,6 @@ def save_signatures(path: Path, signatures: Signatures, dataset: str) -> None:
 def load_signatures(path: Path, dataset: str) -> Signatures:
     """Read what `save_signatures` wrote.
 
-    Args:
-        path: The file.
-        dataset: Name of the data set that they must be of.
-
     Raises:
         DataError: If it is no such file, or of another data set.
     """
