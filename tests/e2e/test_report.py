@@ -103,5 +103,6 @@ def test_the_wheel_holds_what_commands_need(tmp_path: Path) -> None:
     assert found == {"page.html", "page.css", "page.js"}
     shipped = {name for name in names if name.startswith("feddg_bench/shipped/")}
     sources = [*(root / "sweeps").rglob("*.yaml"), *(root / "results/published").glob("*.csv")]
+    sources += [path for path in (root / "tests/example_plugin").iterdir() if path.is_file()]
     for path in sources:
         assert f"feddg_bench/shipped/{path.relative_to(root).as_posix()}" in shipped

@@ -18,9 +18,12 @@ EXAMPLE = Path(__file__).parents[1] / "example_plugin"
 ROOT = EXAMPLE.parents[1]
 
 
-def test_the_example_is_what_the_command_writes(tmp_path):
-    for path in write_plugin("fedclip", tmp_path):
-        assert path.read_text() == (EXAMPLE / path.name).read_text()
+def test_a_new_package_is_the_example_under_another_name(tmp_path):
+    for path in write_plugin("my_clip", tmp_path):
+        example = EXAMPLE / path.name.replace("my_clip", "fedclip")
+        text = path.read_text().replace("MyClip", "Fedclip").replace("my_clip", "fedclip")
+        assert text == example.read_text()
+        assert "edclip" not in path.read_text()
 
 
 def test_a_new_method_is_short():

@@ -95,19 +95,14 @@ At = Annotated[
 
 
 @dataclass(frozen=True)
-class Training(Experiment):
-    """Which runs a figure needs the models of."""
+class Training(Output, Recording, Experiment):
+    """Which runs a figure needs the models of, where they are computed, and where it goes."""
 
     def train(
-        self,
-        machine: Recording,
-        at: str | None,
-        method: str | None = None,
-        *,
-        updates: bool = False,
+        self, at: str | None, method: str | None = None, *, updates: bool = False
     ) -> list[Trained]:
         """Take the models that runs kept, or train each method up to the last round looked at."""
-        resources = machine.resources()
+        resources = self.resources()
         datasets = Datasets(resources.data_root)
         instead = {} if method is None or self.method is not None else {"method": method}
         request = self.request(resources, **instead)
@@ -131,14 +126,12 @@ def tsne_command(
     at: At = None,
     images: Annotated[int, typer.Option(min=1, help="Images of a domain.")] = 100,
     training: Training = Training(),
-    machine: Recording = Recording(),
-    output: Output = Output(),
 ) -> None:
     """Draw t-SNE of the features of held-out images."""
-    runs = training.train(machine, at)
+    runs = training.train(at)
     from feddg_bench.analysis.figures.embedding import tsne_picture
 
-    output.save(lambda: tsne_picture(runs, images))
+    training.save(lambda: tsne_picture(runs, images))
 
 
 @grouped
@@ -146,14 +139,12 @@ def gradcam_command(
     at: At = None,
     images: Annotated[int, typer.Option(min=1, help="Images of a domain.")] = 2,
     training: Training = Training(),
-    machine: Recording = Recording(),
-    output: Output = Output(),
 ) -> None:
     """Draw where models look, by Grad-CAM."""
-    runs = training.train(machine, at)
+    runs = training.train(at)
     from feddg_bench.analysis.figures.gradcam import gradcam_picture
 
-    output.save(lambda: gradcam_picture(runs, images))
+    training.save(lambda: gradcam_picture(runs, images))
 
 
 @grouped
@@ -166,26 +157,22 @@ def landscape_command(
     images: Annotated[int, typer.Option(min=1, help="Training images of a client.")] = 256,
     steps: Annotated[int, typer.Option(min=5, help="Points a side of the grid.")] = 21,
     training: Training = Training(),
-    machine: Recording = Recording(),
-    output: Output = Output(),
 ) -> None:
     """Draw the losses of two clients around the global model. On the plane of their updates."""
-    runs = training.train(machine, None if at is None else str(at), updates=True)
+    runs = training.train(None if at is None else str(at), updates=True)
     from feddg_bench.analysis.figures.landscape import landscape_picture
 
     clients = () if pair is None else pair.split(",")
-    output.save(lambda: landscape_picture(runs, clients, images, steps))
+    training.save(lambda: landscape_picture(runs, clients, images, steps))
 
 
 @grouped
 def styles_command(
     images: Annotated[int, typer.Option(min=1, help="Images of a domain.")] = 2,
     training: Training = Training(),
-    machine: Recording = Recording(),
-    output: Output = Output(),
 ) -> None:
     """Draw images as they are and as methods restyle them."""
-    runs = training.train(machine, "1", "pardon,ccst,fedccrl", updates=True)
+    runs = training.train("1", "pardon,ccst,fedccrl", updates=True)
     from feddg_bench.analysis.figures.styles import styles_picture
 
-    output.save(lambda: styles_picture(runs, images))
+    training.save(lambda: styles_picture(runs, images))

@@ -151,7 +151,9 @@ class Machine:
         Raises:
             SettingsError: If a value is out of range.
         """
-        return validate(Resources, vars(self))
+        return validate(
+            Resources, {k: v for k, v in vars(self).items() if k in Resources.model_fields}
+        )
 
 
 @dataclass(frozen=True)

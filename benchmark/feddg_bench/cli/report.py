@@ -24,10 +24,7 @@ Figures = Annotated[
 
 
 def report_command(
-    results: Folders = None,
-    out: _Out = None,
-    filters: Filter = None,
-    with_figures: Figures = True,
+    results: Folders = None, out: _Out = None, filters: Filter = None, with_figures: Figures = True
 ) -> None:
     """Make one HTML page of all records. It has leaderboards, runs, curves, tables and figures.
 

@@ -22,11 +22,7 @@ TARGET_DECIMALS = 9
 
 
 def heterogeneous_counts(
-    sizes: ArrayLike,
-    num_clients: int,
-    heterogeneity: float,
-    *,
-    rounding: str = "largest_remainder",
+    sizes: ArrayLike, num_clients: int, heterogeneity: float, *, rounding: str = "largest_remainder"
 ) -> IntArray:
     """Return how many images of each domain each client gets.
 

@@ -52,13 +52,6 @@ class Partition:
         """Images of each client, int64 [N]."""
         return np.array([len(index) for index in self.indices], dtype=np.int64)
 
-    def counts(self, values: NDArray[np.integer], num_values: int) -> IntArray:
-        """Return how often each client holds each value, int64 [N, ``num_values``].
-
-        There is one value in [0, ``num_values``) for every image of the data set.
-        """
-        return np.stack([np.bincount(values[i], minlength=num_values) for i in self.indices])
-
     def digest(self) -> str:
         """Return the SHA-256 of names and index lists, whatever rule made them."""
         content = [[name, index.tolist()] for name, index in self._items()]

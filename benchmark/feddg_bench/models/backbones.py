@@ -168,10 +168,7 @@ BACKBONES = {
         smallest_side=17,
     ),
     "mobilenet_v2": Architecture(
-        models.mobilenet_v2,
-        1280,
-        "classifier",
-        url=models.MobileNet_V2_Weights.IMAGENET1K_V1.url,
+        models.mobilenet_v2, 1280, "classifier", url=models.MobileNet_V2_Weights.IMAGENET1K_V1.url
     ),
     # FedCCRL's features: hidden layer, Hardswish and dropout of the classifier are kept.
     "mobilenet_v3_large": Architecture(

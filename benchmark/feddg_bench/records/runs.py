@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -293,24 +293,27 @@ class _Index:
             write_whole(self.path, text, sync=False)
 
 
-def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def setting_items(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield settings by dotted key, but `OWN`, with their own types."""
+    for key, value in settings.items():
+        if not prefix and key in OWN:
+            continue
+        if isinstance(value, dict) and set(value) != {"sha256"}:
+            yield from setting_items(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings by dotted key; files by the beginning of their hash, lists as text.
 
     >>> flatten({"train": {"lr": 0.1}, "backbone": {"weights": {"sha256": "0123456789abcdef"}}})
     {'train.lr': 0.1, 'backbone.weights': '01234567'}
     """
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        name = f"{prefix}{key}"
-        if not prefix and key in OWN:
-            continue
-        if isinstance(value, dict) and set(value) != {"sha256"}:
-            flat |= flatten(value, f"{name}.")
-        elif isinstance(value, list):
-            flat[name] = ", ".join(str(_short(one)) for one in value)
-        else:
-            flat[name] = _short(value)
-    return flat
+    return {
+        key: ", ".join(str(_short(v)) for v in value) if isinstance(value, list) else _short(value)
+        for key, value in setting_items(settings)
+    }
 
 
 def _short(value: Any) -> Any:

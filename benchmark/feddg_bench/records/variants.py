@@ -10,11 +10,7 @@ from typing import Any
 
 from feddg_bench.records.runs import RecordedRun
 
-SHORT = {
-    "partition.heterogeneity": "lambda",
-    "partition.clients": "N",
-    "federation.per_round": "K",
-}
+SHORT = {"partition.heterogeneity": "lambda", "partition.clients": "N", "federation.per_round": "K"}
 """Names of settings in labels; others go by the last part of their key."""
 
 IN_LABEL = 3

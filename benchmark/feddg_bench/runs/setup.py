@@ -25,12 +25,7 @@ from feddg_bench.engine.executors import Executor
 from feddg_bench.engine.worker import WorkerSpec
 from feddg_bench.models.backbones import check_image_size
 from feddg_bench.plugins import load_method
-from feddg_bench.records.record import (
-    DataRecord,
-    PartitionRecord,
-    RunRecord,
-    ScenarioRecord,
-)
+from feddg_bench.records.record import DataRecord, PartitionRecord, RunRecord, ScenarioRecord
 from feddg_bench.runs.request import Plan
 
 

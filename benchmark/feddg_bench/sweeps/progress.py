@@ -18,9 +18,7 @@ class Board(Display):
     """
 
     def __init__(
-        self,
-        job: Callable[[str], Job | None],
-        finished: Callable[[], tuple[int, int]],
+        self, job: Callable[[str], Job | None], finished: Callable[[], tuple[int, int]]
     ) -> None:
         super().__init__(
             text("{task.completed:.0f}/{task.total:.0f}"), text("{task.fields[facts]}")

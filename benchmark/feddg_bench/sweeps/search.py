@@ -153,10 +153,7 @@ class BayesSearch:
                     value, state = None, optuna.trial.TrialState.FAIL
                 study.add_trial(
                     optuna.trial.create_trial(
-                        params=point,
-                        distributions=space,
-                        state=state,
-                        value=value,
+                        params=point, distributions=space, state=state, value=value
                     )
                 )
             return dict(study.ask(space).params)

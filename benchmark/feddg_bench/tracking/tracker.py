@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from feddg_bench.common.errors import RunInterruptedError, SettingsError
@@ -76,12 +75,7 @@ class Tracker(Observer):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: object, _traceback: object) -> None:
         if self._process is not None:
             stopped = isinstance(error, RunInterruptedError)
             code = 128 + error.signal_number if isinstance(error, RunInterruptedError) else 1

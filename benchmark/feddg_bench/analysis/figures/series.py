@@ -184,8 +184,7 @@ def comparable(
         return int(counts[counts >= least].sum())
 
     best: frozenset[str] = max(
-        set(there),
-        key=lambda chosen: (kept(chosen) * len(chosen), kept(chosen), sorted(chosen)),
+        set(there), key=lambda chosen: (kept(chosen) * len(chosen), kept(chosen), sorted(chosen))
     )
     whole = there.map(best.issubset)
     notes = []

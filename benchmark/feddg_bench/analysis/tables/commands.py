@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -18,7 +18,7 @@ from feddg_bench.config.recipes import load_recipe, recipe_names
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.data.protocols import PROTOCOLS
 from feddg_bench.plugins import names
-from feddg_bench.records.runs import FIELDS, OWN, RecordedRun, flatten
+from feddg_bench.records.runs import FIELDS, RecordedRun, flatten, setting_items
 from feddg_bench.records.variants import setting_text
 
 FILES = ("data.split_csv", "backbone.weights")
@@ -186,22 +186,11 @@ def repeat_command(run: RecordedRun, settings: Mapping[str, Any], threads: int =
         differing = overrides(run)
     if threads != 1:
         parts += ["--threads", str(threads)]
-    for key, value in _dotted(settings):
+    for key, value in setting_items(settings):
         own = key.startswith("hyper.")
         if (own or differing is None or key in differing) and not key.startswith("data.names"):
             parts.append(f"{key}={_yaml(value)}")
     return shlex.join(parts)
-
-
-def _dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield settings by dotted key, with their own types."""
-    for key, value in settings.items():
-        if not prefix and key in OWN:
-            continue
-        if isinstance(value, dict) and set(value) != {"sha256"}:
-            yield from _dotted(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _yaml(value: Any) -> str:

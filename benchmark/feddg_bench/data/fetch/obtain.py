@@ -139,11 +139,7 @@ class _Receipt:
 
     def __init__(self, dataset: type[DomainDataset], folder: Path) -> None:
         self.path = folder / RECEIPT
-        self.about = {
-            "dataset": dataset.name,
-            "licence": dataset.licence,
-            "source": dataset.source,
-        }
+        self.about = {"dataset": dataset.name, "licence": dataset.licence, "source": dataset.source}
         self.files: dict[str, dict[str, Any]] = {}
         try:
             content = json.loads(self.path.read_bytes())
