@@ -175,7 +175,7 @@ def test_a_worker_that_keeps_dying_is_given_up(
 ) -> None:
     from feddg_bench.config.schema import Resources
     from feddg_bench.sweeps import pool
-    from feddg_bench.sweeps.search import ListedSearch
+    from feddg_bench.sweeps.search import Search
 
     file = write(tmp_path / "s.yaml", {"seed": {"values": [0]}})
     search = open_search(load_sweep(file), tmp_path)
@@ -223,7 +223,7 @@ def test_a_worker_that_keeps_dying_is_given_up(
     monkeypatch.setattr(pool._Pool, "start", start)
     find = {job.key: job}.get
     pool.run_in_processes(
-        1, ListedSearch((job,)), Resources(results=tmp_path), lambda *e: heard.append(e), find
+        1, Search(job), Resources(results=tmp_path), lambda *e: heard.append(e), find
     )
     assert [event[0] for event in heard] == ["begin", "begin", "begin", "failed"]
     kept = json.loads((tmp_path / f"failed/{job.key}.json").read_text())

@@ -14,10 +14,9 @@ from feddg_bench.records.record import RunRecord
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.runs.request import Datasets, Request
 from feddg_bench.sweeps.claims import Claims
-from feddg_bench.sweeps.definition import Sweep, load_sweep
+from feddg_bench.sweeps.definition import Objective, Sweep, load_sweep
 from feddg_bench.sweeps.failures import Failures
 from feddg_bench.sweeps.jobs import Job
-from feddg_bench.sweeps.objective import Objective
 from feddg_bench.sweeps.search import BayesSearch, mean_objective, open_search
 from tests.helpers import entry, make_record, measured
 

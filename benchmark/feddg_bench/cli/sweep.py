@@ -84,8 +84,9 @@ def _run(search: Search, datasets: Datasets, resources: Resources, *, retry_fail
     from feddg_bench.common.parallel import cores
     from feddg_bench.engine.devices import find_devices
     from feddg_bench.records.store import ResultsStore
+    from feddg_bench.runs.checkpoints import tidy
     from feddg_bench.sweeps.claims import Claims
-    from feddg_bench.sweeps.failures import Failures, tidy_sweep
+    from feddg_bench.sweeps.failures import Failures
     from feddg_bench.sweeps.pool import run_in_processes
     from feddg_bench.sweeps.progress import Board
     from feddg_bench.sweeps.work import SweepWorker
@@ -108,10 +109,11 @@ def _run(search: Search, datasets: Datasets, resources: Resources, *, retry_fail
             SweepWorker(one, board.tell).work(search)
         else:
             run_in_processes(count, search, one, board.tell, board.job)
-    keys = [job.key for job in search.jobs()]
-    tidy_sweep(store, Claims(resources.results / "claims"), keys)
-    recorded = store.keys()
-    return not recorded.issuperset(keys)
+    keys = {job.key for job in search.jobs()}
+    recorded = keys & store.keys()
+    tidy(store, *recorded)
+    Claims(resources.results / "claims").forget(*recorded)
+    return recorded != keys
 
 
 def _prepare(search: Search, datasets: Datasets, resources: Resources, progress: OnDecoded) -> None:

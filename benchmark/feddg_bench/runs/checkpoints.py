@@ -103,11 +103,12 @@ def going_on(path: Path) -> Iterator[None]:
         ) from error
 
 
-def tidy(store: ResultsStore, key: str) -> None:
-    """Remove what killed processes left of a run that is recorded: a checkpoint, parts of files."""
-    left = [store.checkpoint(key)]
+def tidy(store: ResultsStore, *keys: str) -> None:
+    """Remove what killed processes left of runs that are recorded: checkpoints, parts of files."""
+    left = [store.checkpoint(key) for key in keys]
+    mine = {*keys, ""}  # "" is of `.writable`
     for folder in (store.runs, store.checkpoints):
-        left += [*folder.glob(f"{key}.*.part"), *folder.glob(".writable.*.part")]
+        left += [part for part in folder.glob("*.part") if part.name.partition(".")[0] in mine]
     for part in store.partitions.glob("*.part"):  # runs share them: one that is there is whole
         left += [part] if part.with_suffix("").with_suffix("").exists() else []
     for path in left:

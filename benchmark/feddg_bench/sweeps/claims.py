@@ -25,6 +25,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -41,29 +42,22 @@ _NAME = re.compile(r"(.+)\.(0|[1-9][0-9]{0,8})")
 _LENGTH = 4096
 
 
+def _here() -> Path:
+    user = os.getuid() if hasattr(os, "getuid") else "user"
+    return Path(tempfile.gettempdir()) / f"feddg-bench-{user}"
+
+
+@dataclass
 class Claims:
-    """The claims in a folder.
+    """The claims in a folder."""
 
-    ``heartbeat`` and ``expiry`` are seconds; ``here`` is a folder of this machine alone, where
-    holders show that they live.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        heartbeat: float = HEARTBEAT,
-        expiry: float = EXPIRY,
-        clock: Callable[[], float] = time.monotonic,
-        here: Path | None = None,
-    ) -> None:
-        self.folder = folder
-        self.heartbeat = heartbeat
-        self.expiry = expiry
-        self.clock = clock
-        user = os.getuid() if hasattr(os, "getuid") else "user"
-        self.here = here or Path(tempfile.gettempdir()) / f"feddg-bench-{user}"
-        self._seen: dict[Path, tuple[tuple[bytes, int], float]] = {}
+    folder: Path
+    heartbeat: float = field(default=HEARTBEAT, kw_only=True)  # seconds between touches
+    expiry: float = field(default=EXPIRY, kw_only=True)  # seconds without a touch until one is free
+    clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)  # goes forward only
+    # A folder of this machine alone, where holders show that they live.
+    here: Path = field(default_factory=_here, kw_only=True)
+    _seen: dict[Path, tuple[tuple[bytes, int], float]] = field(default_factory=dict, init=False)
 
     def held(self) -> dict[str, int]:
         """Return the highest claim of every key that has one, dead ones included."""
@@ -120,11 +114,11 @@ class Claims:
             return None
         return claim
 
-    def forget(self, key: str) -> None:
-        """Remove all claims of a key whose work is done."""
-        for (other, _), path in self._files().items():
-            if other == key:
-                path.unlink(missing_ok=True)
+    def forget(self, *done: str) -> None:
+        """Remove all claims of keys whose work is done, and what killed processes left."""
+        left = [path for (key, _), path in self._files().items() if key in done]
+        for path in (*left, *self.folder.glob(".*.part")):  # whoever writes one does without it
+            path.unlink(missing_ok=True)
 
     def _live(self, name: str) -> FileLock | None:
         """Show on this machine that a holder lives; the lock ends with the process."""
@@ -157,29 +151,19 @@ class Claims:
         return content if now - since >= self.expiry else None
 
 
+@dataclass(eq=False)
 class Claim:
-    """A claim that is held; a context manager that touches it, and in the end removes it.
+    """A claim that is held; a context manager that touches it, and in the end removes it."""
 
-    It took over the dead claims ``below``, with their content; ``life`` shows on this machine that
-    the holder lives.
-    """
+    path: Path
+    number: int  # the N of its name
+    content: bytes
+    below: Mapping[Path, bytes | None]  # the dead claims that it took over, with their content
+    life: FileLock | None  # what shows on this machine that the holder lives
+    heartbeat: float  # seconds between touches
+    lost: bool = False  # whether another took it over
 
-    def __init__(
-        self,
-        path: Path,
-        number: int,
-        content: bytes,
-        below: Mapping[Path, bytes | None],
-        life: FileLock | None,
-        heartbeat: float,
-    ) -> None:
-        self.path = path
-        self.number = number
-        self.content = content
-        self.below = below
-        self.heartbeat = heartbeat
-        self.lost = False
-        self._life = life
+    def __post_init__(self) -> None:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
 
@@ -187,7 +171,7 @@ class Claim:
         self._thread.start()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
         self.release()
@@ -197,7 +181,7 @@ class Claim:
         for path, content in [*self.below.items(), (self.path, self.content)]:
             if not self.lost and _content(path) == content:
                 path.unlink(missing_ok=True)
-        _end(self._life)
+        _end(self.life)
 
     def beat(self) -> None:
         """Touch the claim, or find that another took it over."""

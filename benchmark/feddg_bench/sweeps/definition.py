@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, product
+from itertools import accumulate, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,9 @@ from feddg_bench.common.errors import SettingsError, unknown
 from feddg_bench.common.files import find_yaml
 from feddg_bench.common.streams import generator
 from feddg_bench.config.layers import load_layer
-from feddg_bench.sweeps.objective import Objective, read_objective
+from feddg_bench.records.metrics import METRICS
+from feddg_bench.records.record import RunRecord
+from feddg_bench.records.rules import split_metric
 
 Point = dict[str, Any]
 """Parameter -> value."""
@@ -26,6 +28,8 @@ _KEYS = (*_HEAD, "method", "metric", "parameters", "run_cap")
 _LISTED = ("constant", "categorical", "categorical_w_probabilities")
 _DISTRIBUTIONS = (*_LISTED, "uniform", "int_uniform", "q_uniform", "log_uniform_values")
 _MACRO = "${args_no_hyphens}"
+TARGETS = tuple(f"{split}/{metric}" for split in ("val", "id_val") for metric in METRICS)
+"""Split and metric, over all of the split's images, after the last round."""
 MAX_POINTS = 10_000
 """Points of a sweep: more are a slip of the pen, and would be planned for hours."""
 
@@ -40,12 +44,9 @@ class Choice:
     def draw(self, uniform: float) -> Any:
         """Return the value at ``uniform``, a number in [0, 1)."""
         n = len(self.values)
-        reached = 0.0
-        for value, chance in zip(self.values, self.probabilities or (1 / n,) * n, strict=True):
-            reached += chance
-            if uniform < reached:
-                return value
-        return self.values[-1]
+        ends = accumulate(self.probabilities or (1 / n,) * n)
+        found = (value for value, end in zip(self.values, ends, strict=True) if uniform < end)
+        return next(found, self.values[-1])
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,35 @@ class Range:
         if self.log:
             return float(self.low * (self.high / self.low) ** uniform)
         return self.low + uniform * (self.high - self.low)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A metric and which way is better."""
+
+    name: str  # one of `TARGETS`
+    maximize: bool  # whether a larger value is better
+
+    def value(self, record: RunRecord) -> float:
+        """Return the metric of a finished run; NaN for a loss that overflowed.
+
+        Raises:
+            SettingsError: If the run has no images of the split, or does not measure the metric.
+        """
+        split, metric = self.name.split("/")
+        evaluation = record.evaluation()
+        value = split_metric(evaluation, split, metric)
+        if value is None and evaluation.get(split):
+            raise SettingsError(
+                f"run {record.key} does not measure {metric} over all of {split}; "
+                f"choose by {split}/{record.metric.name}"
+            )
+        if value is None:
+            raise SettingsError(
+                f"run {record.key} has no {split} images, as {record.protocol} has none; "
+                f"choose by id_val/{metric}"
+            )
+        return value
 
 
 @dataclass(frozen=True)
@@ -145,7 +175,7 @@ def load_sweep(path: Path, pairs: Iterable[str] = ()) -> Sweep:
             raise SettingsError(f"cannot read {pair!r}: expected KEY=VALUE, such as seed=0")
         same = [name for name in parameters if name == key or name.endswith(f".{key}")]
         parameters[same[0] if len(same) == 1 else key] = Choice((value,))
-    objective = read_objective(path, layer.get("metric"))
+    objective = _objective(path, layer.get("metric"))
     cap = layer.get("run_cap")
     if cap is not None and (not isinstance(cap, int) or isinstance(cap, bool) or cap < 1):
         raise SettingsError(f"{path}: run_cap must be a number of points >= 1, not {cap!r}")
@@ -164,6 +194,25 @@ def load_sweep(path: Path, pairs: Iterable[str] = ()) -> Sweep:
         )
     name = str(layer.get("name") or path.stem)
     return Sweep(name, method, _fixed(path, layer.get("command")), parameters, objective, cap)
+
+
+def _objective(path: Path, metric: Any) -> Objective | None:
+    """Return what a file's ``metric`` says: a validation metric with a goal."""
+    if metric is None:
+        return None
+    if not isinstance(metric, dict) or not isinstance(metric.get("name"), str):
+        raise SettingsError(f"{path}: metric must be {{name: val/accuracy, goal: maximize}}")
+    name, goal = metric["name"], metric.get("goal")
+    if "test" in name.lower():
+        raise SettingsError(
+            f"{path}: {name} is a test metric, which must not choose anything; "
+            f"name one of {', '.join(TARGETS)}"
+        )
+    if name not in TARGETS:
+        raise SettingsError(f"{path}: {unknown('metric', name, TARGETS)}")
+    if goal not in ("maximize", "minimize"):
+        raise SettingsError(f"{path}: metric {name} needs goal: maximize or goal: minimize")
+    return Objective(name, goal == "maximize")
 
 
 def _fixed(path: Path, command: Any) -> tuple[str, ...]:

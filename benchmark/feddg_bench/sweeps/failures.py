@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from feddg_bench.common.files import write_whole
-from feddg_bench.records.store import ResultsStore
-from feddg_bench.sweeps.claims import Claims
 from feddg_bench.sweeps.jobs import Job
 
 
@@ -51,18 +49,3 @@ def stems(folder: Path) -> set[str]:
         return {path.stem for path in folder.iterdir() if path.suffix == ".json"}
     except FileNotFoundError:
         return set()
-
-
-def tidy_sweep(store: ResultsStore, claims: Claims, keys: Iterable[str]) -> None:
-    """Remove what killed processes left of runs that are recorded: parts, checkpoints, claims."""
-    wanted = set(keys) & store.keys()
-    for folder in (store.runs, store.checkpoints):
-        with suppress(FileNotFoundError):
-            for path in folder.iterdir():
-                left = path.suffix == ".part" or folder == store.checkpoints
-                if left and path.name.split(".")[0] in wanted:
-                    path.unlink(missing_ok=True)
-    for key in wanted & set(claims.held()):
-        claims.forget(key)
-    for path in claims.folder.glob(".*.part"):  # whoever writes one now does without it
-        path.unlink(missing_ok=True)

@@ -6,9 +6,8 @@ import json
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.common.files import write_whole
@@ -21,42 +20,29 @@ from feddg_bench.sweeps.failures import stems
 from feddg_bench.sweeps.jobs import Job, jobs
 
 
-class Search(Protocol):
-    """Gives out jobs."""
+class Search:
+    """Gives out jobs; these are all known from the start, as those of a grid are."""
+
+    def __init__(self, *found: Job) -> None:
+        self.found = found
 
     def jobs(self) -> Sequence[Job]:
         """Return all jobs so far; the list only grows."""
+        return self.found
 
     def grow(self) -> bool:
         """Add the jobs of one more point if there may be more; return whether it was worth asking.
 
         After ``True`` ask `jobs` again, even where another process was the one that added.
         """
-
-    def left(self) -> int:
-        """Return how many points may still come."""
-
-
-@dataclass(frozen=True)
-class ListedSearch:
-    """The jobs of a grid or of a random search, known from the start."""
-
-    found: tuple[Job, ...]
-
-    def jobs(self) -> Sequence[Job]:
-        """Return all jobs."""
-        return self.found
-
-    def grow(self) -> bool:
-        """Return ``False``: there is no more."""
         return False
 
     def left(self) -> int:
-        """Return 0."""
+        """Return how many points may still come."""
         return 0
 
 
-class BayesSearch:
+class BayesSearch(Search):
     """Points that a tree-structured Parzen estimator proposes from the records there are.
 
     Nothing but one small file a point is kept, ``sweeps/ID/N.json`` in the results folder; the
@@ -151,11 +137,8 @@ class BayesSearch:
                     value is None and keys <= recorded | failed
                 ):
                     value, state = None, optuna.trial.TrialState.FAIL
-                study.add_trial(
-                    optuna.trial.create_trial(
-                        params=point, distributions=space, state=state, value=value
-                    )
-                )
+                known = {"params": point, "distributions": space, "state": state, "value": value}
+                study.add_trial(optuna.trial.create_trial(**known))
             return dict(study.ask(space).params)
 
 
@@ -192,7 +175,7 @@ def open_search(sweep: Sweep, root: Path, datasets: Datasets | None = None) -> S
     for point in sweep.points():
         for job in _settle(sweep, point, datasets):
             found.setdefault(job.key, job)
-    return ListedSearch(tuple(found.values()))
+    return Search(*found.values())
 
 
 def _settle(sweep: Sweep, point: Point, datasets: Datasets) -> list[Job]:
