@@ -21,6 +21,7 @@ from feddg_bench.records.store import ResultsStore
 from feddg_bench.testing import start_toy_run, toy_federation
 from feddg_methods.fedavg import FedAvg
 from tests.contract.test_contract import CASES, numbers
+from tests.e2e.test_sweep import write
 
 ray = pytest.importorskip("ray")
 from feddg_bench.engine import ray_cluster  # noqa: E402 - after the check
@@ -142,6 +143,13 @@ class TestOneMachine:
             (folder / "store").unlink()
             with pytest.raises(FeddgError, match=r"of the Ray cluster: cannot read .*data prepare"):
                 start_toy_run(FedAvg, federation=federation, executor=there)
+
+    def test_a_sweep_s_runs_are_shared_out(self, folder, feddg, tmp_path):
+        file = write(tmp_path / "s.yaml", {"seed": {"values": [0, 1, 2]}})
+        done = feddg("sweep", file, "--engine", "ray", "--workers", "2", "--results", "found")
+        assert done.code == 0, done.err
+        assert "3 of 3 runs" in done.out
+        assert {record.seed for record in ResultsStore(tmp_path / "found")} == {0, 1, 2}
 
     def test_what_the_cluster_has_not_is_refused(self, folder):
         with pytest.raises(SettingsError, match="2 CPUs"):

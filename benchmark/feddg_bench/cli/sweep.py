@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from feddg_bench.cli.options import Recording, grouped
-from feddg_bench.common.errors import RunInterruptedError
+from feddg_bench.common.errors import RunInterruptedError, SettingsError
 from feddg_bench.config.schema import Resources
 
 if TYPE_CHECKING:
@@ -32,6 +32,22 @@ class SweepRecording(Recording):
     ] = 0
 
 
+@dataclass(frozen=True)
+class Slurm:
+    """What ``--engine slurm`` asks of a cluster."""
+
+    jobs: Annotated[int, typer.Option(min=1, help="With --engine slurm: workers, a job each.")] = 1
+    gpus_per_job: Annotated[int, typer.Option(min=0, help="GPUs of each job.")] = 0
+    time: Annotated[
+        str, typer.Option(help="Limit of each job; it is queued again until all is done.")
+    ] = "4:00:00"
+    partition: Annotated[str | None, typer.Option(help="Slurm partition.")] = None
+    slurm: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY[=VALUE]", help="Another option of sbatch, such as mem=16G."),
+    ] = None
+
+
 @grouped
 def sweep_command(
     file: Annotated[
@@ -44,15 +60,19 @@ def sweep_command(
     dry_run: Annotated[bool, typer.Option(help="List the runs and compute nothing.")] = False,
     retry_failed: Annotated[bool, typer.Option(help="Try runs again that failed.")] = False,
     recording: SweepRecording = SweepRecording(),
+    slurm: Slurm = Slurm(),
 ) -> None:
     """Run a W&B sweep file, without an account or a network.
 
     Runs that are recorded are not repeated, interrupted ones go on, failed ones are kept with their
     error. Start it on several machines that share the results folder: they share the runs.
+    --engine slurm or ray starts it on a cluster's.
     """
     from feddg_bench.sweeps.definition import load_sweep
 
     resources = recording.resources()
+    if resources.engine != "slurm" and slurm != Slurm():
+        raise SettingsError("--jobs and what goes with it ask Slurm: give --engine slurm, too")
     sweep = load_sweep(file, pairs or ())
 
     from feddg_bench.runs.request import Datasets
@@ -62,6 +82,9 @@ def sweep_command(
     search = open_search(sweep, resources.results, datasets)
     if dry_run:
         _print(_listing(sweep, search, resources.results))
+    if resources.engine == "slurm":
+        _submit(search, datasets, resources, slurm, dry_run=dry_run, retry_failed=retry_failed)
+    if dry_run or resources.engine == "slurm":
         return
     try:
         failed = _run(search, datasets, resources, retry_failed=retry_failed)
@@ -85,6 +108,7 @@ def _run(search: Search, datasets: Datasets, resources: Resources, *, retry_fail
     from feddg_bench.engine.devices import find_devices
     from feddg_bench.records.store import ResultsStore
     from feddg_bench.runs.checkpoints import tidy
+    from feddg_bench.sweeps import cluster
     from feddg_bench.sweeps.claims import Claims
     from feddg_bench.sweeps.failures import Failures
     from feddg_bench.sweeps.pool import run_in_processes
@@ -93,7 +117,7 @@ def _run(search: Search, datasets: Datasets, resources: Resources, *, retry_fail
 
     store, failures = ResultsStore(resources.results), Failures(resources.results)
     store.check_writable()
-    devices = find_devices(resources.device)
+    devices = ["cpu"] if resources.engine == "ray" else find_devices(resources.device)
     if retry_failed:
         failures.forget(job.key for job in search.jobs())
     one = resources.model_copy(update={"workers": 1})
@@ -105,7 +129,13 @@ def _run(search: Search, datasets: Datasets, resources: Resources, *, retry_fail
         done, total = _finished(search, resources.results)
         wanted = resources.workers or (cores() if devices == ["cpu"] else len(devices))
         count = max(1, min(wanted, total - done))
-        if count == 1:
+        if resources.engine == "ray":
+            cluster.work_on_ray(
+                cluster.Copy(search, resources),
+                board.say,
+                lambda: _finished(search, resources.results),
+            )
+        elif count == 1:
             SweepWorker(one, board.tell).work(search)
         else:
             run_in_processes(count, search, one, board.tell, board.job)
@@ -114,6 +144,47 @@ def _run(search: Search, datasets: Datasets, resources: Resources, *, retry_fail
     tidy(store, *recorded)
     Claims(resources.results / "claims").forget(*recorded)
     return recorded != keys
+
+
+def _submit(
+    search: Search,
+    datasets: Datasets,
+    resources: Resources,
+    slurm: Slurm,
+    *,
+    dry_run: bool,
+    retry_failed: bool,
+) -> None:
+    """Submit workers for the runs that are left, or show the script."""
+    from feddg_bench.sweeps import cluster
+    from feddg_bench.sweeps.failures import Failures
+
+    if resources.workers > 1:
+        raise SettingsError("each job of Slurm makes one run at a time: give --jobs, not --workers")
+    pairs = (option.partition("=") for option in slurm.slurm or ())
+    array = cluster.Array(
+        jobs=slurm.jobs,
+        threads=resources.threads,
+        gpus=slurm.gpus_per_job,
+        time=slurm.time,
+        partition=slurm.partition,
+        more={key: value if sign else True for key, sign, value in pairs},
+    )
+    folder = (resources.results / "slurm").resolve()
+    if dry_run:
+        _print(array.script(folder))
+        return
+    executor = array.executor(folder)
+    if retry_failed:
+        Failures(resources.results).forget(job.key for job in search.jobs())
+    _prepare(search, datasets, resources, lambda _done, _total: None)
+    done, total = _finished(search, resources.results)
+    worker = cluster.Copy(search, cluster.shared(resources))
+    jobs = cluster.submit(worker, min(slurm.jobs, total - done), executor)
+    _print(
+        f"{done} of {total} runs are finished; {len(jobs)} jobs for the others: "
+        f"{', '.join(job.job_id for job in jobs) or 'none'}; logs in {folder}"
+    )
 
 
 def _prepare(search: Search, datasets: Datasets, resources: Resources, progress: OnDecoded) -> None:

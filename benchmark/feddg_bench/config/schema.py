@@ -288,8 +288,8 @@ class Resources(Section):
     core or one a GPU."""
     threads: int = Field(1, ge=1, le=1024)
     """CPU threads of each worker; the numbers' last bits depend on it, on nothing else here."""
-    engine: Literal["processes", "ray"] = "processes"
-    """Whether workers are processes here, or actors on a Ray cluster."""
+    engine: Literal["processes", "ray", "slurm"] = "processes"
+    """Whether workers are processes here, or on a Ray cluster, or a sweep's are jobs of Slurm."""
     address: str | None = None
     """Of the Ray cluster, ``HOST:PORT`` or ``auto``; else one is started here for the command."""
     data_root: Path | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from typing import Any
 
 import torch
 
@@ -60,14 +61,15 @@ def open_executor(resources: Resources) -> Executor:
     Raises:
         SettingsError: If a device is not here.
     """
-    if resources.engine == "ray":
-        try:
-            from feddg_bench.engine.ray_cluster import RayExecutor
-        except ImportError as error:
-            raise SettingsError("--engine ray needs Ray: pip install 'feddg-bench[ray]'") from error
-        return RayExecutor(
-            resources.workers, resources.device, resources.threads, resources.address
+    if resources.engine == "slurm":
+        raise SettingsError(
+            "--engine slurm is for `feddg-bench sweep`, whose runs are a job each: give --engine "
+            "processes or ray"
         )
+    if resources.engine == "ray":
+        share = resources.workers, resources.device, resources.threads, resources.address
+        executor: Executor = load_ray().RayExecutor(*share)
+        return executor
     if resources.address is not None:
         raise SettingsError("--address names a Ray cluster: give --engine ray with it")
     devices = find_devices(resources.device)
@@ -76,3 +78,16 @@ def open_executor(resources: Resources) -> Executor:
     if workers == 1:
         return SerialExecutor()
     return ProcessExecutor(workers, placement(devices, workers))
+
+
+def load_ray() -> Any:
+    """Return `feddg_bench.engine.ray_cluster`.
+
+    Raises:
+        SettingsError: If Ray is not installed.
+    """
+    try:
+        import feddg_bench.engine.ray_cluster as ray_cluster
+    except ImportError as error:
+        raise SettingsError("--engine ray needs Ray: pip install 'feddg-bench[ray]'") from error
+    return ray_cluster

@@ -44,6 +44,7 @@ class Executor(ABC):
     Attributes:
         workers: Processes that run tasks.
         memories: What each client keeps between its tasks.
+        device_name: Model of the workers' GPUs or ``cpu``, where they are not this machine's.
         on_reply: Looks at every task and its reply before the server does; may not change them.
     """
 
@@ -51,6 +52,7 @@ class Executor(ABC):
         self.workers = workers
         self.memories: dict[str, Payload] = {}
         self.on_reply: OnReply | None = None
+        self.device_name: str | None = None
 
     @abstractmethod
     def start(self, spec: WorkerSpec, method: Method) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import ray
@@ -31,6 +31,7 @@ from feddg_bench.core.method import Method
 from feddg_bench.data.decoding import Layout
 from feddg_bench.data.federated import Federation
 from feddg_bench.data.store import check_store
+from feddg_bench.engine.devices import device_name
 from feddg_bench.engine.executors import PoolExecutor, RemoteWorker, WorkerEnd
 from feddg_bench.engine.worker import WorkerSpec
 from feddg_bench.plugins import load_method
@@ -41,40 +42,77 @@ PATIENCE = 60.0
 """Seconds without room for a worker on the cluster after which that is said."""
 
 
-class RayExecutor(PoolExecutor):
-    """Runs tasks on the actors of a Ray cluster, one long-lived actor a share of a device.
-
-    What goes to all is put into the object store once and fetched once a machine. An actor whose
-    machine is lost is built anew where there is room, and the run goes on without it until then.
+class RayCluster:
+    """A connection to a cluster, and a worker's share of it; a context manager.
 
     Args:
-        workers: Number of actors; 0 is one a GPU, or one for every ``threads`` CPUs.
+        workers: Number of workers; 0 is one a GPU, or one for every ``threads`` CPUs.
         device: ``auto``, ``cpu`` or ``cuda``, of the cluster, whatever this machine has.
         threads: CPUs of each.
         address: Of a cluster, ``HOST:PORT`` or ``auto``; else one is started here, and ended.
+
+    Attributes:
+        count: Number of workers.
+        sharing: How many share a GPU; 0 if they use none.
+        device: Of each, as it sees it.
+        options: Its share, as Ray wants it said.
 
     Raises:
         SettingsError: If there is no such cluster, or it has too few CPUs or GPUs.
     """
 
-    def __init__(
-        self, workers: int = 0, device: str = "auto", threads: int = 1, address: str | None = None
-    ) -> None:
+    def __init__(self, workers: int, device: str, threads: int, address: str | None) -> None:
         self._ours = not ray.is_initialized()
         if self._ours:
             _connect(address, max(cores(), workers * threads))
         try:
-            count, self.device, sharing = _shares(workers, device, threads)
-            actor = ray.remote(_RayEnd).options(
-                num_cpus=threads,
-                num_gpus=1 / sharing if sharing else 0,
-                scheduling_strategy="SPREAD",
-                runtime_env={"env_vars": FIXED} if is_fixed() else None,
-            )
-            super().__init__([_Actor(actor.remote) for _ in range(count)])
+            self.count, self.sharing = _shares(workers, device, threads)
         except BaseException:
-            self._disconnect()
+            self.close()
             raise
+        self.device = "cuda:0" if self.sharing else "cpu"
+        self.options = {
+            "num_cpus": threads,
+            "num_gpus": 1 / self.sharing if self.sharing else 0,
+            "scheduling_strategy": "SPREAD",
+            "runtime_env": {"env_vars": FIXED} if is_fixed() else None,
+        }
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Call a function on the cluster, again elsewhere if its machine is lost."""
+
+        def called() -> Any:
+            return function(*arguments)
+
+        future: Future[Any] = ray.remote(called).options(**self.options).remote().future()
+        return future
+
+    def close(self) -> None:
+        """End the cluster if it was started here."""
+        if self._ours:
+            ray.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class RayExecutor(PoolExecutor):
+    """Runs tasks on the actors of a Ray cluster, one long-lived actor a share of a device.
+
+    What goes to all is put into the object store once and fetched once a machine. An actor whose
+    machine is lost is built anew where there is room, and the run goes on without it until then.
+    Its arguments are those of `RayCluster`.
+    """
+
+    def __init__(
+        self, workers: int = 0, device: str = "auto", threads: int = 1, address: str | None = None
+    ) -> None:
+        self.cluster = RayCluster(workers, device, threads, address)
+        make = ray.remote(_RayEnd).options(**self.cluster.options).remote
+        super().__init__([_Actor(make) for _ in range(self.cluster.count)])
 
     def start(self, spec: WorkerSpec, method: Method) -> None:
         """Build all workers, which must have what this machine has."""
@@ -83,7 +121,8 @@ class RayExecutor(PoolExecutor):
 
     def placed(self, spec: WorkerSpec) -> list[WorkerSpec]:
         """Return what each worker is built from."""
-        return [replace(spec, device=self.device)] * len(self.members)
+        own = replace(spec, device=self.cluster.device, sharing=self.cluster.sharing or 1)
+        return [own] * len(self.members)
 
     def post(self, data: bytes) -> Any:
         """Put into the object store what goes to all."""
@@ -95,6 +134,7 @@ class RayExecutor(PoolExecutor):
         Raises:
             DataError: If it has not what this machine has.
         """
+        self.device_name = answer["device"]
         for name, ours in self._here.items():
             theirs = answer[name]
             if theirs == ours:
@@ -120,11 +160,7 @@ class RayExecutor(PoolExecutor):
         """End the actors, and the cluster if it was started here."""
         for member in self.members:
             member.end()
-        self._disconnect()
-
-    def _disconnect(self) -> None:
-        if self._ours:
-            ray.shutdown()
+        self.cluster.close()
 
 
 class _Actor(RemoteWorker):
@@ -185,7 +221,7 @@ class _RayEnd(WorkerEnd):
             super().start(spec)
         except FeddgError as error:
             raise type(error)(f"on {node} of the Ray cluster: {error}") from error
-        return here | {"node": node}
+        return here | {"node": node, "device": device_name(spec.device)}
 
 
 def facts(spec: WorkerSpec) -> dict[str, str]:
@@ -220,8 +256,8 @@ def facts(spec: WorkerSpec) -> dict[str, str]:
     }
 
 
-def _shares(workers: int, device: str, threads: int) -> tuple[int, str, int]:
-    """Return the number of actors, the device of each, and how many share a GPU: 0 for none."""
+def _shares(workers: int, device: str, threads: int) -> tuple[int, int]:
+    """Return the number of workers, and how many share a GPU: 0 if they use none."""
     have: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     cpus, gpus = int(have.get("CPU", 0)) // threads, int(have.get("GPU", 0))
     if device not in ("auto", "cpu", "cuda") or (device == "cuda" and not gpus):
@@ -237,7 +273,7 @@ def _shares(workers: int, device: str, threads: int) -> tuple[int, str, int]:
             f"the Ray cluster has {have.get('CPU', 0):g} CPUs, too few for {count or 1} workers of "
             f"{threads}: give fewer --workers or --threads"
         )
-    return count, "cuda:0" if gpus else "cpu", -(-count // gpus) if gpus else 0
+    return count, -(-count // gpus) if gpus else 0
 
 
 _SAME = "install the same versions on all machines, those of constraints.txt"

@@ -15,12 +15,13 @@ from feddg_bench.engine.devices import device_name, find_devices
 from feddg_bench.records.record import EnvironmentRecord
 
 
-def environment(resources: Resources, workers: int, *, portable: bool = False) -> EnvironmentRecord:
+def environment(
+    resources: Resources, workers: int, *, device: str | None = None, portable: bool = False
+) -> EnvironmentRecord:
     """Return what numbers may depend on in their last bits, and nothing that names a machine."""
     import lightning
     import torchvision
 
-    device = find_devices(resources.device)[0]
     versions = {"python": platform.python_version(), "feddg_bench": feddg_bench.__version__}
     versions |= {m.__name__: str(m.__version__) for m in (torch, torchvision, lightning)}
     return EnvironmentRecord(
@@ -28,7 +29,7 @@ def environment(resources: Resources, workers: int, *, portable: bool = False) -
         system=f"{platform.system()} {platform.machine()}",
         cpu=describe_cpu(),
         portable=portable or None,
-        device=device_name(device),
+        device=device or device_name(find_devices(resources.device)[0]),
         threads=resources.threads,
         workers=workers,
         commit=_commit(),

@@ -74,7 +74,10 @@ class Recorder(Observer):
     def begin(self, run: Run) -> None:
         """Note where the run is computed, by which code, and who holds what."""
         self.record.environment = environment(
-            self.resources, run.executor.workers, portable=run.plan.settings.portable
+            self.resources,
+            run.executor.workers,
+            device=run.executor.device_name,
+            portable=run.plan.settings.portable,
         )
         self.record.code = code_digest(type(run.method))
         path = self.store.partitions / f"{self.record.partition.hash[:16]}.json"

@@ -1,0 +1,194 @@
+"""A sweep on a cluster: equal workers on one results folder, whose claims share out the runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, wait
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.config.schema import Resources
+from feddg_bench.sweeps.search import Search
+
+if TYPE_CHECKING:
+    from submitit import Executor, Job
+
+NOTICE = 120
+"""Seconds before the end of its time in which a job lets go of its run."""
+AGAIN = 1000
+"""Times that a job whose time is up is queued again."""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """One of the equal workers; picklable.
+
+    Attributes:
+        search: The sweep's runs.
+        resources: Where and how; one run at a time.
+    """
+
+    search: Search
+    resources: Resources
+
+    def __call__(self, number: int) -> None:
+        """Work until every run is recorded or has failed, by this worker or by another."""
+        from feddg_bench.sweeps.work import SweepWorker
+
+        SweepWorker(self.resources, lambda *event: print(*event, flush=True)).work(self.search)  # noqa: T201
+
+    def checkpoint(self, number: int) -> Any:
+        """Return what goes on when the job runs again; what it has done is on the disk."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self, number)
+
+
+@dataclass(frozen=True)
+class Array:
+    """What is asked of Slurm.
+
+    Attributes:
+        jobs: Number of workers, each a job with one run at a time.
+        threads: CPUs of each.
+        gpus: GPUs of each.
+        time: Its limit, as Slurm writes it: ``MINUTES``, ``H:MM:SS`` or ``D-HH:MM:SS``.
+        partition: Where; ``None`` for the cluster's own.
+        more: Other options of ``sbatch``.
+    """
+
+    jobs: int
+    threads: int = 1
+    gpus: int = 0
+    time: str = "4:00:00"
+    partition: str | None = None
+    more: Mapping[str, str | bool] | None = None
+
+    def parameters(self) -> dict[str, Any]:
+        """Return them as submitit names them.
+
+        Raises:
+            SettingsError: If the time cannot be read.
+        """
+        return {
+            "job_name": "feddg-bench",
+            "time": minutes(self.time),
+            "partition": self.partition,
+            "gpus_per_node": self.gpus or None,
+            "ntasks_per_node": 1,
+            "cpus_per_task": self.threads,
+            "array_parallelism": self.jobs,
+            "signal_delay_s": NOTICE,
+            "wckey": None,
+            "additional_parameters": {"requeue": True, **(self.more or {})},
+        }
+
+    def script(self, folder: Path) -> str:
+        """Return the script that would be submitted."""
+        slurm = _submitit().slurm.slurm
+        command = shlex.join([sys.executable, "-u", "-m", "submitit.core._submit", str(folder)])
+        text: str = slurm._make_sbatch_string(
+            command, folder, map_count=self.jobs, **self.parameters()
+        )
+        return text
+
+    def executor(self, folder: Path) -> Executor:
+        """Return what submits to this cluster.
+
+        Raises:
+            SettingsError: If there is no Slurm here, or the time cannot be read.
+        """
+        parameters = self.parameters()
+        try:
+            executor: Executor = _submitit().SlurmExecutor(folder, max_num_timeout=AGAIN)
+        except RuntimeError as error:
+            raise SettingsError(
+                "there is no Slurm here, srun is not found: submit on a cluster's login node; "
+                "--dry-run shows the script anywhere"
+            ) from error
+        executor.update_parameters(**parameters)
+        return executor
+
+
+def shared(resources: Resources) -> Resources:
+    """Return resources whose folders are the same wherever a worker begins."""
+    from feddg_bench.data.locations import cache_dir
+
+    folders = {"results": resources.results, "cache_dir": cache_dir(resources.cache_dir)}
+    if resources.data_root is not None:
+        folders["data_root"] = resources.data_root
+    return resources.model_copy(update={name: path.resolve() for name, path in folders.items()})
+
+
+def submit(copy: Copy, jobs: int, executor: Executor) -> list[Job[None]]:
+    """Submit equal workers as one array, and return its jobs."""
+    found: list[Job[None]] = executor.map_array(copy, range(jobs))
+    return found
+
+
+def minutes(text: str) -> int:
+    """Return the minutes of a time limit as Slurm writes it.
+
+    Raises:
+        SettingsError: If it cannot be read.
+
+    >>> minutes("90"), minutes("4:00:00"), minutes("1-12"), minutes("30:30")
+    (90, 240, 2160, 31)
+    """
+    found = re.fullmatch(r"(?:(\d{1,3})-)?(\d{1,5})(?::(\d\d))?(?::(\d\d))?", text)
+    if found is None:
+        raise SettingsError(
+            f"cannot read the time limit {text!r}: expected minutes, H:MM:SS or D-HH:MM:SS"
+        )
+    days, *parts = (int(part) if part else 0 for part in found.groups())
+    if found[1] is None and found[4] is None:  # minutes, or minutes and seconds
+        parts = [0, *parts[:2]]
+    hours, whole, seconds = parts
+    return (days * 24 + hours) * 60 + whole + (seconds > 0)
+
+
+def work_on_ray(
+    copy: Copy, say: Callable[[str], None], done: Callable[[], tuple[int, int]]
+) -> None:
+    """Let equal workers on a Ray cluster finish a sweep, one a GPU or one for its CPUs.
+
+    Args:
+        copy: The worker; its resources say how many, on what, and the cluster's address.
+        say: Told how far it is.
+        done: Returns how many runs are finished, and how many there will be.
+
+    Raises:
+        SettingsError: If there is no Ray, no such cluster, or it is too small.
+    """
+    from feddg_bench.engine.devices import load_ray
+
+    asked, told = copy.resources, done()
+    ray = load_ray()
+    with ray.RayCluster(asked.workers, asked.device, asked.threads, asked.address) as cluster:
+        one = {"workers": 1, "device": cluster.device}
+        worker = replace(copy, resources=shared(asked).model_copy(update=one))
+        running = {
+            cluster.call(worker, number) for number in range(min(cluster.count, told[1] - told[0]))
+        }
+        while running:
+            over, running = wait(running, 5, FIRST_COMPLETED)
+            for future in over:
+                future.result()
+            if done() != told:
+                told = done()
+                say(f"{told[0]} of {told[1]} runs are finished")
+
+
+def _submitit() -> Any:
+    try:
+        import submitit
+    except ImportError as error:
+        raise SettingsError(
+            "--engine slurm needs submitit: pip install 'feddg-bench[slurm]'"
+        ) from error
+    return submitit
