@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from torch.testing import assert_close
 
+from feddg_bench.common.errors import FeddgError, printable
 from feddg_bench.config.keys import canonical_settings, run_key
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.plugins import load_method
@@ -34,6 +38,16 @@ PLAIN = {
     }
 }
 """Images as they are."""
+
+
+@contextmanager
+def refused(error: type[FeddgError], *words: str) -> Iterator[pytest.ExceptionInfo[FeddgError]]:
+    """Expect an error that says these words, in one line that any terminal can show."""
+    with pytest.raises(error) as caught:
+        yield caught
+    said = str(caught.value)
+    assert said == printable(said)
+    assert [word for word in words if word not in said] == [], said
 
 
 def hyper(**values: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from feddg_bench.engine.executors import ProcessExecutor, SerialExecutor
 from feddg_bench.plugins import names
 from feddg_bench.testing import CONTRACT, Subject
 from feddg_methods.fedavg import FedAvg
-from tests.helpers import bitwise, no_file
+from tests.helpers import bitwise, no_file, refused
 
 CASES = [
     *((name, no_file(name)) for name in names("method")),
@@ -252,7 +252,7 @@ class Diverging(FedAvg):
 
 def test_an_error_in_client_work_is_not_swallowed(start_run):
     run = start_run(Failing, RESET)
-    with pytest.raises(ClientError, match=r"client_1 .*round 1 .*no luck") as caught:
+    with refused(ClientError, "client_1", "round 1", "no luck") as caught:
         run.rounds(1)
     assert isinstance(caught.value.__cause__, ValueError)
 

@@ -20,6 +20,7 @@ from feddg_bench.data.splits import read_split_csv
 from feddg_bench.data.store import open_store
 from feddg_datasets.digits4 import Digits4
 from feddg_datasets.pacs import PACS
+from tests.helpers import refused
 
 SPLITS = {"art_painting": "val", "photo": "test", "sketch": "train", "cartoon": "train"}
 
@@ -155,7 +156,7 @@ def test_the_real_pacs_is_clean(real, tmp_path):
     assert found.images == 9991
     assert found.fingerprint == "6fa5e9931a28d9b5e50a95f70c223572"
     path = write_csv(tmp_path / "shifted.csv", PACS(real), base=1)
-    with pytest.raises(DataError, match="constant 1 from the data set's in all 9991 rows"):
+    with refused(DataError, "constant 1 from the data set's in all 9991 rows"):
         read_split_csv(path, None, PACS(real))
 
 
@@ -283,7 +284,7 @@ def test_a_domain_that_lies_one_folder_too_deep_is_said(copy):
     (copy / "inner").rename(copy / "photo" / "photo")
     (finding,) = examine(TinyPACS(copy)).findings
     assert f"the classes lie in {copy / 'photo' / 'photo'}: move them a folder up" in finding.text
-    with pytest.raises(DataError, match="move them a folder up"):
+    with refused(DataError, "move them a folder up"):
         TinyPACS(copy).records()
 
 
@@ -360,7 +361,7 @@ def test_split_files_are_read_to_the_end(copy, tmp_path, change, word):
 
 
 def test_what_is_not_there_cannot_be_checked(tmp_path):
-    with pytest.raises(DataError, match="was not found"):
+    with refused(DataError, "was not found"):
         examine(PACS(tmp_path))
 
 
@@ -402,7 +403,7 @@ def test_signatures_are_written_and_read(copy, tmp_path):
     assert (again.names, again.side) == (signatures.names, 40)
     assert np.array_equal(again.hashes, signatures.hashes)
     assert np.array_equal(again.colours, signatures.colours)
-    with pytest.raises(DataError, match="of pacs, not of officehome"):
+    with refused(DataError, "of pacs, not of officehome"):
         load_signatures(tmp_path / "x.xz", "officehome")
 
 
@@ -412,7 +413,7 @@ NO_SIGNATURES = (b"[]\n", b"{}\n", b'{"names": ["a"], "side": 1}\nshort')
 @pytest.mark.parametrize("content", [b"", b"text", *map(lzma.compress, NO_SIGNATURES)])
 def test_what_holds_no_signatures_is_refused(tmp_path, content):
     (tmp_path / "x.xz").write_bytes(content)
-    with pytest.raises(DataError, match="data sign pacs"):
+    with refused(DataError, "data sign pacs"):
         load_signatures(tmp_path / "x.xz", "pacs")
 
 

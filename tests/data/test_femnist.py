@@ -13,6 +13,7 @@ from feddg_bench.data.protocols import scenarios
 from feddg_bench.data.splits import SPLITS
 from feddg_datasets.femnist import FEMNIST
 from tests.fabricate import fabricate
+from tests.helpers import refused
 
 
 @pytest.fixture(autouse=True)
@@ -106,16 +107,16 @@ def test_tables_that_do_not_fit(made, old, new, message):
 @pytest.mark.parametrize("name", ["/etc/passwd", "images/../../../etc/passwd"])
 def test_a_table_names_no_file_outside(made, name):
     edit(made, "images/000/02.png", name)
-    with pytest.raises(DataError, match="lies outside"):
+    with refused(DataError, "lies outside"):
         FEMNIST(made).fingerprint()
 
 
 def test_missing_data(made, tmp_path):
-    with pytest.raises(DataError, match=r"metadata\.csv was not found .*femnist_v1\.0") as caught:
+    with refused(DataError, "metadata.csv was not found", "femnist_v1.0") as caught:
         FEMNIST(tmp_path)
     assert "--data-root" in str(caught.value)
     (made / "femnist_v1.0" / "images" / "000" / "02.png").unlink()
-    with pytest.raises(DataError, match=r"cannot read .*02\.png"):
+    with refused(DataError, "cannot read", "02.png"):
         FEMNIST(made).fingerprint()
 
 

@@ -13,6 +13,7 @@ from feddg_bench.common.errors import DataError
 from feddg_bench.data.protocols import scenarios
 from feddg_datasets.folder import Folder
 from tests.fabricate import fabricate
+from tests.helpers import refused
 
 
 @pytest.fixture(autouse=True)
@@ -102,27 +103,27 @@ def test_names_that_read_alike_are_refused(made, new, message):
 
 def test_a_name_of_separators_alone_is_refused(tmp_path):
     image(tmp_path, "+", "a", "1.png")
-    with pytest.raises(DataError, match="do not differ"):
+    with refused(DataError, "do not differ"):
         Folder(tmp_path)
 
 
 def test_wrong_folders_get_a_hint(made, tmp_path):
     with pytest.raises(DataError, match=rf"; give --data-root {made}$"):
         Folder(tmp_path)
-    with pytest.raises(DataError, match="its folders hold images themselves"):
+    with refused(DataError, "its folders hold images themselves"):
         Folder(made / "night")
-    with pytest.raises(DataError, match="has no images in folders <domain>/<class>/<image>: give"):
+    with refused(DataError, "has no images in folders <domain>/<class>/<image>: give"):
         Folder(made / "night" / "bus")
     for path in (made / "night").rglob("*.jpg"):
         path.rename(path.with_suffix(".gif"))
     (made / "night").rename(tmp_path / "gifs")
     (tmp_path / "only").mkdir()
     (tmp_path / "gifs").rename(tmp_path / "only" / "night")
-    with pytest.raises(DataError, match=r"files \.gif are not read"):
+    with refused(DataError, "files .gif are not read"):
         Folder(tmp_path / "only")
-    with pytest.raises(DataError, match=r"there is no folder .*nowhere"):
+    with refused(DataError, "there is no folder", "nowhere"):
         Folder(tmp_path / "nowhere")
-    with pytest.raises(DataError, match="needs --data-root DIR"):
+    with refused(DataError, "needs --data-root DIR"):
         Folder()
 
 
@@ -148,6 +149,6 @@ def test_two_folders_of_the_same_names_are_two_data_sets(made, tmp_path):
 
 def test_names_that_do_not_show_are_refused(made):
     (made / "night").rename(made / "ni\x1b[31mght")
-    with pytest.raises(DataError, match="rename it") as caught:
+    with refused(DataError, "rename it") as caught:
         Folder(made)
     assert "\x1b" not in str(caught.value).replace(str(made), "")

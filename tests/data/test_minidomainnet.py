@@ -11,6 +11,7 @@ from feddg_bench.common.errors import DataError
 from feddg_bench.data.splits import SPLITS
 from feddg_datasets.minidomainnet import MiniDomainNet
 from tests.fabricate import fabricate
+from tests.helpers import refused
 
 
 class TinyMiniDomainNet(MiniDomainNet):
@@ -66,7 +67,7 @@ def test_names_and_classes():
 
 
 def test_the_total_is_checked(made):
-    with pytest.raises(DataError, match="name 1,512 images instead of 140,006"):
+    with refused(DataError, "name 1,512 images instead of 140,006"):
         MiniDomainNet(made).records()
     assert len(MiniDomainNet(made).records_as_found().paths) == 1512
 
@@ -103,7 +104,7 @@ def test_lines_that_do_not_fit(copy, text, message):
 def test_an_image_listed_twice(copy):
     first = (copy / "domainnet/splits_mini/clipart_test.txt").read_text().splitlines()[0]
     line(copy, first)
-    with pytest.raises(DataError, match="is in the lists twice"):
+    with refused(DataError, "is in the lists twice"):
         TinyMiniDomainNet(copy).records()
 
 
@@ -122,14 +123,14 @@ def test_a_missing_image_is_named(copy, made):
     shutil.copytree(made / "domainnet" / "clipart", copy / "domainnet" / "clipart")
     (copy / "domainnet" / name).unlink()
     dataset = TinyMiniDomainNet(copy)
-    with pytest.raises(DataError, match=f"1 of the 1,512 images of the lists .* such as {name}"):
+    with refused(DataError, "1 of the 1,512 images of the lists", f"such as {name}"):
         dataset.fingerprint()
 
 
 def test_without_lists_or_a_domain(copy):
     shutil.rmtree(copy / "domainnet" / "splits_mini")
-    with pytest.raises(DataError, match=r"lacks the lists splits_mini/clipart_train\.txt"):
+    with refused(DataError, "lacks the lists splits_mini/clipart_train.txt"):
         TinyMiniDomainNet(copy).records()
     (copy / "domainnet" / "sketch").unlink()
-    with pytest.raises(DataError, match="lacks the folder sketch"):
+    with refused(DataError, "lacks the folder sketch"):
         TinyMiniDomainNet(copy).records()

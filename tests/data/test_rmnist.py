@@ -14,6 +14,7 @@ from feddg_bench.common.errors import DataError
 from feddg_bench.data.protocols import scenarios
 from feddg_datasets.rmnist import RotatedMNIST, deal, read_idx
 from tests.fabricate import fabricate
+from tests.helpers import refused
 
 TRAIN = "train-images-idx3-ubyte"
 
@@ -94,7 +95,7 @@ def test_layouts_and_spellings_give_the_same(made, tmp_path, layout):
 
 def test_missing_files_are_named(made, tmp_path):
     (made / "mnist" / "t10k-labels-idx1-ubyte.gz").unlink()
-    with pytest.raises(DataError, match="MNIST's t10k-labels was not found") as caught:
+    with refused(DataError, "MNIST's t10k-labels was not found") as caught:
         TinyRotatedMNIST(made).records()
     for part in (str(made), "data download rmnist", "--data-root", "data path rmnist"):
         assert part in str(caught.value)
@@ -129,10 +130,10 @@ def test_labels_that_do_not_fit(made):
     file = made / "mnist" / "t10k-labels-idx1-ubyte.gz"
     raw = gzip.decompress(file.read_bytes())
     file.write_bytes(gzip.compress(raw[:-1] + b"\x0a"))
-    with pytest.raises(DataError, match="holds the label 10: expected digits"):
+    with refused(DataError, "holds the label 10: expected digits"):
         TinyRotatedMNIST(made).records()
     file.write_bytes(gzip.compress(raw[:7] + b"\x63" + raw[8:-1]))
-    with pytest.raises(DataError, match=r"holds 100 images but .* 99 labels"):
+    with refused(DataError, "holds 100 images but", "99 labels"):
         TinyRotatedMNIST(made).records()
 
 

@@ -23,11 +23,12 @@ from torchvision.transforms import Resize
 from feddg_bench.common.errors import DataError, PluginError
 from feddg_bench.data import decoding
 from feddg_bench.data import store as store_module
-from feddg_bench.data.dataset import DomainDataset, FileDataset
+from feddg_bench.data.dataset import DomainDataset
 from feddg_bench.data.decoding import Layout
 from feddg_bench.data.image_folders import ImageFolderDataset
 from feddg_bench.data.store import check_store, open_store
 from feddg_datasets.pacs import PACS
+from tests.helpers import refused
 
 
 class Shapes(ImageFolderDataset):
@@ -90,26 +91,32 @@ def test_images_cannot_be_written(root, cache):
     assert store.images[np.array([3, 1])].flags.writeable
 
 
-def test_nothing_is_read_again(root, cache, monkeypatch):
+def test_nothing_is_read_again(root, cache):
     first = open_store(Shapes(root), 8, cache)
 
-    def refuse(*_: object) -> None:
-        raise AssertionError("read again")
+    class Once(Shapes):
+        def read(self, index, size):
+            pytest.fail("decoded again")
 
-    monkeypatch.setattr(Shapes, "read", refuse)
-    monkeypatch.setattr(Path, "read_bytes", refuse)
-    second = open_store(Shapes(root), 8, cache)
+        def content(self, index):
+            pytest.fail("hashed again")
+
+    second = open_store(Once(root), 8, cache)
     assert second.fingerprint == first.fingerprint
     assert np.array_equal(second.images, first.images)
 
 
-def test_the_same_contents_elsewhere_share_a_store(root, cache, monkeypatch):
+def test_the_same_contents_elsewhere_share_a_store(root, cache):
     first = open_store(Shapes(root), 8, cache)
     for path in files(root):
         os.utime(path, (1, 1))
     (root / "day").rename(root / "DAY")
-    monkeypatch.setattr(Shapes, "read", lambda *_: pytest.fail("decoded again"))
-    assert open_store(Shapes(root), 8, cache).fingerprint == first.fingerprint
+
+    class Once(Shapes):
+        def read(self, index, size):
+            pytest.fail("decoded again")
+
+    assert open_store(Once(root), 8, cache).fingerprint == first.fingerprint
 
 
 @pytest.mark.parametrize("change", ["pixels", "name", "label"])
@@ -155,7 +162,7 @@ def test_one_flipped_bit_is_noticed(root, cache, place):
     spoilt = bytearray(path.read_bytes())
     spoilt[byte] ^= 16
     path.write_bytes(spoilt)
-    with pytest.raises(DataError, match="delete that file") as caught:
+    with refused(DataError, "delete that file") as caught:
         open_store(Shapes(root), 8, cache)
     assert str(path) in str(caught.value)
     path.unlink()
@@ -170,7 +177,7 @@ def test_of_a_large_store_blocks_at_even_distances_are_checked(many, cache, monk
     path.write_bytes(spoilt)
     monkeypatch.setattr(store_module, "CHECKED_BYTES", 3 * 256 * 8 * 8 * 3)
     open_store(many, 8, cache)  # the first, third and fifth
-    with pytest.raises(DataError, match="image 256 and 511"):
+    with refused(DataError, "image 256 and 511"):
         check_store(path, Layout.of(many, 8))
 
 
@@ -185,7 +192,7 @@ def test_progress_counts_up_to_the_total(root, cache):
 def test_an_image_that_cannot_be_decoded_is_named(root, cache, content):
     path = root / "night" / "disc" / "0.jpg"
     path.write_bytes(path.read_bytes()[:-300] if content is None else content)
-    with pytest.raises(DataError, match="replace it by a fresh copy") as caught:
+    with refused(DataError, "replace it by a fresh copy") as caught:
         open_store(Shapes(root), 8, cache)
     assert str(path) in str(caught.value)
     assert files(cache / "stores") == []
@@ -195,7 +202,7 @@ def test_a_full_disk_leaves_nothing_behind(root, cache):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))  # of 12 x 768 bytes
     try:
-        with pytest.raises(DataError, match=r"cannot write the 0.00 GiB .* with --cache-dir"):
+        with refused(DataError, "cannot write the 0.00 GiB", "with --cache-dir"):
             open_store(Shapes(root), 16, cache)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -205,7 +212,7 @@ def test_a_full_disk_leaves_nothing_behind(root, cache):
 
 def test_a_cache_that_cannot_be_made_is_one_sentence(root, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="name another folder with --cache-dir"):
+    with refused(DataError, "name another folder with --cache-dir"):
         open_store(Shapes(root), 8, tmp_path / "file" / "cache")
 
 
@@ -221,17 +228,20 @@ def test_too_full_a_disk_is_told_before_anything_is_decoded(root, cache, monkeyp
     assert open_store(Shapes(root), 16, cache).images.any()  # 9 KB
 
 
-def test_every_file_is_read_once_to_build_and_never_to_open(root, cache, monkeypatch):
+def test_every_file_is_read_once_to_build_and_never_to_open(root, cache):
     read: list[Path] = []
-    original = Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path) or original(path))
-    monkeypatch.setattr(Shapes, "fingerprint", FileDataset.fingerprint)
-    store = open_store(Shapes(root), 8, cache)
+
+    class Watched(Shapes):
+        def content(self, index):
+            read.append(self.file(index))
+            return super().content(index)
+
+    store = open_store(Watched(root), 8, cache)
     assert sorted(read) == files(root)
     assert store.fingerprint == Shapes(root).fingerprint()
     read.clear()
-    open_store(Shapes(root), 8, cache)
-    open_store(Shapes(root), 9, cache)  # hashed again while decoded, as it is decoded from the file
+    open_store(Watched(root), 8, cache)
+    open_store(Watched(root), 9, cache)  # hashed again, as it is decoded from the file
     assert sorted(read) == files(root)
 
 
@@ -257,10 +267,13 @@ def test_the_real_pacs_has_the_fingerprint_of_the_records(test_data):
     assert PACS(test_data).fingerprint() == "6fa5e9931a28d9b5e50a95f70c223572"
 
 
-def test_images_of_a_wrong_shape_are_the_plugins_fault(root, cache, monkeypatch):
-    monkeypatch.setattr(Shapes, "read", lambda *_: np.zeros((8, 8), dtype=np.uint8))
-    with pytest.raises(PluginError, match=r"expected uint8 \[8, 8, 3\]"):
-        open_store(Shapes(root), 8, cache)
+def test_images_of_a_wrong_shape_are_the_plugins_fault(root, cache):
+    class Flat(Shapes):
+        def read(self, index, size):
+            return np.zeros((8, 8), dtype=np.uint8)
+
+    with refused(PluginError, "Flat.read", "expected uint8 [8, 8, 3]"):
+        open_store(Flat(root), 8, cache)
 
 
 # ---------------------------------------------------------- many images, several processes
@@ -338,7 +351,7 @@ def test_a_class_that_other_processes_cannot_find_is_decoded_here(many, cache, m
 def test_an_unreadable_image_is_named_by_any_process(many, cache, tmp_path):
     path = tmp_path / "many" / "night" / "disc" / "0805.png"
     path.write_bytes(path.read_bytes()[:40])
-    with pytest.raises(DataError, match="cannot decode the image") as caught:
+    with refused(DataError, "cannot decode the image") as caught:
         open_store(many, 8, cache, processes=2)
     assert str(path) in str(caught.value)
     assert files(cache / "stores") == []

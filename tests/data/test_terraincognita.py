@@ -11,6 +11,7 @@ import pytest
 from feddg_bench.common.errors import DataError
 from feddg_datasets.terraincognita import TerraIncognita
 from tests.fabricate import fabricate
+from tests.helpers import refused
 
 
 @pytest.fixture(autouse=True)
@@ -85,10 +86,10 @@ def test_annotations_that_do_not_fit(made, change, message):
 
 def test_damaged_and_missing_files(made):
     annotations(made).write_text("{")
-    with pytest.raises(DataError, match=r"train_annotations\.json is not JSON"):
+    with refused(DataError, "train_annotations.json is not JSON"):
         TerraIncognita(made).records()
     annotations(made).unlink()
-    with pytest.raises(DataError, match=r"cannot read .*train_annotations.json"):
+    with refused(DataError, "cannot read", "train_annotations.json"):
         TerraIncognita(made).records()
 
 
@@ -100,7 +101,7 @@ def test_missing_images(made):
     with pytest.raises(DataError, match=rf"annotated images are not in .* such as {name}"):
         TerraIncognita(made).records()
     shutil.rmtree(images)
-    with pytest.raises(DataError, match="no folder eccv_18_all_images_sm"):
+    with refused(DataError, "no folder eccv_18_all_images_sm"):
         TerraIncognita(made).records()
 
 

@@ -21,6 +21,7 @@ from feddg_bench.data.store import open_store
 from feddg_bench.plugins import load_dataset, names
 from feddg_datasets.shared.wilds import quiet
 from tests.fabricate import fabricate
+from tests.helpers import refused
 
 with quiet():  # on import wilds asks the network for its newest version
     pytest.importorskip("wilds.datasets.wilds_dataset", reason="needs the package wilds")
@@ -295,7 +296,7 @@ def test_another_release_is_refused(copy, name):
     root = copy(name)
     (note,) = (root / FOLDERS[name]).glob("RELEASE*")
     note.rename(note.with_name("RELEASE_v0.9.txt"))
-    with pytest.raises(DataError, match=r"holds RELEASE_v0\.9\.txt, another version of"):
+    with refused(DataError, "holds RELEASE_v0.9.txt, another version of"):
         load_dataset(name)(root).records()
 
 
@@ -517,10 +518,10 @@ def test_the_mapping_of_countries_is_checked(copy):
     root = copy("fmow")
     mapping = root / "fmow_v1.1" / "country_code_mapping.csv"
     edit(mapping, "alpha-3", "alpha3")
-    with pytest.raises(DataError, match=r"country_code_mapping\.csv has no column 'alpha-3'"):
+    with refused(DataError, "country_code_mapping.csv has no column 'alpha-3'"):
         load_dataset("fmow")(root).records()
     mapping.unlink()
-    with pytest.raises(DataError, match=r"lacks country_code_mapping\.csv: get it again"):
+    with refused(DataError, "lacks country_code_mapping.csv: get it again"):
         load_dataset("fmow")(root).records()
 
 
@@ -545,7 +546,7 @@ def test_what_only_wilds_trips_over_is_one_sentence(copy, monkeypatch):
     dataset = load_dataset("iwildcam")(copy("iwildcam"))
     monkeypatch.setattr(type(dataset), "check", lambda _: None)
     edit(dataset.folder / "metadata.csv", "05:01:19.000", "05:01:19")
-    with pytest.raises(DataError, match=r"wilds cannot read iWildCam .*ValueError: time data") as e:
+    with refused(DataError, "wilds cannot read iWildCam", "ValueError: time data") as e:
         dataset.records()
     assert "\n" not in str(e.value)
 
@@ -568,9 +569,9 @@ def test_missing_and_damaged_images(copy, name):
     with pytest.raises(DataError, match=r"lacks 1 of the [\d,]+ images that \w+\.csv lists") as e:
         dataset.stamp()
     assert str(gone.relative_to(dataset.folder)) in str(e.value)
-    with pytest.raises(DataError, match="cannot read"):
+    with refused(DataError, "cannot read"):
         dataset.content(1)
-    with pytest.raises(DataError, match=f"cannot decode the image {broken}"):
+    with refused(DataError, f"cannot decode the image {broken}"):
         dataset.read(2, 8)
 
 
@@ -599,5 +600,5 @@ def test_without_the_package_there_is_one_sentence(archives, monkeypatch):
     monkeypatch.setitem(sys.modules, "wilds.datasets.camelyon17_dataset", None)
     dataset = load_dataset("camelyon17")(archives)
     assert dataset.find() == archives / "camelyon17_v1.0"
-    with pytest.raises(DataError, match=r"Camelyon17 is read by the package wilds.*pip install"):
+    with refused(DataError, "Camelyon17 is read by the package wilds", "pip install"):
         dataset.records()

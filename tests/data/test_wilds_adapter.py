@@ -20,6 +20,7 @@ from feddg_bench.data.store import open_store
 from feddg_bench.records.store import ResultsStore
 from feddg_datasets.shared.wilds import quiet
 from feddg_datasets.shared.wilds_adapter import AdaptedWilds, from_wilds, wilds_class
+from tests.helpers import refused
 
 with quiet():  # on import wilds asks the network for its newest version
     wilds_dataset = pytest.importorskip(
@@ -141,25 +142,25 @@ def test_contents_and_readings_decide_the_fingerprint(folder):
 
 
 def test_what_does_not_fit_is_refused(folder):
-    with pytest.raises(PluginError, match="shapes has no metadata 'city'; expected one of town"):
+    with refused(PluginError, "shapes has no metadata 'city'; expected one of town"):
         from_wilds(Shapes(folder), domain="city")
-    with pytest.raises(PluginError, match="gives str for image 0; expected a Pillow image"):
+    with refused(PluginError, "gives str for image 0; expected a Pillow image"):
         from_wilds(Shapes(folder, kind="text"), domain="town")
     several = Shapes(folder)
     several._y_size = 3
-    with pytest.raises(PluginError, match="has 3 labels an image; expected one"):
+    with refused(PluginError, "has 3 labels an image; expected one"):
         from_wilds(several, domain="town")
     same = Shapes(folder)
     same._metadata_map["town"] = ["a b", "a-b", "c"]
-    with pytest.raises(PluginError, match="domains of shapes have the same name: a b, a-b, c"):
+    with refused(PluginError, "domains of shapes have the same name: a b, a-b, c"):
         from_wilds(same, domain="town")
     unknown = Shapes(folder, kind="bands")
     unknown.y_array[7] = torch.nan
-    with pytest.raises(DataError, match="image 7 of shapes has a target that is not a number"):
+    with refused(DataError, "image 7 of shapes has a target that is not a number"):
         from_wilds(unknown, domain="town").records()
     broken = from_wilds(Shapes(folder), domain="town")
     broken.opened.get_input = lambda _: Image.open(folder / "table.csv")
-    with pytest.raises(DataError, match="cannot read image 0 of shapes"):
+    with refused(DataError, "cannot read image 0 of shapes"):
         broken.read(0, 8)
 
 
@@ -197,7 +198,7 @@ def test_celeba_of_wilds_as_a_plugin(tmp_path):
     assert records.groups.tolist() == [0, 1, 2, 3] * 5
     assert np.bincount(dataset.published_splits(), minlength=5).tolist() == [6, 0, 0, 6, 8]
     assert dataset.official["train"] == dataset.domains
-    with pytest.raises(DataError, match=r"cannot read CelebA in .*FileNotFoundError: The celebA"):
+    with refused(DataError, "cannot read CelebA in", "FileNotFoundError: The celebA"):
         CelebA(base)
 
 

@@ -81,9 +81,14 @@ def digits(site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[s
         Download(name, (f"{site.url}/mnist",), checksum=f"sha256:{_sha256(content)}")
         for name, content in sorted(files.items())
     )
-    monkeypatch.setattr(RotatedMNIST, "downloads", offers)
-    monkeypatch.setattr(RotatedMNIST, "counts", {})
+    promise(monkeypatch, RotatedMNIST, downloads=offers, counts={})
     return files
+
+
+def promise(monkeypatch: pytest.MonkeyPatch, dataset: type, **values: Any) -> None:
+    """Let a data set promise something else for the length of a test."""
+    for name, value in values.items():
+        monkeypatch.setattr(dataset, name, value)
 
 
 def _sha256(data: bytes) -> str:
@@ -259,8 +264,8 @@ class TestArchives:
             Download(name, (site.url,), f"sha256:{_sha256(site.files['/' + name])}", unpack=inside)
             for name, inside in self.UNPACK.items()
         )
-        monkeypatch.setattr(TerraIncognita, "downloads", offers)
-        monkeypatch.setattr(TerraIncognita, "duplicates", 4)  # one image with two labels a place
+        # Of the copies four are one image with two labels a place.
+        promise(monkeypatch, TerraIncognita, downloads=offers, duplicates=4)
 
     @pytest.mark.usefixtures("offered")
     def test_unpacked_and_remembered(self, feddg: Run, site: Any, tmp_path: Path) -> None:
@@ -297,7 +302,7 @@ class TestArchives:
         site.files[f"/{name}"] = content
         checksum = f"sha256:{_sha256(content)}"
         offer = Download(name, (site.url,), checksum, unpack=self.ANNOTATIONS)
-        monkeypatch.setattr(TerraIncognita, "downloads", (offer,))
+        promise(monkeypatch, TerraIncognita, downloads=(offer,))
 
     def test_an_evil_archive(
         self, feddg: Run, site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -382,8 +387,7 @@ class TestHub:
         pytest.importorskip("huggingface_hub")
         pytest.importorskip("pyarrow")
         counts: Mapping[str, tuple[int, ...]] = dict.fromkeys(PACS.domains, (2,) * 7)
-        monkeypatch.setattr(PACS, "counts", counts)
-        monkeypatch.setattr(PACS, "signatures", None)
+        promise(monkeypatch, PACS, counts=counts, signatures=None)
 
     @staticmethod
     def rows() -> list[tuple[Any, str, int]]:
@@ -488,7 +492,7 @@ class TestHub:
     def test_names_of_officehome(
         self, feddg: Run, site: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(OfficeHome, "counts", {})
+        promise(monkeypatch, OfficeHome, counts={})
         domains = ("Art", "Clipart", "Product", "Real World")
         rows: list[tuple[Any, str, int]] = [
             ({"bytes": picture(65 * d + label), "path": "00001.jpg"}, domain, label)

@@ -13,6 +13,7 @@ import pytest
 
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.runs.template import write_plugin
+from tests.helpers import refused
 
 EXAMPLE = Path(__file__).parents[1] / "example_plugin"
 ROOT = EXAMPLE.parents[1]
@@ -33,18 +34,18 @@ def test_a_new_method_is_short():
 
 @pytest.mark.parametrize("name", ["FedClip", "fed-clip", "1clip", "", "fed clip", "../clip"])
 def test_names_that_no_module_can_have(name, tmp_path):
-    with pytest.raises(SettingsError, match="cannot name a method"):
+    with refused(SettingsError, "cannot name a method"):
         write_plugin(name, tmp_path)
 
 
 def test_a_name_that_is_taken(tmp_path):
-    with pytest.raises(SettingsError, match="there is a method 'fedavg' already"):
+    with refused(SettingsError, "there is a method 'fedavg' already"):
         write_plugin("fedavg", tmp_path)
 
 
 def test_nothing_is_overwritten(tmp_path):
     (tmp_path / "test_fedclip.py").write_text("mine")
-    with pytest.raises(SettingsError, match="is there already"):
+    with refused(SettingsError, "is there already"):
         write_plugin("fedclip", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["test_fedclip.py"]
 

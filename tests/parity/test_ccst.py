@@ -27,7 +27,7 @@ from feddg_methods.ccst import (
 )
 from feddg_methods.shared.adain import adain
 from feddg_methods.shared.style_transfer import PixelBackend
-from tests.helpers import PLAIN, bitwise, pixel, rng
+from tests.helpers import PLAIN, bitwise, pixel, refused, rng
 
 
 def asked(recorder, call, round=None):
@@ -285,7 +285,7 @@ def test_what_does_not_go_together_is_refused(values, message):
 
 
 def test_the_vgg_back_ends_need_weights(start_run):
-    with pytest.raises(SettingsError, match="style back end vgg19 has no weights"):
+    with refused(SettingsError, "style back end vgg19 has no weights"):
         start_run("ccst")
 
 

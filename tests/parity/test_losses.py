@@ -16,6 +16,7 @@ from feddg_methods.fedccrl import jensen_shannon, supervised_contrastive
 from feddg_methods.fedsr import conditional_mutual_information
 from feddg_methods.fpl import prototype_loss_by
 from feddg_methods.pardon import feature_penalty, random_negatives, triplet_loss
+from tests.helpers import refused
 
 NEGATIVES = ("random_one", "set_mean", "hardest")
 seeds = st.integers(0, 2**32 - 1)
@@ -275,17 +276,17 @@ def test_negative_branch_is_not_detached():
 
 
 def test_random_negative_needs_a_generator():
-    with pytest.raises(SettingsError, match=r"pass generator=.*or choose 'set_mean'"):
+    with refused(SettingsError, "pass generator=", "or choose 'set_mean'"):
         triplet_loss(Z, Z_STYLED, LABELS, margin=0.3)
 
 
 def test_unknown_negatives_are_refused_with_the_nearest_name():
-    with pytest.raises(SettingsError, match="did you mean 'hardest'"):
+    with refused(SettingsError, "did you mean 'hardest'"):
         triplet_loss(Z, Z_STYLED, LABELS, margin=0.3, negatives="hardes")
 
 
 def test_unknown_penalty_reduction_is_refused():
-    with pytest.raises(SettingsError, match="did you mean 'elements'"):
+    with refused(SettingsError, "did you mean 'elements'"):
         feature_penalty(Z, Z_STYLED, "element")
 
 
@@ -409,7 +410,7 @@ def test_contrastive_gradient(count_self):
 
 
 def test_unknown_contrastive_reduction_is_refused():
-    with pytest.raises(SettingsError, match="unknown reduction 'total'"):
+    with refused(SettingsError, "unknown reduction 'total'"):
         supervised_contrastive(VIEWS, VIEW_LABELS, temperature=1.0, reduction="total")
 
 
@@ -633,7 +634,7 @@ def test_prototype_gradient(pardon_bugs):
 
 @pytest.mark.parametrize("options", [{"divide_by": "match"}])
 def test_unknown_prototype_options_are_refused(options):
-    with pytest.raises(SettingsError, match="did you mean"):
+    with refused(SettingsError, "did you mean"):
         prototype_loss(POINT, torch.tensor([0]), PROTOTYPES, temperature=0.5, **options)
 
 

@@ -19,7 +19,7 @@ from feddg_bench.core.messages import LocalUpdate, Reply, nbytes
 from feddg_bench.core.server import NoReplyError, Server
 from feddg_bench.plugins import load_method
 from feddg_methods.fedomg import conflict_averse_coefficients
-from tests.helpers import bitwise
+from tests.helpers import bitwise, refused
 
 approx = partial(pytest.approx, rel=1e-6, abs=1e-6)
 NAMES = ("ppdg", "pcgrad", "fedomg")
@@ -218,7 +218,7 @@ def test_ppdg_of_one_client_and_of_updates_of_zero(reading):
 
 @pytest.mark.parametrize("strength", [-0.1, 0.5, 1.0, math.nan])
 def test_ppdg_strength_out_of_range_is_refused(strength):
-    with pytest.raises(SettingsError, match=r"setting hyper\.strength"):
+    with refused(SettingsError, "setting hyper.strength"):
         validate(load_method("ppdg").Settings, {"strength": strength}, "hyper.")
 
 

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.data.fetch import download
 from feddg_bench.data.fetch.download import Wanted, fetch
+from tests.helpers import refused
 from tests.loopback import serving
 
 BODY = np.random.default_rng(0).bytes(300_000)
@@ -115,7 +116,7 @@ class TestOneMirror:
     ) -> None:
         site.tricks[FILE] = [cut(100_000, ranges=False)]
         site.stuck.add(FILE)
-        with pytest.raises(DataError, match=r"broke off after 100,000 of 300,000 bytes"):
+        with refused(DataError, "broke off after 100,000 of 300,000 bytes"):
             fetch([site.url + FILE], tmp_path / "f", WANTED)
         assert len(site.requests) == 4  # the first, and three that brought nothing new
         assert left(tmp_path) == ["f.part"]
@@ -168,7 +169,7 @@ class TestOneMirror:
 
     def test_lies_about_the_length(self, site: Any, tmp_path: Path) -> None:
         site.tricks[FILE] = [instead(BODY[:-1])]
-        with pytest.raises(DataError, match=r"offers 299,999 bytes instead of 300,000"):
+        with refused(DataError, "offers 299,999 bytes instead of 300,000"):
             fetch([site.url + FILE], tmp_path / "f", WANTED)
         assert left(tmp_path) == []
 
@@ -179,7 +180,7 @@ class TestOneMirror:
             handler.wfile.write(b"x" * 1000)
 
         site.tricks[FILE] = [endless]
-        with pytest.raises(DataError, match="does not say how long the file is"):
+        with refused(DataError, "does not say how long the file is"):
             fetch([site.url + FILE], tmp_path / "f", Wanted(f"sha256:{SHA256}"))
 
     def test_what_gzip_holds_is_what_counts(self, site: Any, tmp_path: Path) -> None:
@@ -205,7 +206,7 @@ class TestOneMirror:
     def test_md5(self, site: Any, tmp_path: Path) -> None:
         md5 = hashlib.md5(BODY, usedforsecurity=False).hexdigest()
         fetch([site.url + FILE], tmp_path / "f", Wanted(checksum=f"md5:{md5}"))
-        with pytest.raises(DataError, match=f"md5 {md5} instead of {'0' * 32}"):
+        with refused(DataError, f"md5 {md5} instead of {'0' * 32}"):
             fetch([site.url + FILE], tmp_path / "g", Wanted(checksum=f"md5:{'0' * 32}"))
 
 
@@ -305,17 +306,17 @@ class TestAddresses:
         ["file:///etc/passwd", "ftp://a/b", "/etc/passwd", "http:///x", "data:,x", "http://[a"],
     )
     def test_only_the_web(self, url: str, tmp_path: Path) -> None:
-        with pytest.raises(SettingsError, match="expected http://"):
+        with refused(SettingsError, "expected http://"):
             fetch([url], tmp_path / "f", WANTED)
 
     def test_redirects(self, site: Any, other: Any, tmp_path: Path) -> None:
         site.tricks["/moved"] = [status(302, Location=other.url + FILE)]
         assert fetch([f"{site.url}/moved"], tmp_path / "f", WANTED) == f"{site.url}/moved"
         site.tricks["/moved"] = [status(302, Location="ftp://127.0.0.1/x")]
-        with pytest.raises(DataError, match="sends on to ftp:, which is not followed"):
+        with refused(DataError, "sends on to ftp:, which is not followed"):
             fetch([f"{site.url}/moved"], tmp_path / "g", WANTED)
         site.tricks["/moved"] = [status(302, Location=Path(__file__).as_uri())]
-        with pytest.raises(DataError, match=r"file:.* is not allowed"):
+        with refused(DataError, "file:", "is not allowed"):
             fetch([f"{site.url}/moved"], tmp_path / "g", WANTED)
         assert left(tmp_path) == ["f"]
 
@@ -338,14 +339,14 @@ class TestThisMachine:
     def test_no_room(self, site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         usage = type(shutil.disk_usage(tmp_path))(10**6, 10**6, 250_000)
         monkeypatch.setattr(download.shutil, "disk_usage", lambda _: usage)
-        with pytest.raises(DataError, match=r"300,000 bytes are to come and 250,000 are free"):
+        with refused(DataError, "300,000 bytes are to come and 250,000 are free"):
             fetch([site.url + FILE], tmp_path / "f", WANTED)
         (tmp_path / "f.part").write_bytes(BODY[:60_000])
         fetch([site.url + FILE], tmp_path / "f", WANTED)  # 240,000 are to come
 
     def test_a_folder_that_cannot_be_written(self, site: Any, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
-        with pytest.raises(DataError, match="choose another folder"):
+        with refused(DataError, "choose another folder"):
             fetch([site.url + FILE], tmp_path / "file" / "f", WANTED)
 
     def test_a_whole_part_is_checked_and_not_fetched(self, site: Any, tmp_path: Path) -> None:
@@ -379,7 +380,7 @@ class TestThisMachine:
             assert child.stdout is not None
             while int(child.stdout.readline()) < 100_000:
                 pass
-            with pytest.raises(DataError, match="another process is fetching"):
+            with refused(DataError, "another process is fetching"):
                 fetch([site.url + FILE], tmp_path / "f", WANTED)
             child.send_signal(number)
             assert child.wait(20) != 0

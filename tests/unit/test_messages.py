@@ -17,6 +17,7 @@ from feddg_bench.common.errors import DataError, PluginError
 from feddg_bench.config.schema import BackboneSettings
 from feddg_bench.core.messages import LocalUpdate, content, copied, decode, encode, leaves, nbytes
 from feddg_bench.models.backbones import build_backbone
+from tests.helpers import refused
 
 SMALL = {
     "name": "client_3 \N{LATIN SMALL LETTER E WITH ACUTE}",
@@ -131,7 +132,7 @@ def test_content_is_what_a_reply_declares():
 
 @pytest.mark.parametrize(("value", "kind"), [(torch.ones(1), "Tensor"), (None, "NoneType")])
 def test_a_reply_must_have_named_content(value, kind):
-    with pytest.raises(PluginError, match=f"returned {kind}; expected a LocalUpdate or a dict"):
+    with refused(PluginError, f"returned {kind}; expected a LocalUpdate or a dict"):
         content(value)
 
 
@@ -174,7 +175,7 @@ def test_size_of_a_published_model():
 def test_a_message_cut_short_anywhere_is_refused():
     data = encode(SMALL)
     for length in range(len(data)):
-        with pytest.raises(DataError, match="cut short or were not written by feddg-bench"):
+        with refused(DataError, "cut short or were not written by feddg-bench"):
             decode(data[:length])
     assert decode(data)["name"] == SMALL["name"]
 
@@ -238,7 +239,7 @@ def test_a_pickle_is_not_run(tmp_path):
 )
 def test_what_has_no_encoding_is_refused_by_name(value):
     for function in (encode, nbytes):
-        with pytest.raises(PluginError, match=r"as extra\.x"):
+        with refused(PluginError, "as extra.x"):
             function({"extra": {"x": value}})
 
 

@@ -18,6 +18,7 @@ from feddg_bench.data.partition import (
     per_domain_indices,
     validation_parts,
 )
+from tests.helpers import refused
 
 ROUNDINGS = ("largest_remainder", "reference")
 MORE_CLIENTS = (10, 7, 4)  # over 5 clients: main domains 0, 0, 1, 1, 2
@@ -275,16 +276,16 @@ def test_json_says_what_every_client_holds():
 
 
 def test_too_many_clients_are_refused_before_anything_is_built():
-    with pytest.raises(SettingsError, match=r"partition.clients is 1000000 .* 20 training"):
+    with refused(SettingsError, "partition.clients is 1000000", "20 training"):
         _make(clients=10**6)
-    with pytest.raises(SettingsError, match=r"partition.clients_per_domain is 1000000"):
+    with refused(SettingsError, "partition.clients_per_domain is 1000000"):
         _make(kind="per_domain", clients_per_domain=10**6)
-    with pytest.raises(SettingsError, match="too few for 7 each"):
+    with refused(SettingsError, "too few for 7 each"):
         _make(clients=3, min_client_size=7)
 
 
 def test_small_clients_are_counted_in_the_message():
-    with pytest.raises(SettingsError, match=r"3 of 6 clients .* fewer than 3 .* the smallest 2"):
+    with refused(SettingsError, "3 of 6 clients", "fewer than 3", "the smallest 2"):
         make_partition(
             PartitionSettings(kind="per_domain", clients_per_domain=3, min_client_size=3),
             np.arange(18),
@@ -306,7 +307,7 @@ def test_kinds_without_a_number_of_clients_ignore_it():
 
 
 def test_no_training_images_are_refused():
-    with pytest.raises(DataError, match="no training images"):
+    with refused(DataError, "no training images"):
         make_partition(PartitionSettings(), np.array([], int), np.array([], int), seed=0)
 
 

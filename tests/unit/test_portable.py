@@ -13,6 +13,7 @@ from feddg_bench.common import portable as environment
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.engine import portable
 from feddg_bench.engine.portable import use_portable
+from tests.helpers import refused
 
 pytestmark = pytest.mark.skipif(
     "avx2" not in environment.cpu_flags(), reason="this CPU has no AVX2"
@@ -128,5 +129,5 @@ def test_nothing_stays_when_it_is_taken_away():
 
 @pytest.mark.parametrize(("device", "threads"), [("cuda:0", 1), ("cpu", 2)])
 def test_what_cannot_be_portable_is_refused(device, threads):
-    with pytest.raises(SettingsError, match="--device cpu --threads 1"):
+    with refused(SettingsError, "--device cpu --threads 1"):
         use_portable(wanted=True, device=device, threads=threads)

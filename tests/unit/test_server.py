@@ -14,6 +14,7 @@ from feddg_bench.config.schema import FederationSettings
 from feddg_bench.core.aggregation import weighted_mean
 from feddg_bench.core.messages import LocalUpdate, Reply, decode, encode
 from feddg_bench.core.server import Broadcast, Ledger, NoReplyError, Server
+from tests.helpers import refused
 
 CLIENTS = ("client_0", "client_1", "client_2")
 SIZES = {"client_0": 10, "client_1": 30, "client_2": 60}
@@ -160,7 +161,7 @@ def test_a_fault_may_end_the_run(kind):
 
 def test_a_method_whose_every_reply_is_wrong_breaks_its_contract():
     server = make_server(lambda _: LocalUpdate({"w": torch.zeros(1), "n": torch.tensor(4)}))
-    with pytest.raises(PluginError, match=r"every client's 'fit' .*weights\.w"):
+    with refused(PluginError, "every client's 'fit'", "weights.w"):
         list(server.ask(fit))
 
 
@@ -221,7 +222,7 @@ def test_a_broadcast_that_overflows_is_undone_too():
 def test_a_sum_that_overflows_may_end_the_run():
     server = make_server(on_fault="fail")
     server.round = 2
-    with pytest.raises(ClientError, match=r"round 2: the sum .*weights\.w"), server.checking_sums():
+    with refused(ClientError, "round 2: the sum", "weights.w"), server.checking_sums():
         server.weights = {"w": torch.full((3,), 3e38), "n": torch.tensor(3)}
 
 
@@ -232,7 +233,7 @@ def test_a_sum_that_overflows_may_end_the_run():
 )
 def test_the_server_half_keeps_the_models_form(weights):
     server = make_server()
-    with pytest.raises(PluginError, match="the global model's"), server.checking_sums():
+    with refused(PluginError, "the global model's"), server.checking_sums():
         server.weights = weights
 
 
@@ -268,7 +269,7 @@ def test_what_a_client_sends_must_be_declared():
 
 def test_a_function_without_declaration_may_send_nothing():
     server = make_server(lambda _: {"style": torch.ones(1)})
-    with pytest.raises(PluginError, match=r"add it to uplink\['fit'\]"):
+    with refused(PluginError, "add it to uplink['fit']"):
         list(server.ask(fit))
 
 
@@ -285,7 +286,7 @@ def test_what_is_broadcast_must_be_declared():
 
 def test_a_reply_that_may_not_cross_is_refused():
     server = make_server(lambda _: {"style": (1, 2)})
-    with pytest.raises(PluginError, match="a message holds a tuple"):
+    with refused(PluginError, "a message holds a tuple"):
         list(server.ask(style))
 
 
@@ -324,7 +325,7 @@ def test_one_client_alone_may_be_told_something():
 
 def test_what_one_client_is_told_must_be_declared():
     server = make_server()
-    with pytest.raises(PluginError, match="the server tells clients mine, which"):
+    with refused(PluginError, "the server tells clients mine, which"):
         server.ask(fit, tell={"client_1": {"mine": 1}})
 
 

@@ -18,6 +18,7 @@ from feddg_bench.data.splits import (
     scenarios_with_files,
     split_by_domain,
 )
+from tests.helpers import refused
 
 DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
 LETTERS = {"photo": "p", "art_painting": "a", "cartoon": "c", "sketch": "s"}
@@ -120,7 +121,7 @@ def test_splits_depend_on_seed_and_scenario_alone():
 
 
 def test_no_training_image_left_is_refused():
-    with pytest.raises(DataError, match=r"no images; lower data\.id_val_fraction"):
+    with refused(DataError, "no images; lower data.id_val_fraction"):
         split("ac-p-s", [(1,), (1,), (1,), (1,)], id_test=0.9)
 
 
@@ -277,7 +278,7 @@ def test_absent_images_are_counted(tmp_path):
 def test_a_short_row_is_named_by_its_line(tmp_path):
     path = write(tmp_path, rows())
     path.write_text(path.read_text() + "24,train\n")
-    with pytest.raises(DataError, match="line 26: the data set has no image ''"):
+    with refused(DataError, "line 26: the data set has no image ''"):
         read(path)
 
 
@@ -313,7 +314,7 @@ def test_without_a_scenario_that_of_the_file_is_meant(tmp_path):
     assert {k: v.tolist() for k, v in splits.items()} == {
         k: v.tolist() for k, v in expected.items()
     }
-    with pytest.raises(DataError, match="no scenario"):
+    with refused(DataError, "no scenario"):
         read_split_csv(write(tmp_path, rows(AC_P_S | {"cartoon": "test"})), None, Listed())
 
 
@@ -334,12 +335,12 @@ def test_a_file_without_training_images_is_refused(tmp_path):
 def test_what_is_no_split_file_is_refused(tmp_path, content):
     path = tmp_path / "splits.csv"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"splits\.csv"):
+    with refused(DataError, "splits.csv"):
         read(path)
 
 
 def test_a_missing_file_is_refused(tmp_path):
-    with pytest.raises(DataError, match="cannot read the split file"):
+    with refused(DataError, "cannot read the split file"):
         read(tmp_path / "absent.csv")
 
 
@@ -413,7 +414,7 @@ def test_a_split_file_tells_its_scenario(tmp_path, name):
     protocol, other = ("ltdo", "lodo") if name.count("-") == 2 else ("lodo", "ltdo")
     assert scenarios_with_files(path, protocol, Pictures) == [(scenario(name), path)]
     assert scenarios_with_files(path, protocol, Pictures, name) == [(scenario(name), path)]
-    with pytest.raises(SettingsError, match=f"--protocol {protocol} --scenario {name}"):
+    with refused(SettingsError, f"--protocol {protocol} --scenario {name}"):
         scenarios_with_files(path, other, Pictures)
 
 
@@ -431,19 +432,19 @@ def test_a_folder_holds_a_file_for_each_scenario(tmp_path):
     files["cs-a-p"].unlink()
     (tmp_path / "metadata.csv").unlink()
     assert found("ltdo", Pictures) == {"ac-s-p": files["ac-s-p"]}
-    with pytest.raises(SettingsError, match="cs-a-p"):
+    with refused(SettingsError, "cs-a-p"):
         found("ltdo", Pictures, "cs-a-p")
 
 
 def test_files_that_fit_no_scenario_or_twice_the_same_are_refused(tmp_path):
     write_roles(tmp_path, "a.csv", ROLES_OF["cs-a-p"])
     write_roles(tmp_path, "b.csv", dict(reversed(ROLES_OF["cs-a-p"].items())))
-    with pytest.raises(DataError, match=r"b\.csv and .*a\.csv"):
+    with refused(DataError, "b.csv and", "a.csv"):
         scenarios_with_files(tmp_path, "ltdo", Pictures)
     mixed = [{"split": "test", "domain": "cartoon", "path": "cartoon/z"}]
     path = write_roles(tmp_path, "c.csv", ROLES_OF["cs-a-p"], mixed)
-    with pytest.raises(DataError, match="no scenario"):
+    with refused(DataError, "no scenario"):
         scenarios_with_files(path, "ltdo", Pictures)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SettingsError, match="nothing"):
+    with refused(SettingsError, "nothing"):
         scenarios_with_files(tmp_path / "empty", "ltdo", Pictures)

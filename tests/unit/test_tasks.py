@@ -39,6 +39,7 @@ from feddg_bench.records.store import ResultsStore
 from feddg_bench.runs.profile import synthetic_federation
 from feddg_bench.testing import toy_regression
 from feddg_bench.testing.contract import _pool
+from tests.helpers import refused
 
 ABLE = [
     "agrrand",
@@ -115,7 +116,7 @@ def test_images_of_a_domain_are_counted():
     class Published(Landsat):
         counts: ClassVar = {"angola": (40,), "benin": (41,), "ghana": (40,)}
 
-    with pytest.raises(DataError, match=r"benin holds 40 images instead of 41 \(-1\)"):
+    with refused(DataError, "benin holds 40 images instead of 41 (-1)"):
         Published().records()
     found = examine(Published())
     assert [f.text for f in found.findings] == ["benin holds 40 images instead of 41 (-1)"]
@@ -126,7 +127,7 @@ def test_a_domain_without_an_image_is_found():
     class Emptier(Landsat):
         domains = (*Landsat.domains, "mali")
 
-    with pytest.raises(DataError, match="no image of the domain mali"):
+    with refused(DataError, "no image of the domain mali"):
         Emptier().records()
 
 
@@ -137,7 +138,7 @@ def test_a_target_that_is_no_number_is_found():
             records.labels[7] = np.nan
             return records
 
-    with pytest.raises(DataError, match=r"has the target nan for angola/007\.npz"):
+    with refused(DataError, "has the target nan for angola/007.npz"):
         Broken().records()
 
 
@@ -197,7 +198,7 @@ def test_an_image_of_another_type_is_refused(tmp_path):
         def read(self, index, size):
             return super().read(index, size).astype(np.float32)
 
-    with pytest.raises(PluginError, match=r"gave float32 \[8, 8, 5\] .* expected float16 \[8"):
+    with refused(PluginError, "gave float32 [8, 8, 5]", "expected float16 [8"):
         open_store(Wrong(), 8, tmp_path)
 
 
@@ -345,7 +346,7 @@ def test_rgb_backbones_are_as_they_were():
 
 def test_a_normalisation_of_rgb_is_refused_for_other_channels():
     settings = BackboneSettings(name="resnet18", pretrained=False, normalisation="imagenet")
-    with pytest.raises(SettingsError, match=r"set backbone\.normalisation=none"):
+    with refused(SettingsError, "set backbone.normalisation=none"):
         build_backbone(settings, 8)
 
 
@@ -367,7 +368,7 @@ def test_other_methods_refuse_a_regression(name, start_run):
 
 
 def test_gaps_of_accuracy_are_refused(start_run):
-    with pytest.raises(SettingsError, match=r"set hyper\.metric=loss"):
+    with refused(SettingsError, "set hyper.metric=loss"):
         start_run("feddg_ga", {"hyper": {"variant": "official"}}, federation=toy_regression())
 
 

@@ -15,6 +15,7 @@ from feddg_bench.core.messages import encode
 from feddg_bench.engine.executors import ProcessExecutor
 from feddg_bench.testing import start_toy_run
 from feddg_methods.fedavg import FedAvg
+from tests.helpers import refused
 
 ALL = {"federation": {"per_round": None}}
 MARK = "FEDDG_TEST_MARK"
@@ -147,7 +148,7 @@ def test_a_process_that_dies_is_replaced_and_its_task_repeated(two, caplog):
 @pytest.mark.slow
 def test_a_task_that_kills_two_processes_ends_the_run(two):
     run = start_toy_run(AlwaysDying, ALL, executor=two)
-    with pytest.raises(FeddgError, match=r"two worker .*client_1 in round 2 .*fewer --workers"):
+    with refused(FeddgError, "two worker", "client_1 in round 2", "fewer --workers"):
         run.rounds(2)
 
 
@@ -163,12 +164,12 @@ def test_a_client_that_does_not_answer_is_left_out(two):
 @pytest.mark.slow
 def test_a_client_that_does_not_answer_may_end_the_run(two):
     limit = {"federation": {"per_round": None, "client_timeout": 2, "on_fault": "fail"}}
-    with pytest.raises(ClientError, match=r"round 1: client_1, its answer did not come"):
+    with refused(ClientError, "round 1: client_1, its answer did not come"):
         start_toy_run(Sleeping, limit, executor=two).rounds(2)
 
 
 def test_a_limit_of_time_needs_processes():
-    with pytest.raises(SettingsError, match="--workers 2"):
+    with refused(SettingsError, "--workers 2"):
         start_toy_run(FedAvg, {"federation": {"client_timeout": 1}})
 
 

@@ -217,15 +217,12 @@ def validate(model: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
         if first["type"] == "value_error":
             where = f"{key}: " if key and key.rstrip(".") != prefix.rstrip(".") else ""
             raise SettingsError(where + str(first["ctx"]["error"])) from error
+        said = first["msg"]
         given = "" if first["type"] == "missing" else f" {_short(first['input'])} is not valid:"
-        raise SettingsError(f"setting {key}:{given} {_lower(first['msg'])}") from error
+        raise SettingsError(f"setting {key}:{given} {said[:1].lower()}{said[1:]}") from error
 
 
 def _short(value: Any) -> str:
     """Return a value as Python writes it, but not for pages."""
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:97]}..."
-
-
-def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:]

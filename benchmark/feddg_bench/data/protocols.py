@@ -109,7 +109,9 @@ def _scenario(protocol: str, held: tuple[str, ...], letters: Mapping[str, str]) 
 
 def _official(official: Official, select: str | None) -> list[Scenario]:
     known: dict[str, Scenario] = {}
-    for name, roles in _by_scenario(official).items():
+    sets = {name: roles for name, roles in official.items() if isinstance(roles, Mapping)}
+    one = {role: held for role, held in official.items() if not isinstance(held, Mapping)}
+    for name, roles in (sets or {OFFICIAL: one}).items():
         if roles.get("train") and roles.get("test"):
             val, test = (_summary(roles.get(role, ())) for role in ("val", "test"))
             known[name] = Scenario(name, "wilds", tuple(roles["train"]), val or None, test)
@@ -125,14 +127,6 @@ def _official(official: Official, select: str | None) -> list[Scenario]:
         if name not in known:
             raise SettingsError(unknown("scenario", name, known))
     return [known[name] for name in chosen]
-
-
-def _by_scenario(official: Official) -> dict[str, Mapping[str, Sequence[str]]]:
-    """Return the roles in each set of published splits, by the name of its scenario."""
-    several = {name: roles for name, roles in official.items() if isinstance(roles, Mapping)}
-    if several:
-        return several
-    return {OFFICIAL: {k: v for k, v in official.items() if not isinstance(v, Mapping)}}
 
 
 def _summary(domains: Sequence[str]) -> str:

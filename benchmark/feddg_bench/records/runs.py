@@ -91,14 +91,6 @@ class RecordedRun:
             self._chosen[rule] = choose(values, rule, self.metric.name)
         return self._chosen[rule]
 
-    def cost(self, metric: str) -> float | None:
-        """Return what the run cost (see `RunRecord.costs`); ``None`` where it was not measured."""
-        return self.costs.get(metric)
-
-    def same_numbers(self, other: RecordedRun) -> bool:
-        """Tell whether the same was measured in two runs."""
-        return self._all == other._all
-
     def text(self) -> bytes:
         """Return the text of the record, JSON."""
         return self.source.text(self.line)
@@ -139,7 +131,7 @@ def read_runs(results: Path | Sequence[Path]) -> list[RecordedRun]:
         problems += bad
         for run in found:
             first = runs.setdefault(run.key, run)
-            if not first.same_numbers(run):
+            if first._all != run._all:
                 reason = f"its run {run.key} has other numbers than in {first.source.path}"
                 problems.append(Problem(run.source.path, reason, skipped=True))
     for skipped, what in (

@@ -61,9 +61,11 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """
     with going_on(path):
         plain_file(path)
-        beginning, digest, data = _parts(path.read_bytes())
-        if beginning != _BEGINNING:
+        whole = path.read_bytes()
+        if not whole.startswith(_BEGINNING):
             raise DataError("another version of feddg-bench wrote it, or something else")
+        start = len(_BEGINNING) + _DIGEST
+        digest, data = whole[len(_BEGINNING) : start], whole[start:]
         if hashlib.sha256(data).digest() != digest:
             raise DataError("its content is damaged, it has not the digest it was written with")
         state = decode(data)
@@ -84,11 +86,6 @@ def load_checkpoint(path: Path) -> Checkpoint:
         if rounds != list(range(1, checked_state(checkpoint.server).round + 1)):
             raise DataError(f"its record does not end with its round {checkpoint.server['round']}")
     return checkpoint
-
-
-def _parts(data: bytes) -> tuple[bytes, bytes, bytes]:
-    begin = len(_BEGINNING)
-    return data[:begin], data[begin : begin + _DIGEST], data[begin + _DIGEST :]
 
 
 @contextmanager

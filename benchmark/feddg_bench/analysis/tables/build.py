@@ -59,9 +59,7 @@ def build(
         DataError: If one cell would average runs with different settings.
         SettingsError: If several published numbers fit a cell.
     """
-    columns = measured_columns(description, select)
-    rows = make_rows(name, description, columns, runs)
-    return _Builder(name, description, columns, rows, any_paper=any_paper).grid()
+    return _Builder(name, description, runs, select, any_paper=any_paper).grid()
 
 
 class _Builder:
@@ -71,13 +69,14 @@ class _Builder:
         self,
         name: str,
         description: Description,
-        columns: Sequence[MeasuredColumn],
-        rows: Sequence[Row],
+        runs: Sequence[RecordedRun],
+        select: Rule | None,
         *,
         any_paper: bool,
     ) -> None:
-        self.name, self.description = name, description
-        self.columns, self.rows, self.any_paper = columns, rows, any_paper
+        self.name, self.description, self.any_paper = name, description, any_paper
+        self.columns = columns = measured_columns(description, select)
+        self.rows = rows = make_rows(name, description, columns, runs)
         self.shown = tuple(shown_columns(description, columns))
         found: dict[int, set[Unit]] = {column.number: set() for column in columns}
         for row in rows:
@@ -281,7 +280,8 @@ class _Builder:
             return None
         notes: tuple[int, ...] = ()
         if found.wrong_mean is not None:
-            notes = (self._footnote(captions.wrong_average(found)),)
+            wrong = f"the published average {found.value:g} is not the mean of its published "
+            notes = (self._footnote(f"{wrong}columns, {found.wrong_mean:.2f}"),)
         form = ".3g" if column.kind == "p_value" else f".{column.decimals}f"
         return Entry(found.value, f"{found.value:{form}}", source=found.source, footnotes=notes)
 

@@ -14,7 +14,6 @@ from feddg_bench.analysis.tables.rows import Row
 from feddg_bench.common.errors import FeddgError
 from feddg_bench.plugins import load_dataset
 from feddg_bench.records.metrics import find_metric
-from feddg_bench.records.published import Published
 from feddg_bench.records.rules import LAST, Rule
 from feddg_bench.records.runs import RecordedRun
 from feddg_bench.records.statistics import FEWEST
@@ -93,10 +92,11 @@ def caption(
         said.append(rule_sentence(rules, {run.metric.name for run in runs}))
     said += _frame(runs, varied_keys(description))
     if len(rows) > 1 and seeds:
+        group = {column.number: column.group for column in columns}
         tested = max(
-            len({scenario for (number, scenario), _ in row.sample if number in numbers})
+            len({scenario for (number, scenario), _ in row.sample if group[number] == wanted})
             for row in rows
-            for numbers in columns_of_groups(columns)
+            for wanted in set(group.values())
         )
         said.append(MARKS.format(tested) if tested >= FEWEST else _FEW)
     kinds = {kind for group in description.groups for kind in group.summaries}
@@ -112,14 +112,6 @@ def caption(
     if sources:
         said.append(f"published: {'; '.join(sources)}; difference: ours - published")
     return tuple(map(sentence, said))
-
-
-def columns_of_groups(columns: Sequence[MeasuredColumn]) -> list[set[int]]:
-    """Return the numbers of the measured columns of each group."""
-    groups: dict[int, set[int]] = {}
-    for column in columns:
-        groups.setdefault(column.group, set()).add(column.number)
-    return list(groups.values())
 
 
 def _frame(runs: Sequence[RecordedRun], free: Iterable[str]) -> list[str]:
@@ -230,14 +222,6 @@ def equal_rows(rows: Sequence[Row]) -> list[str]:
             why = ", as it must where the network has no batch normalisation"
             said.append(same + (why if len(bn) > 1 else ""))
     return said
-
-
-def wrong_average(published: Published) -> str:
-    """Return the footnote of a published average that is not the mean of its columns."""
-    return (
-        f"the published average {published.value:g} is not the mean of its published columns, "
-        f"{published.wrong_mean:.2f}"
-    )
 
 
 def rule_sentence(rules: Iterable[Rule], metrics: Iterable[str] = ("accuracy",)) -> str:

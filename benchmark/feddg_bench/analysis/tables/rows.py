@@ -144,7 +144,7 @@ def _fill(
 def _value(run: RecordedRun, column: MeasuredColumn) -> float | None:
     """Return the number of a run in a column; shares in percent."""
     if column.split is None:
-        return run.cost(column.metric)
+        return run.costs.get(column.metric)
     evaluation = run.evaluation(column.rule)
     if evaluation is None:
         return None
