@@ -176,7 +176,7 @@ def change(tensors: dict[str, Tensor], case: str) -> dict[str, Tensor]:
         del tensors["12.bias"]
     elif case == "30.weight is unknown":
         tensors["30.weight"] = torch.ones(2)
-    elif case == r"9.weight is \[64, 64, 3, 3\] instead of \[128, 64, 3, 3\]":
+    elif case == "9.weight is [64, 64, 3, 3] instead of [128, 64, 3, 3]":
         tensors["9.weight"] = tensors["9.weight"][:64]
     elif case == "5.bias holds NaN or Inf":
         tensors["5.bias"] = tensors["5.bias"] / 0
@@ -192,7 +192,7 @@ def change(tensors: dict[str, Tensor], case: str) -> dict[str, Tensor]:
     [
         "12.bias is missing",
         "30.weight is unknown",
-        r"9.weight is \[64, 64, 3, 3\] instead of \[128, 64, 3, 3\]",
+        "9.weight is [64, 64, 3, 3] instead of [128, 64, 3, 3]",
         "5.bias holds NaN or Inf",
         "16.weight is zero",
         "0.weight is missing",
