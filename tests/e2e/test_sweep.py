@@ -211,21 +211,22 @@ def test_a_worker_that_keeps_dying_is_given_up(
             return False
 
     heard: list[tuple[object, ...]] = []
-    started: list[int] = []
+    started: list[str] = []
     monkeypatch.setattr(pool, "get_context", lambda _: Fork())
     original = pool._Pool.start
 
-    def start(self: pool._Pool) -> None:
+    def start(self: pool._Pool, place: str) -> None:
         if len(started) < pool.MAX_DEATHS:
-            started.append(1)
-            original(self)
+            started.append(place)
+            original(self, place)
 
     monkeypatch.setattr(pool._Pool, "start", start)
     find = {job.key: job}.get
     pool.run_in_processes(
-        1, Search(job), Resources(results=tmp_path), lambda *e: heard.append(e), find
+        ["cuda:3"], Search(job), Resources(results=tmp_path), lambda *e: heard.append(e), find
     )
     assert [event[0] for event in heard] == ["begin", "begin", "begin", "failed"]
+    assert started == ["cuda:3"] * 3  # another process takes the dead one's device
     kept = json.loads((tmp_path / f"failed/{job.key}.json").read_text())
     assert "memory ran out" in kept["error"]
 

@@ -24,22 +24,17 @@ from tests.helpers import PLAIN, bitwise, hyper, no_file, pixel, rng
 
 UNCROPPED = {"augment": {"crop_scale": None, "flip": 0.0}}
 BF16 = {"train": {"precision": "bf16-mixed"}}
-KEPT = {"train": {"optimizer_state": "persist", "momentum": 0.9}}
+KEPT = {"train": {"optimizer_state": "persist"}}
 ONE, TWO = "standin:0", "standin:1"
 
 CASES = [
     *((name, no_file(name)) for name in names("method")),
     ("pardon", pixel(transfer="cached")),
     ("pardon", pixel(preset="artefact")),
-    ("ccst", pixel(preset="official")),
-    ("ccst", pixel(preset="fedccrl")),
     ("fedccrl", hyper(variant="released")),
-    ("fedsr", hyper(variant="aggregated")),
     ("fediir", hyper(head="mlp")),
     ("feddg_ga", hyper(variant="pardon")),
-    ("ppdg", hyper(granularity="tensor")),
     ("fedavg", KEPT),
-    ("fedavg", {"train": {"optimizer": "sgd", **KEPT["train"]}}),
 ]
 
 pytestmark = pytest.mark.usefixtures("standin")

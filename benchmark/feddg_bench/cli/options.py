@@ -56,9 +56,9 @@ DataRoot = Annotated[
 CacheDir = Annotated[
     Path | None, typer.Option(help="Folder of decoded images; else $FEDDG_CACHE or ~/.cache.")
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda (all GPUs), cuda:N or cuda:0,2.")]
 Workers = Annotated[
-    int, typer.Option(help="Processes that train clients; 0 is one a core, or one on a GPU.")
+    int, typer.Option(help="Processes that train clients; 0 is one a core or one a GPU.")
 ]
 Threads = Annotated[
     int, typer.Option(help="CPU threads of each worker; the numbers' last bits depend on it.")

@@ -28,7 +28,7 @@ class SweepRecording(Recording):
     """Where a sweep's runs are computed and recorded."""
 
     workers: Annotated[
-        int, typer.Option(help="Runs at a time, one a process; 0 is one a core, or one on a GPU.")
+        int, typer.Option(help="Runs at a time, one a process; 0 is one a core or one a GPU.")
     ] = 0
 
 
@@ -106,6 +106,7 @@ def _run(search: Search, datasets: Datasets, resources: Resources, *, retry_fail
     """Finish the sweep and return whether a run failed."""
     from feddg_bench.common.parallel import cores
     from feddg_bench.engine.devices import find_devices
+    from feddg_bench.engine.gpu import placement
     from feddg_bench.records.store import ResultsStore
     from feddg_bench.runs.checkpoints import tidy
     from feddg_bench.sweeps import cluster
@@ -138,7 +139,8 @@ def _run(search: Search, datasets: Datasets, resources: Resources, *, retry_fail
         elif count == 1:
             SweepWorker(one, board.tell).work(search)
         else:
-            run_in_processes(count, search, one, board.tell, board.job)
+            places = placement(devices, count)
+            run_in_processes(places, search, one, board.tell, board.job)
     keys = {job.key for job in search.jobs()}
     recorded = keys & store.keys()
     tidy(store, *recorded)

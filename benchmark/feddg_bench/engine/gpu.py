@@ -83,7 +83,9 @@ def check_gpus(settings: RunSettings, channels: int, places: Sequence[str]) -> N
     workers = Counter(places)
     if "cpu" in workers:
         return
-    models = {torch.get_device_module(d).get_device_name(d): d for d in reversed(workers)}
+    models: dict[str, str] = {}
+    for device in workers:
+        models.setdefault(torch.get_device_module(device).get_device_name(device), device)
     if len(models) > 1:
         (one, first), (other, second), *_ = models.items()
         raise SettingsError(

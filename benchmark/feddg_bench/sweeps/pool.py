@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -28,9 +28,13 @@ GRACE = 20.0
 
 
 def run_in_processes(
-    count: int, search: Search, resources: Resources, tell: Tell, job: Callable[[str], Job | None]
+    places: Sequence[str],
+    search: Search,
+    resources: Resources,
+    tell: Tell,
+    job: Callable[[str], Job | None],
 ) -> None:
-    """Let ``count`` processes work until all jobs are finished.
+    """Let processes, one on each of some devices, work until all jobs are finished.
 
     ``job`` finds a job by its key.
 
@@ -40,20 +44,20 @@ def run_in_processes(
     pool = _Pool(search, resources)
     deaths: Counter[str] = Counter()
     try:
-        for _ in range(count):
-            pool.start()
+        for place in places:
+            pool.start(place)
         while pool.members:
             for pipe in wait(list(pool.members)):
                 assert isinstance(pipe, Connection)  # noqa: S101 - we wait for nothing else
                 try:
                     event, key, *facts = pipe.recv()
                 except (EOFError, OSError):
-                    lost = pool.bury(pipe)
+                    lost, place = pool.bury(pipe)
                     if lost is None:
                         continue
                     deaths[lost] += 1
                     _mourn(lost, deaths[lost], job(lost), resources, tell)
-                    pool.start()
+                    pool.start(place)
                     continue
                 if event == "stop":
                     raise FeddgError(key)
@@ -87,26 +91,30 @@ class _Pool:
         self.context = get_context("spawn")
         self.members: dict[Connection, BaseProcess] = {}
         self.current: dict[Connection, str] = {}
+        self.places: dict[Connection, str] = {}
 
-    def start(self) -> None:
-        """Start one more process."""
+    def start(self, place: str) -> None:
+        """Start one more process, on a device."""
+        own = self.resources.model_copy(update={"device": place})
         ours, theirs = self.context.Pipe(duplex=False)
-        process = self.context.Process(
-            target=_serve, args=(theirs, self.search, self.resources), daemon=True
-        )
+        process = self.context.Process(target=_serve, args=(theirs, self.search, own), daemon=True)
         with interrupts_ignored():
             process.start()
         theirs.close()
         self.members[ours] = process
-        self.current[ours] = ""
+        self.current[ours], self.places[ours] = "", place
 
-    def bury(self, pipe: Connection) -> str | None:
-        """Forget a process that ended; return the run it died over, ``None`` if it was done."""
+    def bury(self, pipe: Connection) -> tuple[str | None, str]:
+        """Forget a process that ended.
+
+        Returns:
+            The run it died over, ``None`` if it was done, and its device.
+        """
         process = self.members.pop(pipe)
         process.join()
         pipe.close()
-        key = self.current.pop(pipe)
-        return key if process.exitcode else None
+        key, place = self.current.pop(pipe), self.places.pop(pipe)
+        return key if process.exitcode else None, place
 
     def close(self) -> None:
         """End the processes; each lets go of its run, whose checkpoint stays."""

@@ -1,0 +1,239 @@
+"""``--device`` and ``--workers``: where runs are computed, and what is refused beforehand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.config.schema import GpuSettings, Resources, RunSettings
+from feddg_bench.engine.devices import find_devices, open_executor
+from feddg_bench.engine.executors import SerialExecutor
+from feddg_bench.engine.gpu import GIB, check_gpus, placement, training_memory, use_gpu
+from feddg_bench.testing import start_toy_run, toy_settings
+from tests.helpers import pixel
+
+ONE, TWO = "standin:0", "standin:1"
+UNCROPPED = ("augment.crop_scale=null", "augment.flip=0")
+SMALL = ("data.image_size=16", "clients=60", "per_round=2", "evaluation.every=2", "rounds=2")
+TINY = ("--scenario", "ip-o-c", *SMALL, *UNCROPPED)
+
+pytestmark = pytest.mark.usefixtures("standin")
+
+
+# ----------------------------------------------------------------------------- placement
+
+
+@given(
+    devices=st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=8, unique=True),
+    workers=st.integers(1, 40),
+)
+def test_workers_take_the_devices_in_turn(devices: list[str], workers: int) -> None:
+    places = placement(devices, workers)
+    assert len(places) == workers
+    assert places[: len(devices)] == devices[:workers]
+    counts = [places.count(device) for device in devices]
+    assert max(counts) - min(counts) <= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("cpu", ["cpu"]),
+        ("standin", [ONE, TWO]),
+        (TWO, [TWO]),
+        ("standin:1,0", [TWO, ONE]),
+        ("standin:1,1", [TWO]),
+    ],
+)
+def test_devices_by_name(name: str, found: list[str]) -> None:
+    assert find_devices(name) == found
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "tpu", "meta", "cuda:", "cuda:x", "cuda:0,", "cuda:-1", "cpu:0", "cuda,0", "standin:2"],
+)
+def test_devices_that_are_not_here(name: str) -> None:
+    with pytest.raises(SettingsError, match="device"):
+        find_devices(name)
+
+
+def test_one_worker_a_device_unless_told() -> None:
+    executor = open_executor(Resources(device="standin"))
+    try:
+        assert executor.workers == 2
+    finally:
+        executor.close()
+    assert isinstance(open_executor(Resources(device=TWO)), SerialExecutor)
+    assert isinstance(open_executor(Resources(device="standin", workers=1)), SerialExecutor)
+
+
+# ------------------------------------------------------------------------------- memory
+
+
+def resnet(**train: Any) -> RunSettings:
+    backbone = {"name": "resnet50", "pretrained": False}
+    return toy_settings({"data": {"image_size": 64}, "backbone": backbone, "train": train})
+
+
+def test_the_memory_of_training_counts_weights_moments_and_activations() -> None:
+    some, more = training_memory(resnet(batch_size=4), 3), training_memory(resnet(batch_size=8), 3)
+    weights = 23_508_032 * 4  # ResNet-50 without its classifier
+    assert more - some > 4 * 64 * 64 * 3 * 4  # of four more images
+    plain = training_memory(resnet(batch_size=4, optimizer="sgd"), 3)
+    momentum = training_memory(resnet(batch_size=4, optimizer="sgd", momentum=0.9), 3)
+    assert some - plain == 2 * weights
+    assert momentum - plain == weights
+    saved = plain - 2 * weights - GIB // 2
+    one = (more - some) / 4
+    assert saved == pytest.approx(4 * one, rel=0.02)
+
+
+def test_activations_are_those_that_backward_holds() -> None:
+    """Of one image at 224 px ResNet-50 keeps about 22 million numbers, as papers count them."""
+    settings = [
+        toy_settings({"data": {"image_size": 224}}, resnet(batch_size=n).model_dump())
+        for n in (1, 2)
+    ]
+    settings = [
+        s.model_copy(update={"data": s.data.model_copy(update={"image_size": 224})})
+        for s in settings
+    ]
+    one, two = (training_memory(s, 3) for s in settings)
+    assert 70e6 < two - one < 110e6
+
+
+def test_memory_that_is_short_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    need = training_memory(resnet(), 3) / GIB
+    monkeypatch.setenv("STANDIN_FREE_GIB", str(2.5 * need))
+    check_gpus(resnet(), 3, [ONE, TWO, ONE, TWO])
+    with pytest.raises(SettingsError, match=r"standin:0.*--workers 4"):
+        check_gpus(resnet(), 3, [ONE, TWO] * 3)
+    monkeypatch.setenv("STANDIN_FREE_GIB", str(0.5 * need))
+    with pytest.raises(SettingsError, match=r"standin:1.*batch_size"):
+        check_gpus(resnet(), 3, [TWO])
+    check_gpus(resnet(), 3, ["cpu"])
+
+
+def test_gpus_of_two_models_are_refused(standin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standin, "names", ("Fast", "Slow"))
+    with pytest.raises(SettingsError, match=r"Fast.*Slow.*--device standin:0"):
+        check_gpus(resnet(), 3, [ONE, TWO])
+    check_gpus(resnet(), 3, [ONE, ONE])
+
+
+# ------------------------------------------------------------------------ how GPUs compute
+
+
+@pytest.mark.parametrize("on", [False, True])
+def test_settings_reach_pytorch(on: bool) -> None:
+    device = torch.device(TWO)
+    try:
+        use_gpu(GpuSettings(tf32=on, autotune=on, deterministic=on), device)
+        assert torch.backends.cuda.matmul.allow_tf32 is on
+        assert torch.backends.cudnn.allow_tf32 is on
+        assert torch.backends.cudnn.benchmark is on
+        assert torch.are_deterministic_algorithms_enabled() is on
+        assert torch.get_device_module(device).current_device() == 1
+    finally:
+        use_gpu(GpuSettings(), torch.device(ONE))
+
+
+def test_a_worker_on_the_cpu_leaves_pytorch_alone() -> None:
+    torch.use_deterministic_algorithms(False)
+    start_toy_run("fedavg")
+    assert not torch.are_deterministic_algorithms_enabled()
+    start_toy_run("fedavg", device=ONE)
+    assert torch.are_deterministic_algorithms_enabled()
+
+
+# --------------------------------------------------------------------------- the command
+
+
+def rounds(done: Any) -> list[Any]:
+    """Return what a record says of its rounds but for seconds, and where it was computed."""
+    assert done.code == 0, done.err
+    (file,) = json.loads(done.out)["files"]
+    record = json.loads(Path(file).read_text())
+    kept = ("round", "cohort", "evaluation", "train", "bytes", "dropped")
+    return [{name: entry.get(name) for name in kept} for entry in record["rounds"]] + [
+        record["environment"]["device"]
+    ]
+
+
+@pytest.mark.slow
+def test_a_run_on_two_devices_has_the_record_of_one_on_the_cpu(feddg: Callable[..., Any]) -> None:
+    run = ("run", "--method", "fedccrl", "--json", *TINY)
+    *expected, cpu = rounds(feddg(*run, "--device", "cpu", "--workers", "1"))
+    *found, name = rounds(feddg(*run, "--device", "standin:1,0", "--results", "there"))
+    assert found == expected
+    assert (cpu, name) == ("cpu", "Stand-in")
+
+
+@pytest.mark.slow
+def test_a_run_stopped_on_a_gpu_goes_on_elsewhere(
+    feddg: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from feddg_bench.runs.recorder import Recorder
+
+    run = ("run", "--method", "scaffold", "--json", *TINY, "--workers", "1")
+    expected = rounds(feddg(*run, "--device", "cpu", "--results", "whole"))[:-1]
+    saved = Recorder.round
+
+    def stop(self: Any, state: Any, result: Any) -> None:
+        saved(self, state, result)
+        if result.round == 1:
+            raise SettingsError("stopped here")
+
+    monkeypatch.setattr(Recorder, "round", stop)
+    assert feddg(*run, "--device", ONE).code == 2
+    monkeypatch.setattr(Recorder, "round", saved)
+    assert list((tmp_path / "runs" / "checkpoints").glob("*"))
+    assert rounds(feddg(*run, "--device", TWO))[:-1] == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--device", "standin:7"), ("standin:7", "2 STANDIN")),
+        (("--device", "cuda:9"), ("cuda:9", "--device cpu")),
+        (("--device", "cuda:0,x"), ("unknown device", "cuda:0,2")),
+    ],
+)
+def test_a_wrong_device_is_refused_before_images_are_decoded(
+    feddg: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    words: tuple[str, ...],
+) -> None:
+    monkeypatch.setenv("FEDDG_CACHE", str(tmp_path / "nothing"))
+    done = feddg("run", *TINY, *arguments)
+    assert done.code == 2
+    assert done.err.count("feddg-bench: error:") == 1
+    assert all(word in done.err for word in words), done.err
+    assert not list((tmp_path / "nothing").rglob("*.npy"))
+    assert "decoded" not in done.err
+
+
+def test_too_little_memory_is_one_sentence(
+    feddg: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STANDIN_FREE_GIB", "0.25")
+    done = feddg("run", *TINY, "--device", ONE)
+    assert done.code == 2
+    assert "0.2 GiB" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_portable_and_gpus_exclude_each_other() -> None:
+    with pytest.raises(SettingsError, match="portable"):
+        start_toy_run("pardon", pixel(), {"portable": True}, device=ONE)
