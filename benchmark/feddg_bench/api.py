@@ -25,6 +25,7 @@ def run(
     recipe: str | None = None,
     seeds: str | int | Sequence[int] = Request.seeds,
     settings: Mapping[str, Any] | None = None,
+    readings: str = Request.readings,
     results: str | Path = Resources().results,
     keep: Sequence[str] = (),
     again: bool = False,
@@ -42,6 +43,7 @@ def run(
         recipe: A recipe's name or a YAML file; ``None`` for the data set's own.
         seeds: A number of seeds counts from 0; a list names them; a text such as ``"0-2"`` too.
         settings: By short, dotted or nested key, such as ``{"rounds": 1, "hyper.mu": 0.1}``.
+        readings: Of a paper's recipe: ``"published"`` or ``"corrected"`` (see `Request`).
         results: Folder of records and checkpoints.
         keep: Global models to keep beside the record: ``"last"``, ``"best"``.
         again: Repeat runs that are recorded; old records stay beside.
@@ -53,7 +55,9 @@ def run(
         FeddgError: In one sentence, if something is unknown, missing or does not fit.
     """
     where = validate(Resources, {"workers": 1, **resources, "results": results})
-    request = Request(method, protocol, dataset, scenario, recipe, seeds, settings or {}, where)
+    request = Request(
+        method, protocol, dataset, scenario, recipe, seeds, settings or {}, where, readings
+    )
     plans = request.plan()
 
     from feddg_bench.cli.progress import ConsoleReport

@@ -11,7 +11,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from feddg_bench.config.schema import MethodSettings
-from feddg_bench.core.client import Batch
+from feddg_bench.core.client import Batch, Client
+from feddg_bench.core.messages import LocalUpdate
 from feddg_bench.core.method import Method
 from feddg_methods.shared.passes import widened
 
@@ -24,9 +25,10 @@ class FedSRSettings(MethodSettings):
 
     labels: ClassVar[tuple[str, ...]] = ("variant", "test")
 
-    variant: Literal["official", "bai", "aggregated"] = "official"
+    variant: Literal["official", "bai", "pardon", "aggregated"] = "official"
     """``official``: the authors' code, the norm of z and a learned scale, reference at the client;
     ``bai``: FedDG_Benchmark's, the squared norm, no scale, reference means start at 1;
+    ``pardon``: the same, but the reference starts anew whenever a client is sampled;
     ``aggregated``: FedCCRL's, as ``official`` with reference and scale sent and averaged."""
     l2_weight: float = Field(0.01, ge=0)
     """a, of the L2 regulariser: 0.01 in the authors' code; FedCCRL has 0.001."""
@@ -69,9 +71,10 @@ class FedSR(Method):
         backbone.projection = nn.Linear(width, 2 * d_z)
         backbone.num_features = 2 * d_z
 
-        r_mu = torch.full((self.num_classes, d_z), 1.0 if s.variant == "bai" else 0.0)
+        self.squared = s.variant in ("bai", "pardon")
+        r_mu = torch.full((self.num_classes, d_z), 1.0 if self.squared else 0.0)
         self.reference = nn.ParameterDict({"mu": r_mu, "sigma": torch.ones_like(r_mu)})
-        if s.variant != "bai":  # of the logarithm, so that C = exp(log_scale) stays positive
+        if not self.squared:  # of the logarithm, so that C = exp(log_scale) stays positive
             self.reference["log_scale"] = torch.zeros(())
         if s.variant == "aggregated":
             self.local = ()  # type: ignore[misc] # this variant sends it
@@ -103,6 +106,12 @@ class FedSR(Method):
             torch.stack([self.classifier(mu + sigma * noise) for noise in self.test_noise])
         )
 
+    def fit(self, client: Client) -> LocalUpdate:
+        if self.settings.variant == "pardon":
+            for start in self.reference.values():
+                nn.init.ones_(start)
+        return super().fit(client)
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         s = self.settings
         images, labels = batch
@@ -110,7 +119,7 @@ class FedSR(Method):
         z = draw(mu, sigma)
         loss = F.cross_entropy(widened(self.classifier(z)), labels)
         if s.l2_weight:
-            loss = loss + s.l2_weight * l2_regulariser(z, squared=s.variant == "bai")
+            loss = loss + s.l2_weight * l2_regulariser(z, squared=self.squared)
         if s.cmi_weight:
             r = self.reference
             scale = r["log_scale"].exp() if "log_scale" in r else 1.0
@@ -189,6 +198,6 @@ DEVIATIONS = (
     "model's optimizer (`train.optimizer`).",
     "PARDON's settings ask for SGD with a learning rate of 0.002 and momentum, but its program "
     "replaces them by 3e-5 without momentum, the likeliest reason why its FedSR stays at chance "
-    "level. We train FedSR like every other method (`train.lr`).",
+    "level. We train FedSR like every other method (`train.lr`), but under `--recipe pardon`.",
 )
 """Where published code differs from its paper, and what this module does."""

@@ -19,7 +19,7 @@ from feddg_bench.common import files
 from feddg_bench.common.errors import PluginError, SettingsError
 from feddg_bench.common.files import shipped
 from feddg_bench.config.layers import merge, validate
-from feddg_bench.config.recipes import load_recipe, recipe_names
+from feddg_bench.config.recipes import READINGS, load_recipe, recipe_names
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.engine.build import build_run_method
 from feddg_bench.plugins import check_name, load_dataset, load_method, names, outline
@@ -312,19 +312,19 @@ def recipe(tmp_path):
 
 def test_what_is_more_specific_wins(recipe):
     path = recipe(RECIPE)
-    assert load_recipe(path, "pacs", "fedavg") == {
+    assert merge(*load_recipe(path, "pacs", "fedavg")) == {
         "train": {"lr": 2.0, "eps": 1.0, "momentum": 0.2},
     }
-    assert load_recipe(path, "pacs", "fedprox") == {
+    assert merge(*load_recipe(path, "pacs", "fedprox")) == {
         "train": {"lr": 2.0, "eps": 1.0, "momentum": 0.5},
         "hyper": {"mu": 6.0},
     }
-    assert load_recipe(path, "pacs", "pardon")["train"]["eps"] == 3.0
-    assert load_recipe(path, "digits4", "fedprox")["hyper"] == {"mu": 5.0}
+    assert merge(*load_recipe(path, "pacs", "pardon"))["train"]["eps"] == 3.0
+    assert merge(*load_recipe(path, "digits4", "fedprox"))["hyper"] == {"mu": 5.0}
 
 
 def test_a_recipe_may_be_short(recipe):
-    assert load_recipe(recipe({"datasets": {"pacs": None}}), "pacs", "fedavg") == {}
+    assert load_recipe(recipe({"datasets": {"pacs": None}}), "pacs", "fedavg") == ({}, {})
 
 
 def test_a_recipe_for_another_data_set_is_refused(recipe):
@@ -366,11 +366,12 @@ def shipped_cases():
 def test_shipped_recipes_are_valid_for_every_method(name, dataset):
     check_name("data set", dataset)
     for method in METHODS:
-        layer = load_recipe(name, dataset, method)
         chosen = {"method": method, "dataset": dataset, "scenario": "any"}
         cls = load_method(method)
-        settings = validate(RunSettings, merge(layer, cls.needs, chosen))
-        validate(cls.Settings, settings.hyper, "hyper.")
+        for readings in READINGS:
+            base, own = load_recipe(name, dataset, method, readings)
+            settings = validate(RunSettings, merge(base, cls.needs, own, chosen))
+            validate(cls.Settings, settings.hyper, "hyper.")
 
 
 def test_recipes_are_found_in_an_installed_package(tmp_path, monkeypatch):

@@ -241,7 +241,7 @@ def _recipe_size(dataset: str, recipe: str | None) -> list[int]:
 
     label = recipe or load_dataset(dataset).default_recipe
     named = {"method": "fedavg", "dataset": dataset, "scenario": ""}
-    layer = merge(load_recipe(label, dataset, "fedavg"), named)
+    layer = merge(*load_recipe(label, dataset, "fedavg"), named)
     return [validate(RunSettings, layer).data.image_size]
 
 

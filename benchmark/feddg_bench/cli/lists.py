@@ -278,14 +278,14 @@ def _settings(method: str, dataset: str, recipe: str | None) -> Iterator[dict[st
     """Yield every key with its value in a run, and where that comes from."""
     check_name("method", method)
     plugin = outline(method)
-    chosen = load_recipe(recipe or load_dataset(dataset).default_recipe, dataset, method)
+    base, own = load_recipe(recipe or load_dataset(dataset).default_recipe, dataset, method)
     named = {"method": method, "dataset": dataset, "scenario": ""}
-    settings = validate(RunSettings, merge(chosen, plugin.needs, named))
+    settings = validate(RunSettings, merge(base, plugin.needs, own, named))
     hyper = validate(plugin.Settings, settings.hyper, "hyper.").model_dump(mode="json")
     values = dotted(settings.model_dump(mode="json") | {"hyper": {}})
     values |= {f"hyper.{name}": value for name, value in hyper.items()}
     origins = dict.fromkeys(named, "command")
-    for origin, layer in (("recipe", chosen), ("method", plugin.needs)):
+    for origin, layer in (("recipe", base), ("method", plugin.needs), ("recipe", own)):
         origins |= dict.fromkeys(dotted(layer), origin)
     for key, field in (*dotted_fields(), *dotted_fields(plugin.Settings, "hyper.")):
         if key == "hyper":

@@ -46,6 +46,13 @@ Scenarios = Annotated[
 Recipe = Annotated[
     str | None, typer.Option(help="A recipe's name or a YAML file. Default the data set's own.")
 ]
+Readings = Annotated[
+    str | None,
+    typer.Option(
+        help="Of a paper's recipe: published, as its tables were computed; or corrected, the "
+        f"papers' own formulas. Default {Request.readings}."
+    ),
+]
 Seeds = Annotated[
     str | None,
     typer.Option("--seeds", "--seed", help=f"Such as 0,1,2 or 0-2. Default {Request.seeds}."),
@@ -106,6 +113,7 @@ class Names:
     dataset: DataName = None
     scenario: Scenarios = None
     recipe: Recipe = None
+    readings: Readings = None
     seeds: Seeds = None
     clients: Clients = None
     split_csv: SplitCsv = None

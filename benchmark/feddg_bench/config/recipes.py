@@ -6,10 +6,14 @@ from typing import Any
 
 from pydantic import ConfigDict
 
-from feddg_bench.common.errors import SettingsError
+from feddg_bench.common.errors import SettingsError, unknown
 from feddg_bench.common.files import find_yaml, shipped_names
 from feddg_bench.config.layers import Layer, load_layer, merge, validate
 from feddg_bench.config.schema import Section
+
+READINGS = ("published", "corrected")
+"""What a recipe's entry for a method sets under ``published`` are errors and short cuts of the code
+that a paper's tables come from; ``corrected`` leaves them out, for the papers' own formulas."""
 
 
 class _Frame(Section):
@@ -50,12 +54,18 @@ def read_recipe(recipe: str) -> _Recipe:
         raise SettingsError(f"recipe {path}: {error}") from error
 
 
-def load_recipe(recipe: str, dataset: str, method: str) -> Layer:
-    """Return a recipe's settings for a data set and a method: its common part, then the specific.
+def load_recipe(
+    recipe: str, dataset: str, method: str, readings: str = READINGS[0]
+) -> tuple[Layer, Layer]:
+    """Return a recipe's settings for a data set, and what it says of one method, which goes before.
+
+    ``readings`` is one of `READINGS`.
 
     Raises:
         SettingsError: If the recipe is unknown, or has no settings for the data set.
     """
+    if readings not in READINGS:
+        raise SettingsError(unknown("readings", readings, READINGS))
     found = read_recipe(recipe)
     frames = found.datasets or {}
     if dataset not in frames:
@@ -65,12 +75,16 @@ def load_recipe(recipe: str, dataset: str, method: str) -> Layer:
             f"copy it to a .yaml file, add an entry, give its path"
         )
     frame = frames[dataset] or _Frame()
-    own = [(methods or {}).get(method) or {} for methods in (found.methods, frame.methods)]
-    merged = merge(found.settings or {}, frame.model_extra or {}, *own)
-    which = sorted({"method", "dataset", "protocol", "scenario", "seed"} & set(merged))
+    own: Layer = {}
+    for methods in (found.methods, frame.methods):
+        entry = dict((methods or {}).get(method) or {})
+        published = entry.pop(READINGS[0], None) or {}
+        own = merge(own, entry, published if readings == READINGS[0] else {})
+    common = merge(found.settings or {}, frame.model_extra or {})
+    which = sorted({"method", "dataset", "protocol", "scenario", "seed"} & {*common, *own})
     if which:
         raise SettingsError(
             f"recipe {recipe!r} sets {which[0]}; a recipe says how a run is made, and the command "
             f"which: remove it, and give --{which[0]}"
         )
-    return merged
+    return common, own

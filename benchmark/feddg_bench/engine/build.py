@@ -94,7 +94,8 @@ def build_method(
             known = [field for model in sections.values() for field in model.model_fields]
             raise SettingsError(unknown("setting", key, known))
         given = merge(given, {found[0]: {key: value}})
-    values = merge(load_recipe("quick", "digits4", name), method.needs, given)
+    base, own = load_recipe("quick", "digits4", name)
+    values = merge(base, method.needs, own, given)
     images = _Images(task, channels)
     return _build(method, validate(RunSettings, values), images, num_classes=num_classes)
 

@@ -23,8 +23,8 @@ from feddg_bench.config.layers import (
     read_settings,
     validate,
 )
-from feddg_bench.config.recipes import load_recipe
-from feddg_bench.config.schema import Resources, RunSettings
+from feddg_bench.config.recipes import READINGS, load_recipe
+from feddg_bench.config.schema import Resources, RunSettings, TrainSettings
 from feddg_bench.data.federated import spread
 from feddg_bench.data.protocols import Scenario, scenarios, validate_protocol
 from feddg_bench.data.splits import scenarios_with_files
@@ -47,7 +47,7 @@ FLAGS = {
 }
 """Flags that stand for a setting."""
 
-NAMES = ("method", "protocol", "dataset", "scenario", "recipe", "seeds")
+NAMES = ("method", "protocol", "dataset", "scenario", "recipe", "readings", "seeds")
 """What says which runs there are; files and ``KEY=VALUE`` may say it as flags do."""
 
 
@@ -77,6 +77,7 @@ class Draft(NamedTuple):
     """A run before its settings are settled."""
 
     base: Layer  # the recipe's settings
+    own: Layer  # what it says of the method
     named: Layer  # names of method, data set, protocol and scenario
     scenario: Scenario  # domains
     recipe: str  # label of where the settings came from
@@ -114,6 +115,8 @@ class Request:
             hold ranges, such as ``0,1`` or ``0-2``.
         settings: What the user sets, by short, dotted or nested key; wins over recipe and method.
         resources: Where and how fast; never part of a key.
+        readings: What a recipe named after a paper takes: ``published``, the readings that the
+            paper's tables were computed with, or ``corrected``, the papers' own formulas.
 
     Raises:
         SettingsError: If a setting is unknown, or seeds cannot be read.
@@ -127,6 +130,7 @@ class Request:
     seeds: str | int | Sequence[int] = "0"
     settings: Mapping[str, Any] = field(default_factory=dict)
     resources: Resources = Resources()  # noqa: RUF009 - frozen
+    readings: str = READINGS[0]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seeds", read_seeds(self.seeds))
@@ -215,7 +219,7 @@ class Request:
             validate_protocol(protocol)
             found = self._scenarios(protocol, dataset)
             for method in methods:
-                base = load_recipe(recipe, self.dataset, method)
+                base, own = load_recipe(recipe, self.dataset, method, self.readings)
                 for scenario, splits in found:
                     named: Layer = {
                         "method": method,
@@ -224,10 +228,10 @@ class Request:
                         "scenario": scenario.name,
                         **splits,
                     }
-                    settled = validate(RunSettings, merge(base, self.settings, named))
+                    settled = validate(RunSettings, merge(base, own, self.settings, named))
                     if settled.portable:  # before PyTorch is loaded
                         begin_portable()
-                    drafts.append(Draft(base, named, scenario, Path(recipe).stem, dataset))
+                    drafts.append(Draft(base, own, named, scenario, Path(recipe).stem, dataset))
         return drafts
 
     def one_scenario(self, datasets: Datasets | None = None) -> Request:
@@ -267,12 +271,24 @@ class Request:
 
 
 def _settle(draft: Draft, user: Mapping[str, Any], seed: int) -> Plan:
-    """Merge recipe, what the method needs and what the user says, and settle the run's key."""
+    """Merge recipe, what the method needs and what the user says, and settle the run's key.
+
+    What the recipe says of this method goes before what the method needs.
+    """
     from feddg_bench.engine.compatibility import check_fit
 
-    base, named, scenario, recipe, dataset = draft
+    base, own, named, scenario, recipe, dataset = draft
     method = outline(named["method"])
-    merged = merge(base, method.needs, user, named, {"seed": seed})
+    needed = method.needs.get("train", {}).get("optimizer")
+    meant = base.get("train", {}).get("optimizer", TrainSettings().optimizer)
+    if needed not in (None, meant) and not any(
+        "lr" in layer.get("train", {}) for layer in (own, user)
+    ):
+        raise SettingsError(
+            f"{named['method']} trains with {needed} and the learning rate of recipe {recipe} is "
+            f"meant for {meant}: give one for {needed}, such as train.lr=0.01"
+        )
+    merged = merge(base, method.needs, own, user, named, {"seed": seed})
     if merged.get("partition", {}).get("kind") == "pooled":  # one client: there is no K to choose
         merged = merge(merged, {"federation": {"per_round": None}})
     settings = validate(RunSettings, merged)
@@ -348,7 +364,7 @@ def plan_again(settings: Layer, recipe: str, datasets: Datasets) -> Plan:
         settings["scenario"],
         dataset.official,
     )
-    draft = Draft({}, {"method": settings["method"]}, scenario, recipe, dataset)
+    draft = Draft({}, {}, {"method": settings["method"]}, scenario, recipe, dataset)
     return _settle(draft, settings, settings["seed"])
 
 

@@ -40,6 +40,8 @@ def jobs(pairs: Sequence[str], datasets: Datasets) -> list[Job]:
         own["seed"] = s.seed
         if asked.recipe is not None:
             own["recipe"] = asked.recipe
+        if asked.readings != Request.readings:
+            own["readings"] = asked.readings
         made.append(
             Job(
                 key=plan.key,

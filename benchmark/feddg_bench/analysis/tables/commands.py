@@ -133,7 +133,7 @@ def recipe_settings(recipe: str, dataset: str, method: str) -> Mapping[str, Any]
         return None
     named = {"method": method, "dataset": dataset, "scenario": ""}
     try:
-        settings = validate(RunSettings, merge(load_recipe(recipe, dataset, method), named))
+        settings = validate(RunSettings, merge(*load_recipe(recipe, dataset, method), named))
     except SettingsError:
         return None
     return flatten(settings.model_dump(mode="json"))
