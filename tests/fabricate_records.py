@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from feddg_bench.config.layers import merge
+from feddg_bench.config.recipes import load_recipe
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.store import ResultsStore
 from tests import helpers
@@ -114,6 +116,11 @@ def record(
 def _hits(rng: np.random.Generator, done: float, *, better: bool) -> int:
     low, high = (IMAGES - 20, IMAGES) if better else (100 + int(250 * done), IMAGES - 20)
     return int(rng.integers(low, high))
+
+
+def in_frame(recipe: str, dataset: str, method: str) -> dict[str, Any]:
+    """Return the sections of settings of a recipe, as a run of it has them."""
+    return merge(*load_recipe(recipe, dataset, method))
 
 
 def save(root: Path, *records: RunRecord) -> None:

@@ -165,7 +165,7 @@ def test_split_csv_decides_the_splits(feddg: Run, tmp_path: Path) -> None:
     refused(feddg(*run, "--scenario", "po-c-i"), "split.csv")
 
 
-def test_pacs_from_a_folder_and_published_numbers_beside(
+def test_pacs_from_a_folder_and_no_published_number_of_another_frame(
     feddg: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from feddg_datasets.pacs import PACS
@@ -176,9 +176,7 @@ def test_pacs_from_a_folder_and_published_numbers_beside(
     tiny = ("backbone.name=small_cnn", "backbone.pretrained=false", "data.image_size=32")
     done = feddg(*run, "--method", "pardon", "--data-root", tmp_path / "data", *tiny)
     assert done.code == 0, done.err
-    for published in ("73.63", "93.05", "71.02"):  # cs-a-p: val, test; mean over test domains
-        assert published in done.out
-    assert "pardon, table 1" in done.out
+    assert "93.05" not in done.out  # PARDON's test accuracy on cs-a-p
     missing = feddg(*run, "--data-root", tmp_path / "none", *tiny)
     refused(missing, "none", "--data-root", "data download pacs")
     record = next((tmp_path / "runs/runs").glob("*.json"))

@@ -24,7 +24,8 @@ from feddg_bench.models.backbones import build_backbone
 from feddg_methods.fedsr import FedSR, FedSRSettings, l2_regulariser, mean_log_probabilities
 from tests.helpers import ALL, bitwise, hyper
 
-VARIANTS = ("official", "bai", "aggregated")
+VARIANTS = ("official", "bai", "pardon", "aggregated")
+SQUARED = ("bai", "pardon")
 CERTAIN = -200.0  # softplus underflows to 0: z is its mean
 PROJECTED = {"name": "small_cnn", "pretrained": False, "projection": 24}
 
@@ -73,7 +74,8 @@ def loss_of(method, mu, sigma, labels=LABELS):
 
 
 @pytest.mark.parametrize(
-    ("variant", "expected"), [("official", 3.0), ("aggregated", 3.0), ("bai", 13.0)]
+    ("variant", "expected"),
+    [("official", 3.0), ("aggregated", 3.0), ("bai", 13.0), ("pardon", 13.0)],
 )
 def test_norm_and_squared_norm(variant, expected):
     method = build(variant=variant, l2_weight=1.0, cmi_weight=0.0)
@@ -134,8 +136,8 @@ def test_total_loss_is_the_formula_in_numpy(variant, seed):
     logits = z @ state["classifier.weight"].T + state["classifier.bias"]
     ce = np.mean([np.log(np.exp(row - row[c]).sum()) for row, c in zip(logits, y, strict=True)])
     power = (z**2).sum(1)
-    l2 = power.mean() if variant == "bai" else np.sqrt(power).mean()
-    scale = math.exp(state["reference.log_scale"]) if variant != "bai" else 1.0
+    l2 = power.mean() if variant in SQUARED else np.sqrt(power).mean()
+    scale = math.exp(state["reference.log_scale"]) if variant not in SQUARED else 1.0
     r_mu, r_sigma = state["reference.mu"][y], np.log1p(np.exp(state["reference.sigma"][y]))
     kl = np.log(r_sigma) - np.log(scale * sigma) - 0.5
     kl += ((scale * sigma) ** 2 + (scale * mu - r_mu) ** 2) / (2 * r_sigma**2)
@@ -389,7 +391,7 @@ SETTLED = {"train": {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9}}
 @pytest.mark.parametrize("variant", ["official", "bai"])
 def test_the_reference_stays_with_its_client_and_goes_on(start_run, recorder, variant):
     run = start_run("fedsr", hyper(variant=variant), ALL, executor=recorder)
-    start = 1.0 if variant == "bai" else 0.0
+    start = 1.0 if variant in SQUARED else 0.0
     bitwise(run.method.reference["mu"].detach(), torch.full((3, 128), start))
     bitwise(run.method.reference["sigma"].detach(), torch.ones(3, 128))
     names = {"reference.mu", "reference.sigma"}
@@ -403,6 +405,18 @@ def test_the_reference_stays_with_its_client_and_goes_on(start_run, recorder, va
     assert not torch.equal(first, torch.full((3, 128), start))
     last = recorder.replies[4].memory["private state"]["reference.mu"]
     assert not torch.equal(last, first)
+
+
+@pytest.mark.parametrize(("variant", "found"), [("bai", 5.0), ("pardon", 1.0)])
+def test_in_pardons_code_a_reference_starts_anew(start_run, recorder, variant, found):
+    train = {"train": {"optimizer": "sgd", "lr": 1e-12}}
+    run = start_run("fedsr", hyper(variant=variant) | train, ALL, executor=recorder)
+    run.rounds(1)
+    for reply in recorder.replies:
+        reply.memory["private state"]["reference.mu"].fill_(5.0)
+    run.rounds(2)
+    last = recorder.replies[-1].memory["private state"]["reference.mu"]
+    assert_close(last, torch.full((3, 128), found), rtol=0, atol=1e-5)
 
 
 def test_a_client_left_out_keeps_its_reference(start_run, recorder):
@@ -432,7 +446,7 @@ def test_a_class_that_a_client_lacks_keeps_its_rows(start_run, toy_federation, t
         reply = worker.run(Task("client_0", "fit", round, weights, {}, memory))
         memory, weights = reply.memory, reply.value.weights
     kept = weights if variant == "aggregated" else memory["private state"]
-    start = 1.0 if variant == "bai" else 0.0
+    start = 1.0 if variant in SQUARED else 0.0
     bitwise(kept["reference.mu"][2], torch.full((128,), start))
     bitwise(kept["reference.sigma"][2], torch.ones(128))
     assert (kept["reference.mu"][:2] != start).any(dim=1).all()

@@ -32,6 +32,7 @@ from feddg_bench.analysis.tables.generic import generic_tables
 from feddg_bench.analysis.tables.grid import DASH
 from feddg_bench.analysis.tables.writers import csv_text
 from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.records.record import RunRecord
 from feddg_bench.records.rules import RULES
 from feddg_bench.records.runs import read_runs
 from feddg_bench.records.store import ResultsStore
@@ -117,10 +118,12 @@ def test_cells_are_means_over_seeds_of_the_records(
 
 def test_the_same_numbers_and_marks_as_the_tables(tmp_path: Path) -> None:
     fabricate.population(tmp_path, 80, rounds=5)
+    save(tmp_path, in_the_papers_frame())
     data = data_of(tmp_path)
     assert [t["name"] for t in data["tables"]] == [
         "digits4-lodo-quick",
         "digits4-ltdo-quick",
+        "pacs-ltdo-pardon",
         "pacs-ltdo-quick",
     ]
     compared = marked = beside = 0
@@ -156,8 +159,13 @@ def test_costs(ltdo: Path) -> None:
     assert found["fedavg", "s before round 1"]["text"] == "2.000" + zero
 
 
+def in_the_papers_frame() -> RunRecord:
+    frame = fabricate.in_frame("pardon", "pacs", "pardon")
+    return record("pardon", "pacs", scenario="cs-a-p", recipe="pardon", settings=frame)
+
+
 def test_published_numbers_stand_beside_ours(tmp_path: Path) -> None:
-    save(tmp_path, record("pardon", "pacs", scenario="cs-a-p"))
+    save(tmp_path, in_the_papers_frame())
     (table,) = data_of(tmp_path)["tables"]
     cell = cells(table, "accuracy", "last", "test")["pardon", "cs-a-p"]
     assert cell["published"] == "93.05"  # PARDON's paper, table 1

@@ -21,11 +21,13 @@ from feddg_bench.analysis.tables.generic import generic_tables
 from feddg_bench.analysis.tables.grid import Grid
 from feddg_bench.analysis.tables.writers import csv_text, latex, latex_document, markdown
 from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.config.layers import merge, nested
 from feddg_bench.records.published import published_number, published_numbers
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.rules import RULES, Rule
 from feddg_bench.records.runs import RecordedRun, read_runs
 from feddg_bench.records.store import ResultsStore
+from tests.fabricate_records import in_frame
 from tests.helpers import SCENARIOS, entry, make_record, measured, refused
 
 Add = Callable[..., RunRecord]
@@ -514,13 +516,21 @@ def test_every_named_table_is_whole_without_records() -> None:
         assert first, name
 
 
-def test_published_numbers_stand_beside_ours(tmp_path: Path) -> None:
+def pardon_on_sketch(folder: Path, **changed: Any) -> Grid:
+    """Return PARDON's Table II with a run of ours, in its frame but for what is changed."""
     layer = {"method": "pardon", "dataset": "pacs", "protocol": "lodo", "scenario": "acp-s"}
+    frame = merge(
+        in_frame("pardon", "pacs", "pardon"), *(nested(*pair) for pair in changed.items())
+    )
     domains = (("art_painting", "cartoon", "photo"), None, "sketch")
     rounds = [entry(1, {"test": measured(0.9, "sketch")})]
-    ResultsStore(tmp_path).save(make_record(layer, domains=domains, rounds=rounds))
+    ResultsStore(folder).save(make_record(layer | frame, domains=domains, rounds=rounds))
     _, description = load_description("pardon-2")
-    grid = build("pardon-2", description, read_runs(tmp_path))
+    return build("pardon-2", description, read_runs(folder))
+
+
+def test_published_numbers_stand_beside_ours_in_the_papers_frame(tmp_path: Path) -> None:
+    grid = pardon_on_sketch(tmp_path)
     cell = cells(grid)["PARDON", "PACS test sketch"]
     paper = float(cell["published"])
     assert (
@@ -534,6 +544,32 @@ def test_published_numbers_stand_beside_ours(tmp_path: Path) -> None:
     average = cells(grid)["FedDG-GA", "Office-Home test AVG"]
     assert average["published"] == "54.34"
     assert "not the mean of its published columns, 54.43" in average["footnotes"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("backbone.name", "mobilenet_v2", "backbone=mobilenet_v2 for resnet50"),
+        ("data.image_size", 128, "image_size=128 for 224"),
+        ("federation.rounds", 30, "rounds=30 for 50"),
+        ("federation.per_round", 10, "K=10 for 20"),
+        ("train.lr", 2e-4, "lr=0.0002 for 3e-05"),
+    ],
+)
+def test_nothing_is_subtracted_across_frames(
+    tmp_path: Path, key: str, value: Any, said: str
+) -> None:
+    grid = pardon_on_sketch(tmp_path, **{key: value})
+    assert {line.kind for line in grid.lines} == {"ours", "published"}
+    ours, apart = (cells(grid)[row, "PACS test sketch"] for row in ("PARDON", "PARDON, published"))
+    assert (ours["value"], ours["published"]) == ("90", "")
+    assert (apart["value"], apart["published"]) == ("", "66.76")
+    (note,) = [note for note in grid.notes if "frame" in note]
+    assert said in note
+    (command,) = [c for row, c in grid.fills if row == "PARDON" and "--dataset pacs" in c]
+    assert "--recipe pardon" in command
+    assert str(value) not in command.split()
+    assert key not in command
 
 
 def test_published_averages_that_are_not_means() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from feddg_bench.analysis.tables import captions
@@ -17,6 +17,7 @@ from feddg_bench.analysis.tables.columns import (
 )
 from feddg_bench.analysis.tables.commands import fill_commands
 from feddg_bench.analysis.tables.describe import COMPARED, Description, RunFilter
+from feddg_bench.analysis.tables.frames import RECIPES, departures
 from feddg_bench.analysis.tables.grid import Entry, Grid, Line
 from feddg_bench.analysis.tables.rows import Row, make_rows
 from feddg_bench.records.published import Published, published_accuracy, published_number
@@ -87,6 +88,7 @@ class _Builder:
         self.first = [unit for c in columns if c.group == 0 for unit in self.units[c.number]]
         self.footnotes: list[str] = []
         self.fills: dict[tuple[str, str], None] = {}
+        self.elsewhere: dict[str, str] = {}  # published numbers in another frame -> what differs
         against = [r for r in rows if r.method == description.against and r.sample and r.method]
         self.reference = max(against, key=lambda row: len(row.sample), default=None)
         self.seeds_of: dict[tuple[int, frozenset[int], bool], dict[int, float]] = {}
@@ -98,21 +100,30 @@ class _Builder:
     def grid(self) -> Grid:
         if self.description.ranked:
             self._rank_rows()
-        ours = [self._line(row) for row in self.rows]
+        outside = {id(row): self._outside(row) for row in self.rows}
+        ours = [self._line(row, outside) for row in self.rows]
         for position, column in enumerate(self.shown):
             self._mark(ours, position, column)
         lines: list[Line] = []
+        apart: dict[str, Line] = {}  # published lines that stand beside no row of ours
         for row, line in zip(self.rows, ours, strict=True):
             published = tuple(self._published(row, column) for column in self.shown)
             if row.where is not None:
                 lines.append(line)
-            if any(published):
-                label = row.label if row.where is None else "published"
-                facts = {"method": row.method}
-                lines.append(Line("published", row.label, label, published, facts))
-                gaps = tuple(map(_gap, line.entries, published, self.shown))
-                if any(gaps):
-                    lines.append(Line("difference", row.label, "difference", gaps, facts))
+            if not any(published):
+                continue
+            facts = {"method": row.method}
+            if outside[id(row)]:
+                name = f"{row.spec.label}, published"
+                apart[row.spec.label] = Line("published", name, name, published, facts)
+                continue
+            label = row.label if row.where is None else "published"
+            lines.append(Line("published", row.label, label, published, facts))
+            gaps = tuple(map(_gap, line.entries, published, self.shown))
+            if any(gaps):
+                lines.append(Line("difference", row.label, "difference", gaps, facts))
+        beside = {line.row for line in lines if line.kind == "published"}
+        lines += [line for label, line in apart.items() if label not in beside]
         oracle = any(column.rule == "oracle" for column in self.columns if column.split)
         return Grid(
             self.name,
@@ -123,7 +134,7 @@ class _Builder:
             self.shown,
             tuple(lines),
             tuple(self.footnotes),
-            captions.notes(self.description, self.rows),
+            (*captions.notes(self.description, self.rows), *self._frames(outside)),
             tuple(self.fills),
             {row.label: _runs(row) for row in self.rows if row.variant is not None},
             self.description.width,
@@ -156,18 +167,53 @@ class _Builder:
 
     # ----------------------------------------------------------------------------- cells
 
-    def _line(self, row: Row) -> Line:
+    def _outside(self, row: Row) -> tuple[str, ...]:
+        """Return what sets a row's runs apart from the frame of the table's paper, if any does."""
+        if self.description.paper is None or row.variant is None:
+            return ()
+        recipe = self.description.recipe or RECIPES[self.description.paper]
+        found = (
+            departures(
+                run.settings, recipe, run.dataset, run.method, {**(row.where or {}), **column.where}
+            )
+            for column in self.columns
+            for run in row.runs.get(column.number, ())
+        )
+        return next(filter(None, found), ())
+
+    def _frames(self, outside: Mapping[int, tuple[str, ...]]) -> Iterator[str]:
+        """Yield a note on rows whose runs are not in the paper's frame."""
+        together: dict[tuple[str, ...], list[str]] = {}
+        for row in self.rows:
+            together.setdefault(outside[id(row)], []).append(row.label)
+        for found, labels in together.items():
+            if found:
+                yield captions.sentence(
+                    f"not in the frame of the paper's table, so that no difference is printed: "
+                    f"{', '.join(labels)} ({', '.join(found)})"
+                )
+        if self.elsewhere:
+            yield captions.sentence(
+                f"published in another frame, hence not beside these: "
+                f"{'; '.join(f'{source} ({found})' for source, found in self.elsewhere.items())}"
+            )
+
+    def _line(self, row: Row, outside: Mapping[int, tuple[str, ...]]) -> Line:
         if row.where is None:
             return Line("ours", row.label, row.label, (None,) * len(self.shown))
-        missing = [
+        missing: Sequence[MeasuredColumn] = [
             column
             for column in self.columns
             if not self._seeds(row, frozenset((column.number,)), self.units[column.number])
             and column.number not in row.silent
         ]
         scenarios = {n: [unit[1].split(" ")[-1] for unit in u] for n, u in self.units.items()}
-        fills = fill_commands(self.description, row, missing, scenarios, self.seeds)
-        self.fills |= dict.fromkeys((row.label, command) for command in fills.values())
+        if outside[id(row)]:  # what is missing is the whole row, in the paper's frame
+            mine = [r for r in self.rows if r.spec is row.spec and not outside[id(r)]]
+            missing = [] if mine else self.columns
+        like = Row(row.spec, row.spec.label, row.where) if outside[id(row)] else row
+        fills = fill_commands(self.description, like, missing, scenarios, self.seeds)
+        self.fills |= dict.fromkeys((like.label, command) for command in fills.values())
         variant = row.variant
         facts = {
             "method": row.method,
@@ -330,6 +376,11 @@ class _Builder:
                 row.method, run.dataset, run.protocol, scenario, source.split
             )
             if number is None:
+                return None
+            own = row.runs.get(source.number) or [run]
+            recipe = RECIPES[number.row["paper"]]
+            if other := departures(own[0].settings, recipe, run.dataset, row.method):
+                self.elsewhere[number.source] = ", ".join(other)
                 return None
             found.append(number)
         mean = sum(number.value for number in found) / len(found)

@@ -110,7 +110,9 @@ def caption(
     said += [SUMMARIES[kind] for kind in sorted(kinds & set(SUMMARIES))]
     sources = {e.source: None for line in lines for e in line.entries if e and e.source}
     if sources:
-        said.append(f"published: {'; '.join(sources)}; difference: ours - published")
+        apart = any(line.kind == "difference" for line in lines)
+        gap = "; difference: ours - published" if apart else ""
+        said.append(f"published: {'; '.join(sources)}{gap}")
     return tuple(map(sentence, said))
 
 

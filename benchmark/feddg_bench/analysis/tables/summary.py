@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from feddg_bench.analysis.tables.frames import RECIPES, departures
 from feddg_bench.records.published import Published, published_accuracy
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.rules import split_metric
+from feddg_bench.records.runs import flatten
 from feddg_bench.records.statistics import mean_and_std
 
 _SPLITS = ("id_val", "id_test", "val", "test")
@@ -86,7 +88,11 @@ def summary(records: Sequence[RunRecord]) -> Table:
 def _published(run: RunRecord, split: str) -> Published | None:
     if split not in ("val", "test") or run.metric.name != "accuracy":
         return None
-    return published_accuracy(run.method, run.dataset, run.protocol, run.scenario, split)
+    found = published_accuracy(run.method, run.dataset, run.protocol, run.scenario, split)
+    if found is None:
+        return None
+    recipe, settings = RECIPES[found.row["paper"]], flatten(run.settings)
+    return None if departures(settings, recipe, run.dataset, run.method) else found
 
 
 def _cell(
