@@ -309,7 +309,8 @@ def _connect(address: str | None, cpus: int) -> None:
     except (RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
         raise SettingsError(
             f"no Ray cluster at {address} ({str(error).strip().splitlines()[0]}): start one with "
-            f"`ray start --head`, or leave --address out"
+            f"`ray start --head`, set RAY_AUTH_MODE=token if it asks for its token, or leave "
+            f"--address out"
         ) from error
     if threading.current_thread() is threading.main_thread():  # Ray puts its own in the place
         signal.signal(signal.SIGTERM, handler)
