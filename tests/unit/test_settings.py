@@ -315,6 +315,7 @@ OTHER = {
     "train.drop_last_if_single": True,
     "train.precision": "bf16-mixed",
     "train.channels_last": False,
+    "train.fold_batch_norm": "auto",
     "federation.rounds": 51,
     "federation.per_round": None,
     "federation.bn": "local",
@@ -328,6 +329,7 @@ OTHER = {
     "gpu.tf32": True,
     "gpu.autotune": True,
     "gpu.deterministic": False,
+    "evaluation.fuse_batch_norm": True,
     "hyper": {"mu": 0.5},
 }
 FILES = ("data.split_csv", "backbone.weights")

@@ -6,13 +6,17 @@ DenseNet-121 (``norm``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from feddg_bench.common.errors import SettingsError
 
 
 def batch_norm_state(module: nn.Module) -> list[str]:
@@ -66,3 +70,96 @@ def freeze_batch_norm(module: nn.Module) -> None:
     """
     for prefix, layer in list(_layers(module)):
         module.set_submodule(prefix.removesuffix("."), FrozenBatchNorm(layer))
+
+
+Pair = tuple[nn.Conv2d, _BatchNorm]
+"""A convolution, and the batch normalisation of its result."""
+
+
+@torch.no_grad()
+def foldable(module: nn.Module, images: torch.Tensor) -> list[Pair]:
+    """Return each convolution with the batch normalisation that reads its very result.
+
+    They are found by what flows through ``module`` in evaluation mode, not by names or order.
+
+    Args:
+        module: Left in evaluation mode.
+        images: [B, C, H, W] such as it takes.
+
+    Raises:
+        SettingsError: If the module gives something else once they are folded, as where a result
+            goes elsewhere too.
+    """
+    if not any(True for _ in _layers(module)):
+        return []
+    results: list[tuple[torch.Tensor, int, nn.Conv2d]] = []
+    pairs: list[Pair] = []
+
+    def note(layer: nn.Module, _: object, result: torch.Tensor) -> None:
+        if isinstance(layer, nn.Conv2d):
+            results.append((result, result._version, layer))
+
+    def look(layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        if isinstance(layer, _BatchNorm) and layer.affine and layer.track_running_stats:
+            pairs.extend(
+                (conv, layer)
+                for result, version, conv in results
+                if result is inputs[0] and result._version == version
+            )
+
+    hooks = [layer.register_forward_hook(note) for layer in module.modules()]
+    hooks += [layer.register_forward_pre_hook(look) for layer in module.modules()]
+    before = module.eval()(images)
+    for hook in hooks:
+        hook.remove()
+    with folded(pairs, once=True):
+        after = module(images)
+    if float((after - before).abs().max()) > 1e-3 * float(before.abs().max()):
+        raise SettingsError(
+            "this network's batch normalisation cannot be folded into its convolutions: "
+            "set train.fold_batch_norm=false evaluation.fuse_batch_norm=false"
+        )
+    return pairs
+
+
+@contextmanager
+def folded(pairs: Sequence[Pair], *, once: bool) -> Iterator[None]:
+    """Let convolutions do the work of the batch normalisation behind them, for a block.
+
+    The same function by other arithmetic, with the same parameters. Batch normalisation must use
+    its running statistics throughout.
+
+    Args:
+        pairs: See `foldable`.
+        once: Fold the weights as they are now; else anew in each pass, through which gradients
+            reach all parameters.
+    """
+    for conv, norm in pairs:
+        forward: Callable[[torch.Tensor], torch.Tensor] = partial(_convolve, conv, norm)
+        if once:
+            weight, bias = _fold(conv, norm)
+            forward = partial(conv._conv_forward, weight=weight, bias=bias)
+        conv.__dict__["forward"] = forward
+        norm.__dict__["forward"] = _unchanged
+    try:
+        yield
+    finally:
+        for pair in pairs:
+            for layer in pair:
+                layer.__dict__.pop("forward", None)
+
+
+def _fold(conv: nn.Conv2d, norm: _BatchNorm) -> tuple[torch.Tensor, torch.Tensor]:
+    buffers = dict(norm.named_buffers())
+    scale = norm.weight * torch.rsqrt(buffers["running_var"] + norm.eps)
+    mean = buffers["running_mean"] - (0 if conv.bias is None else conv.bias)
+    return conv.weight * scale[:, None, None, None], norm.bias - mean * scale
+
+
+def _convolve(conv: nn.Conv2d, norm: _BatchNorm, values: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = conv._conv_forward(values, *_fold(conv, norm))
+    return result
+
+
+def _unchanged(values: torch.Tensor) -> torch.Tensor:
+    return values

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import os
 import resource
 import sys
@@ -20,6 +21,7 @@ from lightning.fabric.strategies.single_device import SingleDeviceStrategy
 
 from feddg_bench.common.streams import torch_stream
 from feddg_bench.config.schema import RunSettings
+from feddg_bench.core.batch_norm import FrozenBatchNorm, Pair, foldable, folded
 from feddg_bench.core.client import Client, Received
 from feddg_bench.core.messages import Reply, Task, Weights, content, copied, leaves
 from feddg_bench.core.method import Method
@@ -101,6 +103,23 @@ class Worker:
             name: torch.from_numpy(spec.federation.domains_of(name)) for name in self.data
         }
         self._initial_private = self.method.state.private_weights()
+        self._folded = self._foldable()
+
+    def _foldable(self) -> dict[str, list[Pair]]:
+        """Return the batch normalisation that is folded while training and in an evaluation."""
+        fold, fuse = self.settings.train.fold_batch_norm, self.settings.evaluation.fuse_batch_norm
+        if not (fold or fuse):
+            return {"train": [], "evaluation": []}
+        federation, layout = self.spec.federation, torch.contiguous_format
+        if self.settings.train.channels_last:
+            layout = torch.channels_last
+        shape = (2, federation.channels, federation.size, federation.size)
+        images = torch.linspace(0, 1, math.prod(shape), device=self.device).view(shape)
+        pairs = foldable(self.method.backbone, images.contiguous(memory_format=layout))
+        frozen = [pair for pair in pairs if isinstance(pair[1], FrozenBatchNorm)]
+        if fold == "auto" and all(conv.groups == 1 for conv, _ in frozen):
+            fold = False
+        return {"train": frozen if fold else [], "evaluation": pairs if fuse else []}
 
     def run(self, task: Task, *, stays: bool = False) -> Reply[Any]:
         """Load the global weights, do what the task asks, and forget.
@@ -134,6 +153,7 @@ class Worker:
         with (
             torch_stream(settings.seed, *stream, device=self.device),
             self.method.state.serving(client),
+            folded(self._folded["train"], once=False),
         ):
             value = getattr(self.method, task.call)(client)
         if self._initial_private:
@@ -159,7 +179,7 @@ class Worker:
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         for part in torch.from_numpy(index).split(self.settings.evaluation.batch_size):
             images, labels = self.bank.take(part)
-            with self.fabric.autocast():
+            with self.fabric.autocast(), folded(self._folded["evaluation"], once=True):
                 outputs = self.method(to_float(images)).float()
             predictions.append(task.predict(outputs))
             loss += task.loss(outputs, labels, "sum")

@@ -18,6 +18,7 @@ from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.schema import TIMM, BackboneSettings
 from feddg_bench.models.networks import (
     Grey,
+    InPlaceReLU6,
     domainbed_mnist,
     efficientnet_lite0,
     femnist_cnn,
@@ -44,8 +45,15 @@ LITE0_WEIGHTS = (
 """ImageNet weights of EfficientNet-Lite0, converted from Google's: 17 MB, Apache-2.0."""
 
 
+PART_PIXELS = 2**19
+"""Pixels of the images that a CPU evaluates at a time, so that its cache can hold their maps: 32
+of 128 px."""
+
+
 class Backbone(nn.Module):
     """A feature extractor.
+
+    Without gradients a CPU takes the images in parts, where that changes no bit.
 
     Attributes:
         num_features: D, the width of its output.
@@ -83,12 +91,19 @@ class Backbone(nn.Module):
         self.register_buffer("std", std.view(-1, 1, 1), persistent=False)
         self._spread = None
         self.net = net
+        # A product of matrices may round otherwise where there are fewer rows.
+        self._by_image = not any(isinstance(layer, nn.Linear) for layer in net.modules())
         self.projection = nn.Linear(width, projection) if projection else nn.Identity()
         self.num_features = projection or width
 
     def forward(self, images: Tensor) -> Tensor:
         """Return features [B, D] of ``images`` [B, C, H, W], which are in [0, 1] if RGB."""
-        features: Tensor = self.projection(self.net(self.normalise(images)))
+        images = self.normalise(images)
+        parts: tuple[Tensor, ...] = (images,)
+        if images.is_cpu and self._by_image and not (self.training or torch.is_grad_enabled()):
+            size = max(16, PART_PIXELS // images[0, 0].numel())  # fewer have other bits
+            parts = images.tensor_split(max(1, len(images) // size))
+        features: Tensor = self.projection(torch.cat([self.net(part) for part in parts]))
         return features
 
     def normalise(self, images: Tensor) -> Tensor:
@@ -128,10 +143,12 @@ class Architecture:
         net = self.build()
         if self.classifier:
             net.set_submodule(self.classifier, self.instead())
-        for layer in net.modules():
+        for name, layer in list(net.named_modules()):
             # In place, these copy their input for the backward pass: a seventh of MobileNetV2's
             # training step on a CPU, for nothing.
-            if isinstance(layer, nn.Hardtanh | nn.Hardswish):
+            if type(layer) is nn.ReLU6 and layer.inplace:
+                net.set_submodule(name, InPlaceReLU6())
+            elif isinstance(layer, nn.Hardtanh | nn.Hardswish):
                 layer.inplace = False
         return net
 

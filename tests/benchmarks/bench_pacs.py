@@ -1,0 +1,94 @@
+"""Training and evaluation on PACS's frame, and what methods cost beside FedAvg."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from feddg_bench.core.loop import RoundResult
+from feddg_bench.data.augment import to_float
+from feddg_bench.models import backbones
+from feddg_bench.models.networks import InPlaceReLU6
+from feddg_bench.plugins import names
+from tests.benchmarks.rows import Row, benchmark, pacs_run, ratios, rounds
+
+BOUNDS = {"pardon": 2.3, "ccst": 2.0, "fedccrl": 3.2, "fpl": 1.3, "feddg_ga": 1.3}
+"""Largest CPU time of a round over FedAvg's; 1.1 for the others."""
+
+PASSES = {
+    "pardon": "originals and restyled",
+    "ccst": "originals and restyled",
+    "fedccrl": "three views",
+    "moon": "forward through two more models: 1 + 2/3",
+    "fedsam": "forward and backward twice",
+    "copa": "each view through all clients' classifiers",
+    "fedadg": "generator and discriminator on top",
+    "fediir": "a forward pass of all clients before the round's",
+}
+"""Why a method needs more than FedAvg."""
+
+
+@benchmark
+def evaluation() -> Iterator[Row]:
+    """256 images: torchvision's network on all at once, the same network in parts whose maps stay
+    in the cache with ReLU6 in place, and this with evaluation.fuse_batch_norm."""
+    run = pacs_run("fedavg", clients=6)
+    fused = pacs_run("fedavg", clients=6, settings={"evaluation.fuse_batch_norm": True})
+    index = torch.arange(256).numpy()
+    worker, plain = run.executor.worker, pacs_run("fedavg").method  # type: ignore[attr-defined]
+    for name, layer in list(plain.named_modules()):
+        if isinstance(layer, InPlaceReLU6):
+            plain.set_submodule(name, nn.ReLU6())
+    plain.to(memory_format=torch.channels_last).eval()
+    parts = backbones.PART_PIXELS
+
+    @torch.no_grad()
+    def whole() -> None:
+        backbones.PART_PIXELS = 2**62
+        plain(to_float(worker.bank.take(torch.from_numpy(index))[0]))
+        backbones.PART_PIXELS = parts
+
+    works = {
+        "plain": whole,
+        "parts": lambda: worker.evaluate(run.server.weights, index),
+        "fused": lambda: fused.executor.worker.evaluate(run.server.weights, index),  # type: ignore[attr-defined]
+    }
+    found = ratios(works, 5)
+    yield Row("evaluation, the same bits", found["parts"])
+    yield Row("evaluation, fused", found["fused"], most=0.7)
+
+
+@benchmark
+def folding() -> Iterator[Row]:
+    """A round of FedAvg with torchvision's network, the same with ReLU6 in place (the same bits),
+    and this with train.fold_batch_norm=auto."""
+    runs = [
+        pacs_run("fedavg", settings={"train.fold_batch_norm": f}) for f in (False, False, "auto")
+    ]
+    for name, layer in list(runs[0].method.named_modules()):
+        if isinstance(layer, InPlaceReLU6):
+            runs[0].method.set_submodule(name, nn.ReLU6())
+    found = ratios(dict(zip(("plain", "in place", "folded"), map(step, runs), strict=True)), 5)
+    yield Row("training, the same bits", found["in place"])
+    yield Row("training, folded", found["folded"], most=0.9)
+
+
+@benchmark
+def methods() -> Iterator[Row]:
+    """CPU time of a round of two clients over FedAvg's, in turns, three times; PARDON and CCST
+    restyle colours."""
+    known = [name for name in names("method") if name not in ("fedavg", "fedbn")]
+    found = ratios({name: step(pacs_run(name)) for name in ("fedavg", *known)}, 2)
+    for name in sorted(known, key=lambda name: (name not in BOUNDS, name)):
+        why = f" ({PASSES[name]})" if name in PASSES else ""
+        yield Row(f"a round of {name}{why}", found[name], most=BOUNDS.get(name, 1.1))
+
+
+def step(run: Any) -> Callable[[], RoundResult]:
+    """Return a function that makes the run's next round; those before the first are made."""
+    each = rounds(run)
+    next(each)
+    return lambda: next(each)

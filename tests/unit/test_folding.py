@@ -1,0 +1,132 @@
+"""Batch normalisation as part of the convolution before it; ReLU6 in place."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from pydantic import ValidationError
+from torch import nn
+
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.config.schema import BackboneSettings, RunSettings
+from feddg_bench.core.batch_norm import foldable, folded, freeze_batch_norm
+from feddg_bench.models.backbones import Backbone, build_backbone
+from feddg_bench.models.networks import InPlaceReLU6
+
+
+def backbone(name: str) -> Backbone:
+    """Return a network with random weights and statistics."""
+    torch.manual_seed(0)
+    net = build_backbone(BackboneSettings(name=name, pretrained=False))
+    for layer in net.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.momentum = None
+            nn.init.uniform_(layer.weight, 0.5, 1.5)
+            nn.init.normal_(layer.bias, 0, 0.1)
+    with torch.no_grad():
+        net.train()(torch.rand(16, 3, 64, 64))
+    return net
+
+
+@pytest.mark.parametrize(
+    ("name", "pairs", "layers"),
+    # torchvision's DenseNet normalises before its convolutions, but for the first of each layer.
+    [
+        ("mobilenet_v2", 52, 52),
+        ("mobilenet_v3_large", 46, 46),
+        ("resnet18", 20, 20),
+        ("resnet50", 53, 53),
+        ("densenet121", 59, 121),
+        ("small_cnn", 0, 0),
+    ],
+)
+def test_every_network_gives_the_same_with_what_can_be_folded(
+    name: str, pairs: int, layers: int
+) -> None:
+    net = backbone(name).eval()
+    images = torch.rand(4, 3, 64, 64)
+    found = foldable(net, images[:1])
+    assert len(found) == pairs
+    assert sum(isinstance(layer, nn.BatchNorm2d) for layer in net.modules()) == layers
+    with torch.no_grad():
+        before = net(images)
+        with folded(found, once=True):
+            after = net(images)
+        assert torch.equal(net(images), before)  # unfolded again
+    torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4 * float(before.abs().max()))
+    assert not pairs or not torch.equal(after, before)
+
+
+def test_gradients_reach_the_same_parameters() -> None:
+    net = backbone("mobilenet_v2")
+    for layer in net.modules():
+        if isinstance(layer, nn.Dropout):
+            layer.p = 0.0
+    freeze_batch_norm(net)
+    images = torch.rand(4, 3, 64, 64)
+    pairs = foldable(net, images[:1])
+
+    def gradients() -> dict[str, torch.Tensor]:
+        net.train().zero_grad()
+        net(images).square().sum().backward()
+        return {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
+
+    before = gradients()
+    with folded(pairs, once=False):
+        after = gradients()
+    assert list(after) == list(before) == [name for name, _ in net.named_parameters()]
+    for name, gradient in before.items():
+        assert float((after[name] - gradient).norm()) < 1e-3 * float(gradient.norm()), name
+
+
+def test_a_result_that_goes_elsewhere_too_is_not_folded() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+            nn.init.constant_(self.norm.weight, 2)
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            result = self.conv(images)
+            normal: torch.Tensor = self.norm(result) + result
+            return normal
+
+    with pytest.raises(SettingsError, match="fold_batch_norm"):
+        foldable(Twice(), torch.rand(1, 3, 8, 8))
+
+
+def test_what_changed_in_place_before_its_normalisation_is_not_folded() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.BatchNorm2d(4))
+    assert foldable(net, torch.rand(1, 3, 8, 8)) == []
+
+
+def test_only_frozen_normalisation_is_folded_in_training() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        RunSettings(method="fedavg", scenario="ip-o-c", train={"fold_batch_norm": True})
+    given = {"train": {"fold_batch_norm": "auto"}}
+    assert RunSettings.model_validate({"method": "fedavg", "scenario": "ip-o-c", **given})
+
+
+def test_relu6_in_place_has_the_bits_of_pytorchs() -> None:
+    values = torch.randn(64, 8, dtype=torch.float32).mul_(6)
+    values[0, :3] = torch.tensor([0.0, 6.0, -0.0])
+    gradient = torch.randn_like(values)
+    results = []
+    for function in (F.relu6, InPlaceReLU6()):
+        leaf = values.clone().requires_grad_()
+        result = function(leaf * 1)
+        (found,) = torch.autograd.grad(result, leaf, gradient)
+        results.append((result.detach(), found))
+    (plain, plain_gradient), (ours, our_gradient) = results
+    assert torch.equal(plain, ours)
+    assert torch.equal(plain_gradient, our_gradient)
+
+
+def test_relu6_in_place_works_under_vmap_and_copies() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), InPlaceReLU6())
+    values = torch.randn(5, 2, 3)
+    mapped = torch.func.vmap(copy.deepcopy(net))(values)
+    torch.testing.assert_close(mapped, net(values))
