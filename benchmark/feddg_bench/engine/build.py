@@ -32,7 +32,7 @@ def build_run_method(
         SettingsError: If method and settings do not suit the images and the task.
     """
     use_portable(wanted=settings.portable)
-    return _build(
+    return build_on(
         plugin or load_method(settings.method),
         settings,
         federation,
@@ -42,7 +42,9 @@ def build_run_method(
     )
 
 
-class _Images(NamedTuple):
+class Images(NamedTuple):
+    """What a method must know of images that are no data set's."""
+
     task: str
     channels: int
     pixels: str = "uint8"
@@ -96,13 +98,18 @@ def build_method(
         given = merge(given, {found[0]: {key: value}})
     base, own = load_recipe("quick", "digits4", name)
     values = merge(base, method.needs, own, given)
-    images = _Images(task, channels)
-    return _build(method, validate(RunSettings, values), images, num_classes=num_classes)
+    images = Images(task, channels)
+    return build_on(method, validate(RunSettings, values), images, num_classes=num_classes)
 
 
-def _build(
+def build_on(
     method: type[Method], settings: RunSettings, images: Pictures, **arguments: Any
 ) -> Method:
+    """Build a module for images; ``arguments`` are the others of `Method`.
+
+    Raises:
+        SettingsError: If method and settings do not suit the images and the task.
+    """
     check_fit(settings, method, images)
     hyper = validate(method.Settings, settings.hyper, "hyper.")
     backbone = {

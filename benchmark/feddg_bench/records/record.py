@@ -91,19 +91,12 @@ class ScenarioRecord(RecordPart):
 
 
 class DataRecord(RecordPart):
-    """The images of a run.
+    """The images of a run."""
 
-    Attributes:
-        fingerprint: Hash of the data set's content.
-        images: Split -> domain -> number of images.
-        task: What was learnt; the first records lack it and are classifications.
-        metric: The data set's key metric; the first records lack it and have accuracy.
-    """
-
-    fingerprint: str
-    images: dict[str, dict[str, Count]] = {}
-    task: Later[str] = None
-    metric: Later[str] = None
+    fingerprint: str  # hash of the data set's content
+    images: dict[str, dict[str, Count]] = {}  # split -> domain -> number of images
+    task: Later[str] = None  # what was learnt; the first records lack it and are classifications
+    metric: Later[str] = None  # the data set's key metric; the first lack it and have accuracy
 
 
 class PartitionRecord(RecordPart):
@@ -133,51 +126,32 @@ class Dropped(RecordPart):
 
 
 class Costs(RecordPart):
-    """What a round cost, and what went wrong in it.
+    """What a round cost, and what went wrong in it."""
 
-    Attributes:
-        bytes: Sent and received by the server.
-        dropped: Clients whose replies were not used.
-        seconds: Phase -> wall time.
-    """
-
-    bytes: Traffic = Traffic()
-    dropped: list[Dropped] = []
-    seconds: dict[str, Annotated[float, Field(ge=0, lt=1e15)]] = {}
+    bytes: Traffic = Traffic()  # sent and received by the server
+    dropped: list[Dropped] = []  # clients whose replies were not used
+    seconds: dict[str, Annotated[float, Field(ge=0, lt=1e15)]] = {}  # phase -> wall time
 
 
 class _Round(RecordPart):
-    round: Count
-    cohort: list[str]
-    skipped: bool
-    train: dict[str, Number]
-    evaluation: Evaluation | None
+    round: Count  # its number, from 1
+    cohort: list[str]  # clients that were asked
+    skipped: bool  # whether every client was dropped, so that the model stayed as it was
+    train: dict[str, Number]  # means over the clients, `loss` among them
+    evaluation: Evaluation | None  # of the new model; `None` where this round was not evaluated
 
 
 class RoundRecord(Costs, _Round):
-    """One round.
-
-    Attributes:
-        round: Its number, from 1.
-        cohort: Clients that were asked.
-        skipped: Whether every client was dropped, so that the model stayed as it was.
-        train: Means over the clients, ``loss`` among them.
-        evaluation: Of the new model; ``None`` where this round was not evaluated.
-    """
+    """One round: what it did, then what it cost."""
 
 
 class EnvironmentRecord(RecordPart):
-    """What the last bits of numbers may depend on; never the name of a machine.
-
-    Attributes:
-        cpu: Its maker and widest instructions; the first records lack it.
-        portable: Whether instructions and draws were those of every CPU with AVX2.
-    """
+    """What the last bits of numbers may depend on; never the name of a machine."""
 
     versions: dict[str, str] = {}
     system: str = ""
-    cpu: Later[str] = None
-    portable: Later[bool] = None
+    cpu: Later[str] = None  # its maker and widest instructions; the first records lack it
+    portable: Later[bool] = None  # whether instructions and draws were of every CPU with AVX2
     device: str = ""
     threads: Count = 1
     workers: Count = 1
@@ -194,33 +168,23 @@ class TimeRecord(RecordPart):
 
 
 class RunRecord(RecordPart):
-    """Everything about one run; never a path, never a host name.
+    """Everything about one run; never a path, never a host name."""
 
-    Attributes:
-        format: Version of this form.
-        key: Hash of ``settings`` and ``method_version``.
-        recipe: The recipe the settings came from; not part of the key.
-        code: Digest of the method's source (`feddg_bench.runs.code`); the first records lack it.
-        labels: The method's settings that a caption must say.
-        settings: Resolved settings; files by the hash of their content.
-        once: What happens before round 1.
-    """
-
-    format: Literal[1] = FORMAT
-    key: str = Field(pattern="^[0-9a-f]+$")
+    format: Literal[1] = FORMAT  # version of this form
+    key: str = Field(pattern="^[0-9a-f]+$")  # hash of `settings` and `method_version`
     method: str
     method_version: Count
     dataset: str
     protocol: str
     scenario: ScenarioRecord
     seed: Count
-    recipe: str
-    code: Later[str] = None
-    labels: dict[str, str] = {}
-    settings: dict[str, Any]
+    recipe: str  # the recipe the settings came from; not part of the key
+    code: Later[str] = None  # digest of the method's source; the first records lack it
+    labels: dict[str, str] = {}  # the method's settings that a caption must say
+    settings: dict[str, Any]  # resolved; files by the hash of their content
     data: DataRecord
     partition: PartitionRecord
-    once: Costs = Costs()
+    once: Costs = Costs()  # what happens before round 1
     rounds: list[RoundRecord] = []
     environment: EnvironmentRecord = EnvironmentRecord()
     time: TimeRecord = TimeRecord()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.core.messages import Weights
 from feddg_bench.core.method import Method
-from feddg_bench.models.backbones import build_backbone
+from feddg_bench.engine.build import Images, build_on
 from feddg_bench.plugins import load_method
 from feddg_bench.records.store import ResultsStore
 
@@ -28,29 +27,17 @@ KINDS = ("last", "best")
 
 
 class KeptModel(BaseModel, frozen=True, extra="forbid"):
-    """What a file of weights says of itself.
+    """What a file of weights says of itself."""
 
-    Attributes:
-        key: Of the run.
-        round: After which the weights are the global model.
-        settings: Of the run; no file they name is read again.
-        num_classes: Outputs of the classifier.
-        clients: Names of the clients.
-        sources: Names of the training domains.
-        task: ``classification`` or ``regression``.
-        channels: Of an image.
-        rgb: Whether images are red, green and blue in [0, 1].
-    """
-
-    key: str
-    round: int
-    settings: RunSettings
-    num_classes: int
-    clients: tuple[str, ...]
-    sources: tuple[str, ...]
-    task: str
-    channels: int
-    rgb: bool
+    key: str  # of the run
+    round: int  # after which the weights are the global model
+    settings: RunSettings  # of the run; no file they name is read again
+    num_classes: int  # outputs of the classifier
+    clients: tuple[str, ...]  # names of the clients
+    sources: tuple[str, ...]  # names of the training domains
+    task: str  # `classification` or `regression`
+    channels: int  # of an image
+    rgb: bool  # whether images are red, green and blue in [0, 1]
 
 
 def model_path(store: ResultsStore, key: str, which: str) -> Path:
@@ -66,7 +53,7 @@ def save_model(path: Path, run: Run, number: int) -> None:
     facts = KeptModel(
         key=run.plan.key,
         round=number,
-        settings=_without_files(run.plan.settings, run.method.Settings.files),
+        settings=_without_files(run),
         num_classes=federation.num_classes,
         clients=tuple(federation.clients),
         sources=federation.sources,
@@ -85,11 +72,11 @@ def save_model(path: Path, run: Run, number: int) -> None:
     write_whole(path, save(tensors, {"model": facts.model_dump_json()}))
 
 
-def _without_files(settings: RunSettings, hyper_files: Iterable[str]) -> RunSettings:
+def _without_files(run: Run) -> RunSettings:
     """Return settings that name no file of this machine."""
-    values = settings.model_dump()
+    values = run.plan.settings.model_dump()
     values["data"]["split_csv"] = values["backbone"]["weights"] = None
-    values["hyper"].update(dict.fromkeys(hyper_files))
+    values["hyper"].update(dict.fromkeys(run.method.Settings.files))
     return validate(RunSettings, values)
 
 
@@ -137,15 +124,14 @@ def load_model(key: str, results: str | Path = "runs", which: str = "last", **hy
     settings = facts.settings
     plugin = load_method(settings.method)
     blank = settings.backbone.model_copy(update={"pretrained": False})
-    module = plugin(
-        validate(plugin.Settings, {**settings.hyper, **hyper}, "hyper."),
-        backbone=build_backbone(blank, facts.channels, rgb=facts.rgb),
+    again = {"backbone": blank, "hyper": {**settings.hyper, **hyper}}
+    module = build_on(
+        plugin,
+        settings.model_copy(update=again),
+        Images(facts.task, facts.channels, "uint8" if facts.rgb else ""),
         num_classes=facts.num_classes,
-        train=settings.train,
-        bn=settings.federation.bn,
         clients=facts.clients,
         sources=facts.sources,
-        task=facts.task,
     )
     expected = {
         name: tensor

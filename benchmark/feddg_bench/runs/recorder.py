@@ -86,11 +86,24 @@ class Recorder(Observer):
 
     def round(self, run: Run, result: RoundResult) -> None:
         """Add the round to the record, keep the model if it is the best, and write a checkpoint."""
-        record = self.record
+        record, ledger = self.record, result.ledger
+        costs: dict[str, Any] = {
+            "bytes": dict(ledger.bytes),
+            "dropped": list(ledger.dropped),
+            "seconds": {phase: round(value, 6) for phase, value in ledger.seconds.items()},
+        }
         if result.round == 0:
-            record.once = Costs(**_costs(result))
+            record.once = Costs(**costs)
         else:
-            record.rounds.append(_entry(result))
+            entry = RoundRecord(
+                round=result.round,
+                cohort=list(result.cohort),
+                skipped=result.skipped,
+                train=ledger.means(),
+                evaluation=result.evaluation,
+                **costs,
+            )
+            record.rounds.append(entry)
         record.time = TimeRecord(
             started=record.time.started or _stamp(self.started),
             finished=_stamp(time.time()),
@@ -98,7 +111,7 @@ class Recorder(Observer):
             peak_memory_mib=run.executor.peak_memory_mib(),
         )
         if "best" in self.keep and best_so_far(record) == result.round:
-            self._keep(run, "best", result.round)
+            save_model(model_path(self.store, record.key, "best"), run, result.round)
         last = result.round == run.plan.settings.federation.rounds
         if not last and result.round % self.resources.checkpoint_every == 0:
             root = self.resources.data_root
@@ -114,15 +127,12 @@ class Recorder(Observer):
     def end(self, run: Run) -> None:
         """Save the record; the checkpoint has done its work."""
         if "last" in self.keep:
-            self._keep(run, "last", run.server.round)
+            save_model(model_path(self.store, self.record.key, "last"), run, run.server.round)
         if self.again:
             self.store.set_aside(self.record.key)
         if self.again or self.store.load(self.record.key) is None:  # else made for a model alone
             self.store.save(self.record)
         tidy(self.store, self.record.key)
-
-    def _keep(self, run: Run, which: str, number: int) -> None:
-        save_model(model_path(self.store, run.plan.key, which), run, number)
 
 
 def has_kept(store: ResultsStore, plan: Plan, keep: Collection[str]) -> bool:
@@ -142,27 +152,6 @@ def best_so_far(record: RunRecord) -> int | None:
         if place is not None:
             return list(found)[place]
     return None
-
-
-def _costs(result: RoundResult) -> dict[str, Any]:
-    """Return what a round cost, as the record keeps it."""
-    ledger = result.ledger
-    return {
-        "bytes": dict(ledger.bytes),
-        "dropped": list(ledger.dropped),
-        "seconds": {phase: round(value, 6) for phase, value in ledger.seconds.items()},
-    }
-
-
-def _entry(result: RoundResult) -> RoundRecord:
-    return RoundRecord(
-        round=result.round,
-        cohort=list(result.cohort),
-        skipped=result.skipped,
-        train=result.ledger.means(),
-        evaluation=result.evaluation,
-        **_costs(result),
-    )
 
 
 def _stamp(seconds: float) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from feddg_bench.common.errors import DataError, PluginError
-from feddg_bench.config.schema import Resources
+from feddg_bench.config.schema import Resources, RunSettings
 from feddg_bench.core.loop import RoundResult
 from feddg_bench.core.messages import Weights
 from feddg_bench.core.method import Method
@@ -120,8 +120,17 @@ def start(plan: Plan, federation: Federation, executor: Executor, resources: Res
     spec = WorkerSpec(settings, federation, device, resources.threads)
     executor.start(spec, method)
     home = device if executor.workers == 1 else "cpu"  # other processes send to the CPU
-    server = Server(
-        {name: tensor.to(home) for name, tensor in method.state.federated_weights().items()},
+    server = open_server(settings, federation, method, executor, home)
+    private = method.state.private_weights()
+    return Run(plan, federation, method, server, executor, spec, private)
+
+
+def open_server(
+    settings: RunSettings, federation: Federation, method: Method, executor: Executor, device: str
+) -> Server:
+    """Return a server with the module's weights, on a device, that can ask all clients."""
+    return Server(
+        {name: tensor.to(device) for name, tensor in method.state.federated_weights().items()},
         tuple(federation.clients),
         executor,
         seed=settings.seed,
@@ -129,8 +138,6 @@ def start(plan: Plan, federation: Federation, executor: Executor, resources: Res
         uplink=method.uplink,
         downlink=method.downlink,
     )
-    private = method.state.private_weights()
-    return Run(plan, federation, method, server, executor, spec, private)
 
 
 def open_federation(
@@ -152,12 +159,7 @@ def open_federation(
         method_version=plan.version,
         dataset=settings.dataset,
         protocol=settings.protocol,
-        scenario=ScenarioRecord(
-            name=plan.scenario.name,
-            train=plan.scenario.train,
-            val=plan.scenario.val,
-            test=plan.scenario.test,
-        ),
+        scenario=ScenarioRecord.model_validate(plan.scenario, from_attributes=True),
         seed=settings.seed,
         recipe=plan.recipe,
         labels={name: str(settings.hyper[name]) for name in method.Settings.labels},

@@ -22,6 +22,7 @@ from feddg_bench.engine.evaluation import evaluate
 from feddg_bench.engine.executors import Executor, SerialExecutor
 from feddg_bench.engine.worker import WorkerSpec
 from feddg_bench.plugins import load_method
+from feddg_bench.runs.setup import open_server
 
 TOY: Layer = {
     "method": "fedavg",
@@ -150,15 +151,7 @@ def start_toy_run(
     executor = executor or SerialExecutor()
     method = method or build_run_method(settings, federation, found)
     executor.start(WorkerSpec(settings, federation, device, plugin=found), method)
-    server = Server(
-        method.state.federated_weights(),
-        tuple(federation.clients),
-        executor,
-        seed=settings.seed,
-        federation=settings.federation,
-        uplink=method.uplink,
-        downlink=method.downlink,
-    )
+    server = open_server(settings, federation, method, executor, "cpu")
     return ToyRun(settings, federation, executor, method, server)
 
 
