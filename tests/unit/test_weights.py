@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from feddg_bench.common.errors import DataError
-from feddg_bench.models.weights import load_tensors, sha256
+from feddg_bench.config.keys import file_digest
+from feddg_bench.models.weights import load_tensors
 from tests.helpers import refused
 
 TENSORS = {
@@ -58,12 +59,11 @@ def test_reads_a_models_state_dict(tmp_path: Path) -> None:
     assert torch.equal(found["weight"], model.weight)
 
 
-@pytest.mark.parametrize("function", [load_tensors, sha256])
-def test_a_missing_file_is_named(tmp_path: Path, function) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with refused(DataError, "there is no weights file", "gone"):
-        function(tmp_path / "gone.pth")
+        load_tensors(tmp_path / "gone.pth")
     with refused(DataError, "there is no weights file"):
-        function(tmp_path)
+        load_tensors(tmp_path)
 
 
 @pytest.mark.parametrize("writer", ["torch", "torch_legacy", "pickle"])
@@ -119,6 +119,6 @@ def test_truncated_files_are_refused(tmp_path: Path, name: str) -> None:
         load_tensors(path)
 
 
-def test_sha256_is_that_of_the_content(tmp_path: Path) -> None:
+def test_a_digest_is_that_of_the_content(tmp_path: Path) -> None:
     (tmp_path / "w").write_bytes(b"abc")
-    assert sha256(tmp_path / "w") == hashlib.sha256(b"abc").hexdigest()
+    assert file_digest(tmp_path / "w") == hashlib.sha256(b"abc").hexdigest()

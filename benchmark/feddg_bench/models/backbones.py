@@ -168,6 +168,14 @@ class Architecture:
         return ""
 
 
+def _torchvision(
+    name: str, num_features: int, classifier: str, *, weights: str = "IMAGENET1K_V1", **more: Any
+) -> Architecture:
+    url = models.get_model_weights(name)[weights].url
+    build = partial(models.get_model, name)
+    return Architecture(build, num_features, classifier, url=url, **more)
+
+
 BACKBONES = {
     "small_cnn": Architecture(small_cnn, 128, normalisation="half"),
     # All three read pixels in [0, 1] as they are, as their authors do; two flatten 28 px maps.
@@ -176,37 +184,21 @@ BACKBONES = {
     "femnist_cnn": Architecture(
         femnist_cnn, 512, smallest_side=28, largest_side=31, normalisation="none"
     ),
-    "squeezenet1_1": Architecture(
-        models.squeezenet1_1,
+    "squeezenet1_1": _torchvision(
+        "squeezenet1_1",
         512,
         "classifier",  # its last convolution makes the class scores, before pooling
-        partial(nn.AdaptiveAvgPool2d, 1),
-        models.SqueezeNet1_1_Weights.IMAGENET1K_V1.url,
+        instead=partial(nn.AdaptiveAvgPool2d, 1),
         smallest_side=17,
     ),
-    "mobilenet_v2": Architecture(
-        models.mobilenet_v2, 1280, "classifier", url=models.MobileNet_V2_Weights.IMAGENET1K_V1.url
-    ),
+    "mobilenet_v2": _torchvision("mobilenet_v2", 1280, "classifier"),
     # FedCCRL's features: hidden layer, Hardswish and dropout of the classifier are kept.
-    "mobilenet_v3_large": Architecture(
-        models.mobilenet_v3_large,
-        1280,
-        "classifier.3",
-        url=models.MobileNet_V3_Large_Weights.IMAGENET1K_V2.url,
+    "mobilenet_v3_large": _torchvision(
+        "mobilenet_v3_large", 1280, "classifier.3", weights="IMAGENET1K_V2"
     ),
-    "resnet18": Architecture(
-        models.resnet18, 512, "fc", url=models.ResNet18_Weights.IMAGENET1K_V1.url
-    ),
-    "resnet50": Architecture(
-        models.resnet50, 2048, "fc", url=models.ResNet50_Weights.IMAGENET1K_V1.url
-    ),
-    "densenet121": Architecture(
-        models.densenet121,
-        1024,
-        "classifier",
-        url=models.DenseNet121_Weights.IMAGENET1K_V1.url,
-        smallest_side=29,
-    ),
+    "resnet18": _torchvision("resnet18", 512, "fc"),
+    "resnet50": _torchvision("resnet50", 2048, "fc"),
+    "densenet121": _torchvision("densenet121", 1024, "classifier", smallest_side=29),
     "efficientnet_lite0": Architecture(
         efficientnet_lite0, 1280, "classifier", package=LITE0_WEIGHTS, normalisation="half"
     ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import pickle
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.config.keys import file_digest
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,9 @@ def load_tensors(path: str | Path) -> dict[str, torch.Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    path = existing_file(path)
+    path = Path(path)
+    if not path.is_file():
+        raise DataError(f"there is no weights file {path}: give the path of an existing file")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -57,16 +59,6 @@ def load_tensors(path: str | Path) -> dict[str, torch.Tensor]:
     return dict(tensors)
 
 
-def sha256(path: str | Path) -> str:
-    """Return the SHA-256 of a file's content, 64 hexadecimal digits.
-
-    Raises:
-        DataError: There is no such file.
-    """
-    with existing_file(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def installed_weights(package: str, file: str, digest: str) -> Path:
     """Return the weights file that a package of pip's brought; none of its code is run.
 
@@ -86,20 +78,8 @@ def installed_weights(package: str, file: str, digest: str) -> Path:
             f"{package}, or start at random with backbone.pretrained=false"
         )
     path = Path(spec.origin).parent / file
-    if sha256(path) != digest:
+    if not path.is_file() or file_digest(path) != digest:
         raise DataError(
             f"{path} is damaged or of another version: run pip install --force-reinstall {package}"
         )
-    return path
-
-
-def existing_file(path: str | Path) -> Path:
-    """Return ``path`` as a `Path`.
-
-    Raises:
-        DataError: There is no file at ``path``.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise DataError(f"there is no weights file {path}: give the path of an existing file")
     return path

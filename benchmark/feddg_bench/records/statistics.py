@@ -9,9 +9,10 @@ about more seeds of the same ones.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ Unit = tuple[int, str]
 """Number of a column and name of a scenario in it."""
 Sample = Mapping[tuple[Unit, int], float]
 _Values = NDArray[np.float64]
+_Key = TypeVar("_Key", bound=Hashable)
 
 LEVEL = 0.05
 """Two-sided level below which a difference counts."""
@@ -66,11 +68,8 @@ def by_seed(sample: Sample, units: Collection[Unit], *, worst: bool = False) -> 
         units: Units a seed must have to count.
         worst: Take the smallest value instead of the mean.
     """
-    found: dict[int, list[float]] = {}
     wanted = set(units)
-    for (unit, seed), value in sample.items():
-        if unit in wanted:
-            found.setdefault(seed, []).append(value)
+    found = _lists((seed, value) for (unit, seed), value in sample.items() if unit in wanted)
     pool = min if worst else _mean
     return {seed: pool(v) for seed, v in sorted(found.items()) if len(v) == len(wanted)}
 
@@ -87,15 +86,18 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
+def _lists(pairs: Iterable[tuple[_Key, float]]) -> dict[_Key, list[float]]:
+    found: dict[_Key, list[float]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
+
+
 def by_scenario(sample: Sample) -> dict[str, _Values]:
     """Return the values of each scenario over seeds, [seeds], means over its columns."""
-    found: dict[str, dict[int, list[float]]] = {}
-    for ((_, scenario), seed), value in sample.items():
-        found.setdefault(scenario, {}).setdefault(seed, []).append(value)
-    return {
-        scenario: np.array([_mean(seeds[seed]) for seed in sorted(seeds)])
-        for scenario, seeds in sorted(found.items())
-    }
+    over = _lists(((scenario, seed), value) for ((_, scenario), seed), value in sample.items())
+    means = _lists((scenario, _mean(over[scenario, seed])) for scenario, seed in sorted(over))
+    return {scenario: np.array(values) for scenario, values in means.items()}
 
 
 # --------------------------------------------------------------------------- comparisons
@@ -322,12 +324,8 @@ def average_ranks(
 
     Rows that lack a unit have no rank and do not count for the others.
     """
-    means: list[dict[Unit, float]] = []
-    for sample in samples:
-        values: dict[Unit, list[float]] = {}
-        for (unit, _), value in sample.items():
-            values.setdefault(unit, []).append(value)
-        means.append({unit: _mean(v) for unit, v in values.items()})
+    by_unit = [_lists((unit, value) for (unit, _), value in sample.items()) for sample in samples]
+    means = [{unit: _mean(values) for unit, values in found.items()} for found in by_unit]
     whole = [n for n, found in enumerate(means) if units and set(units) <= set(found)]
     ranks: list[float | None] = [None] * len(samples)
     if whole:
@@ -335,8 +333,6 @@ def average_ranks(
         gaps = table[:, None] - table[None]  # [row, other row, unit]
         gaps = -gaps if lower_is_better else gaps
         above = (gaps <= -tie) + 0.5 * (np.abs(gaps) < tie)
-        found = above.sum(axis=1).mean(axis=1) + 0.5  # a row ties with itself
-        ranks = [
-            None if n not in whole else float(found[whole.index(n)]) for n in range(len(means))
-        ]
+        for n, rank in zip(whole, above.sum(axis=1).mean(axis=1), strict=True):
+            ranks[n] = float(rank + 0.5)  # a row ties with itself
     return ranks

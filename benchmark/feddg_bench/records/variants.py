@@ -54,19 +54,16 @@ def split(runs: Sequence[RecordedRun], free: Collection[str] = ()) -> list[Varia
     for recipe in recipes:
         mine = [entry for entry in entries if entry.recipe == recipe]
         keys = _differing(mine)
-        together: dict[tuple[str, ...], list[RecordedRun]] = {}
-        named: dict[tuple[str, ...], dict[str, Any]] = {}
+        together: dict[tuple[str, ...], tuple[dict[str, Any], list[RecordedRun]]] = {}
         for entry in mine:
             differences: dict[str, Any] = {"recipe": recipe} if len(recipes) > 1 else {}
             differences |= {key: entry.signature.get(key) for key in keys}
             mark = tuple(map(repr, differences.values()))
-            together.setdefault(mark, []).extend(entry.runs)
-            named[mark] = differences
-        said = _telling(list(named.values()), mine)
-        found += [
-            Variant(label({k: v for k, v in named[mark].items() if k in said}), named[mark], runs_)
-            for mark, runs_ in ((mark, tuple(members)) for mark, members in together.items())
-        ]
+            together.setdefault(mark, (differences, []))[1].extend(entry.runs)
+        said = _telling([differences for differences, _ in together.values()], mine)
+        for differences, members in together.values():
+            text = label({key: value for key, value in differences.items() if key in said})
+            found.append(Variant(text, differences, tuple(members)))
     found.sort(key=lambda variant: [natural(setting_text(v)) for v in variant.differences.values()])
     return _distinct(found)
 
@@ -124,8 +121,11 @@ def _signature(run: RecordedRun, free: Collection[str] = ()) -> dict[str, Any]:
 class _Entry:
     dataset: str
     signature: dict[str, Any]
-    recipe: str
     runs: list[RecordedRun]
+
+    @property
+    def recipe(self) -> str:
+        return min(run.recipe for run in self.runs)
 
 
 def _entries(runs: Iterable[RecordedRun], free: Collection[str]) -> list[_Entry]:
@@ -135,53 +135,42 @@ def _entries(runs: Iterable[RecordedRun], free: Collection[str]) -> list[_Entry]
     for run in runs:  # runs share their settings object, so this is quick
         mark = (run.dataset, id(run.settings), run.version, run.fingerprint)
         groups.setdefault((*mark, run.method, run.protocol), []).append(run)
-    alike = _one_file_a_scenario(groups.values())
+    alike = _one_file_a_scenario(runs)
     entries: dict[tuple[str, str], _Entry] = {}
     for members in groups.values():
         found = _signature(members[0], free)
         if alike and found.get(SPLIT) is not None:
             found[SPLIT] = "file"
-        whole = (members[0].dataset, repr(sorted(found.items())))
-        entry = entries.get(whole)
-        recipe = min(run.recipe for run in members)
-        if entry is None:
-            entries[whole] = _Entry(members[0].dataset, found, recipe, members)
-        else:
-            joined = [*entry.runs, *members]
-            entries[whole] = _Entry(entry.dataset, found, min(recipe, entry.recipe), joined)
+        dataset = members[0].dataset
+        whole = (dataset, repr(sorted(found.items())))
+        entries.setdefault(whole, _Entry(dataset, found, [])).runs.extend(members)
     return list(entries.values())
 
 
-def _one_file_a_scenario(groups: Iterable[list[RecordedRun]]) -> bool:
+def _one_file_a_scenario(runs: Iterable[RecordedRun]) -> bool:
     """Return whether no scenario was run with two split files.
 
     Each scenario has a file of its own, so their hashes differ without a difference in meaning.
     """
     found: dict[tuple[str, str], set[Any]] = {}
-    for members in groups:
-        for run in members:
-            found.setdefault((run.dataset, run.scenario), set()).add(run.settings.get(SPLIT))
+    for run in runs:
+        found.setdefault((run.dataset, run.scenario), set()).add(run.settings.get(SPLIT))
     return all(len(files - {None}) <= 1 for files in found.values())
 
 
 def _differing(entries: Sequence[_Entry]) -> list[str]:
     """Return the keys whose values differ within a data set, in the order of settings."""
-    values: dict[str, dict[str, set[str]]] = {}
+    signatures: dict[str, list[dict[str, Any]]] = {}
     for entry in entries:
-        for key, value in entry.signature.items():
-            values.setdefault(key, {}).setdefault(entry.dataset, set()).add(repr(value))
-    by_dataset = Counter(entry.dataset for entry in entries)
-    keys = []
-    for key, found in values.items():
-        for dataset, different in found.items():
-            lacking = (
-                any(e.dataset == dataset and key not in e.signature for e in entries)
-                and by_dataset[dataset] > 1
-            )
-            if len(different) > 1 or lacking:
-                keys.append(key)
-                break
-    return keys
+        signatures.setdefault(entry.dataset, []).append(entry.signature)
+    return [
+        key
+        for key in dict.fromkeys(key for entry in entries for key in entry.signature)
+        if any(  # one that lacks the key differs, too
+            len({repr(s[key]) if key in s else "" for s in mine}) > 1
+            for mine in signatures.values()
+        )
+    ]
 
 
 def _distinct(variants: list[Variant]) -> list[Variant]:
