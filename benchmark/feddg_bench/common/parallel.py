@@ -7,12 +7,11 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing import current_process, get_context
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
@@ -67,91 +66,80 @@ def end_processes(processes: Sequence[BaseProcess]) -> None:
             process.join(_GRACE)
 
 
-class Team:
-    """Processes that share numbered pieces of work; they end with this process, however it ends."""
+def in_processes(
+    make: Callable[[], Callable[[int], Any]], numbers: Sequence[int], size: int
+) -> Iterator[int] | None:
+    """Share numbered pieces of work among processes, which end with this one, however it ends.
 
-    def __init__(self, pipes: list[Connection], processes: list[SpawnProcess]) -> None:
-        self._pipes = pipes
-        self._processes = processes
+    Each calls ``make`` once, and what that returns for every number it gets.
 
-    @classmethod
-    def start(cls, make: Callable[[], Callable[[int], Any]], size: int) -> Team | None:
-        """Start processes that call ``make`` once and what it returns for every number.
+    Returns:
+        Each number when its work is done; or nothing where processes cannot do it: in one that may
+        have none, or where they cannot import what ``make`` is made of, such as a class from a
+        notebook.
 
-        Returns:
-            The team, or nothing where processes cannot do it: in one that may have none, or where
-            they cannot import what ``make`` is made of, such as a class from a notebook.
-        """
-        if current_process().daemon:
-            return None
-        context = get_context("spawn")
-        team = cls([], [])
-        try:
-            for _ in range(size):
-                ours, theirs = context.Pipe()
-                team._pipes.append(ours)
-                process = context.Process(target=_serve, args=(theirs,), daemon=True)
-                with interrupts_ignored():
-                    process.start()
-                team._processes.append(process)
-                theirs.close()
-            for pipe in team._pipes:
-                pipe.send(make)  # our own object to our own child
-            if all(pipe.recv() for pipe in team._pipes):
-                return team
-        except BaseException as error:
-            team.close()
-            if not isinstance(error, Exception):
-                raise
-            return None
-        team.close()
+    Raises:
+        FeddgError: What the work raised, or if a process died.
+        OSError: What the work raised.
+    """
+    if current_process().daemon:
         return None
+    context = get_context("spawn")
+    team: dict[Connection, BaseProcess] = {}
+    able = False
+    try:
+        for _ in range(size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs,), daemon=True)
+            with interrupts_ignored():
+                process.start()
+            team[ours] = process
+            theirs.close()
+        for pipe in team:
+            pipe.send(make)  # our own object to our own child
+        able = all(pipe.recv() for pipe in team)
+    except Exception:
+        return None
+    finally:
+        if not able:
+            _end(team)
+    return _share(team, numbers) if able else None
 
-    def share(self, numbers: Sequence[int]) -> Iterator[int]:
-        """Yield each number when its work is done, then end the processes.
 
-        Raises:
-            FeddgError: What the work raised, or if a process died.
-            OSError: What the work raised.
-        """
-        waiting = iter(numbers)
-        running: dict[Connection, int] = {}
-        try:
-            for pipe in self._pipes:
-                self._next(pipe, waiting, running)
-            while running:
-                for pipe in [pipe for pipe in wait(list(running)) if pipe in running]:
-                    assert isinstance(pipe, Connection)  # noqa: S101 - for the type checker
-                    error = pipe.recv()
-                    if error is not None:
-                        raise error
-                    done = running.pop(pipe)
-                    self._next(pipe, waiting, running)
-                    yield done
-        except (EOFError, ConnectionError) as error:
-            raise FeddgError(
-                "a process that decodes images died, most likely because memory ran out; the same "
-                "command goes on where it stopped"
-            ) from error
-        finally:
-            self.close()
+def _share(team: Mapping[Connection, BaseProcess], numbers: Sequence[int]) -> Iterator[int]:
+    waiting = iter(numbers)
+    running: dict[Connection, int] = {}
+    idle = list(team)
+    done: list[int] = []
+    try:
+        while idle:
+            for pipe, number in zip(idle, waiting, strict=False):
+                pipe.send(number)
+                running[pipe] = number
+            yield from done
+            ready = wait(list(running)) if running else []
+            idle = [pipe for pipe in running if pipe in ready]
+            for error in (pipe.recv() for pipe in idle):
+                if error is not None:
+                    raise error
+            done = [running.pop(pipe) for pipe in idle]
+    except (EOFError, ConnectionError) as error:
+        raise FeddgError(
+            "a process that decodes images died, most likely because memory ran out; the same "
+            "command goes on where it stopped"
+        ) from error
+    finally:
+        _end(team)
 
-    @staticmethod
-    def _next(pipe: Connection, waiting: Iterator[int], running: dict[Connection, int]) -> None:
-        number = next(waiting, None)
-        if number is not None:
-            pipe.send(number)
-            running[pipe] = number
 
-    def close(self) -> None:
-        """End the processes."""
-        for pipe in self._pipes:
-            pipe.close()
-        end_processes(self._processes)
+def _end(team: Mapping[Connection, BaseProcess]) -> None:
+    for pipe in team:
+        pipe.close()
+    end_processes(list(team.values()))
 
 
 def _serve(pipe: Connection) -> None:
-    """Be a process of a team until the pipe closes."""
+    """Be a process of `in_processes` until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(EOFError, ConnectionError):
         try:

@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from feddg_bench.common.errors import DataError, PluginError
-from feddg_bench.common.parallel import Team, cores, in_threads
+from feddg_bench.common.parallel import cores, in_processes, in_threads
 from feddg_bench.data.dataset import DomainDataset, FileDataset
 
 BLOCK_IMAGES = 256
@@ -247,9 +247,9 @@ class Unfinished:
         if processes == 0:
             processes = min(cores(), len(blocks) * self.layout.block // WORTH_A_PROCESS)
         if min(processes, len(blocks)) > 1:
-            team = Team.start(partial(Writer, self, threads=False), min(processes, len(blocks)))
-            if team is not None:
-                return team.share(blocks)
+            make, size = partial(Writer, self, threads=False), min(processes, len(blocks))
+            if (decoded := in_processes(make, blocks, size)) is not None:
+                return decoded
         writer = Writer(self)
         return (writer(block) for block in blocks)
 
