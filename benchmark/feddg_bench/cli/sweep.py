@@ -215,19 +215,19 @@ def _prepare(search: Search, datasets: Datasets, resources: Resources, progress:
 def _finished(search: Search, results: Path) -> tuple[int, int]:
     """Return how many jobs are recorded or have failed, and how many there will be."""
     from feddg_bench.records.store import ResultsStore
-    from feddg_bench.sweeps.failures import stems
+    from feddg_bench.sweeps.failures import Failures
 
     keys = {job.key for job in search.jobs()}
-    over = keys & (ResultsStore(results).keys() | stems(results / "failed"))
+    over = keys & (ResultsStore(results).keys() | Failures(results).keys())
     return len(over), len(keys) + search.left()
 
 
 def _listing(sweep: Sweep, search: Search, results: Path) -> str:
     """Return the runs of a sweep with what became of each."""
     from feddg_bench.records.store import ResultsStore
-    from feddg_bench.sweeps.failures import stems
+    from feddg_bench.sweeps.failures import Failures
 
-    done, failed = ResultsStore(results).keys(), stems(results / "failed")
+    done, failed = ResultsStore(results).keys(), Failures(results).keys()
     begun = {path.stem for path in (results / "checkpoints").glob("*.safetensors")}
     lines = []
     counts = {"done": 0, "failed": 0, "half done": 0, "to do": 0}

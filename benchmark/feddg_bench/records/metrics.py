@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from torch import Tensor
 
     Values = NDArray[Any]
 
@@ -31,7 +30,7 @@ def accuracy(truth: Values, predictions: Values) -> float:
     """
     if not len(truth):
         return 0.0
-    return int(_stat_scores(truth, predictions)[:, 0].sum()) / len(truth)
+    return int((truth == predictions).sum()) / len(truth)
 
 
 def macro_f1(truth: Values, predictions: Values) -> float:
@@ -46,26 +45,21 @@ def macro_f1(truth: Values, predictions: Values) -> float:
     """
     if not len(truth):
         return 0.0
-    hits, false_alarms, _, misses, support = _stat_scores(truth, predictions).double().unbind(1)
-    f1 = 2 * hits / (2 * hits + false_alarms + misses)
-    return float(f1[support > 0].mean())
-
-
-def _stat_scores(truth: Values, predictions: Values) -> Tensor:
-    """Return hits, false alarms, correct rejections, misses and support of each class: [C, 5]."""
     import torch
     from torchmetrics.functional.classification import multiclass_stat_scores
 
     # One more class than there are, since torchmetrics drops the axis where there is but one.
     num_classes = int(max(truth.max(), predictions.max())) + 2
-    scores: Tensor = multiclass_stat_scores(
+    scores = multiclass_stat_scores(  # [C, 5]
         torch.from_numpy(predictions),
         torch.from_numpy(truth),
         num_classes=num_classes,
         average=None,
         validate_args=False,
     )
-    return scores
+    hits, false_alarms, _, misses, support = scores.double().unbind(1)
+    f1 = 2 * hits / (2 * hits + false_alarms + misses)
+    return float(f1[support > 0].mean())
 
 
 def pearson(truth: Values, predictions: Values) -> float:

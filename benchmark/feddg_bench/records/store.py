@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from pydantic_core import from_json
 
@@ -102,13 +103,16 @@ class ResultsStore:
     def save(self, record: RunRecord) -> Path:
         """Write a record in one rename, and return its path."""
         path = self.runs / f"{record.key}.json"
-        text = json.dumps(record.as_json(), indent=1, ensure_ascii=False)
-        write_whole(path, text.encode() + b"\n")
+        _write(path, record.as_json())
         return path
 
     def __iter__(self) -> Iterator[RunRecord]:
         for run in read_runs(self.root) if self.root.is_dir() else ():
             yield run.record()
+
+
+def _write(path: Path, record: dict[str, Any]) -> None:
+    write_whole(path, json.dumps(record, indent=1, ensure_ascii=False).encode() + b"\n")
 
 
 def pack(root: Path) -> list[Path]:
@@ -151,8 +155,7 @@ def unpack(root: Path) -> list[Path]:
     store = ResultsStore(root)
     for run in found:
         if not (path := store.runs / f"{run.key}.json").exists():
-            text = json.dumps(from_json(run.text()), indent=1, ensure_ascii=False)
-            write_whole(path, text.encode() + b"\n")
+            _write(path, from_json(run.text()))
     paths = {run.source.path for run in found} - {p.path for p in problems if p.skipped}
     for path in paths:
         path.unlink()

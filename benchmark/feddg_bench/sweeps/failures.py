@@ -18,6 +18,10 @@ class Failures:
     def __init__(self, root: Path) -> None:
         self.folder = root / "failed"
 
+    def keys(self) -> set[str]:
+        """Return the keys of all failures."""
+        return {path.stem for path in self.folder.glob("*.json")}
+
     def path(self, key: str) -> Path:
         """Return where the failure of a key is."""
         return self.folder / f"{key}.json"
@@ -41,11 +45,3 @@ class Failures:
             found: dict[str, Any] = json.loads(self.path(key).read_bytes())
             return str(found["error"])
         return f"{self.path(key)} cannot be read"
-
-
-def stems(folder: Path) -> set[str]:
-    """Return the names, without ``.json``, of the files in a folder that may not exist."""
-    try:
-        return {path.stem for path in folder.iterdir() if path.suffix == ".json"}
-    except FileNotFoundError:
-        return set()

@@ -16,7 +16,7 @@ from feddg_bench.records.store import ResultsStore
 from feddg_bench.runs.request import Datasets
 from feddg_bench.sweeps.claims import Claims
 from feddg_bench.sweeps.definition import Choice, Point, Range, Sweep
-from feddg_bench.sweeps.failures import stems
+from feddg_bench.sweeps.failures import Failures
 from feddg_bench.sweeps.jobs import Job, jobs
 
 
@@ -116,7 +116,7 @@ class BayesSearch(Search):
         space = {name: _distribution(optuna, p) for name, p in self.sweep.parameters.items()}
         goal = self.sweep.objective
         assert goal is not None  # noqa: S101 - a bayes sweep without one is refused
-        recorded, failed = self.store.keys(), stems(self.store.root / "failed")
+        recorded, failed = self.store.keys(), Failures(self.store.root).keys()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about optional arguments of the estimator
             study = optuna.create_study(

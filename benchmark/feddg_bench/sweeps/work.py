@@ -13,7 +13,7 @@ from feddg_bench.records.store import ResultsStore
 from feddg_bench.runs.observer import Observer
 from feddg_bench.runs.request import Datasets, Plan, Request
 from feddg_bench.sweeps.claims import Claim, Claims
-from feddg_bench.sweeps.failures import Failures, stems
+from feddg_bench.sweeps.failures import Failures
 from feddg_bench.sweeps.jobs import Job
 from feddg_bench.sweeps.search import Search
 from feddg_bench.tracking.tracker import Tracker
@@ -66,7 +66,7 @@ class SweepWorker:
 
     def _one(self, search: Search) -> tuple[bool, bool]:
         """Compute the first free job; return whether there was one, and whether others are busy."""
-        finished = self.store.keys() | stems(self.failures.folder)
+        finished = self.store.keys() | self.failures.keys()
         held = self.claims.held()
         others = False
         for job in search.jobs():
@@ -77,14 +77,11 @@ class SweepWorker:
                 others = True
                 continue
             with claim:
-                if not self._finished(job):
+                there = (self.store.path(job.key), self.failures.path(job.key))
+                if not any(path.exists() for path in there):  # the listing may be old
                     self._run(job, claim)
             return True, others
         return False, others
-
-    def _finished(self, job: Job) -> bool:
-        """Look again now that the job is ours; the listing may be old."""
-        return self.store.path(job.key).exists() or self.failures.path(job.key).exists()
 
     def _run(self, job: Job, claim: Claim) -> None:
         from feddg_bench.runs.run import execute

@@ -171,17 +171,12 @@ class Tracker(Observer):
 
 
 class _Process:
-    """W&B's process for one run; writing to it never waits.
-
-    Attributes:
-        folder: Where the W&B run lies, once it has started.
-        ready: Set when it is known whether there is an API key, or that nothing will be known.
-    """
+    """W&B's process for one run; writing to it never waits."""
 
     def __init__(self, name: str, heard: Callable[[_Process, Mapping[str, Any]], None]) -> None:
         self.name = name
-        self.folder = ""
-        self.ready = threading.Event()
+        self.folder = ""  # where the W&B run lies, once it has started
+        self.ready = threading.Event()  # it is known whether there is a key, or nothing will be
         self._heard = heard
         self._lines: SimpleQueue[str | None] = SimpleQueue()
         program = str(Path(__file__).with_name("process.py"))
