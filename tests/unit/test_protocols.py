@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from feddg_bench.common.errors import SettingsError
-from feddg_bench.data.protocols import PROTOCOLS, Scenario, scenarios, validate_protocol
+from feddg_bench.data.protocols import Scenario, scenarios
+from feddg_bench.runs.request import Request
 from tests.helpers import refused
 
 CYCLE = ("art_painting", "photo", "sketch", "cartoon")
@@ -108,10 +109,8 @@ def test_codes_of_several_letters():
 
 
 def test_unknown_protocols_are_refused_before_a_data_set_is_loaded():
-    for name in PROTOCOLS:
-        validate_protocol(name)
     with refused(SettingsError, "unknown protocol 'ltod'; did you mean 'ltdo'"):
-        validate_protocol("ltod")
+        Request(protocol="ltod", dataset="not there").plan()
     with refused(SettingsError, "unknown protocol"):
         scenarios("ltod", CYCLE, LETTERS)
 

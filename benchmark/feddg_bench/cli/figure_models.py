@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
-from feddg_bench.analysis.figures.drawing import Picture, read_formats, save
+from feddg_bench.analysis.figures.drawing import FORMATS, Picture, save
 from feddg_bench.cli.options import (
     CacheDir,
     DataRoot,
@@ -20,6 +20,7 @@ from feddg_bench.cli.options import (
     grouped,
 )
 from feddg_bench.common.errors import SettingsError, unknown
+from feddg_bench.config.reading import listed, read_names
 from feddg_bench.engine.compatibility import is_rgb
 from feddg_bench.runs.request import Datasets
 
@@ -37,11 +38,11 @@ class Output:
     format: Formats = "png"
 
     def __post_init__(self) -> None:
-        read_formats(self.format)  # before anything is trained
+        read_names("format", self.format, FORMATS)  # before anything is trained
 
     def save(self, draw: Callable[[], Picture]) -> None:
         """Draw a picture and write it."""
-        save(lambda: [draw()], self.out, read_formats(self.format))
+        save(lambda: [draw()], self.out, listed(self.format))
 
 
 @grouped

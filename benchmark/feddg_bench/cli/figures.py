@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from feddg_bench.analysis.figures.drawing import read_formats, save
+from feddg_bench.analysis.figures.drawing import FORMATS, save
 from feddg_bench.cli.figure_models import (
     gradcam_command,
     landscape_command,
@@ -19,6 +19,7 @@ from feddg_bench.cli.figure_models import (
 )
 from feddg_bench.cli.options import Folders, grouped, record_folders
 from feddg_bench.common.errors import DataError
+from feddg_bench.config.reading import listed, read_names
 
 if TYPE_CHECKING:
     from feddg_bench.analysis.figures.drawing import Picture
@@ -79,18 +80,12 @@ class Records:
             tuple(record_folders(self.results)[0]),
             self.dataset,
             self.protocol,
-            _listed(self.scenario),
-            _listed(self.method),
+            None if self.scenario is None else tuple(listed(self.scenario)),
+            None if self.method is None else tuple(listed(self.method)),
             self.recipe,
             self.split,
             cast("Rule", self.select),
         )
-
-
-def _listed(text: str | None) -> tuple[str, ...] | None:
-    if text is None:
-        return None
-    return tuple(dict.fromkeys(part.strip() for part in text.split(",")))
 
 
 def _pictures(name: str, runs: list[RecordedRun], choice: Selection) -> Iterable[Picture | str]:
@@ -129,7 +124,8 @@ def _unswept(name: str, choice: Selection) -> str:
 def _command(name: str) -> Callable[..., None]:
     @grouped
     def command(records: Records = Records()) -> None:
-        formats, choice = read_formats(records.format), records.choice()
+        formats = read_names("format", records.format, FORMATS)
+        choice = records.choice()
         runs = choice.runs()
         print(f"{len(runs)} runs of {record_folders(records.results)[1]}")  # noqa: T201
         wanted = [figure for figure in OF_RECORDS if figure != "all"] if name == "all" else [name]

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from feddg_bench.cli.options import Experiment, Json, Recording, grouped, print_json
-from feddg_bench.common.errors import RunInterruptedError, SettingsError, unknown
+from feddg_bench.common.errors import RunInterruptedError, SettingsError
+from feddg_bench.config.reading import read_names
 from feddg_bench.config.schema import Resources
-from feddg_bench.runs.request import Datasets, listed, plan_again, read_seeds
+from feddg_bench.runs.request import Datasets, plan_again, read_seeds
 
 if TYPE_CHECKING:
     from feddg_bench.records.record import RunRecord
@@ -44,10 +45,7 @@ def run_command(
     Runs whose record is there already are not repeated; interrupted ones go on from their
     checkpoint. KEY may be short where one setting alone ends so: lr=0.1 is train.lr=0.1.
     """
-    wanted = [] if keep is None else listed(keep)
-    for which in wanted:
-        if which not in KEEP:
-            raise SettingsError(unknown("model to keep", which, KEEP))
+    wanted = [] if keep is None else read_names("model to keep", keep, KEEP)
     resources = recording.resources()
     request = experiment.request(resources)
     datasets = Datasets(resources.data_root)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from feddg_bench.cli.options import Folders, record_folders
-from feddg_bench.common.errors import SettingsError, unknown
+from feddg_bench.config.reading import read_names
 
 TableNames = Annotated[
     list[str] | None,
@@ -50,10 +50,7 @@ def tables_command(
     from feddg_bench.common.files import write_whole
     from feddg_bench.records.runs import read_runs
 
-    endings = [ending.strip() for ending in formats.split(",")]
-    for ending in endings:
-        if ending not in WRITERS:
-            raise SettingsError(unknown("format", ending, WRITERS))
+    endings = read_names("format", formats, WRITERS)
     folders, said = record_folders(results)
     gc.disable()  # all that is made stays to the end: looking for cycles in it costs a tenth
     try:

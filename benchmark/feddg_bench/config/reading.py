@@ -1,13 +1,13 @@
-"""YAML from users: read safely, within limits, and refused in one sentence."""
+"""What users write: YAML, read safely and within limits, and lists of names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import yaml
 
-from feddg_bench.common.errors import SettingsError
+from feddg_bench.common.errors import SettingsError, unknown
 
 MAX_LENGTH = 1_000_000
 """Characters of a file."""
@@ -20,6 +20,25 @@ MAX_WHOLE = 2**63
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """PyYAML's loader in C, ten times as quick, where PyYAML was built with it."""
+
+
+def listed(text: str | Iterable[str]) -> list[str]:
+    """Return the parts of a comma-separated list, or of a sequence, each once."""
+    parts = text.split(",") if isinstance(text, str) else text
+    return list(dict.fromkeys(part.strip() for part in parts))
+
+
+def read_names(kind: str, text: str | Iterable[str], known: Collection[str]) -> list[str]:
+    """Return the names in a list as `listed` reads it.
+
+    Raises:
+        SettingsError: If one is unknown; says the nearest of its kind.
+    """
+    names = listed(text)
+    for name in names:
+        if name not in known:
+            raise SettingsError(unknown(kind, name, known))
+    return names
 
 
 def read_yaml(text: str, what: str) -> Any:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import permutations
 
 from feddg_bench.common.errors import SettingsError, unknown
+from feddg_bench.config.reading import listed, read_names
 
 PROTOCOLS: dict[str, tuple[str, ...]] = {"lodo": ("test",), "ltdo": ("val", "test"), "wilds": ()}
 """Name -> roles of the held-out domains, in the order in which a scenario's name gives them."""
@@ -38,16 +39,6 @@ class Scenario:
     # several domains: their names joined by `+`, or how many.
     val: str | None
     test: str  # domain that no decision may see
-
-
-def validate_protocol(name: str) -> None:
-    """Check a protocol's name; needs no data set.
-
-    Raises:
-        SettingsError: If it is unknown, naming the nearest.
-    """
-    if name not in PROTOCOLS:
-        raise SettingsError(unknown("protocol", name, PROTOCOLS))
 
 
 def scenarios(
@@ -75,7 +66,8 @@ def scenarios(
         SettingsError: If the protocol or a scenario is unknown, or there are too few or too many
             domains, or no published splits.
     """
-    validate_protocol(protocol)
+    if protocol not in PROTOCOLS:
+        raise SettingsError(unknown("protocol", protocol, PROTOCOLS))
     if protocol == "wilds":
         return _official(official or {}, select)
     if len(domains) > MOST_DOMAINS:
@@ -96,7 +88,7 @@ def scenarios(
     known = [_scenario(protocol, held, letters) for held in permutations(domains, held_out)]
     if select == "all":
         return known
-    return list(dict.fromkeys(_find(name.strip(), known, letters) for name in select.split(",")))
+    return list(dict.fromkeys(_find(name, known, letters) for name in listed(select)))
 
 
 def _scenario(protocol: str, held: tuple[str, ...], letters: Mapping[str, str]) -> Scenario:
@@ -122,11 +114,7 @@ def _official(official: Official, select: str | None) -> list[Scenario]:
         )
     if select in (None, "all"):
         return list(known.values())
-    chosen = list(dict.fromkeys(name.strip() for name in select.split(",")))
-    for name in chosen:
-        if name not in known:
-            raise SettingsError(unknown("scenario", name, known))
-    return [known[name] for name in chosen]
+    return [known[name] for name in read_names("scenario", select, known)]
 
 
 def _summary(domains: Sequence[str]) -> str:

@@ -23,12 +23,13 @@ from feddg_bench.config.layers import (
     read_settings,
     validate,
 )
+from feddg_bench.config.reading import listed, read_names
 from feddg_bench.config.recipes import READINGS, load_recipe
 from feddg_bench.config.schema import Resources, RunSettings, TrainSettings
 from feddg_bench.data.federated import spread
-from feddg_bench.data.protocols import Scenario, scenarios, validate_protocol
+from feddg_bench.data.protocols import PROTOCOLS, Scenario, scenarios
 from feddg_bench.data.splits import scenarios_with_files
-from feddg_bench.plugins import check_name, load_dataset, names, outline
+from feddg_bench.plugins import load_dataset, names, outline
 from feddg_bench.records.store import ResultsStore
 
 if TYPE_CHECKING:
@@ -211,12 +212,13 @@ class Request:
             SettingsError: If a name is unknown, or a setting that needs no method is.
             DataError: If the data set has its domains on a disk where they cannot be read.
         """
-        methods, protocols = read_methods(self.method), listed(self.protocol)
+        known = names("method")
+        methods = known if self.method == "all" else read_names("method", self.method, known)
+        protocols = read_names("protocol", self.protocol, PROTOCOLS)
         dataset = datasets.open(self.dataset)
         recipe = dataset.default_recipe if self.recipe is None else self.recipe
         drafts = []
         for protocol in protocols:
-            validate_protocol(protocol)
             found = self._scenarios(protocol, dataset)
             for method in methods:
                 base, own = load_recipe(recipe, self.dataset, method, self.readings)
@@ -368,16 +370,6 @@ def plan_again(settings: Layer, recipe: str, datasets: Datasets) -> Plan:
     return _settle(draft, settings, settings["seed"])
 
 
-def read_methods(text: Words) -> list[str]:
-    """Return the methods of a comma-separated list, or all of them."""
-    if text == "all":
-        return list(names("method"))
-    found = listed(text)
-    for name in found:
-        check_name("method", name)
-    return found
-
-
 def read_seeds(given: str | int | Sequence[int]) -> tuple[int, ...]:
     """Return the seeds that a number, a sequence or a text means.
 
@@ -404,12 +396,6 @@ def _seed_range(part: str) -> Sequence[int]:
         return [-1]
     low, high = int(found[1]), int(found[2] or found[1])
     return range(low, high + 1) if low <= high < low + 100_000 else [-1]
-
-
-def listed(text: Words) -> list[str]:
-    """Return the parts of a comma-separated list, or of a sequence, each once."""
-    parts = text.split(",") if isinstance(text, str) else text
-    return list(dict.fromkeys(part.strip() for part in parts))
 
 
 def _words(name: str, value: Any) -> Any:

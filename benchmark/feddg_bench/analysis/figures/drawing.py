@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feddg_bench.analysis.sheets import csv_lines
-from feddg_bench.common.errors import SettingsError, unknown
 from feddg_bench.common.files import write_whole
 
 if TYPE_CHECKING:
@@ -196,19 +195,6 @@ def spread_ticks(values: Sequence[float], gap: float) -> list[float]:
         for place, n in enumerate(block):
             found[n] = first(block) + gap * place
     return found
-
-
-def read_formats(text: str) -> tuple[str, ...]:
-    """Return the names of `FORMATS` in a comma-separated list.
-
-    Raises:
-        SettingsError: If one is unknown.
-    """
-    formats = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
-    for ending in formats:
-        if ending not in FORMATS:
-            raise SettingsError(unknown("format", ending, FORMATS))
-    return formats
 
 
 def save(
