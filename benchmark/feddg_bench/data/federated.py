@@ -33,43 +33,25 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True)
 class Federation:
-    """Where the images are and who holds which; small enough to send to every process.
+    """Where the images are and who holds which; small enough to send to every process."""
 
-    Attributes:
-        images: A store's file to map, or the array itself: [N, size, size, channels] of ``pixels``.
-        size: Side of the images in pixels.
-        labels: Class ids, int64 [N], or targets of a regression, float32 [N].
-        clients: Client name to the indices of its training images.
-        evaluation: Split, domain and indices of every set that is measured.
-        num_classes: C, or 1 for a regression: the number of a model's outputs.
-        sources: Names of the training domains.
-        domain_ids: Domain of each image as an index into ``sources``, -1 for others; int64 [N].
-        validation: Client name to the indices of its validation images, where the method wants
-            them (`feddg_bench.core.method.Method.client_validation`).
-        task: ``classification`` or ``regression``.
-        metrics: The data set's own, the first is the key metric.
-        groups: Group of each image as a position in ``group_names``, -1 for none, int64 [N];
-            empty where there are no groups.
-        group_names: Names of the groups.
-        channels: Of an image.
-        pixels: ``uint8``, or ``float16`` for values that are normalised already.
-    """
-
-    images: Path | np.ndarray
-    size: int
-    labels: np.ndarray
-    clients: dict[str, np.ndarray]
-    evaluation: tuple[tuple[str, str, np.ndarray], ...]
-    num_classes: int
-    sources: tuple[str, ...] = ()
+    images: Path | np.ndarray  # a store's file to map, or [N, size, size, channels] of `pixels`
+    size: int  # side of the images in pixels
+    labels: np.ndarray  # class ids, int64 [N], or targets of a regression, float32 [N]
+    clients: dict[str, np.ndarray]  # client name to the indices of its training images
+    evaluation: tuple[tuple[str, str, np.ndarray], ...]  # split, domain and indices of each
+    num_classes: int  # C, or 1 for a regression: the number of a model's outputs
+    sources: tuple[str, ...] = ()  # names of the training domains
+    # Domain of each image, int64 [N]: an index into `sources`, -1 for others.
     domain_ids: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    validation: dict[str, np.ndarray] = field(default_factory=dict)
-    task: str = "classification"
-    metrics: tuple[str, ...] = ("accuracy",)
+    validation: dict[str, np.ndarray] = field(default_factory=dict)  # where the method wants it
+    task: str = "classification"  # `classification` or `regression`
+    metrics: tuple[str, ...] = ("accuracy",)  # the data set's own, the first is the key metric
+    # Group of each image, int64 [N]: a place in `group_names`, -1 for none; empty without groups.
     groups: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    group_names: tuple[str, ...] = ()
-    channels: int = 3
-    pixels: str = "uint8"
+    group_names: tuple[str, ...] = ()  # names of the groups
+    channels: int = 3  # of an image
+    pixels: str = "uint8"  # `uint8`, or `float16` for values that are normalised already
 
     def domains_of(self, client: str) -> np.ndarray:
         """Return the domain id of each of a client's training images, in its order."""
