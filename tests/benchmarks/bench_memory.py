@@ -17,7 +17,7 @@ from feddg_bench.engine.worker import peak_memory_mib
 from feddg_bench.runs.request import Request
 from feddg_bench.runs.run import train
 from feddg_bench.runs.setup import start
-from tests.benchmarks.rows import Row, benchmark
+from tests.benchmarks.rows import Row, benchmark, pacs_run, rounds
 
 IMAGES, SIZE = 4000, 64
 
@@ -35,6 +35,30 @@ def clients_in_memory() -> Iterator[Row]:
             float(apart(f"print(peak({clients}, Path({str(store)!r})))")) for clients in (20, 2000)
         )
     yield Row("memory of 2,000 clients over that of 20", many / few, most=1.05)
+
+
+@benchmark
+def worker_memory() -> Iterator[Row]:
+    """Peak of this process after two rounds of three clients and an evaluation of 256 images of
+    PACS's frame, each method in a process of its own; folded: train.fold_batch_norm=auto and
+    evaluation.fuse_batch_norm."""
+    for method, most in (("fedavg", 1500), ("pardon", 2000), ("fedccrl", 2000)):
+        for folds in (False, True):
+            mib = float(apart(f"print(worker({method!r}, {folds}))"))
+            what = f"memory of a worker, {method}{', folded' if folds else ''}"
+            yield Row(what, mib, most=most, unit=" MiB")
+
+
+def worker(method: str, folds: bool) -> float:
+    """Return the peak resident MiB of a worker in PACS's frame."""
+    folding = {"train.fold_batch_norm": "auto", "evaluation.fuse_batch_norm": True}
+    run = pacs_run(method, clients=3, settings=folding if folds else {})
+    each = rounds(run)
+    for _ in range(3):  # the first is before round 1
+        next(each)
+    index = np.resize(np.arange(171), 256)
+    run.executor.worker.evaluate(run.server.weights, index)  # type: ignore[attr-defined]
+    return peak_memory_mib()
 
 
 def apart(code: str) -> str:

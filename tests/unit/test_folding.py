@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,10 +12,15 @@ from pydantic import ValidationError
 from torch import nn
 
 from feddg_bench.common.errors import SettingsError
-from feddg_bench.config.schema import BackboneSettings, RunSettings
+from feddg_bench.config.schema import BackboneSettings, Resources, RunSettings
 from feddg_bench.core.batch_norm import foldable, folded, freeze_batch_norm
+from feddg_bench.engine.executors import SerialExecutor
 from feddg_bench.models.backbones import Backbone, build_backbone
 from feddg_bench.models.networks import InPlaceReLU6
+from feddg_bench.runs.profile import synthetic_federation
+from feddg_bench.runs.request import Request
+from feddg_bench.runs.run import train as train_run
+from feddg_bench.runs.setup import start, warn_of_slow_bf16
 
 
 def backbone(name: str) -> Backbone:
@@ -130,3 +136,39 @@ def test_relu6_in_place_works_under_vmap_and_copies() -> None:
     values = torch.randn(5, 2, 3)
     mapped = torch.func.vmap(copy.deepcopy(net))(values)
     torch.testing.assert_close(mapped, net(values))
+
+
+def test_runs_that_fold_have_other_bits_and_nearly_the_same_numbers() -> None:
+    frame = {
+        "data": {"image_size": 32},
+        "backbone": {"name": "mobilenet_v2", "pretrained": False},
+        "partition": {"clients": 2},
+        "federation": {"rounds": 1, "per_round": None, "bn": "frozen"},
+    }
+
+    def trained(train: bool | str, evaluation: bool) -> tuple[torch.Tensor, float]:
+        given = {"fold_batch_norm": train}, {"fuse_batch_norm": evaluation}
+        settings = {**frame, "train": given[0], "evaluation": given[1]}
+        (plan,) = Request("fedavg", scenario="ip-o-c", settings=settings).plan(check=False)
+        federation = synthetic_federation(2, 16, 32, 7)
+        run = start(plan, federation, SerialExecutor(), Resources(device="cpu"))
+        train_run(run)
+        assert isinstance(run.executor, SerialExecutor)
+        _, loss = run.executor.worker.evaluate(run.server.weights, np.arange(32))
+        weights = [run.server.weights[name].flatten() for name in run.method.trainable]
+        return torch.cat(weights), loss
+
+    plain, plain_loss = trained(False, False)
+    fused, fused_loss = trained(False, True)
+    folded_, folded_loss = trained("auto", False)
+    assert torch.equal(plain, fused)
+    assert fused_loss == pytest.approx(plain_loss, rel=1e-5)
+    assert not torch.equal(plain, folded_)
+    assert folded_loss == pytest.approx(plain_loss, rel=1e-2)
+
+
+def test_slow_bf16_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    for flags in ({"avx2"}, {"avx2"}, {"avx2", "avx512_bf16"}, set()):
+        warn_of_slow_bf16(frozenset(flags))
+    assert len(caplog.records) == 1
+    assert "bf16" in caplog.text
