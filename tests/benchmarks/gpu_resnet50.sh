@@ -1,8 +1,13 @@
 #!/usr/bin/env bash
 # ResNet-50 in PARDON's frame on random images of PACS's size: 100 clients of 57, 20 a round, 224 px.
-# Prints seconds by phase and the share of the measured peak, in both precisions. Wants a CUDA device.
+# Prints seconds by phase and the share of the measured peak, in float32, TF32 and bfloat16. Wants a
+# CUDA device, no data and no weights. Method: the first argument, fedavg by default.
 set -euo pipefail
-for precision in 32-true bf16-mixed; do
-  python -m feddg_bench profile --method "${1:-fedavg}" --dataset pacs --recipe pardon \
-    --synthetic 57 --device cuda backbone.pretrained=false train.precision=$precision
+cd "$(dirname "$0")/../.."
+python=.venv/bin/python
+[ -x "$python" ] || python=python3
+for arithmetic in train.precision=32-true gpu.tf32=true train.precision=bf16-mixed; do
+  echo "== ${1:-fedavg}, $arithmetic"
+  "$python" -m feddg_bench profile --method "${1:-fedavg}" --dataset pacs --recipe pardon \
+    --synthetic 57 --device cuda backbone.pretrained=false "$arithmetic"
 done

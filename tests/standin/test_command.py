@@ -200,6 +200,21 @@ def test_a_run_stopped_on_a_gpu_goes_on_elsewhere(
     assert rounds(feddg(*run, "--device", TWO))[:-1] == expected
 
 
+def test_a_profile_on_a_gpu_needs_no_data(
+    feddg: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``tests/benchmarks/gpu_resnet50.sh`` calls it, with a smaller network."""
+    monkeypatch.setattr("feddg_bench.runs.profile.peak_flops", lambda *_: 1e12)  # takes a minute
+    tiny = ("backbone.name=small_cnn", "backbone.projection=0", "data.image_size=16", "clients=2")
+    pacs = ("--dataset", "pacs", "--recipe", "pardon", "--synthetic", "4", "per_round=1")
+    for arithmetic in ("gpu.tf32=true", "train.precision=bf16-mixed"):
+        arguments = (*pacs, "--device", TWO, "backbone.pretrained=false", arithmetic)
+        done = feddg("profile", "--rounds", "1", "--json", *arguments, *tiny)
+        assert done.code == 0, done.err
+        assert json.loads(done.out)["device"] == "Stand-in"
+        assert json.loads(done.out)["peak_device_mib"] == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

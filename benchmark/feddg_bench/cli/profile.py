@@ -34,7 +34,7 @@ def profile_command(
 
     measured = []
     data: RunData | None = None
-    for plan in request.plan(datasets):
+    for plan in request.plan(datasets, check=synthetic is None):
         if synthetic:
             clients, size = plan.settings.partition.clients, plan.settings.data.image_size
             classes = len(plan.dataset.classes)
