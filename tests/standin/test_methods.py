@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from feddg_bench.config.schema import AugmentSettings
+from feddg_bench.config.schema import BACKBONE_NAMES, AugmentSettings, BackboneSettings
 from feddg_bench.core.messages import decode, encode
 from feddg_bench.data.augment import Augment
 from feddg_bench.data.client_images import ImageBank
 from feddg_bench.engine.executors import ProcessExecutor
+from feddg_bench.models.backbones import build_backbone
 from feddg_bench.plugins import names
 from feddg_bench.testing import start_toy_run, toy_federation
 from feddg_methods.shared.style_transfer import build_style_backend
@@ -82,6 +83,25 @@ def test_batch_normalisation(large_federation, bn) -> None:
     )
     assert numbers(there.rounds(1)) == numbers(here.rounds(1))
     assert encode(there.server.state()) == encode(here.server.state())
+
+
+SIDES = {"lenet": 28, "femnist_cnn": 28, "domainbed_mnist": 28}
+
+
+@pytest.mark.parametrize("name", BACKBONE_NAMES)
+def test_backbones_with_deterministic_algorithms(name) -> None:
+    """Moved to the device after they were used on the CPU."""
+    settings = BackboneSettings(name=name, pretrained=False)
+    images = torch.rand(2, 3, *2 * [SIDES.get(name, 32)], generator=rng())
+    net = build_backbone(settings).eval()
+    found = []
+    torch.use_deterministic_algorithms(True)
+    for device in ("cpu", TWO):
+        net.to(device).zero_grad()
+        features = net(images.to(device))
+        features.sum().backward()
+        found.append([features.detach().cpu(), *(p.grad.cpu().clone() for p in net.parameters())])
+    bitwise(*found)
 
 
 # ------------------------------------------------------------------------------ processes

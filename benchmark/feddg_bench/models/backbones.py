@@ -113,13 +113,15 @@ class Backbone(nn.Module):
         CPU, so they are spread over one image once and kept.
         """
         like = images[:1]
-        if self._spread is None or self._spread[0].shape != like.shape:
+        spread = self._spread
+        if spread is None or (spread[0].shape, spread[0].device) != (like.shape, like.device):
             scale, shift = 1 / self.std, -self.mean / self.std
-            self._spread = (
+            spread = (
                 torch.empty_like(like).copy_(scale),
                 torch.empty_like(like).copy_(shift),
             )
-        scale, shift = self._spread
+            self._spread = spread
+        scale, shift = spread
         return torch.addcmul(shift, images, scale)
 
 
