@@ -71,11 +71,13 @@ def test_bf16(name) -> None:
     compare(name, no_file(name), BF16)
 
 
-@pytest.mark.parametrize("bn", ["frozen", "local"])
-def test_batch_normalisation(large_federation, bn) -> None:
+@pytest.mark.parametrize(("bn", "folded"), [("frozen", False), ("frozen", True), ("local", False)])
+def test_batch_normalisation(large_federation, bn, folded) -> None:
     layer = {
         "backbone": {"name": "resnet18", "pretrained": False},
         "federation": {"bn": bn, "per_round": 1},
+        "train": {"fold_batch_norm": folded},
+        "evaluation": {"fuse_batch_norm": folded},
     }
     here, there = (
         start_toy_run("fedavg", UNCROPPED, layer, federation=large_federation, device=device)
