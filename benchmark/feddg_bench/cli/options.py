@@ -71,7 +71,7 @@ Threads = Annotated[
     int, typer.Option(help="CPU threads of each worker; the numbers' last bits depend on it.")
 ]
 Engine = Annotated[
-    str, typer.Option(help="What workers are: processes of this machine, or ray: on a Ray cluster.")
+    str, typer.Option(help="processes of this machine; ray, a cluster; of a sweep also slurm.")
 ]
 Address = Annotated[
     str | None,

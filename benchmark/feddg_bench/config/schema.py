@@ -316,3 +316,9 @@ class Resources(Section):
     wandb: Literal["off", "offline", "online"] = "off"
     """Whether runs are tracked by W&B (see `feddg_bench.tracking.tracker`)."""
     wandb_project: str = Field("feddg-bench", min_length=1)
+
+    @model_validator(mode="after")
+    def _address_is_used(self) -> Resources:
+        if self.address is not None and self.engine != "ray":
+            raise ValueError("--address names a Ray cluster: give --engine ray with it")
+        return self

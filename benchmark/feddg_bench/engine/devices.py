@@ -70,8 +70,6 @@ def open_executor(resources: Resources) -> Executor:
         share = resources.workers, resources.device, resources.threads, resources.address
         executor: Executor = load_ray().RayExecutor(*share)
         return executor
-    if resources.address is not None:
-        raise SettingsError("--address names a Ray cluster: give --engine ray with it")
     devices = find_devices(resources.device)
     auto = min(cores(), MAX_AUTO_WORKERS) if devices == ["cpu"] else len(devices)
     workers = resources.workers or auto

@@ -13,8 +13,9 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import ray
@@ -37,13 +38,14 @@ from feddg_bench.engine.worker import WorkerSpec
 from feddg_bench.plugins import load_method
 
 logger = logging.getLogger(__name__)
+_check_once = cache(check_store)
 
 PATIENCE = 60.0
 """Seconds without room for a worker on the cluster after which that is said."""
 
 
 class RayCluster:
-    """A connection to a cluster, and a worker's share of it; a context manager.
+    """A connection to a cluster, and a worker's share of it.
 
     Args:
         workers: Number of workers; 0 is one a GPU, or one for every ``threads`` CPUs.
@@ -92,12 +94,6 @@ class RayCluster:
         if self._ours:
             ray.shutdown()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 class RayExecutor(PoolExecutor):
     """Runs tasks on the actors of a Ray cluster, one long-lived actor a share of a device.
@@ -143,7 +139,11 @@ class RayExecutor(PoolExecutor):
             if name == "CPU":  # `--portable` makes them equal, so that there it is no other
                 logger.warning("%s: the last bits of numbers may differ; see --portable", told)
             else:
-                raise DataError(f"{told}, as here, which may change numbers: {_MEND[name]}")
+                raise DataError(
+                    f"{told}, as here, which may change numbers: all machines need the same "
+                    f"installation, the same files that settings name, and the same decoded "
+                    f"images, best in one --cache-dir that they share"
+                )
 
     def ready(self, busy: Sequence[RemoteWorker], seconds: float | None) -> list[RemoteWorker]:
         """Return those of the busy workers that have an answer or died, waiting for the first."""
@@ -205,19 +205,14 @@ class _Actor(RemoteWorker):
 class _RayEnd(WorkerEnd):
     """The far end of an `_Actor`, which looks around before it builds."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._read: set[Path] = set()
-
     def start(self, spec: WorkerSpec) -> Payload:
         """Build the worker, and return what there is on this machine."""
         node = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         images = spec.federation.images
         try:
             here = facts(spec)
-            if isinstance(images, Path) and images not in self._read:
-                check_store(images, _layout(spec.federation))
-                self._read.add(images)
+            if isinstance(images, Path):
+                _check_once(images, _layout(spec.federation))
             super().start(spec)
         except FeddgError as error:
             raise type(error)(f"on {node} of the Ray cluster: {error}") from error
@@ -274,17 +269,6 @@ def _shares(workers: int, device: str, threads: int) -> tuple[int, int]:
             f"{threads}: give fewer --workers or --threads"
         )
     return count, -(-count // gpus) if gpus else 0
-
-
-_SAME = "install the same versions on all machines, those of constraints.txt"
-_MEND = {
-    "Python": _SAME,
-    "torch": _SAME,
-    "numpy": _SAME,
-    "feddg_bench": _SAME,
-    "settings": "the method's code and the files that settings name must be the same on all",
-    "images": "give all machines the same copy of the data set, or one --cache-dir that they share",
-}
 
 
 def _layout(federation: Federation) -> Layout:

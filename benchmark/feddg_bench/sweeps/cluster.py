@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, wait
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -169,7 +170,8 @@ def work_on_ray(
 
     asked, told = copy.resources, done()
     ray = load_ray()
-    with ray.RayCluster(asked.workers, asked.device, asked.threads, asked.address) as cluster:
+    share = asked.workers, asked.device, asked.threads, asked.address
+    with closing(ray.RayCluster(*share)) as cluster:
         one = {"workers": 1, "device": cluster.device}
         worker = replace(copy, resources=shared(asked).model_copy(update=one))
         running = {
