@@ -55,6 +55,7 @@ class FedIIR(Method):
     """
 
     group = "alignment"
+    vectorised = False  # it takes the gradient of the head
     citation = (
         "Yaming Guo, Kai Guo, Xiaofeng Cao, Tieru Wu, Yi Chang: Out-of-Distribution Generalization "
         "of Federated Learning via Implicit Invariant Relationships, ICML 2023"

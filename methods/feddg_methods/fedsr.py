@@ -54,6 +54,7 @@ class FedSR(Method):
     """
 
     group = "alignment"
+    vectorised = False  # it draws z
     citation = (
         "A. Tuan Nguyen, Philip Torr, Ser-Nam Lim: FedSR: A Simple and Effective Domain "
         "Generalization Method for Federated Learning, NeurIPS 2022"

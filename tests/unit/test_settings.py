@@ -330,6 +330,8 @@ OTHER = {
     "gpu.autotune": True,
     "gpu.deterministic": False,
     "evaluation.fuse_batch_norm": True,
+    "engine.clients": "batched",
+    "engine.together": 5,
     "hyper": {"mu": 0.5},
 }
 FILES = ("data.split_csv", "backbone.weights")

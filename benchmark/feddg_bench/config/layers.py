@@ -126,12 +126,16 @@ def parse_override(text: str, known: Iterable[str] = ()) -> Layer:
 def full_key(key: str, known: Iterable[str] = ()) -> str:
     """Return the dotted key that ``key`` is or is the last part of.
 
+    Those of ``engine`` have no short form: what computes a run must be asked for by name.
+
     Raises:
         SettingsError: If no setting ends so, or several do.
     """
     keys = [*dotted_keys(), *known]
     if key in keys or key.startswith("hyper."):
         return key
+    if "." not in key:
+        keys = [k for k in keys if not k.startswith("engine.")]
     ends = [k for k in keys if k.endswith(f".{key}")]
     if len(ends) > 1:
         raise SettingsError(f"setting {key!r} is ambiguous: give one of {', '.join(ends)}")

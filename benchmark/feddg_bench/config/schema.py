@@ -236,6 +236,17 @@ class GpuSettings(Section):
     and the last bits differ each time."""
 
 
+class EngineSettings(Section):
+    """How a worker computes its clients."""
+
+    clients: Literal["exact", "batched", "auto"] = "exact"
+    """One after the other; or together, for methods that override nothing of the client half but
+    ``training_step`` (the others stay exact); equal up to rounding. ``auto`` measures both once on
+    a machine; the run is then an exact or a batched one, and so are its key and record."""
+    together: int = Field(10, ge=1, le=MANY)
+    """Clients of a worker that step together; the last bits depend on it."""
+
+
 class MethodSettings(Section):
     """Base of every method's own settings (``hyper.*``)."""
 
@@ -271,6 +282,7 @@ class RunSettings(Section):
     federation: FederationSettings = FederationSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     gpu: GpuSettings = GpuSettings()
+    engine: EngineSettings = EngineSettings()
     hyper: dict[str, Any] = {}
     """The method's own settings, checked by its ``Settings``."""
 

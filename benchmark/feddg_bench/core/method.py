@@ -80,6 +80,9 @@ class Method(LightningModule):
     good for both takes its loss from ``self.task``."""
     rgb_only: ClassVar[bool] = False
     """Whether images must be red, green and blue in [0, 1], as for a transfer of style."""
+    vectorised: ClassVar[bool] = True
+    """Whether ``training_step`` can be computed for several clients at once
+    (``engine.clients=batched``): it draws nothing, takes no gradients and looks at no values."""
     citation: ClassVar[str] = ""
     """Authors, title, venue and year, arXiv number."""
     group: ClassVar[str] = "aggregation"

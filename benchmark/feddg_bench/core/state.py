@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from feddg_bench.core.client import Client
-from feddg_bench.core.messages import Weights
+from feddg_bench.core.messages import Payload, Weights
 
 
 class Trainable(Protocol):
@@ -92,17 +92,28 @@ class ModuleState:
         optimizer = self._optimizer
         optimizer.state.clear()
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        for index, entry in client.memory.get("optimizer", {}).items():
-            parameter = parameters[int(index)]
-            optimizer.state[parameter] = {
-                # a fused kernel walks memory, so that moments must lie as their parameter does
-                key: torch.empty_like(parameter).copy_(value)
-                if value.shape == parameter.shape
-                else value.to(parameter.device, copy=True)
-                for key, value in entry.items()
-            }
+        restore(optimizer, parameters, client.memory.get("optimizer", {}))
         yield optimizer
         if client.train.optimizer_state == "persist":
-            client.memory["optimizer"] = {
-                str(index): dict(entry) for index, entry in optimizer.state_dict()["state"].items()
-            }
+            client.memory["optimizer"] = kept(optimizer, parameters)
+
+
+def restore(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], entries: Mapping[str, Any]
+) -> None:
+    """Give an optimizer what `kept` returned of these parameters."""
+    for index, entry in entries.items():
+        parameter = parameters[int(index)]
+        optimizer.state[parameter] = {
+            # a fused kernel walks memory, so that moments must lie as their parameter does
+            key: torch.empty_like(parameter).copy_(value)
+            if value.shape == parameter.shape
+            else value.to(parameter.device, copy=True)
+            for key, value in entry.items()
+        }
+
+
+def kept(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> Payload:
+    """Return what an optimizer keeps of these parameters, such as moments, by their index."""
+    found = {str(i): optimizer.state[p] for i, p in enumerate(parameters) if p in optimizer.state}
+    return {index: dict(entry) for index, entry in found.items()}

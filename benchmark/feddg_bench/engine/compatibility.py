@@ -5,14 +5,19 @@ What does not is refused before anything is decoded or trained.
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
 from feddg_bench.common.errors import SettingsError
+from feddg_bench.config.schema import EngineSettings
 
 if TYPE_CHECKING:
     from feddg_bench.config.schema import RunSettings
     from feddg_bench.core.method import Method
+
+logger = logging.getLogger(__name__)
 
 _COLOURS = ("brightness", "contrast", "saturation", "hue", "grayscale")
 """Settings of augmentation that need RGB in [0, 1]."""
@@ -73,6 +78,34 @@ def check_fit(settings: RunSettings, method: type[Method], pictures: Pictures) -
             f"backbone.normalisation={normalisation} is for RGB images, but {images}: "
             f"set backbone.normalisation=none"
         )
+
+
+def one_by_one(method: type[Method]) -> str:
+    """Say why a method's clients cannot step together; "" if they can."""
+    if not method.vectorised:
+        return "a training step that draws numbers or takes gradients itself"
+    base = next(c for c in method.__mro__ if c.__module__ == "feddg_bench.core.method")
+    own = [kind for kind in method.__mro__ if kind not in base.__mro__]
+    names = ("fit", "batches", "configure_optimizers", "on_before_optimizer_step")
+    found = [name for name in names if any(name in vars(kind) for kind in own)]
+    return f"its own {' and '.join(found)}" if found else ""
+
+
+def settled_engine(settings: RunSettings, method: type[Method]) -> EngineSettings:
+    """Return how clients are computed; where they train one by one, this is the default's key."""
+    engine = settings.engine
+    if engine.clients != "exact":
+        why = one_by_one(method)
+        if not why:
+            return engine
+        say_one_by_one(settings.method, why)
+    return EngineSettings()
+
+
+@cache
+def say_one_by_one(name: str, why: str) -> None:
+    """Say, once, that a method's clients do not step together."""
+    logger.warning("%s has %s: its clients train one by one (engine.clients=exact)", name, why)
 
 
 def methods_for(task: str) -> list[str]:

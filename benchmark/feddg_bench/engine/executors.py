@@ -25,6 +25,7 @@ from feddg_bench.common.errors import ClientError, FeddgError, SettingsError
 from feddg_bench.common.parallel import end_processes, interrupts_ignored
 from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Task, Weights, decode, encode
 from feddg_bench.core.method import Method
+from feddg_bench.engine.batched import grouped
 from feddg_bench.engine.gpu import check_gpus
 from feddg_bench.engine.worker import Worker, WorkerSpec, peak_memory_mib
 
@@ -116,14 +117,15 @@ class SerialExecutor(Executor):
         self.worker = Worker(spec, method)
 
     def run(self, tasks: Iterator[Task]) -> Iterator[Reply[Any]]:
-        """Run the tasks one by one."""
-        return map(self._run, tasks)
+        """Run the tasks one by one, or those of a group together."""
+        size = self.worker.settings.engine.together if self.worker.batched else 1
+        return chain.from_iterable(map(self._run, grouped(tasks, size)))
 
-    def _run(self, task: Task) -> Reply[Any]:
+    def _run(self, tasks: Sequence[Task]) -> list[Reply[Any]]:
         try:
-            return self.worker.run(task)
+            return self.worker.run_all(tasks)
         except Exception as error:
-            raise _client_error(task, error) from error
+            raise _client_error(tasks[0], error) from error
 
     def evaluate(self, weights: Weights, indices: Sequence[np.ndarray]) -> Iterator[Predictions]:
         """Measure the weights on each index array."""
@@ -145,6 +147,7 @@ class PoolExecutor(Executor):
         self.members = members
         self._again: deque[Job] = deque()
         self._timeout: float | None = None
+        self._together = 1
 
     @abstractmethod
     def ready(self, busy: Sequence[RemoteWorker], seconds: float | None) -> list[RemoteWorker]:
@@ -167,6 +170,8 @@ class PoolExecutor(Executor):
         self.memories = {}
         self._settle()
         self._timeout = spec.settings.federation.client_timeout
+        engine = spec.settings.engine
+        self._together = 1 if engine.clients == "exact" else engine.together
         specs = self.placed(spec)
         # Our own object to our own workers is pickled; all else is plain bytes.
         posted = {i: self.post(pickle.dumps(own)) for i, own in {id(s): s for s in specs}.items()}
@@ -181,20 +186,9 @@ class PoolExecutor(Executor):
         if first is None:
             return iter(())
         shared = {"weights": dict(first.weights), "broadcast": dict(first.broadcast)}
-        jobs = (
-            Job(
-                f"{task.client} in round {task.round} ({task.call})",
-                {
-                    "client": task.client,
-                    "call": task.call,
-                    "round": task.round,
-                    "memory": task.memory,
-                    "told": dict(task.told),
-                },
-            )
-            for task in chain([first], tasks)
-        )
-        return map(_reply, self._share(shared, jobs, self._timeout))
+        groups = grouped(chain([first], tasks), self._together)
+        answers = self._share(shared, map(_job, groups), self._timeout)
+        return chain.from_iterable(map(_replies, answers))
 
     def evaluate(self, weights: Weights, indices: Sequence[np.ndarray]) -> Iterator[Predictions]:
         """Measure the weights on each index array."""
@@ -532,11 +526,17 @@ def _answer(worker: Worker, shared: Payload, job: Payload) -> Payload:
     if "index" in job:
         predictions, loss = worker.evaluate(shared["weights"], job["index"].numpy())
         return {"predictions": torch.from_numpy(predictions), "loss": loss}
-    task = Task(weights=shared["weights"], broadcast=shared["broadcast"], **job)
+    tasks = [
+        Task(weights=shared["weights"], broadcast=shared["broadcast"], **t) for t in job["tasks"]
+    ]
     try:
-        reply = worker.run(task)
+        replies = worker.run_all(tasks)
     except Exception as error:
-        raise _client_error(task, error) from error
+        raise _client_error(tasks[0], error) from error
+    return {"replies": list(map(_sent, replies))}
+
+
+def _sent(reply: Reply[Any]) -> Payload:
     update = isinstance(reply.value, LocalUpdate)
     value = {"weights": reply.value.weights, "extra": reply.value.extra} if update else reply.value
     return {
@@ -550,13 +550,29 @@ def _answer(worker: Worker, shared: Payload, job: Payload) -> Payload:
     }
 
 
-def _reply(answer: Payload) -> Reply[Any]:
-    """Return the reply that `_answer` made into a payload, or that did not come."""
+def _job(tasks: Sequence[Task]) -> Job:
+    """Return tasks of one call as a job."""
+    names = "client", "call", "round", "memory"
+    content = [
+        {**{name: getattr(task, name) for name in names}, "told": dict(task.told)} for task in tasks
+    ]
+    first, more = tasks[0], f" and {len(tasks) - 1} more" if len(tasks) > 1 else ""
+    return Job(f"{first.client}{more} in round {first.round} ({first.call})", {"tasks": content})
+
+
+def _replies(answer: Payload) -> Iterator[Reply[Any]]:
+    """Yield the replies that `_answer` made into a payload, or that did not come."""
     if "fault" in answer:
-        return Reply(answer["client"], 0, None, {}, answer["memory"], fault=answer["fault"])
-    if answer.pop("update"):
-        answer["value"] = LocalUpdate(**answer["value"])
-    return Reply(**answer)
+        for task in answer["tasks"]:
+            yield Reply(task["client"], 0, None, {}, task["memory"], fault=answer["fault"])
+        return
+    replies = deque(answer.pop("replies"))
+    while replies:
+        sent = replies.popleft()
+        if sent.pop("update"):
+            sent["value"] = LocalUpdate(**sent["value"])
+        yield Reply(**sent)
+        del sent  # or it would stay while the next client trains
 
 
 def _client_error(task: Task, error: Exception) -> ClientError:

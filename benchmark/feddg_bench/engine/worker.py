@@ -10,6 +10,7 @@ import resource
 import sys
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from lightning.fabric import Fabric
 from lightning.fabric.plugins import MixedPrecision
 from lightning.fabric.strategies.single_device import SingleDeviceStrategy
 
+from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.streams import torch_stream
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.core.batch_norm import FrozenBatchNorm, Pair, foldable, folded
@@ -29,7 +31,9 @@ from feddg_bench.core.tasks import TASKS
 from feddg_bench.data.augment import to_float
 from feddg_bench.data.client_images import ClientImages, ImageBank
 from feddg_bench.data.federated import Federation
+from feddg_bench.engine.batched import fit_together
 from feddg_bench.engine.build import build_run_method
+from feddg_bench.engine.compatibility import one_by_one, say_one_by_one
 from feddg_bench.engine.gpu import use_gpu
 from feddg_bench.engine.portable import use_portable
 
@@ -104,6 +108,7 @@ class Worker:
         }
         self._initial_private = self.method.state.private_weights()
         self._folded = self._foldable()
+        self.batched = self._steps_together()
 
     def _foldable(self) -> dict[str, list[Pair]]:
         """Return the batch normalisation that is folded while training and in an evaluation."""
@@ -121,6 +126,25 @@ class Worker:
             fold = False
         return {"train": frozen if fold else [], "evaluation": pairs if fuse else []}
 
+    def _steps_together(self) -> bool:
+        """Tell whether clients step together.
+
+        Raises:
+            SettingsError: If the backbone's batch normalisation does not let them.
+        """
+        if self.settings.engine.clients == "exact":
+            return False
+        why = one_by_one(type(self.method))
+        if why:
+            say_one_by_one(self.settings.method, why)
+        elif self.method.live_batch_norm:
+            raise SettingsError(
+                f"engine.clients=batched cannot step through live batch normalisation, which "
+                f"{self.settings.backbone.name} has: set federation.bn=frozen or "
+                f"engine.clients=exact"
+            )
+        return not why
+
     def run(self, task: Task, *, stays: bool = False) -> Reply[Any]:
         """Load the global weights, do what the task asks, and forget.
 
@@ -129,40 +153,64 @@ class Worker:
             stays: The value is not sent, so that it may be anything; for figures.
         """
         start = time.perf_counter()
-        settings, data, memory = self.settings, self.data[task.client], copied(task.memory)
-        client = Client(
-            name=task.client,
-            round=task.round,
-            rounds=settings.federation.rounds,
-            data=data,
-            weights=Received(task.weights, self.device),
-            broadcast=Received({**task.broadcast, **task.told}),
-            memory=memory,
-            fabric=self.fabric,
-            train=settings.train,
-            seed=settings.seed,
-            domain_ids=self.domain_ids[task.client].clone(),
-            sources=self.spec.federation.sources,
-            validation=self.validation.get(task.client),
-        )
+        client = self._client(task)
+        memory = client.memory
         self.method.train()
         self.method.state.load(memory.pop("private state", self._initial_private))
         self.method.state.load(task.weights)
         loaded = time.perf_counter()
         stream = (task.call, task.round, task.client)
         with (
-            torch_stream(settings.seed, *stream, device=self.device),
+            torch_stream(self.settings.seed, *stream, device=self.device),
             self.method.state.serving(client),
             folded(self._folded["train"], once=False),
         ):
             value = getattr(self.method, task.call)(client)
         if self._initial_private:
             memory["private state"] = self.method.state.private_weights()
-        for payload in ({} if stays else content(value), memory):
-            deque(leaves(payload), maxlen=0)  # or refuse what could not be sent or kept
-        metrics = client.metrics()
         seconds = {"copy": loaded - start, "work": time.perf_counter() - loaded}
-        return Reply(task.client, len(data), value, metrics, memory, seconds)
+        return self._reply(client, value, seconds, stays=stays)
+
+    def run_all(self, tasks: Sequence[Task]) -> list[Reply[Any]]:
+        """Run tasks of one call: together where they step together, else one by one."""
+        if not self.batched or tasks[0].call != "fit":
+            return [self.run(task) for task in tasks]
+        start = time.perf_counter()
+        clients = [self._client(task) for task in tasks]
+        self.method.train()
+        stream = ("fit together", tasks[0].round, tasks[0].client)
+        with (
+            torch_stream(self.settings.seed, *stream, device=self.device),
+            folded(self._folded["train"], once=False),
+        ):
+            values = fit_together(self.method, clients, self._initial_private)
+        each = {"copy": 0.0, "work": (time.perf_counter() - start) / len(tasks)}
+        return [self._reply(client, v, each) for client, v in zip(clients, values, strict=True)]
+
+    def _client(self, task: Task) -> Client:
+        return Client(
+            name=task.client,
+            round=task.round,
+            rounds=self.settings.federation.rounds,
+            data=self.data[task.client],
+            weights=Received(task.weights, self.device),
+            broadcast=Received({**task.broadcast, **task.told}),
+            memory=copied(task.memory),
+            fabric=self.fabric,
+            train=self.settings.train,
+            seed=self.settings.seed,
+            domain_ids=self.domain_ids[task.client].clone(),
+            sources=self.spec.federation.sources,
+            validation=self.validation.get(task.client),
+        )
+
+    def _reply(
+        self, client: Client, value: Any, seconds: Mapping[str, float], *, stays: bool = False
+    ) -> Reply[Any]:
+        for payload in ({} if stays else content(value), client.memory):
+            deque(leaves(payload), maxlen=0)  # or refuse what could not be sent or kept
+        data = self.data[client.name]
+        return Reply(client.name, len(data), value, client.metrics(), client.memory, seconds)
 
     @torch.no_grad()
     def evaluate(self, weights: Weights, index: np.ndarray) -> tuple[np.ndarray, float]:

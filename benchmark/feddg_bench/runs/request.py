@@ -25,7 +25,7 @@ from feddg_bench.config.layers import (
 )
 from feddg_bench.config.reading import listed, read_names
 from feddg_bench.config.recipes import READINGS, load_recipe
-from feddg_bench.config.schema import Resources, RunSettings, TrainSettings
+from feddg_bench.config.schema import EngineSettings, Resources, RunSettings, TrainSettings
 from feddg_bench.data.federated import spread
 from feddg_bench.data.protocols import PROTOCOLS, Scenario, scenarios
 from feddg_bench.data.splits import scenarios_with_files
@@ -194,7 +194,7 @@ class Request:
         datasets = datasets or Datasets(self.resources.data_root)
         drafts = self.drafts(datasets)
         plans = [
-            _settle(draft, self.settings, seed)
+            _settle(draft, self.settings, seed, self.resources)
             for seed in read_seeds(self.seeds)
             for draft in drafts
         ]
@@ -272,12 +272,14 @@ class Request:
         return [(scenario, {"data": {"split_csv": str(file)}}) for scenario, file in files]
 
 
-def _settle(draft: Draft, user: Mapping[str, Any], seed: int) -> Plan:
+def _settle(
+    draft: Draft, user: Mapping[str, Any], seed: int, resources: Resources = Resources()
+) -> Plan:
     """Merge recipe, what the method needs and what the user says, and settle the run's key.
 
     What the recipe says of this method goes before what the method needs.
     """
-    from feddg_bench.engine.compatibility import check_fit
+    from feddg_bench.engine.compatibility import check_fit, settled_engine
 
     base, own, named, scenario, recipe, dataset = draft
     method = outline(named["method"])
@@ -297,6 +299,15 @@ def _settle(draft: Draft, user: Mapping[str, Any], seed: int) -> Plan:
     hyper = validate(method.Settings, settings.hyper, "hyper.")
     settings = settings.model_copy(update={"hyper": hyper.model_dump(mode="json")})
     check_fit(settings, method, dataset)
+    engine = settled_engine(settings, method)
+    if engine.clients == "auto":
+        from feddg_bench.runs.profile import faster_clients
+
+        faster = faster_clients(settings, dataset, resources)
+        engine = EngineSettings.model_validate(
+            {"clients": faster, "together": engine.together} if faster == "batched" else {}
+        )
+    settings = settings.model_copy(update={"engine": engine})
     canonical = canonical_settings(settings, method.Settings)
     if dataset.identity:
         canonical["data"]["names"] = {k: list(names) for k, names in dataset.identity.items()}
