@@ -59,7 +59,7 @@ def sleepers(lab: Lab) -> None:
     """A client that does not answer is left out, or ends the run, as the setting says."""
     with closing(ProcessExecutor(2)) as two:
         for fault in ("drop", "fail"):
-            limit = {"federation": {"per_round": None, "client_timeout": 4, "on_fault": fault}}
+            limit = {"federation": {"per_round": None, "client_timeout": 8, "on_fault": fault}}
             rounds, failed = call(start_toy_run(Sleeping, limit, executor=two).rounds, 1)
             dropped = [d["client"] for r in rounds or () for d in r.ledger.dropped]
             held = dropped == ["client_1"] if fault == "drop" else "client_1" in failed
@@ -74,7 +74,7 @@ def deaths(lab: Lab) -> None:
     with closing(ProcessExecutor(2)) as two:
         run = start_toy_run(FedAvg, ALL, executor=two)
         run.rounds(1)
-        for worker in two._processes:
+        for worker in two.members:
             os.kill(worker.process.pid, signal.SIGKILL)
         _, failed = call(run.rounds, 2)
         same = encode(run.server.state()) == encode(plain.server.state())

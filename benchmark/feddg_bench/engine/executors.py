@@ -32,7 +32,7 @@ from feddg_bench.engine.worker import Worker, WorkerSpec, peak_memory_mib
 logger = logging.getLogger(__name__)
 
 Predictions = tuple[np.ndarray, float]
-"""Predictions (n,) and summed loss of some images."""
+"""Predictions [n] and summed loss of some images."""
 
 
 OnReply = Callable[[Task, Reply[Any]], None]

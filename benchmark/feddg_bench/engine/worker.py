@@ -217,7 +217,7 @@ class Worker:
         """Measure global weights on some images.
 
         Returns:
-            Predictions (n,), class ids or numbers, and the summed loss.
+            Predictions [n], class ids or numbers, and the summed loss.
         """
         task = TASKS[self.spec.federation.task]
         self.method.state.load(self._initial_private)
