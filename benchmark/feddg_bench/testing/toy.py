@@ -151,7 +151,7 @@ def start_toy_run(
     executor = executor or SerialExecutor()
     method = method or build_run_method(settings, federation, found)
     executor.start(WorkerSpec(settings, federation, device, plugin=found), method)
-    server = open_server(settings, federation, method, executor, "cpu")
+    server = open_server(settings, federation, method, executor, device)
     return ToyRun(settings, federation, executor, method, server)
 
 
