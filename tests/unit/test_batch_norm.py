@@ -9,7 +9,12 @@ import torch
 from torch import nn
 
 from feddg_bench.config.schema import BackboneSettings
-from feddg_bench.core.batch_norm import batch_norm_state, batch_norm_statistics, freeze_batch_norm
+from feddg_bench.core.batch_norm import (
+    batch_norm_state,
+    batch_norm_statistics,
+    foldable,
+    freeze_batch_norm,
+)
 from feddg_bench.models.backbones import Backbone, build_backbone
 
 
@@ -101,3 +106,16 @@ def test_frozen_layers_take_vectors_too():
     torch.testing.assert_close(
         net.train()(torch.tensor([[3.0, 8.0]])), torch.tensor([[1.0, 2.0]]), rtol=1e-4, atol=0
     )
+
+
+def test_a_layer_that_activates_too_still_does():
+    """As in timm's EfficientNet, whose layers of batch normalisation hold the activations."""
+    timm = pytest.importorskip("timm")
+    net = timm.create_model("tf_efficientnet_lite0", num_classes=0).eval()
+    images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    expected, names = net(images), list(net.state_dict())
+    freeze_batch_norm(net)
+    freeze_batch_norm(net)
+    torch.testing.assert_close(net.train()(images), expected)
+    assert list(net.state_dict()) == names
+    assert foldable(net, images) == []

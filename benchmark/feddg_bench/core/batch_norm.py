@@ -36,7 +36,13 @@ def _layers(module: nn.Module) -> Iterator[tuple[str, _BatchNorm]]:
             yield f"{name}." if name else "", layer
 
 
-class FrozenBatchNorm(_BatchNorm):
+class _Frozen(nn.Module):
+    def train(self, mode: bool = True) -> Self:
+        """Stay in evaluation mode."""
+        return super().train(False)
+
+
+class FrozenBatchNorm(_Frozen, _BatchNorm):
     """Batch normalisation that always uses its running statistics; its affine part is trained.
 
     Args:
@@ -50,10 +56,6 @@ class FrozenBatchNorm(_BatchNorm):
         self.num_batches_tracked = layer.num_batches_tracked
         self.train()
 
-    def train(self, mode: bool = True) -> Self:
-        """Stay in evaluation mode."""
-        return super().train(False)
-
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Return ``values`` [B, C, ...] normalised by the running statistics."""
         return F.batch_norm(
@@ -61,15 +63,27 @@ class FrozenBatchNorm(_BatchNorm):
         )
 
 
+def _only_normalises(layer: nn.Module) -> bool:
+    return type(layer).forward in (_BatchNorm.forward, FrozenBatchNorm.forward)
+
+
 def freeze_batch_norm(module: nn.Module) -> None:
     """Replace every batch normalisation layer inside ``module`` by its `FrozenBatchNorm`.
+
+    One that does more than normalise, such as timm's, which activates too, stays, in evaluation
+    mode for good.
 
     Names and tensors stay the same, so state dicts and optimisers notice nothing. As in
     FedDG_Benchmark and PARDON (Nguyen et al., ICDCS 2025): statistics of the initial weights,
     affine parameters trained. Freezing twice changes nothing.
     """
     for prefix, layer in list(_layers(module)):
-        module.set_submodule(prefix.removesuffix("."), FrozenBatchNorm(layer))
+        if _only_normalises(layer):
+            module.set_submodule(prefix.removesuffix("."), FrozenBatchNorm(layer))
+        elif not isinstance(layer, _Frozen):
+            kind = type(layer)
+            layer.__class__ = type(f"Frozen{kind.__name__}", (_Frozen, kind), {})
+            layer.eval()
 
 
 Pair = tuple[nn.Conv2d, _BatchNorm]
@@ -100,7 +114,9 @@ def foldable(module: nn.Module, images: torch.Tensor) -> list[Pair]:
             results.append((result, result._version, layer))
 
     def look(layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-        if isinstance(layer, _BatchNorm) and layer.affine and layer.track_running_stats:
+        if not isinstance(layer, _BatchNorm) or not _only_normalises(layer):
+            return
+        if layer.affine and layer.track_running_stats:
             pairs.extend(
                 (conv, layer)
                 for result, version, conv in results
