@@ -6,10 +6,13 @@ import math
 
 import numpy as np
 import pytest
+import scikit_posthocs
 import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
+from statsmodels.stats.multitest import multipletests
 
+from feddg_bench.analysis.figures.rankings import critical_difference
 from feddg_bench.records.statistics import (
     FEWEST,
     average_ranks,
@@ -172,6 +175,27 @@ def test_holm_never_lowers_and_keeps_the_order(p_values: list[float]) -> None:
                 break
             rejected.add(n)
         assert {n for n, p in enumerate(found) if p <= level} == rejected
+
+
+@pytest.mark.parametrize(("methods", "datasets"), [(3, 20), (5, 8), (8, 12)])
+def test_ranks_and_what_they_tell_apart_are_those_of_scikit_posthocs(
+    methods: int, datasets: int
+) -> None:
+    values = np.random.default_rng(methods).normal(size=(datasets, methods))
+    values += np.arange(methods)
+    p_values = scikit_posthocs.posthoc_nemenyi_friedman(values).to_numpy()
+    rows = [sample(column[:, None]) for column in values.T]
+    places = np.array(average_ranks(rows, units(datasets), tie=1e-9), float)
+    assert places.tolist() == pytest.approx(scipy.stats.rankdata(-values, axis=1).mean(axis=0))
+    apart = np.abs(places[:, None] - places) > critical_difference(methods, datasets)
+    assert (apart == (p_values < 0.05)).all()
+    assert 0 < apart.sum() < apart.size - methods
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
+def test_holm_is_that_of_statsmodels(p_values: list[float]) -> None:
+    expected = multipletests(p_values, method="holm")[1]
+    assert holm(p_values) == pytest.approx(expected.tolist())
 
 
 def test_holm_leaves_what_was_not_tested_out() -> None:
