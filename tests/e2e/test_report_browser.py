@@ -278,13 +278,19 @@ def test_the_oracle_is_no_default_and_carries_a_warning(report: Report) -> None:
     assert "ORACLE" in report.js("return document.querySelector('#rule').innerText")
 
 
-def test_published_numbers_can_be_switched(report: Report) -> None:
+def test_published_numbers_can_be_switched(browser: Any, tmp_path: Path) -> None:
+    frame = fabricate.in_frame("pardon", "pacs", "pardon")
+    named: dict[str, Any] = {"scenario": "cs-a-p", "recipe": "pardon", "settings": frame}
+    domains = (("cartoon", "sketch"), "art_painting", "photo")
+    fabricate.save(tmp_path, fabricate.record("pardon", "pacs", domains=domains, **named))
+    feddg("report", "--results", tmp_path)
+    own = Report(browser, tmp_path / "report.html")
     shown = "return [...document.querySelectorAll('td .published')].map(e => e.innerText)"
-    texts = report.js(shown)
+    texts = own.js(shown)
     assert any("93.05" in text for text in texts)
     assert all("paper" in text and "(" in text for text in texts)
-    report.js("document.querySelector('[name=published]').click()")
-    assert report.js(shown) == []
+    own.js("document.querySelector('[name=published]').click()")
+    assert own.js(shown) == []
 
 
 def test_a_cell_opens_its_runs(report: Report, results: Path, page: Path) -> None:
