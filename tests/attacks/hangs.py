@@ -49,40 +49,39 @@ class Deadly(FedAvg):
 
 def attack(lab: Lab) -> None:
     """Try what never ends, what ends too early, and what two hold at once."""
-    sleepers(lab)
-    deaths(lab)
+    with closing(ProcessExecutor(2)) as two:
+        sleepers(lab, two)
+        deaths(lab, two)
     interrupts(lab)
     claims(lab)
 
 
-def sleepers(lab: Lab) -> None:
+def sleepers(lab: Lab, two: ProcessExecutor) -> None:
     """A client that does not answer is left out, or ends the run, as the setting says."""
-    with closing(ProcessExecutor(2)) as two:
-        for fault in ("drop", "fail"):
-            limit = {"federation": {"per_round": None, "client_timeout": 8, "on_fault": fault}}
-            rounds, failed = call(start_toy_run(Sleeping, limit, executor=two).rounds, 1)
-            dropped = [d["client"] for r in rounds or () for d in r.ledger.dropped]
-            held = dropped == ["client_1"] if fault == "drop" else "client_1" in failed
-            held = held and not failed.startswith(("hang", "traceback"))
-            lab.add(f"a client sleeps, on_fault={fault}", failed or f"left out: {dropped}", held)
+    for fault in ("drop", "fail"):
+        limit = {"federation": {"per_round": None, "client_timeout": 8, "on_fault": fault}}
+        rounds, failed = call(start_toy_run(Sleeping, limit, executor=two).rounds, 1)
+        dropped = [d["client"] for r in rounds or () for d in r.ledger.dropped]
+        held = dropped == ["client_1"] if fault == "drop" else "client_1" in failed
+        held = held and not failed.startswith(("hang", "traceback"))
+        lab.add(f"a client sleeps, on_fault={fault}", failed or f"left out: {dropped}", held)
 
 
-def deaths(lab: Lab) -> None:
+def deaths(lab: Lab, two: ProcessExecutor) -> None:
     """A process that is killed is replaced once; what raises or kills again is named."""
     plain = start_toy_run(FedAvg, ALL)
     plain.rounds(2)
-    with closing(ProcessExecutor(2)) as two:
-        run = start_toy_run(FedAvg, ALL, executor=two)
-        run.rounds(1)
-        for worker in two.members:
-            os.kill(worker.process.pid, signal.SIGKILL)
-        _, failed = call(run.rounds, 2)
-        same = encode(run.server.state()) == encode(plain.server.state())
-        lab.add("both workers are killed between rounds", failed or f"same: {same}", same)
-        for plugin in (Raising, Deadly):
-            _, failed = call(start_toy_run(plugin, ALL, executor=two).rounds, 1)
-            held = failed.startswith("refused") and "client_1" in failed
-            lab.add(f"a client that is {plugin.__name__.lower()}", failed or "went on", held)
+    run = start_toy_run(FedAvg, ALL, executor=two)
+    run.rounds(1)
+    for worker in two.members:
+        os.kill(worker.process.pid, signal.SIGKILL)
+    _, failed = call(run.rounds, 2)
+    same = encode(run.server.state()) == encode(plain.server.state())
+    lab.add("both workers are killed between rounds", failed or f"same: {same}", same)
+    for plugin in (Raising, Deadly):
+        _, failed = call(start_toy_run(plugin, ALL, executor=two).rounds, 1)
+        held = failed.startswith("refused") and "client_1" in failed
+        lab.add(f"a client that is {plugin.__name__.lower()}", failed or "went on", held)
 
 
 def interrupts(lab: Lab) -> None:
