@@ -9,7 +9,7 @@ from typing import Any
 from feddg_bench.config.schema import Resources
 from feddg_bench.core.messages import Task
 from feddg_bench.engine.executors import SerialExecutor
-from feddg_bench.runs.profile import synthetic_federation
+from feddg_bench.engine.timing import synthetic_federation
 from feddg_bench.runs.request import Request
 from feddg_bench.runs.setup import start
 from tests.benchmarks.rows import Row, benchmark, ratios

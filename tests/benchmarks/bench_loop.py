@@ -16,9 +16,9 @@ from feddg_bench.core.loop import federate
 from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
 from feddg_bench.engine.executors import SerialExecutor
+from feddg_bench.engine.timing import synthetic_federation
 from feddg_bench.engine.worker import WorkerSpec
 from feddg_bench.models.backbones import Backbone
-from feddg_bench.runs.profile import synthetic_federation
 from tests.benchmarks.rows import Row, benchmark, ratios
 
 CLIENTS, IMAGES, SIZE = 20, 57, 32

@@ -15,9 +15,9 @@ from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.schema import BackboneSettings, Resources, RunSettings
 from feddg_bench.core.batch_norm import foldable, folded, freeze_batch_norm
 from feddg_bench.engine.executors import SerialExecutor
+from feddg_bench.engine.timing import synthetic_federation
 from feddg_bench.models.backbones import Backbone, build_backbone
 from feddg_bench.models.networks import InPlaceReLU6
-from feddg_bench.runs.profile import synthetic_federation
 from feddg_bench.runs.request import Request
 from feddg_bench.runs.run import train as train_run
 from feddg_bench.runs.setup import start, warn_of_slow_bf16

@@ -33,10 +33,10 @@ from feddg_bench.data.splits import read_split_csv, split_by_domain
 from feddg_bench.data.store import decoded_sizes, open_store
 from feddg_bench.engine.compatibility import check_fit, methods_for
 from feddg_bench.engine.evaluation import evaluate
+from feddg_bench.engine.timing import synthetic_federation
 from feddg_bench.models.backbones import BACKBONES, Grey, build_backbone
 from feddg_bench.plugins import load_method, names
 from feddg_bench.records.store import ResultsStore
-from feddg_bench.runs.profile import synthetic_federation
 from feddg_bench.testing import toy_regression
 from feddg_bench.testing.contract import _pool
 from tests.helpers import refused

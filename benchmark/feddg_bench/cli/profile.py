@@ -29,7 +29,8 @@ def profile_command(
     datasets = Datasets(resources.data_root)
     request = experiment.request(resources, rounds=rounds + 1).one_scenario(datasets)
 
-    from feddg_bench.runs.profile import profile, synthetic_federation
+    from feddg_bench.engine.timing import synthetic_federation
+    from feddg_bench.runs.profile import profile
     from feddg_bench.runs.setup import RunData, open_federation
 
     measured = []

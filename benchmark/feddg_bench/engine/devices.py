@@ -48,13 +48,6 @@ def find_devices(name: str) -> list[str]:
     return [f"{kind}:{number}" for number in dict.fromkeys(asked or range(found))]
 
 
-def device_name(device: str) -> str:
-    """Return a GPU's model, or ``cpu``."""
-    if device == "cpu":
-        return device
-    return str(torch.get_device_module(device).get_device_name(device))
-
-
 def open_executor(resources: Resources) -> Executor:
     """Return the executor that the resources ask for.
 

@@ -102,3 +102,10 @@ def check_gpus(settings: RunSettings, channels: int, places: Sequence[str]) -> N
                 f"{device} has {free / GIB:.1f} GiB of free memory, and {count} worker(s) need at "
                 f"least {count * need / GIB:.1f}: give {fewer or smaller}"
             )
+
+
+def device_name(device: str) -> str:
+    """Return a GPU's model, or ``cpu``."""
+    if device == "cpu":
+        return device
+    return str(torch.get_device_module(device).get_device_name(device))

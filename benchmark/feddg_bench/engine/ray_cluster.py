@@ -32,8 +32,8 @@ from feddg_bench.core.method import Method
 from feddg_bench.data.decoding import Layout
 from feddg_bench.data.federated import Federation
 from feddg_bench.data.store import check_store
-from feddg_bench.engine.devices import device_name
 from feddg_bench.engine.executors import PoolExecutor, RemoteWorker, WorkerEnd
+from feddg_bench.engine.gpu import device_name
 from feddg_bench.engine.worker import WorkerSpec
 from feddg_bench.plugins import load_method
 

@@ -76,7 +76,7 @@ def see_crossing(plan: Plan) -> Crossing:
     Data, clients and rounds of the plan are replaced by tiny ones.
     """
     from feddg_bench.engine.executors import SerialExecutor
-    from feddg_bench.runs.profile import synthetic_federation
+    from feddg_bench.engine.timing import synthetic_federation
     from feddg_bench.runs.run import train
     from feddg_bench.runs.setup import start
 

@@ -11,7 +11,8 @@ import torch
 import feddg_bench
 from feddg_bench.common.portable import describe_cpu
 from feddg_bench.config.schema import Resources
-from feddg_bench.engine.devices import device_name, find_devices
+from feddg_bench.engine.devices import find_devices
+from feddg_bench.engine.gpu import device_name
 from feddg_bench.records.record import EnvironmentRecord
 
 

@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
 import math
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from feddg_bench.common.errors import SettingsError
-from feddg_bench.common.files import write_whole
-from feddg_bench.common.portable import describe_cpu
-from feddg_bench.config.schema import Resources, RunSettings
+from feddg_bench.config.schema import Resources
 from feddg_bench.core.loop import RoundResult
 from feddg_bench.core.messages import Reply, Task
-from feddg_bench.core.tasks import TASKS
 from feddg_bench.data.federated import Federation
-from feddg_bench.data.locations import cache_dir
-from feddg_bench.engine.compatibility import Pictures
-from feddg_bench.engine.devices import device_name, find_devices
 from feddg_bench.engine.executors import SerialExecutor
-from feddg_bench.engine.worker import Worker, WorkerSpec, peak_memory_mib
+from feddg_bench.engine.gpu import device_name
+from feddg_bench.engine.timing import seconds_of
+from feddg_bench.engine.worker import Worker, peak_memory_mib
 from feddg_bench.runs.observer import Observer
 from feddg_bench.runs.request import Plan
 from feddg_bench.runs.run import train
 from feddg_bench.runs.setup import Run, start
-
-logger = logging.getLogger(__name__)
 
 _PHASES = ("training", "communication", "aggregation", "evaluation")
 
@@ -117,123 +105,12 @@ def profile(plan: Plan, federation: Federation, resources: Resources) -> Profile
     )
 
 
-def synthetic_federation(
-    clients: int,
-    per_client: int,
-    size: int,
-    num_classes: int,
-    *,
-    seed: int = 0,
-    like: Pictures | None = None,
-) -> Federation:
-    """Return random images in clients of equal size, for speed alone; nothing is held out.
-
-    ``size`` is in pixels. Task, channels and type are as in ``like``, classes of RGB images by
-    default.
-    """
-    task, channels, pixels = "classification", 3, "uint8"
-    if like is not None:
-        task, channels, pixels = like.task, like.channels, like.pixels
-    rng = np.random.default_rng(seed)
-    count = clients * per_client
-    shape = (count, size, size, channels)
-    images = (
-        rng.integers(0, 256, shape, dtype=np.uint8)
-        if pixels == "uint8"
-        else rng.standard_normal(shape, dtype=np.float32).astype(pixels)
-    )
-    labels = (
-        rng.integers(0, num_classes, count)
-        if task == "classification"
-        else rng.standard_normal(count, dtype=np.float32)
-    )
-    width = len(str(clients - 1))
-    parts = np.arange(count).reshape(clients, per_client)
-    names = {f"client_{i:0{width}}": part for i, part in enumerate(parts)}
-    return Federation(
-        images,
-        size,
-        labels,
-        names,
-        (),
-        TASKS[task].outputs(num_classes),
-        sources=("synthetic",),
-        domain_ids=np.zeros(count, dtype=np.int64),
-        validation={name: part[: max(1, per_client // 10)] for name, part in names.items()},
-        task=task,
-        channels=channels,
-        pixels=pixels,
-    )
-
-
 def peak_flops(device: torch.device, precision: str) -> float:
     """Return the operations a second of a large matrix product: the best of several."""
     size = 2048 if device.type == "cpu" else 8192
     dtype = torch.bfloat16 if precision == "bf16-mixed" else torch.float32
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    return 2 * size**3 / min(_seconds(lambda: a @ b, device) for _ in range(5))
-
-
-def faster_clients(settings: RunSettings, pictures: Pictures, resources: Resources) -> str:
-    """Return whether ``exact`` or ``batched`` clients are faster here (`EngineSettings`).
-
-    Measured once for a network, a size of batches and a machine: three steps of clients with one
-    batch of random images each. The answer stays in the cache folder, so that a run that is asked
-    for again has the same key.
-    """
-    parts = {"backbone", "train", "augment", "data", "engine", "portable", "federation"}
-    known = {
-        **settings.model_dump(mode="json", include=parts),
-        "machine": [describe_cpu(), torch.__version__, resources.device, resources.threads],
-        "method": [settings.method, pictures.task, pictures.channels],
-    }
-    name = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
-    path = cache_dir(resources.cache_dir) / "engine" / name
-    if path.exists() and (said := path.read_text()) in ("exact", "batched"):
-        return said
-    together, device = settings.engine.together, find_devices(resources.device)[0]
-    federation = synthetic_federation(
-        together, settings.train.batch_size, settings.data.image_size, 10, like=pictures
-    )
-    once = {"local_epochs": 1, "optimizer_state": "reset"}
-    random = {"pretrained": False, "weights": None}
-    times: dict[str, list[float]] = {"exact": [], "batched": []}
-    try:
-        works = {}
-        for clients in times:
-            changed = {
-                "train": settings.train.model_copy(update=once),
-                "backbone": settings.backbone.model_copy(update=random),
-                "engine": settings.engine.model_copy(update={"clients": clients}),
-            }
-            own = settings.model_copy(update=changed)
-            works[clients] = _step_of(own, federation, device, resources.threads)
-        for number in range(4):
-            for clients, work in works.items():
-                cpu = time.process_time()  # which other programs do not lengthen
-                seconds = _seconds(work, torch.device(device))
-                if device == "cpu":
-                    seconds = time.process_time() - cpu
-                times[clients] += [seconds] if number else []  # the first is warm-up
-    except SettingsError as error:  # what cannot step together
-        faster, why = "exact", str(error)
-    else:
-        faster = min(times, key=lambda clients: min(times[clients]))
-        why = ", ".join(f"{c} {min(t) / together * 1e3:.2f} ms a step" for c, t in times.items())
-    logger.warning("engine.clients=auto is %s here from now on: %s", faster, why)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, faster.encode())
-    return faster
-
-
-def _step_of(
-    settings: RunSettings, federation: Federation, device: str, threads: int
-) -> Callable[[], object]:
-    """Return what makes one step of every client, in this process."""
-    worker = Worker(WorkerSpec(settings, federation, device, threads))
-    weights = worker.method.state.federated_weights()
-    tasks = [Task(client, "fit", 1, weights, {}) for client in federation.clients]
-    return lambda: worker.run_all(tasks)
+    return 2 * size**3 / min(seconds_of(lambda: a @ b, device) for _ in range(5))
 
 
 class _Watch(Observer):
@@ -310,13 +187,4 @@ def bare_seconds(worker: Worker, sizes: list[int]) -> float:
             optimizer.step()
 
     loop()
-    return min(_seconds(loop, worker.device) for _ in range(2))
-
-
-def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    synchronize = torch.get_device_module(device).synchronize
-    synchronize(device)
-    start = time.perf_counter()
-    work()
-    synchronize(device)
-    return time.perf_counter() - start
+    return min(seconds_of(loop, worker.device) for _ in range(2))

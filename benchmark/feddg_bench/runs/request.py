@@ -301,7 +301,7 @@ def _settle(
     check_fit(settings, method, dataset)
     engine = settled_engine(settings, method)
     if engine.clients == "auto":
-        from feddg_bench.runs.profile import faster_clients
+        from feddg_bench.engine.timing import faster_clients
 
         faster = faster_clients(settings, dataset, resources)
         engine = EngineSettings.model_validate(
