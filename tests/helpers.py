@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,6 +17,7 @@ from feddg_bench.config.keys import canonical_settings, run_key
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.plugins import load_method
 from feddg_bench.records.record import RunRecord, ScenarioRecord
+from feddg_methods.fedavg import FedAvg
 
 bitwise = partial(assert_close, rtol=0, atol=0)
 """Equal tensors, or trees of them, bit for bit."""
@@ -132,3 +134,12 @@ def make_record(
         "rounds": [],
     }
     return RunRecord(**{**values, **fields})
+
+
+class Sleeping(FedAvg):
+    """Does not answer at one client of the first round."""
+
+    def fit(self, client):
+        if (client.name, client.round) == ("client_1", 1):
+            time.sleep(3600)
+        return super().fit(client)

@@ -16,17 +16,9 @@ from feddg_bench.sweeps.claims import Claims
 from feddg_bench.testing import start_toy_run
 from feddg_methods.fedavg import FedAvg
 from tests.attacks.lab import PATIENCE, TINY, Lab, call
+from tests.helpers import Sleeping
 
 ALL = {"federation": {"per_round": None}}
-
-
-class Sleeping(FedAvg):
-    """One client sleeps for ever in the first round."""
-
-    def fit(self, client):
-        if (client.name, client.round) == ("client_1", 1):
-            time.sleep(3600)
-        return super().fit(client)
 
 
 class Raising(FedAvg):

@@ -22,6 +22,7 @@ from feddg_bench.testing import start_toy_run, toy_federation
 from feddg_methods.fedavg import FedAvg
 from tests.contract.test_contract import CASES, numbers
 from tests.e2e.test_sweep import write
+from tests.helpers import Sleeping
 
 ray = pytest.importorskip("ray")
 from feddg_bench.engine import ray_cluster  # noqa: E402 - after the check
@@ -40,15 +41,6 @@ class Lingering(FedAvg):
         folder, node = Path(os.environ[FOLDER]), ray.get_runtime_context().get_node_id()
         if client.round == 2 and (folder / node).exists() and not (folder / "waits").exists():
             (folder / "waits").touch()
-            time.sleep(3600)
-        return super().fit(client)
-
-
-class Sleeping(FedAvg):
-    """Does not answer at one client of the first round."""
-
-    def fit(self, client):
-        if (client.name, client.round) == ("client_1", 1):
             time.sleep(3600)
         return super().fit(client)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from feddg_bench.core.messages import encode
 from feddg_bench.engine.executors import ProcessExecutor
 from feddg_bench.testing import start_toy_run
 from feddg_methods.fedavg import FedAvg
-from tests.helpers import refused
+from tests.helpers import Sleeping, refused
 
 ALL = {"federation": {"per_round": None}}
 MARK = "FEDDG_TEST_MARK"
@@ -74,15 +73,6 @@ class Dying(FedAvg):
 
 class AlwaysDying(Dying):
     always = True
-
-
-class Sleeping(FedAvg):
-    """Sleeps at one client in the first round."""
-
-    def fit(self, client):
-        if (client.name, client.round) == ("client_1", 1):
-            time.sleep(3600)
-        return super().fit(client)
 
 
 @pytest.fixture

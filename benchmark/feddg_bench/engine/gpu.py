@@ -85,7 +85,7 @@ def check_gpus(settings: RunSettings, channels: int, places: Sequence[str]) -> N
         return
     models: dict[str, str] = {}
     for device in workers:
-        models.setdefault(torch.get_device_module(device).get_device_name(device), device)
+        models.setdefault(device_name(device), device)
     if len(models) > 1:
         (one, first), (other, second), *_ = models.items()
         raise SettingsError(
