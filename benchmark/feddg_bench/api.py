@@ -26,6 +26,7 @@ def run(
     seeds: str | int | Sequence[int] = Request.seeds,
     settings: Mapping[str, Any] | None = None,
     readings: str = Request.readings,
+    tuned: bool | str = Request.tuned,
     results: str | Path = Resources().results,
     keep: Sequence[str] = (),
     again: bool = False,
@@ -44,6 +45,7 @@ def run(
         seeds: A number of seeds counts from 0; a list names them; a text such as ``"0-2"`` too.
         settings: By short, dotted or nested key, such as ``{"rounds": 1, "hyper.mu": 0.1}``.
         readings: Of a paper's recipe: ``"published"`` or ``"corrected"`` (see `Request`).
+        tuned: Take the settings that ``feddg-bench tune`` chose, or those of a protocol by name.
         results: Folder of records and checkpoints.
         keep: Global models to keep beside the record: ``"last"``, ``"best"``.
         again: Repeat runs that are recorded; old records stay beside.
@@ -56,7 +58,9 @@ def run(
     """
     where = validate(Resources, {"workers": 1, **resources, "results": results})
     request = Request(
-        method, protocol, dataset, scenario, recipe, seeds, settings or {}, where, readings
+        *(method, protocol, dataset, scenario, recipe, seeds, settings or {}, where),
+        readings,
+        tuned,
     )
     plans = request.plan()
 

@@ -25,6 +25,7 @@ from feddg_bench.cli.results import results_app
 from feddg_bench.cli.run import resume_command, run_command
 from feddg_bench.cli.sweep import sweep_command
 from feddg_bench.cli.tables import tables_command
+from feddg_bench.cli.tune import tune_command
 from feddg_bench.common.errors import FeddgError, RunInterruptedError, printable, unknown
 from feddg_bench.config.layers import dotted_keys
 
@@ -42,6 +43,7 @@ app = typer.Typer(
 app.command("run")(run_command)
 app.command("resume")(resume_command)
 app.command("sweep")(sweep_command)
+app.command("tune")(tune_command)
 app.command("tables")(tables_command)
 app.add_typer(figures_app, name="figures")
 app.command("report")(report_command)

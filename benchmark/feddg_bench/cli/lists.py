@@ -12,13 +12,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic_core import to_jsonable_python
 
-from feddg_bench.cli.options import DataName, DataRoot, Json, Pairs, Recipe, print_json
+from feddg_bench.cli.options import DataName, DataRoot, Json, Pairs, Recipe, Where, print_json
 from feddg_bench.common.errors import DataError, SettingsError
-from feddg_bench.config.layers import dotted, dotted_fields, kind_of, merge, paragraph, validate
+from feddg_bench.config.layers import (
+    Layer,
+    dotted,
+    dotted_fields,
+    kind_of,
+    merge,
+    paragraph,
+    read_settings,
+    validate,
+)
 from feddg_bench.config.recipes import load_recipe, read_recipe, recipe_names
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.data.protocols import PROTOCOLS, scenarios
 from feddg_bench.plugins import check_name, load_dataset, names, outline
+from feddg_bench.records.sources import FOLDERS
+from feddg_bench.records.tuning import load_ledger
 from feddg_bench.runs.request import Request
 
 if TYPE_CHECKING:
@@ -244,6 +255,10 @@ def settings_command(
     method: Annotated[str, typer.Option(help="See `feddg-bench methods`.")] = str(Request.method),
     dataset: Annotated[str, typer.Option(help="See `feddg-bench datasets`.")] = Request.dataset,
     recipe: Recipe = None,
+    tuned: Annotated[
+        str | None, typer.Option(metavar="PROTOCOL", help="With what `tune` chose on a protocol.")
+    ] = None,
+    results: Where = FOLDERS[0],
     json_: Json = False,
 ) -> None:
     """Show every setting of a run. Value, origin, kind, default and meaning.
@@ -251,7 +266,12 @@ def settings_command(
     Give settings as KEY=VALUE, after the command or in a file for --config. A key may be cut to its
     last part where only one ends so: lr=0.1 is train.lr=0.1.
     """
-    rows = [row for row in _settings(method, dataset, recipe) if word in row["key"]]
+    recipe = recipe or load_dataset(dataset).default_recipe
+    chosen: Layer = {}
+    if tuned is not None:
+        ledger = load_ledger(results, dataset, tuned, Path(recipe).stem, method)
+        chosen = read_settings(ledger.settings)
+    rows = [row for row in _settings(method, dataset, recipe, chosen) if word in row["key"]]
     if json_:
         print_json(rows)
         return
@@ -268,24 +288,25 @@ def settings_command(
         about = f"{row['meaning']}\n{row['kind']}; {origin}".strip()
         lines.append((f" {last}" if section else last, _value(row["value"]), about))
     _draw(
-        f"{method} on {dataset}, recipe {recipe or load_dataset(dataset).default_recipe}",
+        f"{method} on {dataset}, recipe {recipe}",
         ("key", "value", "meaning; kind; origin"),
         lines,
     )
 
 
-def _settings(method: str, dataset: str, recipe: str | None) -> Iterator[dict[str, Any]]:
+def _settings(method: str, dataset: str, recipe: str, tuned: Layer) -> Iterator[dict[str, Any]]:
     """Yield every key with its value in a run, and where that comes from."""
     check_name("method", method)
     plugin = outline(method)
-    base, own = load_recipe(recipe or load_dataset(dataset).default_recipe, dataset, method)
+    base, own = load_recipe(recipe, dataset, method)
     named = {"method": method, "dataset": dataset, "scenario": ""}
-    settings = validate(RunSettings, merge(base, plugin.needs, own, named))
+    settings = validate(RunSettings, merge(base, plugin.needs, own, tuned, named))
     hyper = validate(plugin.Settings, settings.hyper, "hyper.").model_dump(mode="json")
     values = dotted(settings.model_dump(mode="json") | {"hyper": {}})
     values |= {f"hyper.{name}": value for name, value in hyper.items()}
     origins = dict.fromkeys(named, "command")
-    for origin, layer in (("recipe", base), ("method", plugin.needs), ("recipe", own)):
+    layers = ("recipe", base), ("method", plugin.needs), ("recipe", own), ("tuned", tuned)
+    for origin, layer in layers:
         origins |= dict.fromkeys(dotted(layer), origin)
     for key, field in (*dotted_fields(), *dotted_fields(plugin.Settings, "hyper.")):
         if key == "hyper":

@@ -53,6 +53,12 @@ Readings = Annotated[
         f"papers' own formulas. Default {Request.readings}."
     ),
 ]
+Tuned = Annotated[
+    bool | None,
+    typer.Option(
+        "--tuned", help="Settings that `feddg-bench tune` chose; tuned=ltdo takes that protocol's."
+    ),
+]
 Seeds = Annotated[
     str | None,
     typer.Option("--seeds", "--seed", help=f"Such as 0,1,2 or 0-2. Default {Request.seeds}."),
@@ -141,6 +147,7 @@ class Experiment(Names):
     per_round: PerRound = None
     heterogeneity: Lambda = None
     portable: Portable = None
+    tuned: Tuned = None
 
 
 @dataclass(frozen=True)

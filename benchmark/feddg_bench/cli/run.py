@@ -92,7 +92,7 @@ def resume_command(
         raise SettingsError(f"run {found[0].stem} is finished; the same command prints its table")
     kept = load_checkpoint(found[0])
     root = recording.data_root or (Path(kept.data_root) if kept.data_root else None)
-    plan = plan_again(kept.settings, kept.recipe, Datasets(root))
+    plan = plan_again(kept.settings, kept.recipe, Datasets(root), kept.record.tuned)
     if plan.key != found[0].stem:
         raise SettingsError(
             f"checkpoint {found[0]} was made by another version of {plan.settings.method} or with "

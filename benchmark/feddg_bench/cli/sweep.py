@@ -81,13 +81,21 @@ def sweep_command(
     datasets = Datasets(resources.data_root)
     search = open_search(sweep, resources.results, datasets)
     if dry_run:
-        _print(_listing(sweep, search, resources.results))
+        _print(listing(f"{sweep.name}, {sweep.method}", search, resources.results))
     if resources.engine == "slurm":
         _submit(search, datasets, resources, slurm, dry_run=dry_run, retry_failed=retry_failed)
     if dry_run or resources.engine == "slurm":
         return
+    failed = finish(search, datasets, resources, retry_failed=retry_failed)
+    _print(_summary(sweep, search, resources.results))
+    if failed:
+        raise typer.Exit(1)
+
+
+def finish(search: Search, datasets: Datasets, resources: Resources, *, retry_failed: bool) -> bool:
+    """Make the runs that are left and return whether one failed; say how to go on if stopped."""
     try:
-        failed = _run(search, datasets, resources, retry_failed=retry_failed)
+        return _run(search, datasets, resources, retry_failed=retry_failed)
     except RunInterruptedError as stop:
         done, total = _finished(search, resources.results)
         again = shlex.join(word for word in sys.argv[1:] if word != "--retry-failed")
@@ -97,13 +105,9 @@ def sweep_command(
             file=sys.stderr,
         )
         raise typer.Exit(128 + stop.signal_number) from stop
-    _print(_summary(sweep, search, resources.results))
-    if failed:
-        raise typer.Exit(1)
 
 
 def _run(search: Search, datasets: Datasets, resources: Resources, *, retry_failed: bool) -> bool:
-    """Finish the sweep and return whether a run failed."""
     from feddg_bench.common.parallel import cores
     from feddg_bench.engine.devices import find_devices
     from feddg_bench.engine.gpu import placement
@@ -208,6 +212,7 @@ def _prepare(search: Search, datasets: Datasets, resources: Resources, progress:
         if record is not None:
             data[job.dataset].check_same(record, store.path(job.key))
             check_same_code(record)
+            store.note_tuned(record, job.tuned)
         else:
             data[job.dataset].store(job.image_size, progress)
 
@@ -222,7 +227,7 @@ def _finished(search: Search, results: Path) -> tuple[int, int]:
     return len(over), len(keys) + search.left()
 
 
-def _listing(sweep: Sweep, search: Search, results: Path) -> str:
+def listing(name: str, search: Search, results: Path) -> str:
     """Return the runs of a sweep with what became of each."""
     from feddg_bench.records.store import ResultsStore
     from feddg_bench.sweeps.failures import Failures
@@ -240,7 +245,7 @@ def _listing(sweep: Sweep, search: Search, results: Path) -> str:
     if search.left():
         lines.append(f"and {search.left()} points more, which depend on what comes out")
     facts = ", ".join(f"{n} {state}" for state, n in counts.items() if n)
-    return "\n".join([*lines, f"{sweep.name}, {sweep.method}: {len(search.jobs())} runs: {facts}"])
+    return "\n".join([*lines, f"{name}: {len(search.jobs())} runs: {facts}"])
 
 
 def _summary(sweep: Sweep, search: Search, results: Path) -> str:

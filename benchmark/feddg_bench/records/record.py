@@ -167,6 +167,13 @@ class TimeRecord(RecordPart):
     peak_memory_mib: Number = math.nan
 
 
+class TunedRecord(RecordPart):
+    """That a run's settings were chosen by `feddg-bench tune`; not part of its key."""
+
+    trials: Count  # how many there were
+    settings: dict[str, bool | int | float | str] = {}  # chosen; empty: the recipe's own were best
+
+
 class RunRecord(RecordPart):
     """Everything about one run; never a path, never a host name."""
 
@@ -181,6 +188,7 @@ class RunRecord(RecordPart):
     recipe: str  # the recipe the settings came from; not part of the key
     code: Later[str] = None  # digest of the method's source; the first records lack it
     labels: dict[str, str] = {}  # the method's settings that a caption must say
+    tuned: Later[TunedRecord] = None  # where settings were tuned
     settings: dict[str, Any]  # resolved; files by the hash of their content
     data: DataRecord
     partition: PartitionRecord
@@ -193,6 +201,7 @@ class RunRecord(RecordPart):
         """Return the record without times and environment: what the same settings repeat."""
         values = self.as_json()
         del values["environment"], values["time"]
+        values.pop("tuned", None)  # where settings come from moves none
         for entry in [values["once"], *values["rounds"]]:
             entry.pop("seconds", None)
         return values

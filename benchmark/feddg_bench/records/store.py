@@ -13,7 +13,7 @@ from pydantic_core import from_json
 
 from feddg_bench.common.errors import DataError, printable
 from feddg_bench.common.files import file_name, write_whole
-from feddg_bench.records.record import NewerError, RunRecord
+from feddg_bench.records.record import NewerError, RunRecord, TunedRecord
 from feddg_bench.records.runs import LONGEST, RecordedRun, read_folder, read_runs
 from feddg_bench.records.sources import ENDING, Source, sources, write_packed
 
@@ -105,6 +105,14 @@ class ResultsStore:
         path = self.runs / f"{record.key}.json"
         _write(path, record.as_json())
         return path
+
+    def note_tuned(self, record: RunRecord, tuned: TunedRecord | None) -> RunRecord:
+        """Add to a record that was there before what tuning chose, and return it."""
+        if tuned is None or record.tuned == tuned:
+            return record
+        record = record.model_copy(update={"tuned": tuned})
+        self.save(record)
+        return record
 
     def __iter__(self) -> Iterator[RunRecord]:
         for run in read_runs(self.root) if self.root.is_dir() else ():

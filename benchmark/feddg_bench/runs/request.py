@@ -30,7 +30,9 @@ from feddg_bench.data.federated import spread
 from feddg_bench.data.protocols import PROTOCOLS, Scenario, scenarios
 from feddg_bench.data.splits import scenarios_with_files
 from feddg_bench.plugins import load_dataset, names, outline
+from feddg_bench.records.record import TunedRecord
 from feddg_bench.records.store import ResultsStore
+from feddg_bench.records.tuning import load_ledger
 
 if TYPE_CHECKING:
     from feddg_bench.data.dataset import DomainDataset
@@ -48,7 +50,7 @@ FLAGS = {
 }
 """Flags that stand for a setting."""
 
-NAMES = ("method", "protocol", "dataset", "scenario", "recipe", "readings", "seeds")
+NAMES = ("method", "protocol", "dataset", "scenario", "recipe", "readings", "seeds", "tuned")
 """What says which runs there are; files and ``KEY=VALUE`` may say it as flags do."""
 
 
@@ -83,6 +85,7 @@ class Draft(NamedTuple):
     scenario: Scenario  # domains
     recipe: str  # label of where the settings came from
     dataset: DomainDataset  # the data set, opened
+    tuned: TunedRecord | None = None  # what tuning chose
 
 
 class Plan(NamedTuple):
@@ -95,6 +98,7 @@ class Plan(NamedTuple):
     version: int  # the method's version
     key: str  # name of the record
     dataset: DomainDataset  # the data set, opened
+    tuned: TunedRecord | None = None  # what tuning chose, where the run takes it
 
     @property
     def title(self) -> str:
@@ -118,6 +122,8 @@ class Request:
         resources: Where and how fast; never part of a key.
         readings: What a recipe named after a paper takes: ``published``, the readings that the
             paper's tables were computed with, or ``corrected``, the papers' own formulas.
+        tuned: Whether each method takes the settings that ``feddg-bench tune`` chose for it on the
+            same protocol, or the protocol whose it takes. They win over recipe and method.
 
     Raises:
         SettingsError: If a setting is unknown, or seeds cannot be read.
@@ -132,6 +138,7 @@ class Request:
     settings: Mapping[str, Any] = field(default_factory=dict)
     resources: Resources = Resources()  # noqa: RUF009 - frozen
     readings: str = READINGS[0]
+    tuned: bool | str = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seeds", read_seeds(self.seeds))
@@ -174,7 +181,9 @@ class Request:
                 layer["seeds"] = layer.pop("seed")
             for name in NAMES:
                 if name in layer:
-                    chosen[name] = _words(name, layer.pop(name))
+                    value = layer.pop(name)
+                    yes_or_no = name == "tuned" and isinstance(value, bool)
+                    chosen[name] = value if yes_or_no else _words(name, value)
         return cls(**chosen, settings=merge(*layers), resources=resources)
 
     def plan(self, datasets: Datasets | None = None, *, check: bool = True) -> list[Plan]:
@@ -230,11 +239,30 @@ class Request:
                         "scenario": scenario.name,
                         **splits,
                     }
-                    settled = validate(RunSettings, merge(base, own, self.settings, named))
+                    tuned = self._tuned(named, Path(recipe).stem)
+                    chosen = read_settings(tuned.settings if tuned else {})
+                    layers = base, own, chosen, self.settings, named
+                    settled = validate(RunSettings, merge(*layers))
                     if settled.portable:  # before PyTorch is loaded
                         begin_portable()
-                    drafts.append(Draft(base, own, named, scenario, Path(recipe).stem, dataset))
+                    label = Path(recipe).stem
+                    drafts.append(Draft(base, own, named, scenario, label, dataset, tuned))
         return drafts
+
+    def _tuned(self, named: Layer, recipe: str) -> TunedRecord | None:
+        """Return what tuning chose for a method, if the runs take it."""
+        if not self.tuned:
+            return None
+        protocol = named["protocol"] if self.tuned is True else self.tuned
+        (protocol,) = read_names("protocol", protocol, PROTOCOLS)
+        method = named["method"]
+        found = load_ledger(self.resources.results, self.dataset, protocol, recipe, method)
+        if found.seed in read_seeds(self.seeds):
+            raise SettingsError(
+                f"seed {found.seed} chose the tuned settings of {method}: give other seeds to the "
+                f"runs that are compared"
+            )
+        return TunedRecord(trials=len(found.trials), settings=found.settings)
 
     def one_scenario(self, datasets: Datasets | None = None) -> Request:
         """Return the request for one scenario: the protocol's first if none is named.
@@ -281,18 +309,21 @@ def _settle(
     """
     from feddg_bench.engine.compatibility import check_fit, settled_engine
 
-    base, own, named, scenario, recipe, dataset = draft
+    base, own, named, scenario, recipe, dataset, tuned = draft
     method = outline(named["method"])
+    chosen = read_settings(tuned.settings if tuned else {})
+    if files := set(chosen.get("hyper", {})) & set(method.Settings.files):
+        raise SettingsError(f"tuning chooses no files: the ledger of {named['method']} has {files}")
     needed = method.needs.get("train", {}).get("optimizer")
     meant = base.get("train", {}).get("optimizer", TrainSettings().optimizer)
     if needed not in (None, meant) and not any(
-        "lr" in layer.get("train", {}) for layer in (own, user)
+        "lr" in layer.get("train", {}) for layer in (own, chosen, user)
     ):
         raise SettingsError(
             f"{named['method']} trains with {needed} and the learning rate of recipe {recipe} is "
             f"meant for {meant}: give one for {needed}, such as train.lr=0.01"
         )
-    merged = merge(base, method.needs, own, user, named, {"seed": seed})
+    merged = merge(base, method.needs, own, chosen, user, named, {"seed": seed})
     if merged.get("partition", {}).get("kind") == "pooled":  # one client: there is no K to choose
         merged = merge(merged, {"federation": {"per_round": None}})
     settings = validate(RunSettings, merged)
@@ -316,7 +347,7 @@ def _settle(
         # Records without it were made before the reference's own order was followed here.
         canonical["partition"]["order"] = list(order)
     key = run_key(canonical, method.version)
-    return Plan(settings, canonical, scenario, recipe, method.version, key, dataset)
+    return Plan(settings, canonical, scenario, recipe, method.version, key, dataset, tuned)
 
 
 def check_data(plans: Iterable[Plan]) -> None:
@@ -363,8 +394,12 @@ def check_weights(plans: Iterable[Plan]) -> None:
             build_method(s.method, num_classes=len(dataset.classes) or 1, **s.hyper)
 
 
-def plan_again(settings: Layer, recipe: str, datasets: Datasets) -> Plan:
+def plan_again(
+    settings: Layer, recipe: str, datasets: Datasets, tuned: TunedRecord | None = None
+) -> Plan:
     """Return the plan of settings that a checkpoint or a record holds, resolved before.
+
+    ``tuned`` is what tuning chose of them.
 
     Raises:
         SettingsError: If they cannot be used any more.
@@ -378,7 +413,7 @@ def plan_again(settings: Layer, recipe: str, datasets: Datasets) -> Plan:
         dataset.official,
     )
     draft = Draft({}, {}, {"method": settings["method"]}, scenario, recipe, dataset)
-    return _settle(draft, settings, settings["seed"])
+    return _settle(draft, settings, settings["seed"])._replace(tuned=tuned)
 
 
 def read_seeds(given: str | int | Sequence[int]) -> tuple[int, ...]:

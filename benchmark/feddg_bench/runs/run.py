@@ -110,6 +110,7 @@ def execute_all(
             if record is not None:
                 data.check_same(record, store.path(plan.key))
                 check_same_code(record)
+                record = store.note_tuned(record, plan.tuned)
                 if has_kept(store, plan, keep):
                     tidy(store, plan.key)
                     for observer in observers:

@@ -184,6 +184,7 @@ def open_federation(
         seed=settings.seed,
         recipe=plan.recipe,
         labels={name: str(settings.hyper[name]) for name in method.Settings.labels},
+        tuned=plan.tuned,
         settings=plan.canonical,
         data=DataRecord(
             fingerprint=store.fingerprint,

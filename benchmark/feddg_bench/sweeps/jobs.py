@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from feddg_bench.config.schema import Resources
+from feddg_bench.records.record import TunedRecord
 from feddg_bench.runs.request import NAMES, Datasets, Request
 
 
@@ -20,16 +23,19 @@ class Job:
     image_size: int  # side of its images in pixels
     rounds: int  # number of rounds
     has_val: bool  # whether a held-out domain only chooses models
+    tuned: TunedRecord | None = None  # what tuning chose, where the run takes it
 
 
-def jobs(pairs: Sequence[str], datasets: Datasets) -> list[Job]:
-    """Return the jobs of a point's pairs.
+def jobs(
+    pairs: Sequence[str], datasets: Datasets, results: Path = Resources().results
+) -> list[Job]:
+    """Return the jobs of a point's pairs, which are recorded in a results folder.
 
     Raises:
         FeddgError: If a name or a setting is unknown or out of range, or the data set needs a
             folder and has none.
     """
-    asked = Request.read(pairs=pairs)
+    asked = Request.read(pairs=pairs, resources=Resources(results=results))
     keys = [(pair.partition("=")[0].strip(), pair) for pair in pairs]
     settings = [pair for key, pair in keys if key not in (*NAMES, "seed")]
     group = [pair for key, pair in keys if key not in ("scenario", "seed", "seeds")]
@@ -42,6 +48,8 @@ def jobs(pairs: Sequence[str], datasets: Datasets) -> list[Job]:
             own["recipe"] = asked.recipe
         if asked.readings != Request.readings:
             own["readings"] = asked.readings
+        if asked.tuned:
+            own["tuned"] = str(asked.tuned).lower()
         made.append(
             Job(
                 key=plan.key,
@@ -52,6 +60,7 @@ def jobs(pairs: Sequence[str], datasets: Datasets) -> list[Job]:
                 image_size=s.data.image_size,
                 rounds=s.federation.rounds,
                 has_val=plan.scenario.val is not None,
+                tuned=plan.tuned,
             )
         )
     return made

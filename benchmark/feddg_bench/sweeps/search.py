@@ -101,7 +101,8 @@ class BayesSearch(Search):
                 raise DataError(
                     f"{path} is cut short or not a point of a search; delete it"
                 ) from error
-            self._points.append((point, jobs(self.sweep.pairs(named), self.datasets)))
+            pairs = self.sweep.pairs(named)
+            self._points.append((point, jobs(pairs, self.datasets, self.store.root)))
 
     def _value(self, name: str, raw: Any) -> Any:
         """Return a parameter's value: a choice is kept by its position."""
@@ -169,18 +170,18 @@ def open_search(sweep: Sweep, root: Path, datasets: Datasets | None = None) -> S
                 name: (p.low, p.high)[end] if isinstance(p, Range) else p.values[end]
                 for name, p in sweep.parameters.items()
             }
-            _settle(sweep, point, datasets)
+            _settle(sweep, point, datasets, root)
         return BayesSearch(sweep, root, datasets)
     found: dict[str, Job] = {}
     for point in sweep.points():
-        for job in _settle(sweep, point, datasets):
+        for job in _settle(sweep, point, datasets, root):
             found.setdefault(job.key, job)
     return Search(*found.values())
 
 
-def _settle(sweep: Sweep, point: Point, datasets: Datasets) -> list[Job]:
+def _settle(sweep: Sweep, point: Point, datasets: Datasets, root: Path) -> list[Job]:
     """Return a point's jobs, which must have what the objective looks at."""
-    made = jobs(sweep.pairs(point), datasets)
+    made = jobs(sweep.pairs(point), datasets, root)
     goal = sweep.objective
     if goal is not None and goal.name.startswith("val/"):
         for job in made:

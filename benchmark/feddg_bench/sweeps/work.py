@@ -110,7 +110,8 @@ class SweepWorker:
 
     def _plan(self, job: Job) -> Plan:
         """Return a job's plan, which must still be what its key says."""
-        (plan,) = Request.read(pairs=job.pairs).plan(self.datasets, check=False)
+        asked = Request.read(pairs=job.pairs, resources=Resources(results=self.store.root))
+        (plan,) = asked.plan(self.datasets, check=False)
         if plan.key != job.key:
             raise DataError(
                 f"{plan.settings.method} or a file it reads changed while the sweep ran; "

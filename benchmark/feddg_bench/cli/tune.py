@@ -1,0 +1,95 @@
+"""``feddg-bench tune``: the same number of trials for every method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from feddg_bench.cli.options import Names, grouped
+from feddg_bench.cli.sweep import SweepRecording, finish, listing
+from feddg_bench.common.errors import SettingsError
+
+if TYPE_CHECKING:
+    from feddg_bench.records.tuning import Ledger
+
+
+@grouped
+def tune_command(
+    names: Names = Names(),
+    trials: Annotated[int, typer.Option(min=1, max=1000, help="Trials of each method.")] = 8,
+    ranges: Annotated[
+        Path | None,
+        typer.Option(help="Folder of METHOD.yaml, sweep files with ranges. Default sweeps/tune."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option(help="List the trials and compute nothing.")] = False,
+    retry_failed: Annotated[bool, typer.Option(help="Make trials again that failed.")] = False,
+    recording: SweepRecording = SweepRecording(),
+) -> None:
+    """Try the same number of settings for every method and write down which won.
+
+    Learning rate first, then the method's own ranges; on one scenario and a seed that no table
+    uses (default 100), by held-out images of the training domains alone. Goes on where it was
+    stopped, and shares the work with others as `sweep` does. RESULTS/tuning holds the trials and
+    the ledgers that `run --tuned` reads.
+    """
+    from feddg_bench.records.tuning import FOLDER, ledger_path
+    from feddg_bench.runs.request import Datasets
+    from feddg_bench.sweeps.tuning import SEED, open_tuning
+
+    resources = recording.resources()
+    if resources.engine == "slurm":
+        raise SettingsError("tune takes no --engine slurm: start the same command in several jobs")
+    seeds = str(SEED) if names.seeds is None else names.seeds
+    tunings, search = open_tuning(names.request(resources, seeds=seeds), trials, ranges)
+    inner = resources.model_copy(update={"results": resources.results / FOLDER})
+    if dry_run:
+        _print(listing(f"{len(tunings)} methods, {trials} trials each", search, inner.results))
+        return
+    datasets = Datasets(resources.data_root)
+    failed = finish(search, datasets, inner, retry_failed=retry_failed)
+    ledgers = [tuning.ledger(inner.results) for tuning in tunings]
+    for ledger in ledgers:
+        ledger.save(resources.results)
+    first = ledgers[0]
+    frame = first.dataset, first.protocol, first.recipe
+    place = ledger_path(resources.results, *frame, first.method).parent
+    _show(ledgers, place)
+    if failed:
+        _print("trials that failed can be made again with --retry-failed")
+        raise typer.Exit(1)
+
+
+def _show(ledgers: Sequence[Ledger], place: Path) -> None:
+    """Draw what each method came to."""
+    from feddg_bench.common.terminal import table, terminal
+    from feddg_bench.records.metrics import find_metric
+    from feddg_bench.records.variants import assignments
+
+    first = ledgers[0]
+    shown = find_metric(first.metric).display
+    rows = []
+    for ledger in ledgers:
+        values = [None if t.id_val is None else f"{shown(t.id_val):.2f}" for t in ledger.trials]
+        seconds = sum(trial.seconds or 0 for trial in ledger.trials)
+        settings = ", ".join(assignments(ledger.settings)) or "the recipe's own"
+        chosen = "-" if ledger.chosen is None else values[ledger.chosen]
+        said = "every trial failed" if ledger.chosen is None else settings
+        rows.append((ledger.method, values[0] or "-", chosen or "-", said, f"{seconds:.0f}"))
+    title = f"{first.dataset}, {first.protocol} {first.scenario}, recipe {first.recipe}"
+    drawn = table(
+        f"{title}, seed {first.seed}: {len(first.trials)} trials each",
+        ("method", "recipe", "tuned", "settings", "seconds"),
+        rows,
+        caption=f"{find_metric(first.metric).title} on held-out images of the training domains, "
+        f"mean of the last rounds. `run --tuned` takes these settings: {place}",
+        right=("recipe", "tuned", "seconds"),
+        whole=("method",),
+    )
+    terminal().print(drawn, highlight=False)
+
+
+def _print(text: str) -> None:
+    print(text)  # noqa: T201

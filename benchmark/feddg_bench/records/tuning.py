@@ -1,0 +1,126 @@
+"""Ledgers of equal tuning: what was tried for a method, what came out, what it cost, what won."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.common.files import file_name, write_whole
+from feddg_bench.records.record import RunRecord
+from feddg_bench.records.rules import split_metric
+from feddg_bench.records.sources import FOLDERS
+
+FOLDER = "tuning"
+"""Name of the results folder, inside another, that holds ledgers and the trials' records."""
+Rule = Literal["mean_last_fifth"]
+"""What chooses: the mean over the last fifth of the evaluated rounds, at least `FEWEST`, of the key
+metric on held-out images of the training domains. A mean, since single rounds swing; of the last,
+since tables show the last."""
+FEWEST = 3
+"""Evaluated rounds of which the mean is taken at least, where there are so many."""
+
+Setting = Annotated[str, Field(pattern=r"^(train|federation|hyper)\.[a-z0-9_]+$")]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Trial(_Part):
+    """One trial."""
+
+    settings: dict[Setting, bool | int | float | str]  # by dotted key; empty: the recipe's own
+    key: str  # of its run
+    id_val: float | None  # what chooses, see `Rule`; `None` if the run failed
+    seconds: float | None  # what the run took
+    error: str | None = None  # why it failed
+
+
+class Ledger(_Part):
+    """The trials of one method in one frame, and which of them won."""
+
+    format: Literal[1] = 1
+    method: str
+    dataset: str
+    protocol: str
+    recipe: str
+    scenario: str
+    seed: int
+    given: tuple[str, ...]  # ``KEY=VALUE`` of all trials, beside the recipe's
+    metric: str  # the data set's key metric
+    rule: Rule = "mean_last_fifth"
+    trials: tuple[Trial, ...]
+    chosen: int | None  # place of the best among them, the earliest of equals; `None`: all failed
+
+    @model_validator(mode="after")
+    def _best(self) -> Ledger:
+        if self.chosen != best(self.trials):
+            raise ValueError(f"chosen is {self.chosen}, but trial {best(self.trials)} is the best")
+        return self
+
+    @property
+    def settings(self) -> dict[str, bool | int | float | str]:
+        """Settings of the trial that won."""
+        return {} if self.chosen is None else dict(self.trials[self.chosen].settings)
+
+    def save(self, root: Path) -> Path:
+        """Write it below a results folder in one rename, and return its path."""
+        path = ledger_path(root, self.dataset, self.protocol, self.recipe, self.method)
+        write_whole(path, self.model_dump_json(indent=1).encode() + b"\n")
+        return path
+
+
+def worth(record: RunRecord) -> float | None:
+    """Return what chooses among trials, see `Rule`; ``None`` if it was not measured."""
+    evaluations = [entry.evaluation for entry in record.rounds if entry.evaluation]
+    last = evaluations[-max(FEWEST, len(evaluations) // 5) :]
+    values = [split_metric(evaluation, "id_val", record.metric.name) for evaluation in last]
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return sum(known) / len(known) if values and len(known) == len(values) else None
+
+
+def best(trials: tuple[Trial, ...]) -> int | None:
+    """Return the place of the trial with the highest ``id_val``, the earliest of equals."""
+    values = [-math.inf if trial.id_val is None else trial.id_val for trial in trials]
+    highest = max(values, default=-math.inf)
+    return None if highest == -math.inf else values.index(highest)
+
+
+def ledger_path(root: Path, dataset: str, protocol: str, recipe: str, method: str) -> Path:
+    """Return where a method's ledger is below a results folder."""
+    frame = "-".join(map(file_name, (dataset, protocol, recipe)))
+    return root / FOLDER / frame / f"{file_name(method)}.json"
+
+
+def load_ledger(root: Path, dataset: str, protocol: str, recipe: str, method: str) -> Ledger:
+    """Return a method's ledger from a results folder, else from those that come with the suite.
+
+    Raises:
+        SettingsError: If there is none, or no trial of it succeeded.
+        DataError: If its file cannot be read.
+    """
+    places = [
+        ledger_path(folder, dataset, protocol, recipe, method) for folder in (root, FOLDERS[-1])
+    ]
+    path = next((path for path in places if path.exists()), None)
+    tune = f"feddg-bench tune --methods {method} --dataset {dataset} --protocol {protocol}"
+    if path is None:
+        raise SettingsError(
+            f"{method} was not tuned on {dataset}, {protocol}, recipe {recipe}: there is no "
+            f"{places[0]}; run {tune} --recipe {recipe} --results {root} first, or take another "
+            f"protocol's with tuned=PROTOCOL"
+        )
+    try:
+        ledger = Ledger.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise DataError(
+            f"{path} is no ledger of tuning; delete it and run {tune} again, which makes it from "
+            f"the trials' records"
+        ) from error
+    if ledger.chosen is None:
+        raise SettingsError(f"every trial of {method} failed, see {path}: it has no tuned settings")
+    return ledger

@@ -1,0 +1,207 @@
+"""Equal tuning: the same number of trials for every method, and ledgers of what came out.
+
+A method's trials are the recipe as it is; three more learning rates; then points of a
+low-discrepancy sequence over the learning rate and what ``sweeps/tune/METHOD.yaml`` declares. They
+depend on names and ranges alone, so that every machine makes the same, and more trials begin as
+fewer do. All methods see the same learning rates, as multiples of the recipe's.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.common.files import shipped
+from feddg_bench.common.streams import generator
+from feddg_bench.config.layers import dotted
+from feddg_bench.records.record import RunRecord
+from feddg_bench.records.runs import read_runs
+from feddg_bench.records.sources import holds_records
+from feddg_bench.records.store import ResultsStore
+from feddg_bench.records.tuning import Ledger, Trial, best, worth
+from feddg_bench.runs.request import Datasets, Plan, Request
+from feddg_bench.sweeps.definition import Choice, Point, Range, load_sweep
+from feddg_bench.sweeps.failures import Failures
+from feddg_bench.sweeps.jobs import Job, jobs
+from feddg_bench.sweeps.search import Search
+
+SEED = 100
+"""Seed of tuning where nobody says: tables take small ones."""
+TRIALS = 8
+"""Trials of a method where nobody says."""
+RATES = (1.0, 2.0, 0.5, 4.0)
+"""Learning rates of the first trials, as multiples of the recipe's; those of later ones lie between
+the smallest and the largest. Upwards is further: recipes' rates are set for few clients' steps."""
+_RATE = "train.lr"
+_DIGITS = 3
+_BASES = (3, 2, 5, 7, 11, 13)
+_LEVELS = 8
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The trials of one method."""
+
+    plan: Plan  # the recipe as it is
+    given: tuple[str, ...]  # `KEY=VALUE` of all trials
+    points: tuple[Point, ...]  # settings of each, by dotted key
+    jobs: tuple[Job, ...]  # the run of each
+
+    def ledger(self, root: Path) -> Ledger:
+        """Return what the trials came to, from the records in a results folder.
+
+        Raises:
+            DataError: If a trial was not made yet, or its record cannot be read.
+        """
+        store, failures = ResultsStore(root), Failures(root)
+        trials = tuple(
+            _trial(point, job.key, store.load(job.key), failures)
+            for point, job in zip(self.points, self.jobs, strict=True)
+        )
+        s = self.plan.settings
+        return Ledger(
+            method=s.method,
+            dataset=s.dataset,
+            protocol=s.protocol,
+            recipe=self.plan.recipe,
+            scenario=s.scenario,
+            seed=s.seed,
+            given=self.given,
+            metric=self.plan.dataset.metrics[0],
+            trials=trials,
+            chosen=best(trials),
+        )
+
+
+def open_tuning(
+    request: Request, trials: int = TRIALS, ranges: Path | None = None
+) -> tuple[list[Tuning], Search]:
+    """Return each method's trials, settled and checked, and a search of all their runs.
+
+    Args:
+        request: Methods, data set, recipe and seed; the protocol's first scenario if none is named.
+        trials: How many each method has.
+        ranges: Folder of ``METHOD.yaml``; ``None`` for ``sweeps/tune``. A method without a file is
+            tuned in its learning rate alone.
+
+    Raises:
+        SettingsError: If there are several scenarios or seeds, the seed is that of a run in the
+            results folder, no images of the training domains are held out, or a trial is out of
+            range.
+        DataError: If the data set has its domains on a disk where they cannot be read.
+    """
+    root = request.resources.results
+    datasets = Datasets(request.resources.data_root)
+    request = replace(request, tuned=False).one_scenario(datasets)
+    plans = request.plan(datasets, check=False)
+    _check(plans, root)
+    given = tuple(f"{k}={json.dumps(v)}" for k, v in dotted(request.settings).items())
+    found = []
+    for plan in plans:
+        s = plan.settings
+        named = {"method": s.method, "dataset": s.dataset, "protocol": s.protocol}
+        named |= {"scenario": s.scenario, "seed": str(s.seed), "readings": request.readings}
+        if request.recipe is not None:
+            named["recipe"] = request.recipe
+        space = _space(s.method, dotted(request.settings), ranges)
+        points = trial_points(s.train.lr, space, trials)
+        made = []
+        for point in points:
+            values = [f"{key}={json.dumps(value)}" for key, value in point.items()]
+            pairs = [*(f"{key}={value}" for key, value in named.items()), *given, *values]
+            made += jobs(pairs, datasets, root)
+        if len({job.key for job in made}) < trials:
+            raise SettingsError(
+                f"{s.method} has nothing left to tune in {trials} trials beside what is given: "
+                f"{', '.join(given)}"
+            )
+        found.append(Tuning(plan, given, tuple(points), tuple(made)))
+    return found, Search(*(job for tuning in found for job in tuning.jobs))
+
+
+def _check(plans: Sequence[Plan], root: Path) -> None:
+    """Refuse what would not be honest tuning."""
+    s = plans[0].settings
+    if len({plan.settings.seed for plan in plans}) > 1:
+        raise SettingsError(f"tuning takes one seed: give --seed {SEED}")
+    runs = read_runs(root) if holds_records(root) else ()
+    same = [run for run in runs if run.dataset == s.dataset and run.seed == s.seed]
+    if same:
+        raise SettingsError(
+            f"seed {s.seed} is that of {len(same)} runs on {s.dataset} in {root}, which tables "
+            f"show: tune with another, such as --seed {SEED}"
+        )
+    drawn = s.data.split_csv is None and s.protocol != "wilds"
+    if drawn and s.data.id_val_fraction == 0:
+        raise SettingsError(
+            "tuning chooses by held-out images of the training domains and this recipe holds out "
+            "none: give data.id_val_fraction=0.1"
+        )
+
+
+def _space(
+    method: str, given: Mapping[str, Any], ranges: Path | None
+) -> dict[str, Choice | Range | None]:
+    """Return what is tuned of a method: the learning rate, then its own settings with ranges."""
+    space: dict[str, Choice | Range | None] = {_RATE: None}
+    path = (ranges or shipped("sweeps/tune")) / f"{method}.yaml"
+    if path.exists():
+        own = load_sweep(path).parameters
+        space |= {key: own[key] for key in own if "." in key and key != _RATE}
+    return {key: parameter for key, parameter in space.items() if key not in given}
+
+
+def trial_points(
+    rate: float, space: Mapping[str, Choice | Range | None], count: int
+) -> list[Point]:
+    """Return the settings of the first ``count`` trials; an empty point is the recipe as it is.
+
+    ``rate`` is the recipe's learning rate; ``space`` holds ``train.lr`` unless it is given.
+    """
+    points: list[Point] = [{}]
+    if _RATE in space:
+        points += [{_RATE: _short(rate * factor)} for factor in RATES[1:]]
+    rates = Range(rate * min(RATES), rate * max(RATES), log=True)
+    for i in range(count - len(points)):
+        places = [_place(i, name, base) for name, base in zip(space, cycle(_BASES), strict=False)]
+        drawn = zip(space.items(), places, strict=True)
+        points.append({name: _short((p or rates).draw(place)) for (name, p), place in drawn})
+    return points[:count]
+
+
+def _place(i: int, name: str, base: int) -> float:
+    """Return the place in [0, 1) of a setting's value in the i-th of the points that are spread.
+
+    That is Halton's sequence, moved and its digits exchanged by a stream of the setting's name, so
+    that no two settings rise together. Of the learning rate the first are midway between `RATES`.
+    """
+    stream = generator(0, "tune", name)
+    digits = range(base) if name == _RATE else stream.permutation(base)
+    shift = 1 / 6 if name == _RATE else stream.random()
+    place = sum(digits[i // base**k % base] / base ** (k + 1) for k in range(_LEVELS))
+    return float((place + shift) % 1)
+
+
+def _short(value: Any) -> Any:
+    """Return a number with few digits: readable, and the same on every machine."""
+    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
+
+
+def _trial(point: Point, key: str, record: RunRecord | None, failures: Failures) -> Trial:
+    """Return a trial's line in the ledger, by held-out images of the training domains alone."""
+    if record is None:
+        return Trial(settings=point, key=key, id_val=None, seconds=None, error=failures.error(key))
+    value = worth(record)
+    return Trial(
+        settings=point,
+        key=key,
+        id_val=value,
+        seconds=record.time.seconds if math.isfinite(record.time.seconds) else None,
+        error=f"no {record.metric.name} on id_val was measured" if value is None else None,
+    )

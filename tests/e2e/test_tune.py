@@ -1,0 +1,125 @@
+"""``feddg-bench tune`` and ``run --tuned`` as a user meets them: trials, ledgers, kills."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from feddg_bench.records.record import TunedRecord
+from feddg_bench.records.store import ResultsStore
+from tests.e2e.test_sweep import SOURCES, TINY
+
+Run = Callable[..., Any]
+PAIRS = [f"{key}={spec['value']}" for key, spec in TINY.items()]  # type: ignore[index]
+
+
+def ledgers(results: Path) -> dict[str, bytes]:
+    return {path.stem: path.read_bytes() for path in results.glob("tuning/digits4-ltdo-quick/*")}
+
+
+def tune(*more: str) -> list[str]:
+    return ["tune", "--methods", "fedavg,fedprox", "--trials", "2", *PAIRS, *more]
+
+
+def test_tune_then_run_with_what_won(feddg: Run, tmp_path: Path) -> None:
+    listed = feddg(*tune("--dry-run"))
+    assert listed.code == 0, listed.err
+    assert "4 runs: 4 to do" in listed.out
+    refused = feddg("run", "--method", "fedavg", "--tuned", *PAIRS)
+    assert refused.code == 2
+    assert "fedavg was not tuned" in refused.err
+    assert len(refused.err.strip().splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
+
+    done = feddg(*tune("--workers", "1"))
+    assert done.code == 0, done.err
+    found = ledgers(tmp_path / "runs")
+    assert set(found) == {"fedavg", "fedprox"}
+    trials = list(ResultsStore(tmp_path / "runs/tuning"))
+    assert {record.seed for record in trials} == {100}
+    assert not list(ResultsStore(tmp_path / "runs"))  # no table sees a trial
+
+    for path in tmp_path.glob("runs/tuning/digits4-ltdo-quick/*"):
+        path.unlink()
+    again = feddg(*tune("--workers", "1"))
+    assert "[" not in again.err  # nothing was computed
+    assert ledgers(tmp_path / "runs") == found
+
+    ledger = json.loads(found["fedprox"])
+    best = max(ledger["trials"], key=lambda trial: trial["id_val"])
+    assert ledger["trials"][ledger["chosen"]] == best
+    ran = feddg("run", "--method", "fedprox", "--tuned", *PAIRS, "--workers", "1")
+    assert ran.code == 0, ran.err
+    (record,) = ResultsStore(tmp_path / "runs")
+    assert record.tuned == TunedRecord(trials=2, settings=best["settings"])
+    rate = best["settings"].get("train.lr", 0.002)
+    assert record.settings["train"]["lr"] == rate
+    shown = feddg("settings", "train.lr", "--method", "fedprox", "--tuned", "ltdo", "--json")
+    (row,) = json.loads(shown.out)
+    assert (row["value"], row["origin"]) == (rate, "tuned" if best["settings"] else "recipe")
+
+
+def test_a_sweep_of_tuned_runs(feddg: Run, tmp_path: Path) -> None:
+    assert feddg(*tune("--workers", "1", "--results", "R")).code == 0
+    layer = {"program": "feddg-bench", "method": "grid", "parameters": TINY}
+    layer |= {"command": ["${env}", "${program}", "run", "tuned=true", "${args_no_hyphens}"]}
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(layer))
+    assert "fedavg was not tuned" in feddg("sweep", "s.yaml").err
+    done = feddg("sweep", "s.yaml", "--results", "R", "--workers", "1")
+    assert done.code == 0, done.err
+    (record,) = ResultsStore(tmp_path / "R")
+    assert record.tuned is not None
+    assert record.tuned.trials == 2
+    ran = feddg("run", "--tuned", *PAIRS, "--results", "R", "--workers", "1")
+    assert "already done" in ran.err
+
+
+@pytest.mark.slow
+def test_killed_in_the_middle(tmp_path: Path, cache: Path) -> None:
+    """Killed and started again, it makes what is left, and the same choice."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("FEDDG")}
+    environment |= {"PYTHONPATH": os.pathsep.join(SOURCES), "FEDDG_CACHE": str(cache)}
+
+    def command(results: Path) -> list[str]:
+        return [sys.executable, "-m", "feddg_bench", *tune("--results", str(results))]
+
+    def values(results: Path) -> list[Any]:
+        found = [json.loads(text) for _, text in sorted(ledgers(results).items())]
+        for trial in [trial for ledger in found for trial in ledger["trials"]]:
+            del trial["seconds"]
+        return found
+
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    process = subprocess.Popen(
+        [*command(killed), "--workers", "1"], env=environment, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 120
+    while not list(killed.glob("tuning/runs/*.json")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not ledgers(killed)
+    made = {record.key for record in ResultsStore(killed / "tuning")}
+    for results, workers in ((killed, "2"), (whole, "1")):
+        done = subprocess.run(
+            [*command(results), "--workers", workers],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        if results == killed:
+            assert f"[{len(made) + 1}/4]" in done.stderr
+    assert values(killed) == values(whole)

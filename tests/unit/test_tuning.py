@@ -1,0 +1,266 @@
+"""Equal tuning: trials, ledgers made from records, and what `tuned` takes of them."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feddg_bench.common.errors import DataError, FeddgError, SettingsError
+from feddg_bench.config.schema import Resources
+from feddg_bench.plugins import load_method, names
+from feddg_bench.records.record import RunRecord, TunedRecord
+from feddg_bench.records.store import ResultsStore
+from feddg_bench.records.tuning import Ledger, Trial, best, ledger_path, load_ledger, worth
+from feddg_bench.runs.request import Request
+from feddg_bench.sweeps.definition import Choice, Range
+from feddg_bench.sweeps.tuning import RATES, Tuning, open_tuning, trial_points
+from tests.fabricate_records import record, save
+from tests.helpers import entry, refused
+
+FRAME = ("digits4", "ltdo", "quick")
+SPACE = {
+    "train.lr": None,
+    "hyper.a": Range(0.001, 1.0, log=True),
+    "hyper.b": Choice(("x", "y", "z")),
+    "hyper.c": Range(1, 9, integer=True),
+}
+
+
+def write(root: Path, method: str, *trials: Trial, **more: Any) -> Path:
+    dataset, protocol, recipe = FRAME
+    values: dict[str, Any] = {"scenario": "ip-o-c", "seed": 100, "given": (), "metric": "accuracy"}
+    values |= {"method": method, "dataset": dataset, "protocol": protocol, "recipe": recipe}
+    return Ledger(**{**values, "trials": trials, "chosen": best(trials), **more}).save(root)
+
+
+def trial(value: float | None, **settings: Any) -> Trial:
+    found = {name.replace("_", ".", 1): value for name, value in settings.items()}
+    return Trial(settings=found, key="ab", id_val=value, seconds=1.0)
+
+
+def asked(root: Path, **words: Any) -> Request:
+    return Request(**{"scenario": "ip-o-c", "resources": Resources(results=root), **words})
+
+
+def tuning_of(root: Path, **words: Any) -> list[Tuning]:
+    return open_tuning(asked(root, seeds="100", **words), 8)[0]
+
+
+# -------------------------------------------------------------------------------- trials
+
+
+def test_the_first_trials_are_the_recipe_and_learning_rates_alone() -> None:
+    points = trial_points(0.01, SPACE, 8)
+    assert points[:4] == [{}, *({"train.lr": 0.01 * factor} for factor in RATES[1:])]
+    for point in points[4:]:
+        assert set(point) == set(SPACE)
+        assert 0.01 * min(RATES) <= point["train.lr"] <= 0.01 * max(RATES)
+        assert 0.001 <= point["hyper.a"] <= 1
+        assert point["hyper.b"] in ("x", "y", "z")
+        assert point["hyper.c"] in range(1, 10)
+    assert len({point["hyper.b"] for point in points[4:]}) > 1
+
+
+@given(count=st.integers(1, 40), more=st.integers(0, 40))
+def test_more_trials_begin_as_fewer_do_and_none_repeats(count: int, more: int) -> None:
+    points = trial_points(0.01, SPACE, count + more)
+    assert points[:count] == trial_points(0.01, SPACE, count)
+    assert len({json.dumps(point) for point in points}) == count + more
+
+
+def test_every_method_sees_the_same_learning_rates_far_from_each_other() -> None:
+    alone = [p.get("train.lr", 1.0) for p in trial_points(1.0, {"train.lr": None}, 8)]
+    assert alone == [p.get("train.lr", 1.0) for p in trial_points(1.0, SPACE, 8)]
+    ordered = sorted(alone)
+    assert min(b / a for a, b in pairwise(ordered)) > 1.1
+
+
+def test_all_methods_have_as_many_trials_each_time_the_same(tmp_path: Path) -> None:
+    found = tuning_of(tmp_path, method="all")
+    again = tuning_of(tmp_path, method="all")
+    assert [t.plan.settings.method for t in found] == list(names("method"))
+    for one, other in zip(found, again, strict=True):
+        assert one.points == other.points
+        assert len({job.key for job in one.jobs}) == len(one.jobs) == 8
+        assert one.jobs == other.jobs
+        assert one.jobs[0].key == one.plan.key
+        assert not {key for point in one.points for key in point} & {"seed", "scenario"}
+        files = load_method(one.plan.settings.method).Settings.files
+        assert not {f"hyper.{name}" for name in files} & set(one.points[-1])
+
+
+def test_what_is_given_is_not_tuned(tmp_path: Path) -> None:
+    (one,) = tuning_of(tmp_path, method="fedprox", settings={"hyper.mu": 0.5, "rounds": 2})
+    assert {key for point in one.points for key in point} == {"train.lr"}
+    assert one.given == ("hyper.mu=0.5", "federation.rounds=2")
+    with refused(SettingsError, "nothing left to tune"):
+        tuning_of(tmp_path, method="fedavg", settings={"lr": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"seeds": "100,101"}, "one seed"),
+        ({"protocol": "ltdo,lodo"}, "one protocol"),
+        ({"scenario": "all"}, "one scenario"),
+        ({"settings": {"data.id_val_fraction": 0.0}}, "holds out none"),
+        ({"method": "fedpox"}, "did you mean 'fedprox'"),
+        ({"seeds": "3"}, "tune with another"),
+    ],
+)
+def test_dishonest_tuning_is_refused(tmp_path: Path, words: dict[str, Any], said: str) -> None:
+    save(tmp_path, record(seed=3))
+    with refused(FeddgError, said):
+        open_tuning(asked(tmp_path, **{"seeds": "100", **words}))
+
+
+def test_a_method_of_ones_own_has_its_ranges_in_a_file(tmp_path: Path) -> None:
+    file = {"program": "feddg-bench", "method": "random", "run_cap": 1}
+    file |= {"command": ["feddg-bench", "run", "${args_no_hyphens}"]}
+    file |= {"parameters": {"method": {"value": "fedprox"}, "hyper.mu": {"values": [7.0]}}}
+    (tmp_path / "fedprox.yaml").write_text(json.dumps(file))
+    both = asked(tmp_path, seeds="100", method="fedprox,moon")
+    fedprox, moon = open_tuning(both, 5, tmp_path)[0]
+    assert fedprox.points[-1]["hyper.mu"] == 7.0
+    assert set(moon.points[-1]) == {"train.lr"}
+
+
+# ------------------------------------------------------------------------------- ledgers
+
+
+def made(tuning: Tuning, number: int, id_val: list[float], test: float) -> RunRecord:
+    job = tuning.jobs[number]
+    plan = Request.read(pairs=job.pairs).plan(check=False)[0]
+    rounds = [
+        entry(
+            n + 1,
+            {
+                "id_val": {"ink": {"accuracy": value, "images": 10}},
+                "val": {"outline": {"accuracy": test, "images": 10}},
+                "test": {"chalk": {"accuracy": test, "images": 10}},
+            },
+        )
+        for n, value in enumerate(id_val)
+    ]
+    base = record(seed=100).as_json() | {"key": plan.key, "settings": plan.canonical}
+    base |= {"method": plan.settings.method, "method_version": plan.version, "rounds": rounds}
+    return RunRecord.model_validate(base)
+
+
+def test_held_out_images_of_training_domains_choose(tmp_path: Path) -> None:
+    """Better on the test domain, or in an early round, is not better."""
+    (one,) = tuning_of(tmp_path, method="fedavg")
+    root = tmp_path / "tuning"
+    for number in range(8):
+        last, test = (0.9, 0.1) if number == 5 else (0.8, 1.0)
+        save(root, made(one, number, [1.0, 1.0, last, last, last], test))
+    ledger = one.ledger(root)
+    assert ledger.chosen == 5
+    assert ledger.settings == one.points[5]
+    assert [t.id_val for t in ledger.trials] == pytest.approx([0.8] * 5 + [0.9] + [0.8] * 2)
+    assert ledger == one.ledger(root)  # from records alone
+    ledger.save(tmp_path)
+    assert load_ledger(tmp_path, *FRAME, "fedavg") == ledger
+
+
+def test_the_mean_of_the_last_fifth_of_the_rounds_counts(tmp_path: Path) -> None:
+    (one,) = tuning_of(tmp_path, method="fedavg")
+    assert worth(made(one, 0, [0.0] * 16 + [0.1, 0.2, 0.3, 0.6], 0)) == pytest.approx(0.3)
+    assert worth(made(one, 0, [0.0, 0.3, 0.6], 0)) == pytest.approx(0.3)
+    assert worth(made(one, 0, [], 0)) is None
+
+
+def test_equal_trials_and_failed_ones() -> None:
+    assert best((trial(0.5), trial(0.5), trial(None))) == 0
+    assert best((trial(None), trial(-0.5))) == 1
+    assert best((trial(None), trial(None))) is None
+
+
+# --------------------------------------------------------------------------------- tuned
+
+
+def test_tuned_wins_over_recipe_and_method_and_loses_to_the_user(tmp_path: Path) -> None:
+    write(tmp_path, "fedprox", trial(0.1), trial(0.2, train_lr=0.5, hyper_mu=0.25))
+    (plan,) = asked(tmp_path, method="fedprox", tuned=True).plan(check=False)
+    assert (plan.settings.train.lr, plan.settings.hyper["mu"]) == (0.5, 0.25)
+    assert plan.tuned == TunedRecord(trials=2, settings={"train.lr": 0.5, "hyper.mu": 0.25})
+    same = asked(tmp_path, method="fedprox", settings={"lr": 0.5, "hyper.mu": 0.25})
+    assert same.plan(check=False)[0].key == plan.key
+    user = asked(tmp_path, method="fedprox", tuned="ltdo", settings={"lr": 0.125})
+    assert user.plan(check=False)[0].settings.train.lr == 0.125
+    assert user.plan(check=False)[0].settings.hyper["mu"] == 0.25
+
+
+def test_tuned_is_said_in_words(tmp_path: Path) -> None:
+    write(tmp_path, "fedavg", trial(0.1), trial(0.2, train_lr=0.5))
+    where = Resources(results=tmp_path)
+    for pair in ("tuned=true", "tuned=ltdo"):
+        read = Request.read(pairs=[pair, "scenario=ip-o-c"], resources=where)
+        assert read.plan(check=False)[0].settings.train.lr == 0.5
+    off = Request.read(pairs=["tuned=false", "scenario=ip-o-c"], resources=where)
+    assert off.plan(check=False)[0].tuned is None
+    lodo = Request.read(pairs=["tuned=ltdo", "protocol=lodo"], resources=where)
+    assert {plan.settings.train.lr for plan in lodo.plan(check=False)} == {0.5}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"method": "fedavg,moon"}, "moon was not tuned"),
+        ({"protocol": "lodo", "scenario": None}, "fedavg was not tuned on digits4, lodo"),
+        ({"seeds": "0,100"}, "give other seeds"),
+        ({"method": "fedbn"}, "every trial of fedbn failed"),
+        ({"tuned": "ltod"}, "did you mean 'ltdo'"),
+    ],
+)
+def test_what_was_not_tuned_is_refused(tmp_path: Path, words: dict[str, Any], said: str) -> None:
+    write(tmp_path, "fedavg", trial(0.1))
+    write(tmp_path, "fedbn", trial(None))
+    with refused(SettingsError, said):
+        asked(tmp_path, **{"tuned": True, **words}).plan(check=False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text[:-20],
+        lambda text: text.replace('"chosen": 1', '"chosen": 0'),
+        lambda text: text.replace("train.lr", "data.split_csv"),
+        lambda text: text.replace("0.5", "[0.5]"),
+        lambda text: text.replace('"format": 1', '"format": 2'),
+    ],
+)
+def test_a_ledger_that_was_changed_is_refused(tmp_path: Path, change: Any) -> None:
+    path = write(tmp_path, "fedavg", trial(0.1), trial(0.2, train_lr=0.5))
+    assert path == ledger_path(tmp_path, *FRAME, "fedavg")
+    changed = change(path.read_text())
+    assert changed != path.read_text()
+    path.write_text(changed)
+    with refused(DataError, "no ledger"):
+        asked(tmp_path, tuned=True).plan(check=False)
+
+
+def test_a_ledger_names_no_file(tmp_path: Path) -> None:
+    write(tmp_path, "ccst", trial(0.1), trial(0.2, hyper_style_weights="/etc/passwd"))
+    assert "style_weights" in load_method("ccst").Settings.files
+    with refused(SettingsError, "no files"):
+        asked(tmp_path, method="ccst", tuned=True).plan(check=False)
+
+
+def test_a_record_that_was_there_is_told_that_it_is_tuned(tmp_path: Path) -> None:
+    """Where the recipe's own settings win, the run may have been made before."""
+    save(tmp_path, record())
+    (there,) = store = list(ResultsStore(tmp_path))
+    assert "tuned" not in there.as_json()
+    tuned = TunedRecord(trials=8)
+    ResultsStore(tmp_path).note_tuned(there, tuned)
+    (noted,) = ResultsStore(tmp_path)
+    assert noted.tuned == tuned
+    assert noted.numbers() == store[0].numbers()
+    assert noted.key == there.key
