@@ -27,9 +27,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return inherited | {"PYTHONPATH": os.pathsep.join(SOURCES), "FEDDG_CACHE": str(cache)}
 
 
-def numbers(results: Path) -> dict[str, object]:
+def recorded(results: Path) -> RunRecord:
     (path,) = (results / "runs").glob("*.json")
-    return RunRecord.parse(path.read_bytes()).numbers()
+    return RunRecord.parse(path.read_bytes())
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,11 @@ def test_interrupt_resume_equals_no_stop(
     )
     assert len(json.loads(done.stdout)["runs"]) == 1
     assert b"goes on after round" in done.stderr
-    assert numbers(results) == numbers(whole)
+    parts, one = recorded(results), recorded(whole)
+    assert parts.numbers() == one.numbers()
+    assert parts.time.flop == pytest.approx(one.time.flop, rel=1e-3)
+    for record in (parts, one):
+        assert 0 < (record.time.share_of_peak or 0) < 1
     assert not checkpoint.exists()
 
 
@@ -86,10 +90,7 @@ def test_same_command_goes_on(tmp_path: Path, environment: dict[str, str]) -> No
     process.wait()
     done = subprocess.run(run, env=environment, check=True, capture_output=True, text=True)
     assert "goes on after round" in done.stderr
-    (path,) = (tmp_path / "runs").glob("*.json")
-    assert [entry.round for entry in RunRecord.parse(path.read_bytes()).rounds] == list(
-        range(1, 13)
-    )
+    assert [entry.round for entry in recorded(tmp_path).rounds] == list(range(1, 13))
 
 
 def test_checkpoint_cut_short_is_one_sentence(

@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from feddg_bench.runs.profile import count_flop, peak_flops
+from feddg_bench.core.messages import encode
+from feddg_bench.engine.flop import Tally, count_flop, peak_flops
+from feddg_bench.testing import TaskRecorder, start_toy_run
+from feddg_methods.fedavg import FedAvg
 
 
 @pytest.mark.parametrize("groups", [1, 4, 8])
@@ -32,4 +35,49 @@ def test_a_linear_layer():
 
 
 def test_the_peak_is_a_rate():
-    assert peak_flops(torch.device("cpu"), "32-true") > 1e8
+    assert peak_flops(torch.device("cpu"), "32-true", 1) > 1e8
+
+
+class Uncountable(FedAvg):
+    """Cannot be looked into."""
+
+    def training_step(self, batch, batch_idx):
+        if torch._C._len_torch_dispatch_stack():
+            raise TypeError("no modes")
+        return super().training_step(batch, batch_idx)
+
+
+def test_the_first_task_of_each_call_is_counted():
+    seen = TaskRecorder()
+    start_toy_run("fediir", executor=seen).rounds(2)
+    counted = [t.call for t, r in zip(seen.tasks, seen.replies, strict=True) if r.counted]
+    assert counted == list(dict.fromkeys(task.call for task in seen.tasks))
+    assert len(counted) > 1
+
+
+def test_what_is_counted_is_what_is_computed():
+    """Every image goes forward and backward once; the first layer's input takes no gradient."""
+    once = {"train": {"local_epochs": 1}, "federation": {"per_round": None}}
+    seen, tally = TaskRecorder(), Tally()
+    run = start_toy_run("fedavg", once, executor=seen)
+    run.rounds(1)
+    for task, reply in zip(seen.tasks, seen.replies, strict=True):
+        tally.add(task, reply)
+    images = sum(reply.num_examples for reply in seen.replies)
+    batch = torch.zeros(1, 3, 16, 16)
+    step = count_flop(
+        lambda: run.method.training_step((batch, torch.zeros(1).long()), 0).backward()
+    )
+    assert tally.flop == pytest.approx(step * images)
+    assert tally.peak is not None
+
+
+def test_a_step_that_bears_no_counter_is_not_counted():
+    runs = [start_toy_run(method) for method in (Uncountable, FedAvg)]
+    tallies = [Tally(), Tally()]
+    for run, tally in zip(runs, tallies, strict=True):
+        run.executor.on_reply = tally.add
+        run.rounds(2)
+    assert encode(runs[0].server.state()) == encode(runs[1].server.state())
+    assert tallies[0].flop is None
+    assert tallies[1].flop is not None

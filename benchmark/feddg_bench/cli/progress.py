@@ -153,9 +153,12 @@ def draw_profile(measured: Profile) -> RichTable:
         ("down a round", f"{p.bytes_down / 1e6:.3f}", "MB"),
         None,
         ("work an image", f"{p.flop_per_image / 1e9:.3f}", "GFLOP"),
-        ("achieved", f"{p.flops / 1e9:.1f}", "GFLOP/s"),
         ("peak, matrix product", f"{p.peak_flops / 1e9:.1f}", "GFLOP/s"),
-        ("share of the peak", f"{100 * p.share_of_peak:.1f}", "%"),
+        *((f"achieved: {phase}", f"{r / 1e9:.1f}", "GFLOP/s") for phase, r in p.flops.items()),
+        *(
+            (f"share of the peak: {phase}", f"{100 * share:.1f}", "%")
+            for phase, share in p.share_of_peak.items()
+        ),
         ("bare loop for a round", f"{p.bare_seconds:.3f}", "s"),
         ("training / bare loop", f"{p.bare_ratio:.3f}", "x"),
         None,

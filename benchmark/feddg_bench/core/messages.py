@@ -74,6 +74,8 @@ class Reply(Generic[T]):
         metrics: Weighted means of what the client logged, such as ``loss``.
         memory: What the client keeps; it stays with the executor and is never sent to the server.
         seconds: Wall time of the call (``work``) and of copying weights in (``copy``).
+        counted: Of a worker's first task of each call, ``flop an image``, and ``peak flops`` of its
+            device in a second (`feddg_bench.engine.flop`).
         fault: Why there is no value, such as that the client did not answer in time; "" if it did.
     """
 
@@ -83,6 +85,7 @@ class Reply(Generic[T]):
     metrics: Mapping[str, float]
     memory: Payload
     seconds: Mapping[str, float] = field(default_factory=dict)
+    counted: Mapping[str, float] = field(default_factory=dict)
     fault: str = ""
 
 

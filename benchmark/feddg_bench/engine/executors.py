@@ -547,6 +547,7 @@ def _sent(reply: Reply[Any]) -> Payload:
         "metrics": dict(reply.metrics),
         "memory": reply.memory,
         "seconds": dict(reply.seconds),
+        "counted": dict(reply.counted),
     }
 
 

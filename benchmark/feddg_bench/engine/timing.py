@@ -21,19 +21,10 @@ from feddg_bench.data.federated import Federation
 from feddg_bench.data.locations import cache_dir
 from feddg_bench.engine.compatibility import Pictures
 from feddg_bench.engine.devices import find_devices
+from feddg_bench.engine.flop import seconds_of
 from feddg_bench.engine.worker import Worker, WorkerSpec
 
 logger = logging.getLogger(__name__)
-
-
-def seconds_of(work: Callable[[], object], device: torch.device) -> float:
-    """Return the wall time of some work, with all that it left to the device."""
-    synchronize = torch.get_device_module(device).synchronize
-    synchronize(device)
-    start = time.perf_counter()
-    work()
-    synchronize(device)
-    return time.perf_counter() - start
 
 
 def synthetic_federation(

@@ -11,7 +11,8 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,10 +35,14 @@ from feddg_bench.data.federated import Federation
 from feddg_bench.engine.batched import fit_together
 from feddg_bench.engine.build import build_run_method
 from feddg_bench.engine.compatibility import one_by_one, say_one_by_one
+from feddg_bench.engine.flop import count_flop, peak_flops
 from feddg_bench.engine.gpu import use_gpu
 from feddg_bench.engine.portable import use_portable
 
 logging.getLogger("lightning.fabric").setLevel(logging.WARNING)  # it announces every precision
+
+COUNTED = 8
+"""Images of a client for which operations are counted."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,7 @@ class Worker:
         self._initial_private = self.method.state.private_weights()
         self._folded = self._foldable()
         self.batched = self._steps_together()
+        self._counted: set[str] = set()
 
     def _foldable(self) -> dict[str, list[Pair]]:
         """Return the batch normalisation that is folded while training and in an evaluation."""
@@ -152,11 +158,15 @@ class Worker:
             task: What to do.
             stays: The value is not sent, so that it may be anything; for figures.
         """
-        start = time.perf_counter()
         client = self._client(task)
-        memory = client.memory
+        value, seconds = self._do(task, client)
+        return self._reply(client, value, seconds, stays=stays)
+
+    def _do(self, task: Task, client: Client) -> tuple[Any, dict[str, float]]:
+        """Return the value of a task for its client, and `Reply.seconds`."""
+        start = time.perf_counter()
         self.method.train()
-        self.method.state.load(memory.pop("private state", self._initial_private))
+        self.method.state.load(client.memory.pop("private state", self._initial_private))
         self.method.state.load(task.weights)
         loaded = time.perf_counter()
         stream = (task.call, task.round, task.client)
@@ -167,12 +177,36 @@ class Worker:
         ):
             value = getattr(self.method, task.call)(client)
         if self._initial_private:
-            memory["private state"] = self.method.state.private_weights()
-        seconds = {"copy": loaded - start, "work": time.perf_counter() - loaded}
-        return self._reply(client, value, seconds, stays=stays)
+            client.memory["private state"] = self.method.state.private_weights()
+        return value, {"copy": loaded - start, "work": time.perf_counter() - loaded}
 
     def run_all(self, tasks: Sequence[Task]) -> list[Reply[Any]]:
-        """Run tasks of one call: together where they step together, else one by one."""
+        """Run tasks of one call: together where they step together, else one by one.
+
+        What the first of each call costs is counted on the side.
+        """
+        counted: dict[str, float] = {}
+        if tasks[0].call not in self._counted:
+            self._counted.add(tasks[0].call)
+            with suppress(Exception):  # what fails without a counter too is raised below
+                counted = self._count(tasks[0])
+        first, *others = self._run_all(tasks)
+        return [replace(first, counted=counted), *others]
+
+    def _count(self, task: Task) -> dict[str, float]:
+        """Return `Reply.counted`, from a few images of the client.
+
+        A counter in the task itself could move last bits: PyTorch then adds gradients otherwise.
+        """
+        client = self._client(task)
+        few = self.data[task.client].index[:COUNTED].numpy()
+        client.data = ClientImages(self.bank, few, self.settings.augment, self.settings.train)
+        client.domain_ids = client.domain_ids[:COUNTED]
+        flop = count_flop(lambda: self._do(task, client))
+        peak = peak_flops(self.device, self.settings.train.precision, self.spec.threads)
+        return {"flop an image": flop / len(few), "peak flops": peak}
+
+    def _run_all(self, tasks: Sequence[Task]) -> list[Reply[Any]]:
         if not self.batched or tasks[0].call != "fit":
             return [self.run(task) for task in tasks]
         start = time.perf_counter()

@@ -159,12 +159,15 @@ class EnvironmentRecord(RecordPart):
 
 
 class TimeRecord(RecordPart):
-    """When a run was, in UTC, and its whole seconds and peak memory in MiB, all parts together."""
+    """When a run was, in UTC, and what it took of the machine, all parts together."""
 
     started: str | None = None
     finished: str | None = None
-    seconds: Number = math.nan
+    seconds: Number = math.nan  # whole
     peak_memory_mib: Number = math.nan
+    flop: Later[float] = None  # floating point operations of all clients' work
+    peak_flops: Later[float] = None  # a second, of a large matrix product on all workers
+    share_of_peak: Later[float] = None  # `flop` over the seconds of training and that
 
 
 class TunedRecord(RecordPart):

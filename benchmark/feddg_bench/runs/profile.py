@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from feddg_bench.config.schema import Resources
 from feddg_bench.core.loop import RoundResult
 from feddg_bench.core.messages import Reply, Task
 from feddg_bench.data.federated import Federation
 from feddg_bench.engine.executors import SerialExecutor
+from feddg_bench.engine.flop import Tally, count_flop, peak_flops, seconds_of
 from feddg_bench.engine.gpu import device_name
-from feddg_bench.engine.timing import seconds_of
 from feddg_bench.engine.worker import Worker, peak_memory_mib
 from feddg_bench.runs.observer import Observer
 from feddg_bench.runs.request import Plan
@@ -43,10 +40,10 @@ class Profile:
     images_per_second: float  # in local training
     bytes_up: int  # sent to the server in a round
     bytes_down: int  # sent to the clients in a round
-    flop_per_image: float  # floating point operations of one training step, for each image
-    flops: float  # achieved in local training, operations a second
+    flop_per_image: float  # operations of client work, for each image trained on; 0 if not known
+    flops: dict[str, float]  # achieved, operations a second, by phase: training and evaluation
     peak_flops: float  # of a large matrix product in the same process and precision
-    share_of_peak: float  # `flops / peak_flops`
+    share_of_peak: dict[str, float]  # `flops` over `peak_flops`
     bare_seconds: float  # forward, backward and step alone, on resident tensors, for a round
     bare_ratio: float  # seconds of local training over `bare_seconds`
     peak_memory_mib: float  # peak resident memory of the process
@@ -75,9 +72,14 @@ def profile(plan: Plan, federation: Federation, resources: Resources) -> Profile
         phase: statistics.median(r.ledger.seconds.get(phase, 0.0) for r in results)
         for phase in _PHASES
     }
-    flop = flop_per_image(worker, watch.task)
-    flops = flop * images / phases["training"]
-    peak = peak_flops(worker.device, settings.train.precision)
+    peak = peak_flops(worker.device, settings.train.precision, resources.threads)
+    flop = {"training": (watch.tally.flop or 0.0) / len(results)}
+    measured = [index for _, _, index in federation.evaluation]
+    if measured:
+        some = measured[0][: settings.evaluation.batch_size]
+        counted = count_flop(lambda: worker.evaluate(run.server.weights, some))
+        flop["evaluation"] = counted / len(some) * sum(map(len, measured))
+    flops = {phase: work / phases[phase] for phase, work in flop.items()}
     bare = bare_seconds(worker, [len(federation.clients[name]) for name in cohort]) * epochs
     on_cpu = worker.device.type == "cpu"
     device, gpu = run.spec.device, torch.get_device_module(worker.device)
@@ -94,10 +96,10 @@ def profile(plan: Plan, federation: Federation, resources: Resources) -> Profile
         images_per_second=images / phases["training"],
         bytes_up=results[-1].ledger.bytes["up"],
         bytes_down=results[-1].ledger.bytes["down"],
-        flop_per_image=flop,
+        flop_per_image=flop["training"] / images,
         flops=flops,
         peak_flops=peak,
-        share_of_peak=flops / peak,
+        share_of_peak={phase: rate / peak for phase, rate in flops.items()},
         bare_seconds=bare,
         bare_ratio=phases["training"] / bare,
         peak_memory_mib=peak_memory_mib(),
@@ -105,58 +107,24 @@ def profile(plan: Plan, federation: Federation, resources: Resources) -> Profile
     )
 
 
-def peak_flops(device: torch.device, precision: str) -> float:
-    """Return the operations a second of a large matrix product: the best of several."""
-    size = 2048 if device.type == "cpu" else 8192
-    dtype = torch.bfloat16 if precision == "bf16-mixed" else torch.float32
-    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    return 2 * size**3 / min(seconds_of(lambda: a @ b, device) for _ in range(5))
-
-
 class _Watch(Observer):
-    """Keeps what rounds cost, the first as warm-up left out, and the last task of training."""
+    """Keeps what rounds cost, the first as warm-up left out."""
 
     def __init__(self) -> None:
         self.once: dict[str, float] = {}
         self.results: list[RoundResult] = []
-        self.task: Task
+        self.tally = Tally()
 
     def replied(self, run: Run, task: Task, reply: Reply[Any]) -> None:
-        if task.call == "fit":
-            self.task = task
+        self.tally.add(task, reply)
 
     def round(self, run: Run, result: RoundResult) -> None:
         if result.round == 0:
             self.once = dict(result.ledger.seconds)
         elif result.round > 1:
             self.results.append(result)
-
-
-def flop_per_image(worker: Worker, task: Task) -> float:
-    """Return the operations of a client's task by PyTorch's counter, for each image trained on."""
-    images = len(worker.data[task.client]) * worker.settings.train.local_epochs
-    return count_flop(lambda: worker.run(task)) / images
-
-
-def count_flop(work: Callable[[], object]) -> int:
-    """Return the floating point operations of ``work`` in convolutions and matrix products."""
-    mapping = {torch.ops.aten.convolution_backward: _convolution_backward_flop}
-    with FlopCounterMode(display=False, custom_mapping=mapping) as counter:
-        work()
-    flop: int = counter.get_total_flops()
-    return flop
-
-
-def _convolution_backward_flop(
-    grad_shape: Sequence[int], _input: object, weight_shape: Sequence[int], *rest: Any, **_: object
-) -> int:
-    """Return the operations of a convolution's backward pass.
-
-    As many as forward for each of the gradients of input and weight that is asked for. PyTorch's
-    own formula takes grouped convolutions for full ones: six times too much for MobileNetV2.
-    """
-    wanted: Sequence[bool] = rest[7]
-    return 2 * math.prod(grad_shape) * math.prod(weight_shape[1:]) * sum(wanted[:2])
+        if result.round < 2:
+            self.tally.flop = 0.0
 
 
 def bare_seconds(worker: Worker, sizes: list[int]) -> float:

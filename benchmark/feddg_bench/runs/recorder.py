@@ -11,6 +11,8 @@ from typing import Any
 from feddg_bench.common.files import write_whole
 from feddg_bench.config.schema import Resources
 from feddg_bench.core.loop import RoundResult
+from feddg_bench.core.messages import Reply, Task
+from feddg_bench.engine.flop import Tally
 from feddg_bench.records.record import Costs, RoundRecord, RunRecord, TimeRecord
 from feddg_bench.records.rules import best_round
 from feddg_bench.records.store import ResultsStore
@@ -59,6 +61,7 @@ class Recorder(Observer):
         self.again = again
         self.started = time.time()
         self.seconds_before = 0.0
+        self.tally = Tally()
         self.path = self.store.checkpoint(run.plan.key)
         if self.path.exists():
             kept = load_checkpoint(self.path)
@@ -69,6 +72,7 @@ class Recorder(Observer):
             done = {name: getattr(kept.record, name) for name in ("once", "rounds", "time")}
             self.record = run.record = run.record.model_copy(update=done)
             self.seconds_before = self.record.time.seconds
+            self.tally = Tally(self.record.time.flop)  # which an older version did not count
             run.done = run.server.round
 
     def begin(self, run: Run) -> None:
@@ -83,6 +87,10 @@ class Recorder(Observer):
         path = self.store.partitions / f"{self.record.partition.hash[:16]}.json"
         if not path.exists():
             write_whole(path, json.dumps(run.partition()).encode())
+
+    def replied(self, run: Run, task: Task, reply: Reply[Any]) -> None:
+        """Count the operations of the client's work."""
+        self.tally.add(task, reply)
 
     def round(self, run: Run, result: RoundResult) -> None:
         """Add the round to the record, keep the model if it is the best, and write a checkpoint."""
@@ -109,6 +117,7 @@ class Recorder(Observer):
             finished=_stamp(time.time()),
             seconds=round(self.seconds_before + time.time() - self.started, 3),
             peak_memory_mib=run.executor.peak_memory_mib(),
+            **self._share_of_peak(run.executor.workers),
         )
         if "best" in self.keep and best_so_far(record) == result.round:
             save_model(model_path(self.store, record.key, "best"), run, result.round)
@@ -123,6 +132,14 @@ class Recorder(Observer):
                 data_root=str(root) if root else None,
             )
             save_checkpoint(self.path, checkpoint)
+
+    def _share_of_peak(self, workers: int) -> dict[str, float]:
+        flop, peak = self.tally.flop, self.tally.peak
+        if flop is None or peak is None:
+            return {} if flop is None else {"flop": flop}
+        entries = [self.record.once, *self.record.rounds]
+        most = workers * peak * sum(entry.seconds.get("training", 0.0) for entry in entries)
+        return {"flop": flop, "peak_flops": workers * peak, "share_of_peak": flop / most}
 
     def end(self, run: Run) -> None:
         """Save the record; the checkpoint has done its work."""
