@@ -11,10 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feddg_bench.analysis.tables.build import build
+from feddg_bench.analysis.tables.generic import generic_tables
 from feddg_bench.common.errors import DataError, FeddgError, SettingsError
 from feddg_bench.config.schema import Resources
 from feddg_bench.plugins import load_method, names
 from feddg_bench.records.record import RunRecord, TunedRecord
+from feddg_bench.records.runs import read_runs
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.records.tuning import Ledger, Trial, best, ledger_path, load_ledger, worth
 from feddg_bench.runs.request import Request
@@ -264,3 +267,37 @@ def test_a_record_that_was_there_is_told_that_it_is_tuned(tmp_path: Path) -> Non
     assert noted.tuned == tuned
     assert noted.numbers() == store[0].numbers()
     assert noted.key == there.key
+
+
+# -------------------------------------------------------------------------------- tables
+
+
+def tuned_record(method: str, seed: int, trials: int, **chosen: Any) -> RunRecord:
+    rate = chosen.get("train.lr", 0.002)
+    made = record(method, seed=seed, settings={"train": {"lr": rate}})
+    return made.model_copy(update={"tuned": TunedRecord(trials=trials, settings=chosen)})
+
+
+def test_tuned_runs_have_a_table_of_their_own_that_says_the_trials(tmp_path: Path) -> None:
+    """The run of a method whose recipe won is in both tables, since it is both."""
+    plain = [record(m, seed=1, settings={"train": {"lr": 0.002}}) for m in ("fedprox", "moon")]
+    tuned = [tuned_record("fedprox", 0, 8, **{"train.lr": 0.004}), tuned_record("fedavg", 0, 8)]
+    save(tmp_path, *plain, *tuned)
+    first, second = generic_tables(read_runs(tmp_path))
+    assert (first.name, second.name) == ("digits4-ltdo-quick", "digits4-ltdo-quick-tuned")
+    assert {run.method for run in first.runs} == {"fedprox", "moon", "fedavg"}
+    assert {run.method for run in second.runs} == {"fedprox", "fedavg"}
+    captions = [" ".join(build(t.name, t.description, t.runs).caption) for t in (first, second)]
+    assert "tuned by" not in captions[0]
+    assert "training domains, 8 trials each" in captions[1]
+    (note,) = [n for n in build("t", second.description, second.runs).notes if "was tuned" in n]
+    assert "fedprox" in note
+    assert "lr=0.004" in note
+
+
+def test_rows_of_unequal_trials_say_so(tmp_path: Path) -> None:
+    save(tmp_path, tuned_record("fedprox", 0, 8, **{"train.lr": 0.004}))
+    save(tmp_path, tuned_record("fedavg", 0, 4), tuned_record("moon", 0, 4))
+    (table,) = generic_tables(read_runs(tmp_path))
+    caption = " ".join(build("t", table.description, table.runs).caption)
+    assert "4 trials: fedavg, moon; 8 trials: fedprox" in caption

@@ -69,9 +69,15 @@ class RecordedRun:
     # in them.
     settings: Mapping[str, Any]
     environment: Mapping[str, Any]  # see `EnvironmentRecord`
+    tuned: Mapping[str, Any] | None  # see `TunedRecord`
     _last: bytes = field(repr=False)
     _all: bytes = field(repr=False)
     _chosen: dict[Rule, Evaluation | None] = field(default_factory=dict, repr=False)
+
+    @property
+    def changed(self) -> bool:
+        """Whether tuning chose other settings than the recipe's."""
+        return bool(self.tuned and self.tuned["settings"])
 
     def get(self, name: str) -> Any:
         """Return a field by name, or a setting by dotted key; ``None`` where there is none."""
@@ -240,6 +246,7 @@ class _Index:
             "fingerprint": record.data.fingerprint,
             "labels": list(record.labels),
             "rounds": len(record.rounds),
+            "tuned": None if record.tuned is None else record.tuned.model_dump(mode="json"),
             "skipped": sum(entry.skipped for entry in record.rounds),
             "lost": record.lost(),
             "costs": record.costs(),

@@ -73,7 +73,7 @@ def leaderboard_view(table: Generic, details: Details) -> dict[str, Any]:
         "name": table.name,
         "dataset": first.dataset,
         "protocol": first.protocol,
-        "recipe": min(run.recipe for run in table.runs),  # a generic table has one
+        "recipe": table.recipe,
         "frame": table.description.title.partition(": ")[2],
         "metric": first.metric.name,
         "rows": rows,

@@ -91,6 +91,7 @@ def caption(
     if rules:
         said.append(rule_sentence(rules, {run.metric.name for run in runs}))
     said += _frame(runs, varied_keys(description))
+    said += tuning(rows)
     if len(rows) > 1 and seeds:
         group = {column.number: column.group for column in columns}
         tested = max(
@@ -145,6 +146,25 @@ def _frame(runs: Sequence[RecordedRun], free: Iterable[str]) -> list[str]:
     return sentences
 
 
+def tuning(rows: Sequence[Row]) -> list[str]:
+    """Return how many trials the settings of rows were chosen in, if any were changed by them."""
+    by_trials: dict[str, list[str]] = {}
+    runs = {row.label: row.variant.runs for row in rows if row.variant}
+    for label, mine in runs.items():
+        counts = {run.tuned["trials"] if run.tuned else 0 for run in mine}
+        said = "not tuned" if counts == {0} else f"{' or '.join(map(str, sorted(counts)))} trials"
+        by_trials.setdefault(said, []).append(label)
+    if not any(run.changed for mine in runs.values() for run in mine):
+        return []
+    if len(by_trials) == 1:
+        how = f"{next(iter(by_trials))} each"
+    else:
+        how = "; ".join(
+            f"{said}: {', '.join(labels)}" for said, labels in sorted(by_trials.items())
+        )
+    return [f"settings were tuned by held-out images of the training domains, {how}"]
+
+
 def _plain(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -191,13 +211,19 @@ def notes(description: Description, rows: Sequence[Row]) -> tuple[str, ...]:
     for row in rows:
         if row.variant is None:
             continue
+        chosen = {
+            key: value
+            for run in row.variant.runs
+            if run.tuned
+            for key, value in run.tuned["settings"].items()
+        }
         own = {(run.dataset, id(run.settings)): run.settings for run in row.variant.runs}
         found = assignments(
             {
                 key: value
                 for (dataset, _), settings in own.items()
                 for key, value in settings.items()
-                if key not in aside and not key.startswith("hyper.")
+                if key not in (*aside, *chosen) and not key.startswith("hyper.")
                 if value != usual[dataset].get(key)
             }
         )
@@ -205,6 +231,8 @@ def notes(description: Description, rows: Sequence[Row]) -> tuple[str, ...]:
             found = [*found[:_MANY], f"and {len(found) - _MANY} more"]
         if found:
             said.append(f"row {row.label} differs from most in {', '.join(found)}")
+        if chosen:
+            said.append(f"row {row.label} was tuned to {', '.join(assignments(chosen))}")
         full = assignments(row.variant.differences)
         if any(part not in row.label for part in full):
             said.append(f"row {row.label} is {', '.join(full)}")

@@ -1,5 +1,7 @@
 """Tables without a description: one for each data set, protocol, recipe and frame that has runs.
 
+Runs with tuned settings have tables of their own, beside those with the recipe's.
+
 The frame is what methods must share to be compared: who holds which images, the backbone, the
 images' size, how many rounds. Other differences make rows.
 """
@@ -9,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +44,7 @@ class Generic:
     name: str  # stem of its files
     description: Description  # its columns; every method is a row
     runs: tuple[RecordedRun, ...]
+    recipe: str  # what the runs share of it, with `, tuned` where their settings were
 
 
 def generic_tables(runs: Sequence[RecordedRun], against: str | None = None) -> list[Generic]:
@@ -53,19 +56,35 @@ def generic_tables(runs: Sequence[RecordedRun], against: str | None = None) -> l
     for run in runs:
         groups.setdefault((run.dataset, run.protocol, run.recipe), []).append(run)
     tables: list[Generic] = []
-    for (dataset, protocol, recipe), members in sorted(groups.items()):
+    for (dataset, protocol, recipe), tuned, members in _by_tuning(groups):
         frames = _frames(members)
+        label = recipe + ", tuned" * tuned
         for frame, mine in frames:
-            name = "-".join(map(file_name, (dataset, protocol, recipe)))
-            title = f"{dataset}, {protocol}, recipe {recipe}"
+            name = "-".join(map(file_name, (dataset, protocol, recipe))) + "-tuned" * tuned
+            title = f"{dataset}, {protocol}, recipe {label}"
             different = _different(frame, recipe, dataset, [f for f, _ in frames])
             if different:
                 name += "-" + _slug(different)
                 title += f": {', '.join(different)}"
             known = against or (AGAINST if any(run.method == AGAINST for run in mine) else None)
             description = _describe(title, mine, known)
-            tables.append(Generic(name, description, tuple(mine)))
+            tables.append(Generic(name, description, tuple(mine), label))
     return sorted(tables, key=lambda table: natural(table.name))
+
+
+def _by_tuning(
+    groups: Mapping[tuple[str, str, str], list[RecordedRun]],
+) -> Iterator[tuple[tuple[str, str, str], bool, list[RecordedRun]]]:
+    """Yield groups by key, whether they are tuned, and their runs.
+
+    A run for which tuning chose the recipe's own settings is of both kinds.
+    """
+    for key, members in sorted(groups.items()):
+        plain = [run for run in members if not run.changed]
+        if len(plain) == len(members) or not all(run.tuned for run in plain):
+            yield key, False, plain
+        if len(plain) < len(members):
+            yield key, True, [run for run in members if run.tuned]
 
 
 def _describe(title: str, runs: Sequence[RecordedRun], against: str | None) -> Description:
