@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from feddg_bench.records.store import ResultsStore
 from tests.e2e.test_sweep import SOURCES, TINY
 
 Run = Callable[..., Any]
+ROOT = Path(__file__).parents[2]
 PAIRS = [f"{key}={spec['value']}" for key, spec in TINY.items()]  # type: ignore[index]
 
 
@@ -82,6 +84,15 @@ def test_a_sweep_of_tuned_runs(feddg: Run, tmp_path: Path) -> None:
     assert record.tuned.trials == 2
     ran = feddg("run", "--tuned", *PAIRS, "--results", "R", "--workers", "1")
     assert "already done" in ran.err
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_pacs_asks_for_the_data_before_it_installs() -> None:
+    command = ["make", "--no-print-directory", "pacs", "DATA="]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("make pacs needs DATA")
 
 
 @pytest.mark.slow
