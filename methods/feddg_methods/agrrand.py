@@ -11,12 +11,12 @@ from torch import Tensor
 from feddg_bench.common.streams import torch_generator
 from feddg_bench.config.schema import MethodSettings
 from feddg_bench.core.aggregation import server_step
-from feddg_bench.core.messages import LocalUpdate, Reply, Weights
+from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Weights
 from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
 from feddg_methods.shared.choices import reduced
-from feddg_methods.shared.round_updates import average_updates, one_each
-from feddg_methods.shared.sign_votes import SignVotes, warn_of_rare_agreement
+from feddg_methods.shared.round_updates import average_updates, check_share, one_each
+from feddg_methods.shared.sign_votes import SignVotes, sign_tally, warn_of_rare_agreement
 
 
 class AgrRandSettings(MethodSettings):
@@ -48,7 +48,15 @@ class AgrRand(Method):
         "ICCV 2021, arXiv 2108.01621"
     )
 
+    singles = ""
+
+    def tally(self, reply: Reply[LocalUpdate], received: Weights) -> Payload:
+        return sign_tally(
+            reply, received, self.trainable, changed=not self.settings.randomize_zeros
+        )
+
     def prepare(self, server: Server) -> None:
+        check_share(server, one_each)
         warn_of_rare_agreement(server, "nearly all of the model will move at random")
 
     def aggregate(self, server: Server, updates: Iterable[Reply[LocalUpdate]]) -> Weights:

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from feddg_bench.config.schema import MethodSettings
 from feddg_bench.core.aggregation import server_step
-from feddg_bench.core.messages import LocalUpdate, Reply, Weights
+from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Weights
 from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
 from feddg_methods.shared.choices import reduced
-from feddg_methods.shared.round_updates import average_updates, one_each
-from feddg_methods.shared.sign_votes import SignVotes, warn_of_rare_agreement
+from feddg_methods.shared.round_updates import average_updates, check_share, one_each
+from feddg_methods.shared.sign_votes import SignVotes, sign_tally, warn_of_rare_agreement
 
 
 class AgrSumSettings(MethodSettings):
@@ -44,7 +44,13 @@ class AgrSum(Method):
         "ICCV 2021, arXiv 2108.01621"
     )
 
+    singles = ""
+
+    def tally(self, reply: Reply[LocalUpdate], received: Weights) -> Payload:
+        return sign_tally(reply, received, self.trainable)
+
     def prepare(self, server: Server) -> None:
+        check_share(server, one_each)
         warn_of_rare_agreement(server, "the model will hardly move")
 
     def aggregate(self, server: Server, updates: Iterable[Reply[LocalUpdate]]) -> Weights:

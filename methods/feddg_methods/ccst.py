@@ -114,6 +114,7 @@ class CCST(Method):
         "local_styles": {"overall": "float32 [1, 2, C]", "single": "float32 [j, 2, C]"},
     }
     downlink = ("styles", "bank")
+    singles = "tells clients the styles of single others"
     frozen = ("style.",)
     group = "style"
     rgb_only = True

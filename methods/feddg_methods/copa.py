@@ -61,6 +61,7 @@ class Copa(Method):
     Settings = CopaSettings
     settings: CopaSettings
     needs: ClassVar = {"federation": {"weighting": "uniform"}}
+    singles = "puts single classifiers into their slots"
     uplink: ClassVar = {
         "fit": {
             "weights": "model without ensemble.",

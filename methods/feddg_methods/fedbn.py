@@ -57,6 +57,7 @@ class FedBN(Method):
     settings: FedBNSettings
     needs: ClassVar = {"federation": {"bn": "local"}}
     uplink: ClassVar = {"fit": ("weights", "norm")}
+    singles = ""
 
     def prepare(self, server: Server) -> None:
         if not batch_norm_state(self):

@@ -109,6 +109,7 @@ class FedCCRL(Method):
     settings: FedCCRLSettings
     uplink: ClassVar = {"fit": ("weights",), "statistics": {"statistics": "float32 [n, 2, 3]"}}
     downlink = ("pool",)
+    singles = "tells clients the statistics of single others"
     group = "style"
     rgb_only = True
     citation = (

@@ -98,6 +98,7 @@ class FedDGGA(Method):
         "count_batches": {"batches": "int"},
     }
     client_validation = True
+    singles = "gives each client a weight of its own"
     tasks = ("classification", "regression")
     citation = (
         "R. Zhang, Q. Xu, J. Yao, Y. Zhang, Q. Tian, Y. Wang: Federated Domain Generalization "

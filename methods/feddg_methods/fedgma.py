@@ -11,18 +11,27 @@ from pydantic import Field
 from torch import Tensor
 
 from feddg_bench.config.schema import MethodSettings
-from feddg_bench.core.messages import LocalUpdate, Reply, Weights
+from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Weights
 from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
 from feddg_methods.shared.choices import choose
-from feddg_methods.shared.round_updates import average_updates, image_count, one_each
-from feddg_methods.shared.sign_votes import SignVotes
+from feddg_methods.shared.round_updates import (
+    Share,
+    average_updates,
+    check_share,
+    image_count,
+    one_each,
+)
+from feddg_methods.shared.sign_votes import SignVotes, sign_tally
 
 TIE = 1e-6
 """Agreement this close to the threshold is equal to it: it is a ratio rounded in float32."""
 
 VOTE_TIE = 1e-9
 """What the product of a threshold and a number of votes may lack of an integer, or exceed it."""
+
+
+SHARES: dict[str | None, Share] = {"samples": image_count, "uniform": one_each}
 
 
 class FedGMASettings(MethodSettings):
@@ -69,15 +78,22 @@ class FedGMA(Method):
         "for Federated Learning, TMLR 2023, arXiv 2201.11986"
     )
 
+    singles = ""
+
+    def tally(self, reply: Reply[LocalUpdate], received: Weights) -> Payload:
+        voice = image_count if self.settings.agreement_weights == "samples" else one_each
+        return sign_tally(reply, received, self.trainable, voice)
+
+    def prepare(self, server: Server) -> None:
+        check_share(server, SHARES.get(self.settings.mean_weights, server.share))
+
     def aggregate(self, server: Server, updates: Iterable[Reply[LocalUpdate]]) -> Weights:
         s, old = self.settings, server.weights
         all_pass = (s.variant, s.compare, s.threshold) == ("paper", "ge", 0)
         votes = SignVotes(old, [] if all_pass else self.trainable)
         voice = image_count if s.agreement_weights == "samples" else one_each
-        shares = {None: server.share, "samples": image_count, "uniform": one_each}
-        new = average_updates(
-            server, votes.count(updates, voice), self.trainable, share=shares[s.mean_weights]
-        )
+        share = SHARES.get(s.mean_weights, server.share)
+        new = average_updates(server, votes.count(updates, voice), self.trainable, share=share)
         for name, signs in votes.sums.items():
             mask = agreement_mask(
                 signs.abs(),

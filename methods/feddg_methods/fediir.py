@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from feddg_bench.config.schema import MethodSettings
 from feddg_bench.core.client import Batch, Client
+from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Weights
 from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
 
@@ -68,6 +69,7 @@ class FedIIR(Method):
         "head_gradients": {"gradient": "model within classifier.", "batches": "int"},
     }
     downlink = ("mean_gradient",)
+    singles = ""
 
     def build(self) -> None:
         if self.settings.head == "mlp":
@@ -95,6 +97,14 @@ class FedIIR(Method):
             count += 1
         self.train()
         return {"gradient": total, "batches": count}
+
+    def tally(self, reply: Reply[Any], received: Weights) -> Payload:
+        if isinstance(reply.value, LocalUpdate):
+            return {}
+        gradient, batches = reply.value["gradient"], reply.value["batches"]
+        if self.settings.mean == "batches":
+            return {"gradient": gradient, "batches": batches}
+        return {"gradient": {n: g / batches for n, g in gradient.items()}, "batches": 1}
 
     def run_round(self, server: Server) -> None:
         s = self.settings

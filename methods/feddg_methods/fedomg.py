@@ -49,6 +49,7 @@ class FedOMG(Method):
 
     Settings = FedOMGSettings
     settings: FedOMGSettings
+    singles = "compares the updates of every two clients"
     tasks = ("classification", "regression")
     citation: ClassVar[str] = (
         "Nguyen, Nguyen, Park, Pham and Hwang: Federated Domain Generalization with Data-free "

@@ -55,6 +55,7 @@ class FPL(Method):
         "fit": {"weights": "model", "prototypes": "float32 [n, D]", "classes": "int64 [n]"}
     }
     downlink = ("prototypes",)
+    singles = "clusters single clients' prototypes"
     group = "alignment"
     citation = (
         "W. Huang, M. Ye, Z. Shi, H. Li, B. Du: Rethinking Federated Learning with Domain Shift: "

@@ -107,6 +107,7 @@ class Pardon(Method):
     )
     uplink: ClassVar = {"fit": ("weights",), "local_style": {"style": "float32 [2, C]"}}
     downlink = ("style",)
+    singles = "clusters single clients' styles"
     frozen = ("style.",)
 
     def build(self) -> None:

@@ -44,6 +44,7 @@ class PCGrad(Method):
 
     Settings = PCGradSettings
     settings: PCGradSettings
+    singles = "compares the updates of every two clients"
     tasks = ("classification", "regression")
     citation: ClassVar[str] = (
         "Yu, Kumar, Gupta, Levine, Hausman and Finn: Gradient Surgery for Multi-Task Learning, "

@@ -64,6 +64,7 @@ class PPDG(Method):
 
     Settings = PPDGSettings
     settings: PPDGSettings
+    singles = "compares the updates of every two clients"
     tasks = ("classification", "regression")
     citation: ClassVar[str] = (
         "Tian, Li, Wang and Wang: Privacy-Preserving Constrained Domain Generalization via "

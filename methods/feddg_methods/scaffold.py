@@ -49,6 +49,7 @@ class Scaffold(Method):
     needs: ClassVar = {"train": {"optimizer": "sgd"}}
     uplink: ClassVar = {"fit": {"weights": "model", "control": "part of model"}, "count": ()}
     downlink = ("control",)
+    singles = ""
 
     def build(self) -> None:
         if self.train_settings.optimizer != "sgd":

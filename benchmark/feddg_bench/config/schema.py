@@ -247,6 +247,73 @@ class EngineSettings(Section):
     """Clients of a worker that step together; the last bits depend on it."""
 
 
+class PrivacySettings(Section):
+    """What is done so that what clients send tells less of them."""
+
+    mechanism: Literal["none", "dp_client", "dp_style"] = "none"
+    """``dp_client``: clip each client's update, add noise to their sum; every released model is
+    differentially private for clients. ``dp_style``: clip and add noise to what each client sends
+    once before round 1, such as a style; model updates are not covered."""
+    clip_norm: float = Field(1.0, gt=0)
+    """Largest L2 norm of an update, or of each thing that ``dp_style`` covers."""
+    noise_multiplier: float = Field(1.0, gt=0)
+    """Standard deviation of the noise over ``clip_norm``."""
+    delta: float = Field(1e-5, gt=0, lt=1)
+    """Of the guarantee; it should be well below 1 over the number of clients."""
+    sampling: Literal["poisson", "fixed"] = "poisson"
+    """For ``dp_client``: each client takes part with probability K / N, or K of N do. Neighbours
+    have one client more or less, or another client in the place of one."""
+    accountant: Literal["rdp", "prv"] = "rdp"
+    """Of Opacus, for ``poisson``; ``prv`` is tighter. ``fixed`` has a bound of its own."""
+    adaptive_clipping: bool = False
+    """Let the clip norm follow a quantile of the updates' norms, from ``clip_norm`` on."""
+    clip_quantile: float = Field(0.5, ge=0, le=1)
+    """Share of updates that the adaptive norm leaves as they are."""
+    clip_rate: float = Field(0.2, ge=0)
+    """By how much a round may change the logarithm of the adaptive norm."""
+    count_noise: float | None = Field(None, gt=0)
+    """Standard deviation of the noise on the number of updates below the adaptive norm; null for
+    1/20 of the clients of a round."""
+    aggregation: Literal["plain", "secure"] = "plain"
+    """``secure``: the server gets sums of what clients send, under masks that cancel."""
+    bits: int = Field(64, ge=16, le=64)
+    """k: secure sums are modulo 2^k."""
+    fraction_bits: int = Field(32, ge=0, le=52)
+    """Bits of them behind the point."""
+    threshold: float = Field(0.6, gt=0, le=1)
+    """Share of the clients asked that must stay to the end of a secure sum."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Probability with which a client drops out at each stage of a secure sum: after it sent its
+    keys, its shares, its masked input."""
+
+    @model_validator(mode="after")
+    def _nothing_is_without_effect(self) -> PrivacySettings:
+        dp, client = ("clip_norm", "noise_multiplier", "delta"), ("sampling", "adaptive_clipping")
+        adaptive = ("clip_quantile", "clip_rate", "count_noise")
+        used = {"mechanism", "aggregation"}
+        used |= {*dp} if self.mechanism != "none" else set()
+        used |= {*client} if self.mechanism == "dp_client" else set()
+        used |= {*adaptive} if self.adaptive_clipping else set()
+        used |= {"accountant"} if self.sampling == "poisson" and "delta" in used else set()
+        if self.aggregation == "secure":
+            used |= {"bits", "fraction_bits", "threshold", "dropout"}
+        for name, field in type(self).model_fields.items():
+            if name not in used and getattr(self, name) != field.default:
+                raise ValueError(
+                    f"privacy.{name} has no effect with mechanism={self.mechanism}, "
+                    f"sampling={self.sampling} and aggregation={self.aggregation}: leave it out"
+                )
+        if self.mechanism == "dp_client" and (self.aggregation, self.sampling) == (
+            "secure",
+            "poisson",
+        ):
+            raise ValueError(
+                "a secure sum needs cohorts of a known size, which Poisson sampling does not give: "
+                "set privacy.sampling=fixed or privacy.aggregation=plain"
+            )
+        return self
+
+
 class MethodSettings(Section):
     """Base of every method's own settings (``hyper.*``)."""
 
@@ -283,6 +350,7 @@ class RunSettings(Section):
     evaluation: EvaluationSettings = EvaluationSettings()
     gpu: GpuSettings = GpuSettings()
     engine: EngineSettings = EngineSettings()
+    privacy: PrivacySettings = PrivacySettings()
     hyper: dict[str, Any] = {}
     """The method's own settings, checked by its ``Settings``."""
 
@@ -292,6 +360,15 @@ class RunSettings(Section):
             raise ValueError(
                 f"train.fold_batch_norm is true but federation.bn is {self.federation.bn}: "
                 f"set federation.bn=frozen or train.fold_batch_norm=auto"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _private_clients_count_the_same(self) -> RunSettings:
+        if self.privacy.mechanism == "dp_client" and self.federation.weighting != "uniform":
+            raise ValueError(
+                "privacy.mechanism=dp_client bounds what one client can change, so that all must "
+                "count the same: set federation.weighting=uniform"
             )
         return self
 

@@ -68,7 +68,11 @@ def federate(
     while server.round < rounds:
         server.round += 1
         server.cohort = sample_clients(
-            server.clients, per_round, seed=server.seed, round=server.round
+            server.clients,
+            per_round,
+            seed=server.seed,
+            round=server.round,
+            poisson=server.protection is not None and server.protection.poisson,
         )
         skipped = False
         with _phases(server):

@@ -77,6 +77,8 @@ class Reply(Generic[T]):
         counted: Of a worker's first task of each call, ``flop an image``, and ``peak flops`` of its
             device in a second (`feddg_bench.engine.flop`).
         fault: Why there is no value, such as that the client did not answer in time; "" if it did.
+        clients: How many clients it is of: more than one where single replies are hidden, and what
+            was sent is their mean (`feddg_bench.protection`).
     """
 
     client: str
@@ -87,6 +89,7 @@ class Reply(Generic[T]):
     seconds: Mapping[str, float] = field(default_factory=dict)
     counted: Mapping[str, float] = field(default_factory=dict)
     fault: str = ""
+    clients: int = 1
 
 
 def content(value: Any) -> Payload:

@@ -16,7 +16,7 @@ from feddg_bench.config.schema import BackboneSettings, MethodSettings, TrainSet
 from feddg_bench.core.aggregation import server_step, streaming_mean
 from feddg_bench.core.batch_norm import batch_norm_state, batch_norm_statistics, freeze_batch_norm
 from feddg_bench.core.client import Batch, Client
-from feddg_bench.core.messages import LocalUpdate, Reply, Weights
+from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Weights
 from feddg_bench.core.state import ModuleState
 from feddg_bench.core.tasks import CLASSIFICATION, TASKS
 from feddg_bench.models.backbones import Backbone, build_backbone
@@ -83,6 +83,10 @@ class Method(LightningModule):
     vectorised: ClassVar[bool] = True
     """Whether ``training_step`` can be computed for several clients at once
     (``engine.clients=batched``): it draws nothing, takes no gradients and looks at no values."""
+    singles: ClassVar[str] = ""
+    """Why the server half needs each client's reply by itself, to be read after "its server half";
+    "" if means by `Server.share` and the sums of `tally` are enough. A class with a ``prepare``,
+    ``run_round`` or ``aggregate`` of its own that does not say it counts as needing them."""
     citation: ClassVar[str] = ""
     """Authors, title, venue and year, arXiv number."""
     group: ClassVar[str] = "aggregation"
@@ -207,6 +211,14 @@ class Method(LightningModule):
                     optimizer.step()
                     client.log("loss", loss.detach(), len(batch[1]))
         return LocalUpdate(self.state.federated_weights())
+
+    def tally(self, reply: Reply[Any], received: Weights) -> Payload:
+        """Return what the server half needs the sums of, where single replies are hidden.
+
+        A client computes it from its reply and the weights it got. The server half gets one reply
+        for all: sums under these names, and means by `Server.share` of all else that was sent.
+        """
+        return {}
 
     def styled(self, client: Client) -> Tensor | None:
         """Return ``client.broadcast["images"]``, [B, 3, H, W], as training here would restyle them.

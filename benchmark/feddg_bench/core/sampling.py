@@ -30,7 +30,7 @@ def num_sampled(fraction: float, num_clients: int) -> int:
 
 
 def sample_clients(
-    clients: Sequence[str], size: int | None, *, seed: int, round: int
+    clients: Sequence[str], size: int | None, *, seed: int, round: int, poisson: bool = False
 ) -> tuple[str, ...]:
     """Return the cohort of one round, drawn uniformly without replacement, in client order.
 
@@ -39,6 +39,8 @@ def sample_clients(
         size: K, from 1 to the number of clients; ``None`` for all.
         seed: Seed of the run.
         round: Round number; every round has its own stream, whatever was drawn before.
+        poisson: Draw each client by itself with probability K / N: cohorts have K clients in the
+            mean, and may be empty.
 
     Raises:
         SettingsError: If ``size`` is out of range.
@@ -50,5 +52,9 @@ def sample_clients(
             f"cannot sample {size} of {len(clients)} clients a round; "
             f"set --per-round to a number from 1 to {len(clients)}"
         )
-    chosen = generator(seed, "sampling", round).choice(len(clients), size, replace=False)
+    draws = generator(seed, "sampling", round)
+    if poisson:
+        taken = draws.random(len(clients)) < size / len(clients)
+        return tuple(client for client, take in zip(clients, taken, strict=True) if take)
+    chosen = draws.choice(len(clients), size, replace=False)
     return tuple(clients[i] for i in sorted(chosen))

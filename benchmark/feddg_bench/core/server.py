@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
@@ -43,6 +43,18 @@ class ClientPool(Protocol):
 
     def map(self, tasks: Iterable[Task]) -> Iterator[Reply[Any]]:
         """Run the tasks as replies are taken, and yield the replies in the tasks' order."""
+
+
+class Protection(Protocol):
+    """What stands between the clients' replies and the server half."""
+
+    poisson: bool
+    """Whether each client is sampled by itself."""
+
+    def applied(
+        self, server: Server, call: str, clients: Sequence[str], replies: Iterator[Reply[Any]]
+    ) -> Iterator[Reply[Any]]:
+        """Yield what the server half may see of the replies to a call, of the clients asked."""
 
 
 class NoReplyError(Exception):
@@ -124,10 +136,12 @@ class Ledger:
         seconds: Wall time by phase.
         dropped: Replies, and sums (client ``server``), that were left out: client, tensor, reason.
         clients: Seconds of work by client.
+        protection: Bytes among those sent that there are for protection alone.
     """
 
     def __init__(self) -> None:
         self.bytes = {"up": 0, "down": 0}
+        self.protection: dict[str, int] = {}
         self.seconds: dict[str, float] = {}
         self.dropped: list[dict[str, str]] = []
         self.clients: dict[str, float] = {}
@@ -165,6 +179,7 @@ class Server:
         cohort: Names of the clients sampled for this round, ascending.
         ledger: Bytes, seconds and dropped clients of the current round.
         federation: Settings of rounds, shares and the server step.
+        protection: What hides or changes replies; ``None`` for nothing.
     """
 
     def __init__(
@@ -177,7 +192,9 @@ class Server:
         federation: FederationSettings,
         uplink: Uplink,
         downlink: tuple[str, ...] = (),
+        protection: Protection | None = None,
     ) -> None:
+        self.protection = protection
         self.version = 0
         self.weights = weights
         self.received: dict[str, int] = {}
@@ -256,7 +273,10 @@ class Server:
             self.received.update(dict.fromkeys(stale, self.version))
         self.ledger.bytes["down"] += sum(nbytes(task.told) for task in tasks)
         self.ledger.bytes["down"] += sum(self.broadcast.deliver(client) for client in asked)
-        return self._replies(name, tasks)
+        replies = self._replies(name, tasks)
+        if self.protection is None:
+            return replies
+        return self.protection.applied(self, name, asked, replies)
 
     def _replies(self, call: str, tasks: list[Task]) -> Iterator[Reply[Any]]:
         kept = 0
@@ -366,7 +386,8 @@ class Server:
 
     def share(self, reply: Reply[Any]) -> float:
         """Return a reply's share in a mean, not normalised: its image count, or 1 if uniform."""
-        return 1.0 if self.federation.weighting == "uniform" else float(reply.num_examples)
+        uniform = self.federation.weighting == "uniform"
+        return float(reply.clients if uniform else reply.num_examples)
 
     def with_shares(self, updates: Iterable[Reply[LocalUpdate]]) -> Iterator[tuple[Weights, float]]:
         """Yield each update's weights with its `share`, and hold on to none."""

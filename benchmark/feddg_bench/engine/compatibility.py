@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.schema import EngineSettings
+from feddg_bench.protection.possible import check_protection
 
 if TYPE_CHECKING:
     from feddg_bench.config.schema import RunSettings
@@ -48,9 +49,10 @@ def check_fit(settings: RunSettings, method: type[Method], pictures: Pictures) -
     """Check that a method can be run on a data set with these settings.
 
     Raises:
-        SettingsError: If the method cannot learn the task, or the method, the augmentation or the
-            normalisation is for RGB images and these are none.
+        SettingsError: If the method cannot learn the task or have the protection, or the method,
+            the augmentation or the normalisation is for RGB images and these are none.
     """
+    check_protection(settings, method)
     if pictures.task not in method.tasks:
         raise SettingsError(
             f"{settings.method} cannot learn a {pictures.task} such as {settings.dataset}: choose "

@@ -38,6 +38,7 @@ from feddg_bench.engine.compatibility import one_by_one, say_one_by_one
 from feddg_bench.engine.flop import count_flop, peak_flops
 from feddg_bench.engine.gpu import use_gpu
 from feddg_bench.engine.portable import use_portable
+from feddg_bench.protection.guarantee import noised
 
 logging.getLogger("lightning.fabric").setLevel(logging.WARNING)  # it announces every precision
 
@@ -176,6 +177,8 @@ class Worker:
             folded(self._folded["train"], once=False),
         ):
             value = getattr(self.method, task.call)(client)
+        if not stays:
+            value = noised(value, task, self.method, self.settings.privacy, self.settings.seed)
         if self._initial_private:
             client.memory["private state"] = self.method.state.private_weights()
         return value, {"copy": loaded - start, "work": time.perf_counter() - loaded}

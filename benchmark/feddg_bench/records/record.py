@@ -125,12 +125,25 @@ class Dropped(RecordPart):
     reason: Later[str] = None
 
 
+class PrivacyRecord(RecordPart):
+    """What was done for privacy, and what is guaranteed where noise was added."""
+
+    mechanism: str
+    aggregation: str  # `plain` or `secure`
+    protects: Later[str] = None  # what two neighbouring federations differ in
+    epsilon: Later[float] = None
+    delta: Later[float] = None
+    accountant: Later[str] = None
+    sampling: Later[str] = None  # of clients, as the accountant assumes it
+
+
 class Costs(RecordPart):
     """What a round cost, and what went wrong in it."""
 
     bytes: Traffic = Traffic()  # sent and received by the server
     dropped: list[Dropped] = []  # clients whose replies were not used
     seconds: dict[str, Annotated[float, Field(ge=0, lt=1e15)]] = {}  # phase -> wall time
+    protection: Later[Traffic] = None  # those of the bytes that a secure sum costs
 
 
 class _Round(RecordPart):
@@ -195,6 +208,7 @@ class RunRecord(RecordPart):
     settings: dict[str, Any]  # resolved; files by the hash of their content
     data: DataRecord
     partition: PartitionRecord
+    privacy: Later[PrivacyRecord] = None  # what was done for privacy, if anything
     once: Costs = Costs()  # what happens before round 1
     rounds: list[RoundRecord] = []
     environment: EnvironmentRecord = EnvironmentRecord()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from feddg_bench.config.layers import paragraph
-from feddg_bench.config.schema import Resources
+from feddg_bench.config.schema import PrivacySettings, Resources
 from feddg_bench.plugins import load_method, outline
 from feddg_bench.runs.observer import Observer
 from feddg_bench.runs.request import Plan
@@ -84,7 +84,9 @@ def see_crossing(plan: Plan) -> Crossing:
     clients = 1 if settings.partition.kind == "pooled" else CLIENTS
     per_round = None if settings.federation.per_round is None else min(PER_ROUND, clients)
     tiny = settings.federation.model_copy(update={"rounds": ROUNDS, "per_round": per_round})
-    plan = plan._replace(settings=settings.model_copy(update={"federation": tiny}))
+    plan = plan._replace(
+        settings=settings.model_copy(update={"federation": tiny, "privacy": PrivacySettings()})
+    )
     size, like = settings.data.image_size, plan.dataset
     federation = synthetic_federation(clients, PER_CLIENT, size, classes, like=like)
     run = start(plan, federation, SerialExecutor(), Resources(device="cpu", workers=1))

@@ -19,8 +19,8 @@ from feddg_bench.records.record import RunRecord
 
 CORE = ("feddg_bench",)
 """Packages whose code is of the suite, not of a plugin."""
-TEXTS = ("citation", "DEVIATIONS", "group")
-"""Names of what is for a method's card alone: no number depends on it."""
+TEXTS = ("citation", "DEVIATIONS", "group", "singles")
+"""Names of what is for a card, or refuses runs: no number depends on it."""
 
 
 def code_digest(method: type[Method]) -> str:

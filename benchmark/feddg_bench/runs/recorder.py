@@ -99,6 +99,7 @@ class Recorder(Observer):
             "bytes": dict(ledger.bytes),
             "dropped": list(ledger.dropped),
             "seconds": {phase: round(value, 6) for phase, value in ledger.seconds.items()},
+            "protection": ledger.protection or None,
         }
         if result.round == 0:
             record.once = Costs(**costs)

@@ -28,6 +28,7 @@ from feddg_bench.engine.executors import Executor
 from feddg_bench.engine.worker import WorkerSpec
 from feddg_bench.models.backbones import check_image_size
 from feddg_bench.plugins import load_method
+from feddg_bench.protection.guarantee import guarantee, open_protection
 from feddg_bench.records.record import DataRecord, PartitionRecord, RunRecord, ScenarioRecord
 from feddg_bench.runs.request import Plan
 
@@ -112,6 +113,7 @@ def open_run(
             f"{plan.settings.method} says version {plan.version} in its source and "
             f"{run.method.version} when it is imported: give it one number"
         )
+    record.privacy = guarantee(plan.settings, type(run.method), len(federation.clients))
     run.record, run.partition = record, partition
     return run
 
@@ -158,6 +160,7 @@ def open_server(
         federation=settings.federation,
         uplink=method.uplink,
         downlink=method.downlink,
+        protection=open_protection(settings, method, len(federation.clients)),
     )
 
 

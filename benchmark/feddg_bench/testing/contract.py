@@ -13,11 +13,14 @@ import yaml
 
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.layers import Layer, validate
+from feddg_bench.config.schema import PrivacySettings
 from feddg_bench.core.loop import RoundResult
 from feddg_bench.core.messages import Reply, Task, Weights, content, decode, encode
 from feddg_bench.core.method import Method
 from feddg_bench.engine.executors import ProcessExecutor
 from feddg_bench.plugins import load_method
+from feddg_bench.protection.possible import obstacles
+from feddg_bench.protection.sums import HiddenReplies
 from feddg_bench.testing.toy import TaskRecorder, ToyRun, start_toy_run, toy_leaves, toy_regression
 
 ALL_CLIENTS: Layer = {"federation": {"per_round": None}}
@@ -139,6 +142,25 @@ def a_resumed_run_equals_one_that_never_stopped(subject: Subject) -> None:
         _require(found == _numbers(expected[stop + 1 :]), f"stopped after {stop}: rounds differ")
         same = encode(resumed.server.state()) == encode(whole.server.state())
         _require(same, f"stopped after {stop}: another state")
+
+
+@_checked
+def sums_are_enough_where_it_says_so(subject: Subject) -> None:
+    """The server half does with one mean of all what it does with single replies."""
+    uniform = {"federation": {"per_round": None, "weighting": "uniform"}}
+    single, hidden = subject.run(uniform), subject.run(uniform)
+    if obstacles(type(single.method))["secure"]:
+        return
+    hidden.server.protection = HiddenReplies(PrivacySettings(), hidden.method, 1)
+    for run in (single, hidden):
+        run.rounds(1)
+    for name, tensor in single.server.weights.items():
+        if tensor.is_floating_point():
+            close = torch.allclose(tensor, hidden.server.weights[name], rtol=1e-4, atol=1e-5)
+            _require(
+                close,
+                f"{name} is another where the server half gets one mean of all: say why in singles",
+            )
 
 
 @_checked

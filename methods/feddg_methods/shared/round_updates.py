@@ -47,6 +47,21 @@ def image_count(reply: Reply[Any]) -> float:
     return float(reply.num_examples)
 
 
+def check_share(server: Server, share: Share) -> None:
+    """Refuse shares that are not the server's where single updates are hidden.
+
+    Raises:
+        SettingsError: If they are not.
+    """
+    uniform = server.federation.weighting == "uniform"
+    if server.protection is not None and share is (image_count if uniform else one_each):
+        wanted = "samples" if uniform else "uniform"
+        raise SettingsError(
+            f"a sum of hidden updates has the shares of federation.weighting, and this method "
+            f"takes its mean by others: set federation.weighting={wanted}"
+        )
+
+
 # ---------------------------------------------------------------------------- the server's step
 
 

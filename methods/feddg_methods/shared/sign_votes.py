@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from feddg_bench.core.aggregation import watched
-from feddg_bench.core.messages import LocalUpdate, Reply
+from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Weights
 from feddg_bench.core.server import Server
 from feddg_methods.shared.round_updates import Share, one_each
 
@@ -66,7 +66,14 @@ class SignVotes:
             replies: Replies to ``fit``, read once.
             share: How many votes a client has, a whole number.
         """
-        return watched(replies, lambda r: self.add(r.value.weights, int(share(r))))
+
+        def look(reply: Reply[LocalUpdate]) -> None:
+            if "votes" in reply.value.extra:  # of all clients, whose single updates are hidden
+                self._take(reply.value.extra)
+            else:
+                self.add(reply.value.weights, int(share(reply)))
+
+        return watched(replies, look)
 
     def add(self, weights: Mapping[str, Tensor], votes: int = 1) -> None:
         """Count one client's model."""
@@ -79,9 +86,32 @@ class SignVotes:
             if self.changed:
                 self.changed[name] |= theta != w
 
+    def _take(self, tally: Payload) -> None:
+        self.total += int(tally["voices"])
+        dtype = next(width for width in WIDTHS if torch.iinfo(width).max >= self.total)
+        for name in self._start:
+            self.sums[name] = self.sums[name].to(dtype) + tally["votes"][name].to(dtype)
+            if self.changed:
+                self.changed[name] |= tally["changed"][name] > 0
+
     def unanimous(self, name: str) -> Tensor:
         """Return where all clients moved a parameter the same way, bool in its shape."""
         return self.sums[name].abs() == self.total
+
+
+def sign_tally(
+    reply: Reply[LocalUpdate],
+    received: Weights,
+    names: Sequence[str],
+    share: Share = one_each,
+    *,
+    changed: bool = False,
+) -> Payload:
+    """Return a client's votes as `Method.tally` does: `SignVotes` counts their sums."""
+    votes = SignVotes(received, names, changed=changed)
+    votes.add(reply.value.weights, int(share(reply)))
+    sent: Payload = {"votes": {n: v.float() for n, v in votes.sums.items()}, "voices": votes.total}
+    return sent | ({"changed": {n: c.float() for n, c in votes.changed.items()}} if changed else {})
 
 
 def warn_of_rare_agreement(server: Server, consequence: str) -> None:

@@ -1,0 +1,136 @@
+"""What a run's protection does to replies, and what it guarantees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.config.schema import PrivacySettings, RunSettings
+from feddg_bench.core.messages import Payload, Reply, Task, content
+from feddg_bench.core.server import Protection, Server
+from feddg_bench.protection.accounting import epsilon
+from feddg_bench.protection.noise import clipped, gaussian
+from feddg_bench.protection.possible import covered
+from feddg_bench.protection.sums import HiddenReplies
+from feddg_bench.protection.vectors import from_vector, to_vector
+from feddg_bench.records.record import PrivacyRecord
+
+if TYPE_CHECKING:
+    from feddg_bench.core.method import Method
+
+FEWEST = 3
+"""Clients of a secure sum: of two, each learns the other's numbers from the sum."""
+
+
+def open_protection(settings: RunSettings, method: Method, clients: int) -> Protection | None:
+    """Return what stands between replies and the server half; ``None`` for nothing.
+
+    Raises:
+        SettingsError: If the clients are too few for it, or the network does not suit it.
+    """
+    privacy, asked = settings.privacy, settings.federation.per_round or clients
+    if privacy.mechanism == "dp_style":
+        return SentOnce(settings.method)
+    private, averaged = privacy.mechanism == "dp_client", settings.federation.bn == "average"
+    if private and averaged and method.live_batch_norm:
+        raise SettingsError(
+            "the noise of privacy.mechanism=dp_client can make variances of batch normalisation "
+            "negative: set federation.bn=frozen or federation.bn=local"
+        )
+    if privacy.aggregation == "secure" and asked < FEWEST:
+        raise SettingsError(
+            f"a secure sum over {asked} clients hides nothing from them: ask {FEWEST} or more with "
+            f"--per-round"
+        )
+    hidden = private or privacy.aggregation == "secure"
+    return HiddenReplies(privacy, method, asked) if hidden else None
+
+
+def guarantee(settings: RunSettings, method: type[Method], clients: int) -> PrivacyRecord | None:
+    """Return what is to be recorded of a run's protection; ``None`` where there is none.
+
+    ``clients`` is N, the number of clients that hold images.
+    """
+    p = settings.privacy
+    record = PrivacyRecord(mechanism=p.mechanism, aggregation=p.aggregation)
+    if p.mechanism == "none":
+        return record if p.aggregation == "secure" else None
+    if p.mechanism == "dp_style":
+        sent = covered(method)
+        whose = "an image" if any(s.of_images for s in sent) else "a client"
+        names = " and ".join(s.name for s in sent)
+        # Noised where it is made, it may change from any value to any other: by two clip norms.
+        spent = epsilon(p.noise_multiplier / 2, 1, len(sent), p.delta, accountant=p.accountant)
+        record.protects = f"{whose}, replaced by another, in what is sent once ({names})"
+        record.accountant = p.accountant
+    else:
+        rate = min(settings.federation.per_round or clients, clients) / clients
+        fixed = p.sampling == "fixed"
+        spent = epsilon(
+            p.noise_multiplier,
+            rate,
+            settings.federation.rounds,
+            p.delta,
+            sampling=p.sampling,
+            accountant=p.accountant,
+        )
+        record.protects = "a client, replaced by another" if fixed else "a client, there or not"
+        record.accountant = "rdp" if fixed else p.accountant
+        record.sampling = p.sampling
+    record.epsilon, record.delta = spent, p.delta
+    return record
+
+
+# ---------------------------------------------------------------------------- what is sent once
+
+
+class SentOnce:
+    """Lets replies pass that are covered by ``dp_style``; clients have added the noise.
+
+    Args:
+        name: The method's.
+    """
+
+    poisson = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def applied(
+        self, server: Server, call: str, clients: Sequence[str], replies: Iterator[Reply[Any]]
+    ) -> Iterator[Reply[Any]]:
+        """Yield the replies.
+
+        Raises:
+            SettingsError: If what was sent before round 1 is sent again.
+        """
+        for reply in replies:
+            if server.round and "weights" not in content(reply.value):
+                raise SettingsError(
+                    f"privacy.mechanism=dp_style covers what is sent once, before round 1, and "
+                    f"{self.name} is set to ask for {call} in each round"
+                )
+            yield reply
+            del reply
+
+
+def noised(value: Any, task: Task, method: Method, settings: PrivacySettings, seed: int) -> Any:
+    """Return what a client sends with ``dp_style``: clipped, with noise, but for its weights.
+
+    A tensor is one vector; where its rows are of single images, each row is.
+    """
+    if settings.mechanism != "dp_style" or "weights" in content(value):
+        return value
+    rows = {s.name for s in covered(type(method)) if s.call == task.call and s.of_images}
+    result: Payload = {}
+    for name, tensor in value.items():
+        parts = list(tensor) if name in rows else [tensor]
+        scale = settings.noise_multiplier * settings.clip_norm
+        names = (task.call, name, task.round, task.client)
+        draws = gaussian(tensor.numel(), scale, seed, *names)
+        short = [clipped(to_vector(part), settings.clip_norm)[0] for part in parts]
+        result[name] = from_vector(np.concatenate([np.zeros(0), *short]) + draws, tensor)
+    return result

@@ -1,0 +1,120 @@
+"""Which protections a method can have, by what it declares of itself; needs no PyTorch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.config.schema import RunSettings
+from feddg_bench.protection.accounting import check_extra
+
+if TYPE_CHECKING:
+    from feddg_bench.core.method import Method
+
+_SERVER_HALF = ("prepare", "run_round", "aggregate")
+_TENSOR = re.compile(r"float\d+ \[")
+
+
+class Sent(NamedTuple):
+    """One thing that a method declares in `uplink`."""
+
+    call: str
+    name: str
+    form: str  # "" where it is not one form
+
+    @property
+    def of_images(self) -> bool:
+        """Whether its rows are of single images: as many as the client likes."""
+        return bool(re.search(r"\[[a-z]\b", self.form))
+
+
+def obstacles(method: type[Method]) -> dict[str, str]:
+    """Return why a method cannot have ``secure``, ``dp_client`` or ``dp_style``; "" if it can."""
+    return {
+        "secure": _no_sums(method),
+        "dp_client": _not_weights_alone(method) or _no_sums(method),
+        "dp_style": _nothing_sent_once(method),
+    }
+
+
+def check_protection(settings: RunSettings, method: type[Method]) -> None:
+    """Check that a method can have the protection that is asked for.
+
+    Raises:
+        SettingsError: If not, or if a package for it is not installed.
+    """
+    privacy = settings.privacy
+    asked = {privacy.mechanism, privacy.aggregation}
+    for protection, why in obstacles(method).items():
+        if protection in asked and why:
+            key = "aggregation" if protection == "secure" else "mechanism"
+            raise SettingsError(
+                f"privacy.{key}={protection} does not go with {settings.method}: {why}"
+            )
+    if privacy.mechanism != "none":
+        check_extra("opacus", f"privacy.mechanism={privacy.mechanism}")
+    if privacy.aggregation == "secure":
+        check_extra("cryptography", "privacy.aggregation=secure")
+
+
+def sent_by(method: type[Method]) -> Iterator[Sent]:
+    """Yield what a method declares in `uplink`."""
+    for call, declared in method.uplink.items():
+        for name in declared:
+            form = declared[name] if isinstance(declared, Mapping) else ""
+            yield Sent(call, name, form if isinstance(form, str) else "")
+
+
+def covered(method: type[Method]) -> list[Sent]:
+    """Return what ``dp_style`` covers: tensors of calls that send no weights."""
+    trained = {sent.call for sent in sent_by(method) if sent.name == "weights"}
+    return [s for s in sent_by(method) if s.call not in trained and _TENSOR.match(s.form)]
+
+
+def _no_sums(method: type[Method]) -> str:
+    """Say why a server half needs single replies; "" if sums are enough for it."""
+    for kind in _own(method):
+        if "singles" in vars(kind):
+            break
+        own = [name for name in _SERVER_HALF if name in vars(kind)]
+        if own:
+            return (
+                f"its own {' and '.join(own)} may look at single updates, since it does not say in "
+                f"`singles` that sums are enough"
+            )
+    return method.singles and f"its server half {method.singles}"
+
+
+def _not_weights_alone(method: type[Method]) -> str:
+    """Say what a method's server half gets besides the mean of the weights; "" if nothing."""
+    others = [sent.name for sent in sent_by(method) if sent.name != "weights"]
+    if others:
+        return f"it covers the weights alone, and clients also send {', '.join(others)}"
+    if any("tally" in vars(kind) for kind in _own(method)):
+        return "it covers the weights alone, and the server half also needs a tally of updates"
+    return ""
+
+
+def _nothing_sent_once(method: type[Method]) -> str:
+    """Say why ``dp_style`` would leave something besides the weights as it is; "" if not."""
+    noised = covered(method)
+    others = [s.name for s in sent_by(method) if s.name != "weights" and s not in noised]
+    if others:
+        return (
+            f"it covers tensors that are sent once, before round 1, and clients also send "
+            f"{', '.join(others)}"
+        )
+    if not noised:
+        return "clients send nothing besides their weights, which it does not cover"
+    if not any("prepare" in vars(kind) for kind in _own(method)):
+        names = ", ".join(sent.name for sent in noised)
+        return f"it covers what is sent once, before round 1, and clients send {names} each round"
+    return ""
+
+
+def _own(method: type[Method]) -> list[type]:
+    """Return a method's class and its bases that are not those of all methods."""
+    base = next(kind for kind in method.__mro__ if kind.__module__ == "feddg_bench.core.method")
+    return [kind for kind in method.__mro__ if kind not in base.__mro__]

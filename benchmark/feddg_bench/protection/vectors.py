@@ -1,0 +1,78 @@
+"""Payloads as vectors of numbers, which can be added, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from feddg_bench.common.errors import PluginError
+from feddg_bench.core.flaws import form_of
+from feddg_bench.core.messages import leaves
+
+Vector = NDArray[np.float64]
+"""[d]."""
+
+
+def to_vector(payload: Any) -> Vector:
+    """Return the tensors and numbers of a payload, one after the other.
+
+    Raises:
+        PluginError: If it holds anything else.
+    """
+    parts = [np.zeros(0)]
+    for name, leaf in leaves(payload):
+        if isinstance(leaf, Tensor):
+            parts.append(leaf.detach().cpu().reshape(-1).double().numpy())
+        elif isinstance(leaf, int | float):
+            parts.append(np.array([leaf], np.float64))
+        else:
+            raise PluginError(f"{name} is a {type(leaf).__name__}, of which there is no sum")
+    return np.concatenate(parts)
+
+
+def from_vector(vector: Vector, like: Any, home: torch.device | None = None) -> Any:
+    """Return a payload of the form of another, with the numbers of a vector.
+
+    Integers in tensors are rounded; single numbers are floats. Tensors lie on ``home``, or where
+    those of ``like`` do.
+    """
+    taken = 0
+
+    def filled(item: Any) -> Any:
+        nonlocal taken
+        if isinstance(item, Mapping):
+            return {key: filled(inner) for key, inner in item.items()}
+        if isinstance(item, list):
+            return [filled(inner) for inner in item]
+        start, taken = taken, taken + (item.numel() if isinstance(item, Tensor) else 1)
+        if not isinstance(item, Tensor):
+            return float(vector[start])
+        part = torch.from_numpy(vector[start:taken].reshape(item.shape))
+        part = part if item.is_floating_point() else part.round()
+        return part.to(home or item.device, item.dtype)
+
+    return filled(like)
+
+
+def form(payload: Any) -> Any:
+    """Return the payload with tensors of zeros that take no room in the place of its own."""
+    if isinstance(payload, Tensor):
+        return torch.zeros((), dtype=payload.dtype).expand(payload.shape)
+    if isinstance(payload, Mapping):
+        return {key: form(inner) for key, inner in payload.items()}
+    return [form(inner) for inner in payload] if isinstance(payload, list) else payload
+
+
+def outline_of(payload: Any) -> list[tuple[str, str]]:
+    """Return the path and the form of each tensor and number of a payload."""
+    return [(path, form_of(leaf)) for path, leaf in leaves(payload)]
+
+
+def length(payload: Any) -> int:
+    """Return how many numbers `to_vector` makes of a payload."""
+    return sum(leaf.numel() if isinstance(leaf, Tensor) else 1 for _, leaf in leaves(payload))
