@@ -332,8 +332,37 @@ OTHER = {
     "evaluation.fuse_batch_norm": True,
     "engine.clients": "batched",
     "engine.together": 5,
+    "privacy.mechanism": "dp_style",
+    "privacy.clip_norm": 2.0,
+    "privacy.noise_multiplier": 2.0,
+    "privacy.delta": 1e-3,
+    "privacy.sampling": "fixed",
+    "privacy.accountant": "prv",
+    "privacy.adaptive_clipping": True,
+    "privacy.clip_quantile": 0.4,
+    "privacy.clip_rate": 0.1,
+    "privacy.count_noise": 3.0,
+    "privacy.aggregation": "secure",
+    "privacy.bits": 32,
+    "privacy.fraction_bits": 16,
+    "privacy.threshold": 0.5,
+    "privacy.dropout": 0.1,
     "hyper": {"mu": 0.5},
 }
+SECURE = {
+    f"privacy.{name}": {"privacy": {"aggregation": "secure"}}
+    for name in ("bits", "fraction_bits", "threshold", "dropout")
+}
+PRIVATE = {
+    key: {
+        "privacy": {"mechanism": "dp_client", "adaptive_clipping": "adaptive" not in key},
+        "federation": {"weighting": "uniform"},
+    }
+    for key in OTHER
+    if key.startswith("privacy.") and key not in ("privacy.mechanism", "privacy.aggregation")
+}
+NEEDED = PRIVATE | SECURE
+"""What must be set for a setting to have an effect, or it is refused."""
 FILES = ("data.split_csv", "backbone.weights")
 
 
@@ -351,7 +380,8 @@ def key_of(*layers, plugin=MethodSettings, version=1):
 
 @pytest.mark.parametrize("key", [key for key in dotted_keys() if key not in FILES])
 def test_every_setting_changes_the_key(key):
-    assert key_of(nested(key, OTHER[key])) != key_of()
+    needed = NEEDED.get(key, {})
+    assert key_of(needed, nested(key, OTHER[key])) != key_of(needed)
 
 
 def test_how_gpus_compute_is_left_out_of_the_key_while_it_is_the_default():
@@ -362,7 +392,11 @@ def test_how_gpus_compute_is_left_out_of_the_key_while_it_is_the_default():
 
 
 def test_no_two_changes_give_the_same_key():
-    keys = [key_of(nested(key, value)) for key, value in OTHER.items() if key not in FILES]
+    keys = [
+        key_of(NEEDED.get(key, {}), nested(key, value))
+        for key, value in OTHER.items()
+        if key not in FILES
+    ]
     assert len(set(keys)) == len(keys)
 
 
@@ -437,9 +471,8 @@ def test_where_a_run_is_computed_is_not_part_of_what():
 
 
 def test_settings_survive_yaml():
-    settings = validate(
-        RunSettings,
-        merge(BASE, *(nested(k, v) for k, v in OTHER.items() if k not in ("method", "scenario"))),
-    )
+    others = [nested(k, v) for k, v in OTHER.items() if k not in ("method", "scenario")]
+    consistent = {"privacy": {"mechanism": "dp_client", "accountant": "rdp"}}
+    settings = validate(RunSettings, merge(BASE, *others, consistent))
     text = yaml.safe_dump(settings.model_dump(mode="json"))
     assert validate(RunSettings, yaml.safe_load(text)) == settings
