@@ -161,6 +161,8 @@ class Worker:
         """
         client = self._client(task)
         value, seconds = self._do(task, client)
+        if not stays:
+            value = noised(value, task, self.method, self.settings.privacy, self.settings.seed)
         return self._reply(client, value, seconds, stays=stays)
 
     def _do(self, task: Task, client: Client) -> tuple[Any, dict[str, float]]:
@@ -177,8 +179,6 @@ class Worker:
             folded(self._folded["train"], once=False),
         ):
             value = getattr(self.method, task.call)(client)
-        if not stays:
-            value = noised(value, task, self.method, self.settings.privacy, self.settings.seed)
         if self._initial_private:
             client.memory["private state"] = self.method.state.private_weights()
         return value, {"copy": loaded - start, "work": time.perf_counter() - loaded}
