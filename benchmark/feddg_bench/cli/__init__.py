@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 import feddg_bench
+from feddg_bench.cli.attack import attack_command
 from feddg_bench.cli.data import data_app
 from feddg_bench.cli.download import download_command
 from feddg_bench.cli.figures import figures_app
@@ -49,6 +50,7 @@ app.add_typer(figures_app, name="figures")
 app.command("report")(report_command)
 app.add_typer(results_app, name="results")
 app.command("profile")(profile_command)
+app.command("attack")(attack_command)
 app.add_typer(methods_app, name="methods")
 app.add_typer(datasets_app, name="datasets")
 app.add_typer(recipes_app, name="recipes")

@@ -1,0 +1,144 @@
+"""``feddg-bench attack``: what an attacker makes of what crosses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from feddg_bench.cli.options import Experiment, Json, Machine, Where, grouped, print_json
+from feddg_bench.common.errors import SettingsError, unknown
+from feddg_bench.common.terminal import Display, table, terminal, text
+from feddg_bench.config.reading import read_names
+from feddg_bench.records.attacks import ATTACKERS, KINDS, Attacker
+from feddg_bench.records.sources import FOLDERS
+from feddg_bench.runs.request import Datasets
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+    from feddg_bench.records.attacks import AttackRecord, Interval
+
+
+@dataclass(frozen=True)
+class Attacking(Machine):
+    """Where attacks are computed and recorded."""
+
+    results: Where = FOLDERS[0]
+
+
+@grouped
+def attack_command(
+    kind: Annotated[
+        str, typer.Option("--kind", "--kinds", help=f"Comma-separated, or all: {', '.join(KINDS)}.")
+    ] = KINDS[0],
+    attacker: Annotated[
+        str, typer.Option(help="Whose eyes: server, client or eavesdropper.")
+    ] = ATTACKERS[0],
+    experiment: Experiment = Experiment(),
+    machine: Attacking = Attacking(),
+    again: Annotated[bool, typer.Option(help="Repeat recorded attacks.")] = False,
+    json_: Json = False,
+) -> None:
+    """Attack what crosses in a run. Every figure has two controls beside it.
+
+    The run is made for the attack: 2 rounds that every client takes part in, and half of the
+    training domains' images with no client, as public images and as non-members. Records are in
+    RESULTS/attacks; an attack that is there is not repeated.
+    """
+    kinds = list(KINDS) if kind == "all" else read_names("kind of attack", kind, KINDS)
+    if attacker not in ATTACKERS:
+        raise SettingsError(unknown("attacker", attacker, ATTACKERS))
+    eyes: Attacker = attacker
+    resources = machine.resources()
+    datasets = Datasets(resources.data_root)
+    request = experiment.request(resources)
+    if request.scenario is None:
+        request = request.one_scenario(datasets)
+
+    from feddg_bench.privacy.perform import Lab, attack_plans
+
+    plans = [(name, plan) for name in kinds for plan in attack_plans(request, name, datasets)]
+    found: list[AttackRecord] = []
+    refused: list[SettingsError] = []
+    with _Attacks(len(plans)) as display:
+        lab = Lab(resources, display.step)
+        for name, plan in plans:
+            display.begin(f"{plan.title}: {name}")
+            try:
+                found.append(lab.attack(plan, name, eyes, again=again))
+            except SettingsError as why:  # of one method among several
+                refused.append(why)
+    if refused and not found:
+        raise refused[0]
+    if json_:
+        print_json([record.model_dump(mode="json") for record in found])
+        return
+    console = terminal()
+    console.print(draw_attacks(found))
+    for record in found:
+        for result in record.results:
+            if result.failed:
+                console.print(f"{record.method}, {record.kind} of {result.failed}")
+    for error in refused:
+        console.print(str(error))
+
+
+class _Attacks(Display):
+    """Shows how far attacks are."""
+
+    def __init__(self, total: int) -> None:
+        super().__init__(text("{task.completed:.0f}/{task.total:.0f}"))
+        self.total, self.number = total, 0
+        self.task = self.progress.add_task("", total=1)
+
+    def begin(self, title: str) -> None:
+        """Begin the next attack."""
+        self.number += 1
+        self.title = f"[{self.number}/{self.total}] {title}"
+        if not self.console.is_terminal:
+            self.say(self.title)
+
+    def step(self, what: str, done: int, total: int) -> None:
+        """Show that so much of something is done."""
+        self.progress.update(
+            self.task, description=f"{self.title}, {what}", completed=done, total=total
+        )
+
+
+def draw_attacks(records: Sequence[AttackRecord]) -> RichTable:
+    """Return what attacks found for a terminal: a row for each figure."""
+    nothing: dict[str, Interval | None] = {"": None}
+    rows = [
+        (
+            record.method,
+            f"{record.kind}\n{result.item}",
+            name.replace("_", " "),
+            _text(figure),
+            _text(result.no_leak.measured),
+            _text(result.planted_leak.measured),
+        )
+        for record in records
+        for result in record.results
+        for name, figure in (result.figures or nothing).items()
+    ]
+    sizes = sorted({record.images for record in records})
+    return table(
+        "",
+        ("method", "attack", "figure", "found", "no leak", "planted"),
+        rows,
+        caption=(
+            f"95 % intervals of a bootstrap over clients; {', '.join(map(str, sizes))} images a "
+            "client. No leak and planted leak are controls: chance, and a leak that must be found."
+        ),
+        right=("found", "no leak", "planted"),
+        whole=("method",),
+    )
+
+
+def _text(figure: Interval | None) -> str:
+    if figure is None:
+        return "withheld"
+    return f"{figure.value:.3f}\n[{figure.low:.2f}, {figure.high:.2f}]"

@@ -1,0 +1,170 @@
+"""What every attack is made of: an attacker's half, a scorer's half, and two controls.
+
+The attacker's half is given messages that crossed, public images and targets; the scorer's half
+alone knows who holds what. Beside every figure stand two controls: *no leak* attacks messages of
+clients that do not hold the target and must be at chance, *planted leak* attacks messages that hold
+the target alone and must find it. A figure whose controls fail is withheld.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.common.streams import generator
+from feddg_bench.config.schema import RunSettings
+from feddg_bench.data.federated import Federation
+from feddg_bench.privacy.capture import Exchange, Message, visible
+from feddg_bench.records.attacks import Attacker, AttackResult, Control, Interval
+
+RESAMPLES = 1000
+"""Of a bootstrap."""
+NEAR_CHANCE = 0.05
+"""How far from chance the interval of *no leak* may stay."""
+
+OnStep = Callable[[str, int, int], None]
+"""Is told what is done, how much of it is done, and how much there is."""
+
+
+def silent(_what: str, _done: int, _total: int) -> None:
+    """Say nothing of how far it is."""
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Some images, as they are stored, and what an attacker can see of each."""
+
+    images: np.ndarray  # uint8 [n, H, W, C], or float16
+    labels: np.ndarray  # [n]
+    domains: np.ndarray  # ids of source domains, int64 [n]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, chosen: Any) -> Pictures:
+        return Pictures(self.images[chosen], self.labels[chosen], self.domains[chosen])
+
+    def __add__(self, other: Pictures) -> Pictures:
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return Pictures(*(np.concatenate(pair) for pair in pairs))
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One run as an attack finds it.
+
+    Attributes:
+        settings: Of the run; everybody knows them.
+        federation: Who holds what: for scorers alone.
+        exchanges: All that crossed.
+        attacker: Whose eyes look.
+        step: Is told how far the attack is.
+    """
+
+    settings: RunSettings
+    federation: Federation
+    exchanges: Sequence[Exchange]
+    attacker: Attacker = "server"
+    step: OnStep = silent
+
+    @property
+    def own(self) -> str:
+        """The client that attacks, where one does: the first."""
+        return next(iter(self.federation.clients))
+
+    def messages(self) -> list[Message]:
+        """Return what the attacker sees."""
+        return list(visible(self.exchanges, self.attacker, self.own))
+
+    def pictures(self, index: np.ndarray) -> Pictures:
+        """Return images by their place in the data set."""
+        f = self.federation
+        images = f.images
+        if not isinstance(images, np.ndarray):
+            shape = (len(f.labels), f.size, f.size, f.channels)
+            images = np.memmap(images, dtype=f.pixels, mode="r", shape=shape)
+        return Pictures(np.array(images[index]), f.labels[index], f.domain_ids[index])
+
+    def part(self, split: str, most: int) -> Pictures:
+        """Return at most so many images of an in-domain split, drawn.
+
+        Raises:
+            DataError: If there are none of one of the domains that clients hold.
+        """
+        parts = [index for name, _, index in self.federation.evaluation if name == split]
+        index = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+        ids = self.federation.domain_ids[index]
+        held = np.unique(
+            np.concatenate([*map(self.federation.domains_of, self.federation.clients)])
+        )
+        if missing := sorted(set(held.tolist()) - set(ids.tolist())):
+            name = self.federation.sources[missing[0]] if self.federation.sources else "training"
+            what = "public images" if split == "id_val" else "images that no client holds"
+            raise DataError(
+                f"there are no {what} of the domain {name}, without which there is no attack: "
+                f"raise data.{split}_fraction"
+            )
+        draw = generator(self.settings.seed, "attack", split)
+        return self.pictures(np.sort(draw.permutation(index)[:most]))
+
+    def draw(self, *names: str | int) -> np.random.Generator:
+        """Return a generator of the scorer's, by name."""
+        return generator(self.settings.seed, "attack", *names)
+
+
+class Attack(ABC):
+    """One kind of attack; `measure` is its scorer's half."""
+
+    kind: ClassVar[str]
+    overrides: ClassVar[Mapping[str, Any]] = {}
+    """Settings of the attacked run that suit this kind, unless the user sets them."""
+    version: ClassVar[int] = 1
+    """Raise it with every change that can move figures."""
+
+    @abstractmethod
+    def measure(self, scene: Scene) -> Iterator[AttackResult]:
+        """Attack what the attacker sees, item by item.
+
+        Raises:
+            SettingsError: If nothing that crosses is of the kind that this attacks.
+            DataError: If there are no public images.
+        """
+
+    def nothing(self, scene: Scene, wanted: str) -> SettingsError:
+        """Return the error that nothing crosses which this kind of attack could read."""
+        seen = sorted({message.item for message in scene.messages()})
+        return SettingsError(
+            f"{self.kind} reads {wanted}, and of {scene.settings.method} a {scene.attacker} sees "
+            f"{', '.join(seen) or 'nothing'}: choose another --kind, --attacker or --method"
+        )
+
+
+def interval(groups: Sequence[np.ndarray], draw: np.random.Generator) -> Interval:
+    """Return the mean over all values, and its 95 % bootstrap interval over groups.
+
+    Args:
+        groups: Values that go together, such as those of one client.
+        draw: Chooses groups.
+    """
+    sums = np.array([group.sum() for group in groups], dtype=float)
+    counts = np.array([len(group) for group in groups], dtype=float)
+    chosen = draw.integers(len(groups), size=(RESAMPLES, len(groups)))
+    low, high = np.quantile(sums[chosen].sum(1) / counts[chosen].sum(1), (0.025, 0.975))
+    return Interval(value=sums.sum() / counts.sum(), low=low, high=high)
+
+
+def no_leak(measured: Interval, chance: float) -> Control:
+    """Return the control whose interval must reach chance, or nearly so."""
+    near = measured.low <= chance + NEAR_CHANCE and measured.high >= chance - NEAR_CHANCE
+    return Control(measured=measured, expected=f"about {chance:g}", holds=near)
+
+
+def planted_leak(measured: Interval, least: float) -> Control:
+    """Return the control that must be found: its figure reaches ``least``."""
+    holds = measured.value >= least
+    return Control(measured=measured, expected=f"at least {least:g}", holds=holds)

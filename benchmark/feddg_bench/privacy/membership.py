@@ -1,0 +1,274 @@
+"""Membership: was this image among those of the client that sent this message?
+
+A likelihood ratio. Let x be the target's own vector, as a client that holds it alone would send it,
+S the message of a client with n images, and both about normal with the covariance C of public
+images (C / n for S). Then, with P the inverse of C and E what S should be without the target,
+
+    log p(S | member) / p(S | not) = (x - mu)' P (S - E) / a - (x - mu)' P (x - mu) / (2 n)
+
+where mu is the mean of the public images of x's domain, E the combination of these means that is
+nearest to S, and a its scale: 1 where S is a mean; free where it is a change of weights, which
+grows with the steps. Where each row of a message is of one image, the nearest row counts; where
+rows are of classes, that of the target's class. Over rounds, standardised ratios are averaged.
+Sources: Shokri et al., S&P 2017 (the question); Carlini et al., S&P 2022 (true positives at few
+false ones); Zhu et al., FedMIA, 2024 (updates over rounds).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from feddg_bench.privacy.attack import (
+    Attack,
+    Pictures,
+    Scene,
+    interval,
+    no_leak,
+    planted_leak,
+)
+from feddg_bench.privacy.capture import Message
+from feddg_bench.privacy.shadow import Rows, Shadow
+from feddg_bench.records.attacks import AttackResult
+
+RIDGE = 0.05
+"""Added to the public covariance, times its mean variance: there are few public images."""
+MOST_PUBLIC, MOST_OTHERS, MOST_CLIENTS, MOST_ROUNDS, MOST_MEMBERS = 300, 300, 40, 3, 300
+"""Images of the attacker and of nobody, and clients, rounds and members that are attacked."""
+MOST_PLANTED = 40
+FOUND = 0.9
+"""AUC that a planted leak must reach."""
+ABSENT = -10.0
+"""Score of a target whose class a message does not know, in standard deviations."""
+
+
+class Likelihood:
+    """The attacker's half.
+
+    Args:
+        public: Vectors of public images, [m, P].
+        domains: Their domains [m].
+        classes: Their classes [m].
+    """
+
+    def __init__(self, public: Tensor, domains: np.ndarray, classes: np.ndarray) -> None:
+        self.public, self.domains, self.classes = public, domains, classes
+        self.names = np.unique(domains)
+        self.mu = torch.stack([public[domains == d].mean(0) for d in self.names])  # [D, P]
+        z = public - self.mean(domains)
+        variance = z.square().mean()
+        ridge = RIDGE * (variance if variance > 0 else 1.0) * len(z)
+        gram = z @ z.T + ridge * torch.eye(len(z), dtype=z.dtype)
+        # (Z'Z + r I)^-1 = (I - Z' (Z Z' + r I)^-1 Z) / r: of as many rows as images, not numbers.
+        self._inner, self._z = torch.linalg.inv(gram) @ z, z
+        self._scale = len(z) / ridge
+
+    def mean(self, domains: np.ndarray) -> Tensor:
+        """Return the public mean of each domain [n], as [n, P]."""
+        found: Tensor = self.mu[np.searchsorted(self.names, domains)]
+        return found
+
+    def precise(self, rows: Tensor) -> Tensor:
+        """Return P v of each row v [n, P]."""
+        found: Tensor = (rows - rows @ self._z.T @ self._inner) * self._scale
+        return found
+
+    def ratios(self, message: Rows, images: int, x: Tensor, who: Pictures) -> Tensor:
+        """Return the score of each target [n], in standard deviations of public images.
+
+        Args:
+            message: Of a client.
+            images: n, which the client says.
+            x: Vectors of the targets, [n, P].
+            who: The targets.
+        """
+        found = self._raw(message, images, x, who.domains, who.labels)
+        known = self._raw(message, images, self.public, self.domains, self.classes)
+        known = known[known.isfinite()]
+        spread = known.std() if len(known) > 1 and known.std() > 0 else 1.0
+        middle = known.mean() if len(known) else 0.0
+        return ((found - middle) / spread).nan_to_num(neginf=ABSENT)
+
+    def _raw(
+        self, message: Rows, images: int, x: Tensor, domains: np.ndarray, classes: np.ndarray
+    ) -> Tensor:
+        if not message.each:
+            return self._ratio(message.vectors[0], images, x, domains, affine=message.mean)
+        if message.keys is None:  # one row an image
+            near = x[:, None] - message.vectors[None]  # [n, J, P]
+            distance = (near * self.precise(near.flatten(0, 1)).view_as(near)).sum(2)
+            return -distance.min(1).values / 2
+        scores = torch.full((len(x),), -torch.inf, dtype=x.dtype)
+        for key, vector in zip(message.keys.tolist(), message.vectors, strict=True):
+            of = classes == key
+            if of.any():
+                share = max(1, images // len(message.vectors))
+                ratio = self._ratio(vector, share, x[of], domains[of], affine=message.mean)
+                scores[torch.from_numpy(of)] = ratio
+        return scores
+
+    def mixture(self, sent: Tensor, images: int, *, affine: bool) -> tuple[float, Tensor]:
+        """Return a, and the share of each domain [D] that brings a E nearest to S [P].
+
+        ``affine`` says that a is 1. Shares are of whole images.
+        """
+        base = self.mu[-1] if affine else torch.zeros_like(sent)
+        means = self.mu[:-1] - base if affine else self.mu
+        metric = self.precise(means)
+        share = torch.linalg.pinv(metric @ means.T) @ (metric @ (sent - base))
+        if affine:
+            share = torch.cat([share, 1 - share.sum(0, keepdim=True)])
+        a = float(share.sum())
+        whole = (images * share.clamp(min=0) / share.clamp(min=0).sum()).round()
+        if a <= 0 or not whole.isfinite().all() or whole.sum() <= 0:
+            return 1.0, torch.full_like(share, 1 / len(share))
+        return a, whole / whole.sum()
+
+    def _ratio(
+        self, sent: Tensor, images: int, x: Tensor, domains: np.ndarray, *, affine: bool
+    ) -> Tensor:
+        a, shares = self.mixture(sent, images, affine=affine)
+        away = x - self.mean(domains)
+        precise = self.precise(away)
+        return precise @ (sent / a - shares @ self.mu) - (precise * away).sum(1) / (2 * images)
+
+
+def percentiles(
+    members: Tensor, domains: np.ndarray, others: Tensor, theirs: np.ndarray
+) -> np.ndarray:
+    """Return for each member [n] the share of non-members of its domain that score lower.
+
+    Ties count by half. The mean over members is the AUC, stratified by domain: that a client holds
+    photos tells nothing about which.
+    """
+    shares = []
+    for score, domain in zip(members, domains, strict=True):
+        rest = others[torch.from_numpy(theirs == domain)]
+        shares.append(float((rest < score).double().mean() + (rest == score).double().mean() / 2))
+    return np.array(shares)
+
+
+class Membership(Attack):
+    """The scorer's half: members of each client against images that no client holds."""
+
+    kind = "membership"
+
+    def measure(self, scene: Scene) -> Iterator[AttackResult]:
+        """Attack each item that clients send."""
+        public, others = scene.part("id_val", MOST_PUBLIC), scene.part("id_test", MOST_OTHERS)
+        sent = [message for message in scene.messages() if message.up]
+        names = sorted({message.client for message in sent})
+        if len(names) > MOST_CLIENTS:
+            names = sorted(scene.draw("clients").choice(names, MOST_CLIENTS, replace=False))
+        holders, index = held_by(scene, names)
+        members = scene.pictures(index)
+        shadow = Shadow(scene.settings, scene.federation, public + others + members)
+        count = 0
+        for item, call in dict.fromkeys((message.item, message.when[1]) for message in sent):
+            chosen = [m for m in sent if (m.item, m.when[1]) == (item, call) and m.client in names]
+            if all(shadow.rows(message) is None for message in chosen):
+                continue
+            count += 1
+            yield self._item(scene, shadow, chosen, (public, others, members), holders)
+        if not count:
+            raise self.nothing(
+                scene, "numbers that clients measure on images or weights they train"
+            )
+
+    def _item(
+        self,
+        scene: Scene,
+        shadow: Shadow,
+        messages: Sequence[Message],
+        sets: tuple[Pictures, Pictures, Pictures],
+        holders: np.ndarray,
+    ) -> AttackResult:
+        public, others, members = sets
+        item, call = messages[0].item, messages[0].when[1]
+        names = sorted({message.client for message in messages})
+        ends = np.cumsum([0, *map(len, sets)])
+        rounds = sorted({message.when[0] for message in messages})[:MOST_ROUNDS]
+        # [messages' clients, targets], averaged over rounds
+        scores = torch.zeros(len(names), len(others) + len(members), dtype=torch.float64)
+        seen = torch.zeros(len(names), 1, dtype=torch.float64)
+        form: Rows | None = None
+        found: list[np.ndarray] = []
+        for number, when in enumerate(rounds):
+            scene.step(f"{self.kind} of {item}", number, len(rounds))
+            now = [message for message in messages if message.when[0] == when]
+            task = now[0].exchange.task
+            vectors = shadow.vectors(task, item, range(ends[3]))
+            known = Likelihood(vectors[: ends[1]], public.domains, public.labels)
+            x, targets = vectors[ends[1] :], others + members
+            for message in now:
+                rows = shadow.rows(message)
+                if rows is not None:
+                    form = form or rows
+                    place = names.index(message.client)
+                    scores[place] += known.ratios(rows, message.exchange.images, x, targets)
+                    seen[place] += 1
+            if number == 0:
+                assert form is not None  # noqa: S101 - one message at least was read
+                found = planted(known, form, x[: len(others)], others, scene.draw("planted", item))
+        scores /= seen.clamp(min=1)
+        rest, mine = scores[:, : len(others)], scores[:, len(others) :]
+
+        def groups(shift: int) -> list[np.ndarray]:
+            """Percentiles of each client's members by the message of the one ``shift`` further."""
+            each = []
+            for place, name in enumerate(names):
+                at, of = (place + shift) % len(names), holders == name
+                theirs = mine[at, torch.from_numpy(of)]
+                each.append(percentiles(theirs, members.domains[of], rest[at], others.domains))
+            return [group for group in each if len(group)]
+
+        shares = groups(0)
+        shift = int(scene.draw("no leak", item).integers(1, max(2, len(names))))
+        figures = {"auc": interval(shares, scene.draw("bootstrap", item))}
+        if min(np.unique(others.domains, return_counts=True)[1]) >= 100:  # else 1 % is no image
+            hits = [(group >= 0.99).astype(float) for group in shares]
+            figures["tpr_at_1_fpr"] = interval(hits, scene.draw("bootstrap", item))
+        wrong = interval(groups(shift), scene.draw("bootstrap", item))
+        there = interval(found, scene.draw("bootstrap", item))
+        return AttackResult(
+            item=item,
+            up=True,
+            call=call,
+            times=len(rounds),
+            messages=len(names),
+            targets=len(members),
+            no_leak=no_leak(wrong, 0.5),
+            planted_leak=planted_leak(there, FOUND),
+            figures=figures,
+        ).withheld()
+
+
+def planted(
+    known: Likelihood, form: Rows, x: Tensor, targets: Pictures, draw: np.random.Generator
+) -> list[np.ndarray]:
+    """Return the percentiles of images of which messages hold the statistic, and nothing else.
+
+    ``form`` is a real message, ``x`` the vectors of the targets [n, P].
+    """
+    found = []
+    for place in draw.permutation(len(targets))[:MOST_PLANTED].tolist():
+        key = None if form.keys is None else torch.tensor([targets.labels[place]])
+        scores = known.ratios(replace(form, vectors=x[[place]], keys=key), 1, x, targets)
+        rest = np.arange(len(targets)) != place
+        mine, theirs = targets.domains[[place]], targets.domains[rest]
+        found.append(percentiles(scores[[place]], mine, scores[rest], theirs))
+    return found
+
+
+def held_by(scene: Scene, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return holder and place in the data set of some of the images that clients hold."""
+    clients = scene.federation.clients
+    most = max(1, MOST_MEMBERS // max(1, len(names)))
+    draw = scene.draw("members")
+    parts = {name: np.sort(draw.permutation(clients[name])[:most]) for name in names}
+    holders = np.concatenate([np.full(len(part), name) for name, part in parts.items()])
+    return holders, np.concatenate(list(parts.values()))

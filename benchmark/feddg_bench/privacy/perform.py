@@ -1,0 +1,145 @@
+"""From what is asked for to an attack's record: make the run, look at its messages, attack them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from feddg_bench.common.errors import SettingsError, unknown
+from feddg_bench.config.layers import merge
+from feddg_bench.config.schema import MANY, Resources
+from feddg_bench.data.federated import Federation
+from feddg_bench.engine.devices import open_executor
+from feddg_bench.plugins import outline
+from feddg_bench.privacy.attack import Attack, OnStep, Scene, silent
+from feddg_bench.privacy.capture import Capture
+from feddg_bench.privacy.membership import Membership
+from feddg_bench.records.attacks import Attacker, AttackRecord, attack_key, load_attack, save_attack
+from feddg_bench.records.rules import split_metric
+from feddg_bench.runs.request import Datasets, Plan, Request
+from feddg_bench.runs.run import train
+from feddg_bench.runs.setup import RunData, open_federation, start
+
+if TYPE_CHECKING:
+    from feddg_bench.core.loop import RoundResult
+    from feddg_bench.runs.setup import Run
+
+ATTACKS: Mapping[str, type[Attack]] = {attack.kind: attack for attack in (Membership,)}
+"""Kinds of attacks by name."""
+
+ATTACKED: dict[str, Any] = {
+    "federation": {"rounds": 2, "per_round": None},
+    "evaluation": {"every": 1_000_000},
+}
+"""An attacked run, where the user does not say otherwise: every client is seen."""
+WITHHELD: dict[str, Any] = {"data": {"id_val_fraction": 0.25, "id_test_fraction": 0.25}}
+"""Shares of the training domains that no client holds: the attacker's public images, and those
+against which members are told."""
+
+
+def attack_plans(request: Request, kind: str, datasets: Datasets) -> list[Plan]:
+    """Settle the runs that are to be attacked.
+
+    Raises:
+        SettingsError: If there is no such kind, or a setting cannot be used.
+        DataError: If the data set is not here or cannot be spread so.
+    """
+    if kind not in ATTACKS:
+        raise SettingsError(unknown("kind of attack", kind, ATTACKS))
+    own = WITHHELD if request.settings.get("data", {}).get("split_csv") is None else {}
+    layers = (ATTACKED, own, ATTACKS[kind].overrides, request.settings)
+    return replace(request, settings=merge(*layers)).plan(datasets)
+
+
+class _Last(Capture):
+    """Keeps the last evaluation too, and says how far the run is."""
+
+    def __init__(self, step: OnStep) -> None:
+        super().__init__()
+        self.step = step
+        self.measured: dict[str, float] = {}
+
+    def round(self, run: Run, result: RoundResult) -> None:
+        """Note what the last model is worth."""
+        self.step("training", result.round, run.plan.settings.federation.rounds)
+        if result.evaluation is not None:
+            metric = run.plan.dataset.metrics[0]
+            found = {s: split_metric(result.evaluation, s, metric) for s in result.evaluation}
+            self.measured = {s: value for s, value in found.items() if value is not None}
+
+
+class Lab:
+    """Makes runs and attacks them; a run that several attacks look at is made once.
+
+    Args:
+        resources: Where and how fast, and where records are.
+        step: Is told how far it is.
+    """
+
+    def __init__(self, resources: Resources, step: OnStep = silent) -> None:
+        self.resources, self.step = resources, step
+        self._data: dict[str, RunData] = {}
+        self._made: tuple[str, Federation, _Last] | None = None
+
+    def attack(
+        self, plan: Plan, kind: str, attacker: Attacker, *, again: bool = False
+    ) -> AttackRecord:
+        """Attack a run and record what was found, unless the record is there.
+
+        Raises:
+            SettingsError: If nothing crosses that an attack of this kind reads.
+            DataError: If there are no public images, or a record cannot be written.
+        """
+        root, attack = self.resources.results, ATTACKS[kind]()
+        key = attack_key(kind, attack.version, attacker, plan.key)
+        record = None if again else load_attack(root, key)
+        if record is not None:
+            return record
+        federation, seen = self._run(plan)
+        scene = Scene(plan.settings, federation, seen.exchanges, attacker, self.step)
+        public = len(scene.part("id_val", MANY))  # refused early if there are none
+        begun = time.perf_counter()
+        results = list(attack.measure(scene))
+        s = plan.settings
+        record = AttackRecord(
+            key=key,
+            kind=kind,
+            version=attack.version,
+            attacker=attacker,
+            run_key=plan.key,
+            method=s.method,
+            dataset=s.dataset,
+            protocol=s.protocol,
+            scenario=s.scenario,
+            seed=s.seed,
+            recipe=plan.recipe,
+            labels={k: str(s.hyper[k]) for k in outline(s.method).Settings.labels},
+            settings=plan.canonical,
+            clients=len(federation.clients),
+            images=round(statistics.median(map(len, federation.clients.values()))),
+            public=public,
+            rounds=s.federation.rounds,
+            measured=seen.measured,
+            seconds=round(time.perf_counter() - begun, 3),
+            results=results,
+        )
+        save_attack(root, record)
+        return record
+
+    def _run(self, plan: Plan) -> tuple[Federation, _Last]:
+        """Make a run, unless it is the one that was made last."""
+        if self._made is None or self._made[0] != plan.key:
+            self._made = None  # its messages may be large
+            name = plan.settings.dataset
+            data = self._data.setdefault(name, RunData(plan.dataset, self.resources.cache_dir))
+            federation, _, _ = open_federation(plan, data)
+            executor, seen = open_executor(self.resources), _Last(self.step)
+            try:
+                train(start(plan, federation, executor, self.resources), seen)
+            finally:
+                executor.close()
+            self._made = plan.key, federation, seen
+        return self._made[1:]

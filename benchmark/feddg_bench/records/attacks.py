@@ -1,0 +1,157 @@
+"""Records of attacks: one file each under a results folder, named by its key."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import ConfigDict, ValidationError
+
+from feddg_bench.common.errors import printable
+from feddg_bench.common.files import write_whole
+from feddg_bench.records.record import Count, RecordPart
+
+Attacker = Literal["server", "client", "eavesdropper"]
+"""Whose eyes: ``server`` sees every reply, ``client`` what it is sent itself, ``eavesdropper``
+what passes both ways."""
+ATTACKERS: tuple[Attacker, ...] = get_args(Attacker)
+KINDS = ("membership",)
+"""Of attacks, as `feddg_bench.privacy` has them."""
+
+logger = logging.getLogger(__name__)
+
+
+class AttackPart(RecordPart):
+    """A part of an attack's record: finite numbers only."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
+
+
+class Interval(AttackPart):
+    """A figure with its 95 % bootstrap interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Control(AttackPart):
+    """A control: what was measured, what it had to be, and whether it was."""
+
+    measured: Interval
+    expected: str
+    holds: bool
+
+
+class AttackResult(AttackPart):
+    """What an attack made of one item that crosses."""
+
+    item: str  # such as `style`
+    up: bool  # whether it is what clients send
+    call: str  # the client function with which it crossed
+    times: Count  # rounds in which it was seen
+    messages: Count  # how many clients' messages were attacked
+    targets: Count  # how many images, or clients, were attacked
+    no_leak: Control
+    planted_leak: Control
+    figures: dict[str, Interval]  # such as `auc`; empty if a control failed
+
+    @property
+    def failed(self) -> str:
+        """The sentence that says which control failed, or nothing."""
+        for name, control in (("no leak", self.no_leak), ("planted leak", self.planted_leak)):
+            if not control.holds:
+                m = control.measured
+                return (
+                    f"{self.item}: no result, because the control '{name}' is {m.value:.3f} "
+                    f"[{m.low:.3f}, {m.high:.3f}] instead of {control.expected}"
+                )
+        return ""
+
+    def withheld(self) -> AttackResult:
+        """Return it without figures if a control failed."""
+        return self.model_copy(update={"figures": {}}) if self.failed else self
+
+
+class AttackRecord(AttackPart):
+    """One attack on one run."""
+
+    format: Literal[1] = 1
+    key: str
+    kind: str
+    version: Count  # of the attack
+    attacker: Attacker
+    run_key: str  # of the run that was attacked; it need not be recorded
+    method: str
+    dataset: str
+    protocol: str
+    scenario: str
+    seed: Count
+    recipe: str
+    labels: dict[str, str]  # settings of the method that a table says
+    settings: dict[str, Any]  # what is hashed into the run key
+    clients: Count
+    images: Count  # of the middle client
+    public: Count  # public images of the attacker
+    rounds: Count
+    measured: dict[str, float]  # key metric of the attacked run's last model, by split
+    seconds: float
+    results: list[AttackResult]
+
+
+def attack_key(kind: str, version: int, attacker: str, run_key: str) -> str:
+    """Return the name of an attack's record: 16 hexadecimal digits."""
+    text = json.dumps([kind, version, attacker, run_key])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def attack_path(root: Path, key: str) -> Path:
+    """Return where the record of an attack is, or will be."""
+    return root / "attacks" / f"{key}.json"
+
+
+def save_attack(root: Path, record: AttackRecord) -> Path:
+    """Write a record in one rename, and return its path.
+
+    Raises:
+        DataError: If it cannot be written.
+    """
+    path = attack_path(root, record.key)
+    write_whole(path, record.model_dump_json(indent=1).encode() + b"\n")
+    return path
+
+
+def load_attack(root: Path, key: str) -> AttackRecord | None:
+    """Return a finished attack's record; ``None`` if there is none that can be used."""
+    path = attack_path(root, key)
+    return next(_read([path]), None) if path.is_file() else None
+
+
+def read_attacks(roots: Iterable[Path]) -> list[AttackRecord]:
+    """Return the records of attacks in results folders, by key; broken ones are left out and told.
+
+    Two folders may hold one record; the first wins.
+    """
+    paths = [path for root in roots for path in sorted((root / "attacks").glob("*.json"))]
+    found: dict[str, AttackRecord] = {}
+    for record in _read(paths):
+        found.setdefault(record.key, record)
+    return [found[key] for key in sorted(found)]
+
+
+def _read(paths: Iterable[Path]) -> Iterator[AttackRecord]:
+    for path in paths:
+        try:
+            record = AttackRecord.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError) as error:
+            reason = printable(str(error).splitlines()[0])
+            logger.warning("attack record %s is left out: %s", path, reason)
+            continue
+        if record.key == path.stem:
+            yield record
+        else:
+            logger.warning("attack record %s is left out: it is that of %s", path, record.key)

@@ -1,0 +1,62 @@
+"""``feddg-bench attack`` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.test_cli import refused
+
+Run = Callable[..., Any]
+SMALL = ("--clients", "60", "--rounds", "1", "--workers", "1", "data.image_size=16")
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("attacked")
+
+
+def attack(feddg: Run, root: Path, *words: str) -> Any:
+    return feddg("attack", *SMALL, "--results", str(root), *words)
+
+
+def test_an_attack_is_recorded_with_both_controls_and_not_repeated(
+    feddg: Run, attacked: Path
+) -> None:
+    words = ("--method", "pardon", "--json", "hyper.style_augment=false")
+    outcome = attack(feddg, attacked, *words)
+    assert outcome.code == 0, outcome.err
+    (record,) = json.loads(outcome.out)
+    (path,) = (attacked / "attacks").iterdir()
+    assert json.loads(path.read_bytes()) == record
+    assert record["public"] > 100
+    style, weights = record["results"]
+    assert (style["item"], weights["item"]) == ("style", "weights")
+    assert 0.4 < style["no_leak"]["measured"]["value"] < 0.6
+    assert style["planted_leak"]["measured"]["value"] > 0.9
+    assert weights["figures"]["auc"]["low"] > 0.6
+    before = path.stat().st_mtime_ns
+    again = attack(feddg, attacked, *words)
+    assert json.loads(again.out) == [record]
+    assert path.stat().st_mtime_ns == before
+
+
+def test_a_broken_record_is_made_anew(feddg: Run, tmp_path: Path) -> None:
+    words = ("--method", "fedavg", "--clients", "40", "--json")
+    (record,) = json.loads(attack(feddg, tmp_path, *words).out)
+    (path,) = (tmp_path / "attacks").iterdir()
+    path.write_bytes(path.read_bytes()[:100])
+    (again,) = json.loads(attack(feddg, tmp_path, *words).out)
+    assert again["results"] == record["results"]
+
+
+def test_bad_words_are_refused(feddg: Run, tmp_path: Path) -> None:
+    refused(attack(feddg, tmp_path, "--kind", "guess"), "kind", "membership")
+    refused(attack(feddg, tmp_path, "--attacker", "eve"), "attacker", "eavesdropper")
+    refused(attack(feddg, tmp_path, "data.id_val_fraction=0"), "public images", "id_val_fraction")
+    refused(attack(feddg, tmp_path, "--attacker", "client"), "membership reads")
+    assert not (tmp_path / "attacks").exists()

@@ -1,0 +1,59 @@
+"""A small federation with images that no client holds, and runs whose messages are kept."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from feddg_bench.data.federated import Federation
+from feddg_bench.privacy.attack import Scene
+from feddg_bench.privacy.capture import Capture
+from feddg_bench.testing.toy import ToyRun, start_toy_run
+
+CLIENTS, EACH = 8, 6
+
+
+def attacked_federation() -> Federation:
+    """Return 8 clients of 6 images of two domains, 60 public images and 60 that nobody holds."""
+    rng = np.random.default_rng(5)
+    count = CLIENTS * EACH + 120
+    domains = np.arange(count) % 2
+    labels = np.arange(count) // 2 % 3
+    level = rng.uniform(20, 200, (count, 1, 1, 3)) * (0.6 + 0.4 * domains[:, None, None, None])
+    grain = rng.uniform(5, 50, (count, 1, 1, 3))
+    images = level + grain * rng.standard_normal((count, 16, 16, 3))
+    images[np.arange(count), :, 5 * labels] += 30
+    held, rest = np.arange(CLIENTS * EACH), np.arange(CLIENTS * EACH, count)
+    clients = {f"client_{i}": part for i, part in enumerate(np.split(held, CLIENTS))}
+    parts = {"id_val": rest[:60], "id_test": rest[60:]}
+    evaluation = tuple(
+        (split, name, index[domains[index] == place])
+        for split, index in parts.items()
+        for place, name in enumerate(("dark", "bright"))
+    )
+    return Federation(
+        images.clip(0, 255).astype(np.uint8),
+        16,
+        labels.astype(np.int64),
+        clients,
+        evaluation,
+        3,
+        sources=("dark", "bright"),
+        domain_ids=domains,
+    )
+
+
+def captured(method: str, *layers: Mapping[str, Any], rounds: int = 1) -> tuple[ToyRun, Capture]:
+    """Return a run of some rounds, in which all clients take part, and what crossed in it."""
+    whole = {"partition": {"clients": CLIENTS}, "federation": {"per_round": None}}
+    toy = start_toy_run(method, whole, *layers, federation=attacked_federation())
+    capture = Capture()
+    toy.executor.on_reply = lambda task, reply: capture.replied(toy, task, reply)  # type: ignore[arg-type]
+    toy.rounds(rounds)
+    return toy, capture
+
+
+def scene_of(method: str, *layers: Mapping[str, Any], **how: Any) -> Scene:
+    """Return the scene of such a run; ``how`` says the attacker and the number of rounds."""
+    toy, capture = captured(method, *layers, rounds=how.pop("rounds", 1))
+    return Scene(toy.settings, toy.federation, capture.exchanges, **how)

@@ -1,0 +1,153 @@
+"""The likelihood ratio against hand-made numbers, and controls that fail when they should."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
+
+from feddg_bench.common.errors import DataError
+from feddg_bench.privacy.attack import Pictures, interval, no_leak, planted_leak
+from feddg_bench.privacy.membership import (
+    ABSENT,
+    RIDGE,
+    Likelihood,
+    Membership,
+    percentiles,
+    planted,
+)
+from feddg_bench.privacy.shadow import Rows
+from feddg_bench.records.attacks import AttackResult, Interval
+from tests.privacy.scenes import CLIENTS, EACH, scene_of
+
+PIXEL = {"hyper": {"style": "pixel", "style_augment": False}}
+scores = st.lists(st.integers(0, 9), min_size=2, max_size=30)
+
+
+def pictures(domains: list[int], labels: list[int]) -> Pictures:
+    return Pictures(np.zeros((len(domains), 1, 1, 3)), np.array(labels), np.array(domains))
+
+
+@given(scores, scores)
+def test_the_mean_percentile_is_the_area_under_the_curve(
+    members: list[int], others: list[int]
+) -> None:
+    shares = percentiles(
+        torch.tensor(members), np.zeros(len(members)), torch.tensor(others), np.zeros(len(others))
+    )
+    truth = [1] * len(members) + [0] * len(others)
+    assert np.isclose(shares.mean(), roc_auc_score(truth, members + others))
+
+
+def test_members_are_told_from_others_of_their_own_domain_alone() -> None:
+    members, others = torch.tensor([5.0, 1.0]), torch.tensor([4.0, 6.0, 0.0, 2.0])
+    shares = percentiles(members, np.array([0, 1]), others, np.array([0, 0, 1, 1]))
+    assert shares.tolist() == [0.5, 0.5]
+
+
+def test_the_ratio_is_that_of_two_normal_distributions() -> None:
+    # Public values of one domain: mean 2, squares of the differences 1, 1, 4, 4: C = 2.5.
+    public = torch.tensor([[1.0], [3.0], [0.0], [4.0]], dtype=torch.float64)
+    known = Likelihood(public, np.zeros(4, dtype=int), np.zeros(4, dtype=int))
+    precision = 1 / (2.5 * (1 + RIDGE))
+    sent, x = torch.tensor([2.6], dtype=torch.float64), torch.tensor([[5.0]], dtype=torch.float64)
+    found = known._ratio(sent, 10, x, np.zeros(1, dtype=int), affine=True)
+    assert np.isclose(float(found), precision * (3 * 0.6 - 3 * 3 / 20))
+
+
+def test_the_mixture_of_domains_is_found_in_whole_images() -> None:
+    public = torch.tensor([[0.0, 1.0], [0.0, -1.0], [9.0, 1.0], [9.0, -1.0]], dtype=torch.float64)
+    known = Likelihood(public, np.array([0, 0, 1, 1]), np.zeros(4, dtype=int))
+    a, shares = known.mixture(torch.tensor([3.1, 0.0], dtype=torch.float64), 3, affine=True)
+    assert a == 1
+    assert torch.allclose(shares, torch.tensor([2 / 3, 1 / 3], dtype=torch.float64))
+    lonely = Likelihood(public[2:], np.array([1, 1]), np.zeros(2, dtype=int))
+    a, _ = lonely.mixture(torch.tensor([36.0, 0.0], dtype=torch.float64), 3, affine=False)
+    assert np.isclose(a, 4)  # as if it had taken four steps
+
+
+def test_a_target_of_a_class_that_the_message_does_not_know_is_no_member() -> None:
+    public = torch.randn(12, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    known = Likelihood(public, np.zeros(12, dtype=int), np.arange(12) % 2)
+    rows = Rows(torch.zeros(1, 3, dtype=torch.float64), True, True, torch.tensor([0]))
+    found = known.ratios(rows, 4, public[:2], pictures([0, 0], [0, 1]))
+    assert found[1] == ABSENT
+    assert found[0] > ABSENT
+
+
+def test_the_nearest_row_counts_where_rows_are_of_images() -> None:
+    public = torch.randn(40, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    known = Likelihood(public, np.zeros(40, dtype=int), np.zeros(40, dtype=int))
+    rows = Rows(public[[3, 7]], each=True, mean=True)
+    found = known.ratios(rows, 2, public, pictures([0] * 40, [0] * 40))
+    assert set(found.topk(2).indices.tolist()) == {3, 7}
+
+
+def measure(scene: object) -> dict[str, AttackResult]:
+    return {result.item: result for result in Membership().measure(scene)}  # type: ignore[arg-type]
+
+
+def test_stored_pixel_styles_and_updates_tell_members() -> None:
+    found = measure(scene_of("pardon", PIXEL))
+    assert set(found) == {"style", "weights"}
+    for result in found.values():
+        assert not result.failed
+        assert result.no_leak.holds
+        assert result.planted_leak.holds
+        assert result.messages == CLIENTS
+        assert result.targets == CLIENTS * EACH
+        assert result.figures["auc"].low > 0.55
+        assert "tpr_at_1_fpr" not in result.figures  # 60 non-members resolve no hundredth
+
+
+def test_statistics_of_single_images_and_prototypes_are_read_too() -> None:
+    every = {"hyper": {"upload_ratio": 1.0}}
+    statistics = measure(scene_of("fedccrl", every))["statistics"]
+    assert statistics.figures["auc"].value > 0.95
+    assert measure(scene_of("fpl"))["prototypes"].planted_leak.holds
+
+
+def test_a_scorer_that_lets_other_clients_hold_the_targets_is_found_out() -> None:
+    scene = scene_of("fedavg")
+    held = dict.fromkeys(scene.federation.clients, scene.federation.clients["client_4"])
+    update = scene.exchanges[4].sent  # now every client holds what client_4 does, and sends it
+    sabotaged = [replace(e, sent=update) for e in scene.exchanges]
+    federation = replace(scene.federation, clients=held)
+    result = measure(replace(scene, exchanges=sabotaged, federation=federation))["weights"]
+    assert not result.no_leak.holds
+    assert result.planted_leak.holds
+    assert result.figures == {}
+    assert "'no leak'" in result.failed
+
+
+def test_an_attack_that_sees_nothing_in_its_vectors_is_found_out() -> None:
+    blind = torch.zeros(20, 3, dtype=torch.float64)
+    known = Likelihood(blind, np.zeros(20, dtype=int), np.zeros(20, dtype=int))
+    rows = Rows(blind[:1], each=False, mean=True)
+    hits = planted(known, rows, blind, pictures([0] * 20, [0] * 20), np.random.default_rng(0))
+    control = planted_leak(interval(hits, np.random.default_rng(0)), 0.9)
+    assert control.measured.value == 0.5
+    assert not control.holds
+
+
+def test_no_leak_must_be_near_chance() -> None:
+    assert no_leak(Interval(value=0.52, low=0.48, high=0.56), 0.5).holds
+    assert not no_leak(Interval(value=0.6, low=0.56, high=0.64), 0.5).holds
+    assert not no_leak(Interval(value=0.4, low=0.36, high=0.44), 0.5).holds
+
+
+def test_an_interval_is_over_groups() -> None:
+    groups = [np.zeros(3), np.ones(1)]
+    found = interval(groups, np.random.default_rng(0))
+    assert found.value == 0.25
+    assert (found.low, found.high) == (0.0, 1.0)
+
+
+def test_without_public_images_there_is_no_attack() -> None:
+    scene = scene_of("pardon", PIXEL)
+    none = replace(scene.federation, evaluation=scene.federation.evaluation[1:])
+    with pytest.raises(DataError, match="public"):
+        list(Membership().measure(replace(scene, federation=none)))
