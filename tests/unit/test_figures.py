@@ -29,9 +29,10 @@ from feddg_bench.analysis.figures.overhead import overhead
 from feddg_bench.analysis.figures.partition import heat_maps
 from feddg_bench.analysis.figures.rankings import critical_difference, profiles, ranks
 from feddg_bench.analysis.figures.scores import convergence, leaderboard, swept
-from feddg_bench.analysis.figures.series import Frame, Selection, frames, series
+from feddg_bench.analysis.figures.series import Selection, series
 from feddg_bench.analysis.figures.training import wanted_rounds
 from feddg_bench.analysis.sheets import csv_lines
+from feddg_bench.analysis.tables.generic import Frame, frames
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.engine.executors import SerialExecutor
 from feddg_bench.engine.worker import Worker

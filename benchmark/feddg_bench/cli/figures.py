@@ -91,7 +91,7 @@ class Records:
 def _pictures(name: str, runs: list[RecordedRun], choice: Selection) -> Iterable[Picture | str]:
     """Yield the figures of a name, or why there is none."""
     from feddg_bench.analysis.figures import overhead, rankings, scores
-    from feddg_bench.analysis.figures.series import frames
+    from feddg_bench.analysis.tables.generic import frames
 
     if name in scores.SWEEPS:
         found = scores.swept(runs, name, choice)

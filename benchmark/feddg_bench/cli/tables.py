@@ -16,7 +16,8 @@ TableNames = Annotated[
     typer.Argument(
         metavar="[NAME]...",
         help="`all` (default), `generic` (one for each data set, protocol and recipe with runs), "
-        "a paper's table such as pardon-1, or a YAML file that describes one.",
+        "a paper's table such as pardon-1, a YAML file that describes one, or `claims`: what "
+        "papers claim, and whether it holds in these records.",
     ),
 ]
 Out = Annotated[Path | None, typer.Option(help="Folder to write to; default RESULTS/tables.")]
@@ -45,6 +46,7 @@ def tables_command(
 
     Every table says which runs its numbers come from, and which command would fill what is missing.
     """
+    from feddg_bench.analysis.claims import claims, claims_text, tally
     from feddg_bench.analysis.tables.make import make_tables
     from feddg_bench.analysis.tables.writers import WRITERS, latex_document
     from feddg_bench.common.files import write_whole
@@ -52,11 +54,16 @@ def tables_command(
 
     endings = read_names("format", formats, WRITERS)
     folders, said = record_folders(results)
+    names = tables or ["all"]
     gc.disable()  # all that is made stays to the end: looking for cycles in it costs a tenth
     try:
         grids, runs = make_tables(
-            tables or ["all"], lambda: read_runs(folders), select=select, against=against
+            [name for name in names if name != "claims"],
+            lambda: read_runs(folders),
+            select=select,
+            against=against,
         )
+        found = list(claims(runs)) if {"all", "claims"} & {*names} else None
     finally:
         gc.enable()
     folder = out or folders[0] / "tables"
@@ -66,6 +73,9 @@ def tables_command(
             write_whole(folder / f"{grid.name}.{ending}", text.encode(), sync=False)
         filled, cells = grid.filled()
         print(f"{grid.name}: {grid.title} ({filled} of {cells} cells filled)")  # noqa: T201
+    if found is not None:
+        write_whole((out or folders[0]) / "claims.md", claims_text(found).encode(), sync=False)
+        print(f"claims: {tally(found)}")  # noqa: T201
     if "tex" in endings and grids:
         document = latex_document([grid.name for grid in grids])
         write_whole(folder / "tables.tex", document.encode(), sync=False)

@@ -13,7 +13,8 @@ import numpy as np
 import pandas as pd
 
 from feddg_bench.analysis.figures.drawing import Picture, Sheet, entitle, new_figure
-from feddg_bench.analysis.figures.series import Frame, Selection, comparable, measure_series
+from feddg_bench.analysis.figures.series import Selection, comparable, measure_series
+from feddg_bench.analysis.tables.generic import Frame
 from feddg_bench.records.record import RoundRecord
 from feddg_bench.records.runs import RecordedRun
 

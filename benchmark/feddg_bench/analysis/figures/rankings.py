@@ -13,14 +13,13 @@ from feddg_bench.analysis.figures.curves import Axis, draw_curves
 from feddg_bench.analysis.figures.drawing import Picture, Sheet, entitle, new_figure
 from feddg_bench.analysis.figures.series import (
     SPLIT_NAMES,
-    Frame,
     Selection,
     comparable,
-    frames,
     means,
     measure_series,
     over,
 )
+from feddg_bench.analysis.tables.generic import Frame, frames
 from feddg_bench.records.runs import RecordedRun
 from feddg_bench.records.statistics import LEVEL, performance_profile
 

@@ -13,15 +13,14 @@ from feddg_bench.analysis.figures.drawing import MARKERS, Picture, Sheet, entitl
 from feddg_bench.analysis.figures.series import (
     BAND,
     SPLIT_NAMES,
-    Frame,
     Selection,
     comparable,
     curve_of,
-    frames,
     means,
     measure_series,
     over,
 )
+from feddg_bench.analysis.tables.generic import Frame, frames
 from feddg_bench.records.rules import LAST
 from feddg_bench.records.runs import RecordedRun
 

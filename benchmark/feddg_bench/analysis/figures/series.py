@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from feddg_bench.analysis.tables.generic import generic_tables
 from feddg_bench.common.errors import DataError, SettingsError, unknown
 from feddg_bench.data.protocols import PROTOCOLS
 from feddg_bench.plugins import names
@@ -90,47 +89,6 @@ class Selection:
         """Return a run's key metric in the round that the rule chooses, at x = 0."""
         value = key_metric(run, run.evaluation(self.rule), self.split)
         return {} if value is None else {0: value}
-
-
-@dataclass(frozen=True)
-class Frame:
-    """Runs that can be compared: of one data set, protocol, recipe and federation.
-
-    Their ``name``, such as ``digits4-ltdo-quick``, is a stem for files.
-    """
-
-    name: str
-    title: str
-    runs: tuple[RecordedRun, ...]
-
-    def metric_label(self, split: str) -> str:
-        """Return the key metric of the data set on a split as an axis names it."""
-        return f"{split} {self.runs[0].metric.label}"
-
-    def scenario_labels(self) -> dict[str, str]:
-        """Return what scenarios are called: by their test domains, if these tell them apart."""
-        tests = {run.scenario: run.test for run in self.runs}
-        alike = len(set(tests.values())) < len(tests)
-        return {name: name if alike else tests[name] for name in sorted(tests)}
-
-
-def frames(runs: Sequence[RecordedRun], free: Collection[str] = ()) -> list[Frame]:
-    """Return the frames among runs, by name.
-
-    Runs of a frame may differ in the settings ``free``.
-    """
-    by_key = {run.key: run for run in runs}
-    if free:
-        stripped: dict[int, dict[str, Any]] = {}
-        for run in runs:  # runs share their settings object; so must what is left of it
-            if id(run.settings) not in stripped:
-                left = {key: v for key, v in run.settings.items() if key not in free}
-                stripped[id(run.settings)] = left
-        runs = [replace(run, settings=stripped[id(run.settings)]) for run in runs]
-    return [
-        Frame(table.name, table.description.title, tuple(by_key[run.key] for run in table.runs))
-        for table in generic_tables(runs)
-    ]
 
 
 def series(

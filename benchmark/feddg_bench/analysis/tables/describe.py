@@ -102,6 +102,8 @@ class Description(Section):
     """Name of a file of published numbers."""
     table: str | None = None
     """Number of the table in that paper."""
+    best: list[str] = Field(default_factory=list)
+    """Labels of rows of which the paper says that they are better than the others (`claims`)."""
     select: Rule = "last"
     metric: str = "accuracy"
     unit: str = "%"
@@ -134,6 +136,8 @@ class Description(Section):
         twice = sorted({label for label in labels if labels.count(label) > 1})
         if twice:
             raise ValueError(f"two rows have the label {twice[0]!r}; give each its own")
+        if strange := sorted(set(self.best) - set(labels)):
+            raise ValueError(f"best has {strange[0]!r}, which is no row")
         for where in self._filters():
             check_names(where)
         return self

@@ -11,8 +11,8 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from feddg_bench.analysis.tables.commands import recipe_settings
@@ -135,6 +135,47 @@ def shown_as(metric: Metric) -> dict[str, Any]:
     """Return what a description says of a metric: its unit and how many decimals."""
     percent = metric.percent
     return {"metric": metric.name, "unit": "%" if percent else "", "decimals": 2 if percent else 3}
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Runs that can be compared: of one data set, protocol, recipe and federation.
+
+    Their ``name``, such as ``digits4-ltdo-quick``, is a stem for files.
+    """
+
+    name: str
+    title: str
+    runs: tuple[RecordedRun, ...]
+
+    def metric_label(self, split: str) -> str:
+        """Return the key metric of the data set on a split as an axis names it."""
+        return f"{split} {self.runs[0].metric.label}"
+
+    def scenario_labels(self) -> dict[str, str]:
+        """Return what scenarios are called: by their test domains, if these tell them apart."""
+        tests = {run.scenario: run.test for run in self.runs}
+        alike = len(set(tests.values())) < len(tests)
+        return {name: name if alike else tests[name] for name in sorted(tests)}
+
+
+def frames(runs: Sequence[RecordedRun], free: Collection[str] = ()) -> list[Frame]:
+    """Return the frames among runs, by name.
+
+    Runs of a frame may differ in the settings ``free``.
+    """
+    by_key = {run.key: run for run in runs}
+    if free:
+        stripped: dict[int, dict[str, Any]] = {}
+        for run in runs:  # runs share their settings object; so must what is left of it
+            if id(run.settings) not in stripped:
+                left = {key: v for key, v in run.settings.items() if key not in free}
+                stripped[id(run.settings)] = left
+        runs = [replace(run, settings=stripped[id(run.settings)]) for run in runs]
+    return [
+        Frame(table.name, table.description.title, tuple(by_key[run.key] for run in table.runs))
+        for table in generic_tables(runs)
+    ]
 
 
 # ------------------------------------------------------------------------------- frames

@@ -1,0 +1,249 @@
+"""What papers claim, tested on our records: which method is better, and by how much.
+
+A claim is a row that its paper's table says is ``best``, another row of that table with a lower
+published number, and a group of its columns. It is tested in one frame of ours, which a line names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from feddg_bench.analysis.tables.build import build
+from feddg_bench.analysis.tables.columns import measured_columns, varied_keys
+from feddg_bench.analysis.tables.describe import (
+    Description,
+    RowSpec,
+    load_description,
+    named_tables,
+)
+from feddg_bench.analysis.tables.frames import RECIPES, departures
+from feddg_bench.analysis.tables.generic import Frame, frames
+from feddg_bench.analysis.tables.grid import Grid
+from feddg_bench.analysis.tables.rows import Row, make_rows
+from feddg_bench.records.runs import RecordedRun
+from feddg_bench.records.statistics import FEWEST, Comparison, Sample, compare
+
+_OURS = ("partition.", "federation.", "backbone.")
+"""Settings of a table's frame in which a claim may be tested outside of it."""
+_SPLIT = "test"
+"""Papers claim more of validation domains; what they are for is choosing."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """That one row of a paper's table is better than another, and what our runs say of it."""
+
+    source: str  # paper and table
+    where: str  # head of the columns
+    better: str  # label of the row that is said to be better
+    worse: str  # label of the other
+    published: float  # the published difference, in the table's unit
+    decimals: int  # digits that the table prints
+    tested: Test | None  # `None` without runs of both
+
+
+@dataclass(frozen=True)
+class Test:
+    """A claim's comparison in a frame."""
+
+    frame: str  # title of the frame
+    departs: bool  # whether it is another than the paper's
+    comparison: Comparison  # over scenarios; over seeds, if there are too few of them
+    scenarios: int  # how many
+    seeds: int  # how many
+
+    @property
+    def verdict(self) -> str:
+        """What the interval of the difference says."""
+        found = self.comparison.difference
+        if math.isnan(found.low):
+            return "cannot be told"
+        held = "holds" if found.low > 0 else "does not hold" if found.high < 0 else ""
+        return held or "cannot be told"
+
+
+def claims(runs: Sequence[RecordedRun]) -> Iterator[Claim]:
+    """Yield every claim of the papers' tables that come with the suite.
+
+    Raises:
+        DataError: If one cell would average runs that differ.
+    """
+    for name in named_tables():
+        _, description = load_description(name)
+        if description.best:
+            yield from _of_table(name, description, runs)
+
+
+def _of_table(name: str, description: Description, runs: Sequence[RecordedRun]) -> Iterator[Claim]:
+    where = {k: v for k, v in description.where.items() if not k.startswith(_OURS)}
+    loose = description.model_copy(update={"where": where, "others": False})
+    columns = measured_columns(loose, None)
+    recipe = description.recipe or RECIPES[str(description.paper)]
+    made = [
+        (frame, make_rows(name, loose, columns, frame.runs))
+        for frame in frames(runs, varied_keys(description))
+    ]
+    printed = build(name, description, ())
+    specs = {spec.label: spec for spec in description.rows if spec.where is not None}
+    for number, group in enumerate(description.groups):
+        numbers = frozenset(c.number for c in columns if (c.group, c.split) == (number, _SPLIT))
+        values = _published(printed, numbers)
+        for best, other in product(description.best, specs):
+            alike = _frame_of(specs[best]) == _frame_of(specs[other])
+            if not alike or not {best, other} <= values.keys():
+                continue
+            gap = sum(a - b for a, b in zip(values[best], values[other], strict=True))
+            if gap <= 0 or best == other:
+                continue
+            tests = (
+                _test(f, rows, description, recipe, (best, other), numbers) for f, rows in made
+            )
+            yield Claim(
+                description.title,
+                group.head or _dataset(description, number),
+                best,
+                other,
+                gap / len(values[best]),
+                description.decimals,
+                min(filter(None, tests), key=_rank, default=None),
+            )
+
+
+def _published(printed: Grid, numbers: frozenset[int]) -> dict[str, list[float]]:
+    """Return what a paper prints of each row in some columns: their mean alone, if it does."""
+    places = [
+        place
+        for place, column in enumerate(printed.columns)
+        if column.kind in ("measured", "mean") and column.numbers <= numbers
+    ]
+    places = [p for p in places if printed.columns[p].kind == "mean"] or places
+    found = {}
+    for line in printed.lines:
+        entries = [line.entries[place] for place in places]
+        known = [e.value for e in entries if e is not None and e.value is not None]
+        if line.kind == "published" and known and len(known) == len(places):
+            found[line.row] = known
+    return found
+
+
+def _frame_of(spec: RowSpec) -> dict[str, Any]:
+    return {k: v for k, v in (spec.where or {}).items() if k.startswith(_OURS)}
+
+
+def _dataset(description: Description, number: int) -> str:
+    where = {**description.where, **description.groups[number].where}
+    return str(where.get("dataset", ""))
+
+
+def _test(
+    frame: Frame,
+    rows: Sequence[Row],
+    description: Description,
+    recipe: str,
+    labels: tuple[str, str],
+    numbers: frozenset[int],
+) -> Test | None:
+    """Return the comparison of two rows in a frame, if it has runs of both."""
+    mine, theirs = (_fullest(rows, label, numbers) for label in labels)
+    if mine is None or theirs is None:
+        return None
+    ours: Sample = mine.part(numbers)
+    their: Sample = theirs.part(numbers)
+    both = [pair for pair in ours if pair in their]
+    if not both:
+        return None
+    scenarios, seeds = {unit[1] for unit, _ in both}, {seed for _, seed in both}
+    if len(scenarios) < FEWEST:  # then the seeds are what it is about, in these scenarios alone
+        ours, their = _by_seed(ours, both), _by_seed(their, both)
+    run = mine.runs[min(numbers & mine.runs.keys())][0]
+    departs = bool(departures(run.settings, recipe, run.dataset, run.method))
+    found = compare(ours, their, lower_is_better=description.lower_is_better)
+    return Test(frame.title, departs, found, len(scenarios), len(seeds))
+
+
+def _fullest(rows: Sequence[Row], label: str, numbers: frozenset[int]) -> Row | None:
+    """Return the row of a label that has most values, of several whose settings differ."""
+    found = [row for row in rows if row.spec.label == label and row.part(numbers)]
+    return max(found, key=lambda row: len(row.part(numbers)), default=None)
+
+
+def _by_seed(sample: Sample, pairs: Sequence[tuple[tuple[int, str], int]]) -> Sample:
+    """Return a sample whose units are seeds, each the mean over the pairs that it has."""
+    values: dict[int, list[float]] = {}
+    for unit, seed in pairs:
+        values.setdefault(seed, []).append(sample[unit, seed])
+    return {((0, f"seed {s}"), 0): sum(found) / len(found) for s, found in values.items()}
+
+
+def _rank(test: Test) -> tuple[bool, bool, int, str]:
+    """Return what goes first: the paper's frame, then tuned runs, then most runs."""
+    return (test.departs, "tuned" not in test.frame, -test.scenarios * test.seeds, test.frame)
+
+
+def tally(found: Sequence[Claim]) -> str:
+    """Return how many claims hold, in words."""
+    verdicts = Counter(claim.tested.verdict for claim in found if claim.tested)
+    told = ", ".join(
+        f"{verdicts[verdict]} {said}"
+        for verdict, said in (
+            ("holds", "hold"),
+            ("does not hold", "do not hold"),
+            ("cannot be told", "cannot be told"),
+        )
+    )
+    silent = len(found) - verdicts.total()
+    return f"{len(found)} claims of papers: {told}, and of {silent} there are no runs"
+
+
+def claims_text(found: Sequence[Claim]) -> str:
+    """Return the claims as Markdown."""
+    lines = [
+        "# What the papers claim, and what our runs say",
+        "",
+        f"{tally(found)}. Each says that a paper's method is better on test domains than another "
+        "row of its table.",
+        "",
+        "Ours is the mean difference with its 95 % interval: over scenarios, or over seeds where "
+        f"there are fewer than {FEWEST} scenarios, and then about these alone. A claim *holds* if "
+        "that is above 0, and does not if it is below; *as much* says whether it has the "
+        "published difference in it. Not corrected for the number of claims. A frame with * is not "
+        "the paper's; of several the paper's goes first, then tuned runs, then the most runs.",
+    ]
+    for source in dict.fromkeys(claim.source for claim in found):
+        mine = [claim for claim in found if claim.source == source]
+        lines += ["", f"## {source}", ""]
+        shown = [claim for claim in mine if claim.tested]
+        if shown:
+            lines += ["| claim | published | ours | verdict | as much | frame |"]
+            lines += ["| --- | ---: | ---: | --- | --- | --- |", *map(_line, shown), ""]
+        silent = [claim for claim in mine if not claim.tested]
+        for where, better in dict.fromkeys((c.where, c.better) for c in silent):
+            rest = [c.worse for c in silent if (c.where, c.better) == (where, better)]
+            lines.append(f"- {where}, {better} above {'; '.join(rest)}: cannot be told, no runs.")
+    return "\n".join(lines).replace("\n\n\n", "\n\n").rstrip() + "\n"
+
+
+def _line(claim: Claim) -> str:
+    test = claim.tested
+    assert test is not None  # noqa: S101 - asked for by the caller
+    found, form = test.comparison.difference, f"+.{claim.decimals}f"
+    ours = f"{found.value:{form}}"
+    if not math.isnan(found.low):
+        ours += f" [{found.low:{form}}, {found.high:{form}}]"
+    inside = "yes" if found.low <= claim.published <= found.high else "no"
+    size = "-" if math.isnan(found.low) else inside
+    runs = f"{test.scenarios} scenario{'s' * (test.scenarios > 1)}, {test.seeds} seed"
+    cells = (
+        f"{claim.better} above {claim.worse}, {claim.where}",
+        f"{claim.published:{form}}",
+        ours,
+        test.verdict,
+        size,
+        f"{test.frame}{'*' * test.departs} ({runs}{'s' * (test.seeds > 1)})",
+    )
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"

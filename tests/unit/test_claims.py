@@ -1,0 +1,111 @@
+"""Papers' claims, tested on records: verdicts, intervals, and in which frame."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feddg_bench.analysis.claims import Claim, claims, claims_text, tally
+from feddg_bench.analysis.tables.describe import load_description, named_tables
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.records.record import TunedRecord
+from feddg_bench.records.runs import read_runs
+from tests.fabricate_records import in_frame, record, save
+from tests.helpers import refused
+
+TITLE = "PARDON, Table I: leave two domains out"
+PACS = ("cs-a-p", "ps-c-a")
+
+
+def runs(
+    root: Path, best: str, seeds: Sequence[int], recipe: str = "quick", tuned: bool = False
+) -> None:
+    """Save runs of two methods in a frame, of which one is far better."""
+    for method in ("pardon", "ccst"):
+        for scenario in PACS:
+            for seed in seeds:
+                settings: dict[str, Any] = in_frame(recipe, "pacs", method)
+                if tuned:
+                    settings["train"] = {**settings["train"], "lr": 0.5}
+                one = record(
+                    method,
+                    "pacs",
+                    scenario=scenario,
+                    seed=seed,
+                    better=method == best,
+                    recipe=recipe,
+                    settings=settings,
+                )
+                note = TunedRecord(trials=8, settings={"train.lr": 0.5}) if tuned else None
+                save(root, one.model_copy(update={"tuned": note}))
+
+
+def claim(root: Path, worse: str = "CCST") -> Claim:
+    found = [c for c in claims(read_runs(root)) if (c.source, c.worse) == (TITLE, worse)]
+    return next(c for c in found if c.where == "PACS test")
+
+
+@pytest.mark.parametrize(("best", "verdict"), [("pardon", "holds"), ("ccst", "does not hold")])
+def test_the_interval_decides(tmp_path: Path, best: str, verdict: str) -> None:
+    runs(tmp_path, best, (0, 1, 2))
+    found = claim(tmp_path)
+    assert found.published == pytest.approx(3.64)
+    assert found.tested is not None
+    assert found.tested.verdict == verdict
+    assert (found.tested.scenarios, found.tested.seeds) == (2, 3)
+    text = claims_text([found])
+    assert f"| {verdict} |" in text
+    assert f"1 {verdict.replace('holds', 'hold').replace('does', 'do')}" in text
+
+
+def test_too_few_runs_tell_nothing(tmp_path: Path) -> None:
+    runs(tmp_path, "pardon", (0, 1))
+    found = claim(tmp_path)
+    assert found.tested is not None
+    assert found.tested.verdict == "cannot be told"
+    none = claim(tmp_path, "FPL")
+    assert none.tested is None
+    assert "PARDON above FPL: cannot be told, no runs" in claims_text([none])
+    assert tally([found, none]).endswith("1 cannot be told, and of 1 there are no runs")
+
+
+def test_the_papers_frame_goes_first_then_tuned_runs(tmp_path: Path) -> None:
+    runs(tmp_path, "pardon", (0, 1, 2))
+    runs(tmp_path, "ccst", (0, 1, 2), tuned=True)
+    first = claim(tmp_path).tested
+    assert first is not None
+    assert first.departs
+    assert "tuned" in first.frame
+    assert first.verdict == "does not hold"
+    runs(tmp_path, "pardon", (0, 1, 2), recipe="pardon")
+    second = claim(tmp_path).tested
+    assert second is not None
+    assert not second.departs
+    assert "recipe pardon" in second.frame
+
+
+def test_parts_of_a_method_are_claims_too() -> None:
+    found = list(claims(()))
+    parts = {c.worse for c in found if c.source.startswith("PARDON, Table V")}
+    assert len(parts) == 4
+    assert all(c.published > 0 and c.tested is None for c in found)
+    assert {c.worse[-9:] for c in found if c.better == "PPDG, ResNet-50"} == {"ResNet-50"}
+
+
+def test_every_paper_has_claims_and_the_same_records_the_same_text(tmp_path: Path) -> None:
+    sources = {c.source.partition(",")[0] for c in claims(())}
+    assert sources == {"PARDON", "FISC", "FedCCRL", "PPDG"}
+    assert all(load_description(name)[1].paper for name in named_tables())
+    runs(tmp_path, "pardon", (0, 1, 2))
+    one, other = (claims_text(list(claims(read_runs(tmp_path)))) for _ in range(2))
+    assert one == other
+
+
+def test_a_best_row_that_is_none_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "t.yaml"
+    file.write_text("title: t\nbest: [x]\nothers: true\ngroups: [{columns: [{head: a}]}]\n")
+    with refused(SettingsError, "best has 'x'"):
+        load_description(str(file))
