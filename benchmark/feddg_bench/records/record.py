@@ -136,6 +136,20 @@ class PrivacyRecord(RecordPart):
     accountant: Later[str] = None
     sampling: Later[str] = None  # of clients, as the accountant assumes it
 
+    def words(self) -> str:
+        """Return what is guaranteed, for a caption; epsilon is rounded up."""
+        said = []
+        if self.epsilon is not None:
+            how = [self.mechanism, f"{self.accountant} accountant"]
+            how += [f"{self.sampling} sampling of clients"] if self.sampling else []
+            said.append(
+                f"epsilon {math.ceil(self.epsilon * 100) / 100:g} at delta {self.delta:g} in each "
+                f"run for {self.protects} ({', '.join(how)})"
+            )
+        if self.aggregation == "secure":
+            said.append("the server sees sums alone (secure aggregation)")
+        return "; ".join(said)
+
 
 class Costs(RecordPart):
     """What a round cost, and what went wrong in it."""

@@ -70,6 +70,7 @@ class RecordedRun:
     settings: Mapping[str, Any]
     environment: Mapping[str, Any]  # see `EnvironmentRecord`
     tuned: Mapping[str, Any] | None  # see `TunedRecord`
+    privacy: Mapping[str, Any] | None  # see `PrivacyRecord`
     _last: bytes = field(repr=False)
     _all: bytes = field(repr=False)
     _chosen: dict[Rule, Evaluation | None] = field(default_factory=dict, repr=False)
@@ -247,6 +248,7 @@ class _Index:
             "labels": list(record.labels),
             "rounds": len(record.rounds),
             "tuned": None if record.tuned is None else record.tuned.model_dump(mode="json"),
+            "privacy": None if record.privacy is None else record.privacy.model_dump(mode="json"),
             "skipped": sum(entry.skipped for entry in record.rounds),
             "lost": record.lost(),
             "costs": record.costs(),

@@ -14,6 +14,7 @@ from feddg_bench.analysis.tables.rows import Row
 from feddg_bench.common.errors import FeddgError
 from feddg_bench.plugins import load_dataset
 from feddg_bench.records.metrics import find_metric
+from feddg_bench.records.record import PrivacyRecord
 from feddg_bench.records.rules import LAST, Rule
 from feddg_bench.records.runs import RecordedRun
 from feddg_bench.records.statistics import FEWEST
@@ -92,6 +93,7 @@ def caption(
         said.append(rule_sentence(rules, {run.metric.name for run in runs}))
     said += _frame(runs, varied_keys(description))
     said += tuning(rows)
+    said += _privacy(rows)
     if len(rows) > 1 and seeds:
         group = {column.number: column.group for column in columns}
         tested = max(
@@ -163,6 +165,18 @@ def tuning(rows: Sequence[Row]) -> list[str]:
             f"{said}: {', '.join(labels)}" for said, labels in sorted(by_trials.items())
         )
     return [f"settings were tuned by held-out images of the training domains, {how}"]
+
+
+def _privacy(rows: Sequence[Row]) -> list[str]:
+    """Return what is guaranteed of rows whose runs were protected, the largest epsilon of each."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        runs = row.variant.runs if row.variant else ()
+        records = [PrivacyRecord.model_validate(run.privacy) for run in runs if run.privacy]
+        if records:
+            worst = max(records, key=lambda record: record.epsilon or 0)
+            found.setdefault(worst.words(), []).append(row.label)
+    return [f"privacy of {', '.join(labels)}: {words}" for words, labels in found.items()]
 
 
 def _plain(value: Any) -> str:

@@ -126,6 +126,7 @@ def _caption(records: Sequence[RunRecord], sources: Sequence[str]) -> str:
         + (", pretrained" if backbone["pretrained"] else ", from scratch"),
         *(f"{name} {value}" for name, value in first.labels.items()),
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}",
+        *dict.fromkeys(f"privacy: {r.privacy.words()}" for r in records if r.privacy),
         f"run keys {' '.join(record.key for record in records)}",
     ]
     if sources:

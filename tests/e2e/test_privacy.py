@@ -1,0 +1,151 @@
+"""Protected runs as a user meets them: records, tables, resume, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.protection.accounting import check_extra, epsilon
+from feddg_bench.records.record import RunRecord
+from feddg_bench.records.store import ResultsStore
+from tests.helpers import refused
+
+for package in ("opacus", "cryptography"):
+    pytest.importorskip(package, reason="protected runs need the extra feddg-bench[privacy]")
+
+Run = Callable[..., Any]
+TINY = ("--scenario", "ip-o-c", "--clients", "6", "--per-round", "3", "--rounds", "2")
+DP = ("privacy.mechanism=dp_client", "federation.weighting=uniform", "privacy.noise_multiplier=0.5")
+SECURE = ("privacy.aggregation=secure",)
+SOURCES = [str(Path(__file__).parents[2] / root) for root in ("benchmark", "methods", "datasets")]
+
+
+def only(results: Path) -> RunRecord:
+    (record,) = ResultsStore(results)
+    return record
+
+
+def test_epsilon_stands_in_the_record_and_under_the_tables(feddg: Run, tmp_path: Path) -> None:
+    done = feddg("run", "--method", "fedavg", *TINY, "--workers", "1", *DP)
+    assert done.code == 0, done.err
+    record = only(tmp_path / "runs")
+    assert record.privacy is not None
+    assert record.privacy.epsilon == epsilon(0.5, 0.5, 2, 1e-5)
+    assert (record.privacy.mechanism, record.privacy.sampling) == ("dp_client", "poisson")
+    said = f"epsilon {record.privacy.words().split()[1]} at delta 1e-05"
+    assert said in " ".join(done.out.split())
+    plain = feddg("run", "--method", "fedavg", *TINY, "--workers", "1")
+    assert plain.code == 0, plain.err
+    assert "epsilon" not in plain.out
+    made = feddg("tables", "all", "--results", "runs", "--out", "tables")
+    assert made.code == 0, made.err
+    for ending in ("md", "tex"):
+        text = (tmp_path / "tables" / f"digits4-ltdo-quick.{ending}").read_text()
+        assert said in " ".join(text.split())
+        assert "a client, there or not" in " ".join(text.split())
+
+
+def test_secure_sums_have_the_numbers_of_plain_ones_and_say_what_they_cost(
+    feddg: Run, tmp_path: Path
+) -> None:
+    runs = {}
+    for name, words in (("plain", ()), ("secure", SECURE)):
+        done = feddg(
+            "run",
+            "--method",
+            "fedgma",
+            *TINY,
+            "--workers",
+            "1",
+            *words,
+            "--results",
+            name,
+            "--json",
+        )
+        assert done.code == 0, done.err
+        runs[name] = only(tmp_path / name)
+    plain, secure = runs["plain"], runs["secure"]
+    assert plain.key != secure.key
+    for a, b in zip(plain.rounds, secure.rounds, strict=True):
+        assert a.train["loss"] == pytest.approx(b.train["loss"], abs=1e-5)
+        assert a.protection is None
+        assert b.protection is not None
+        # Numbers of 8 bytes for those of 4, and as many signs; then keys and shares.
+        assert 4 * a.bytes.up < b.protection.up == b.bytes.up < 4.02 * a.bytes.up
+        assert b.bytes.down == a.bytes.down + b.protection.down
+        assert b.seconds["protection"] > 0
+    assert "privacy" not in plain.as_json()
+    assert secure.as_json()["privacy"] == {"mechanism": "none", "aggregation": "secure"}
+
+
+def test_noised_styles(feddg: Run, tmp_path: Path) -> None:
+    done = feddg("run", "--method", "pardon", *TINY, "--workers", "1", "privacy.mechanism=dp_style")
+    assert done.code == 0, done.err
+    record = only(tmp_path / "runs")
+    assert record.privacy is not None
+    assert record.privacy.epsilon == epsilon(0.5, 1, 1, 1e-5)
+    assert "sent once (style)" in " ".join(done.out.split())
+
+
+@pytest.mark.parametrize(
+    ("method", "words", "said"),
+    [
+        ("pardon", DP, "also send style"),
+        ("fpl", DP, "also send prototypes"),
+        ("scaffold", DP, "also send control"),
+        ("fedgma", DP, "tally"),
+        ("fedavg", ("privacy.mechanism=dp_style",), "nothing besides their weights"),
+        ("fedccrl", ("privacy.mechanism=dp_style",), "each round"),
+        ("pardon", SECURE, "clusters single clients' styles"),
+        ("ppdg", SECURE, "compares the updates of every two clients"),
+        ("fedavg", DP[:1], "federation.weighting=uniform"),
+        ("fedavg", ("privacy.clip_norm=2",), "no effect"),
+        ("fedavg", ("privacy.mechanism=dp",), "'dp_client'"),
+    ],
+)
+def test_what_does_not_go_is_refused_before_anything_is_done(
+    feddg: Run, tmp_path: Path, method: str, words: tuple[str, ...], said: str
+) -> None:
+    done = feddg("run", "--method", method, *TINY, *words)
+    assert (done.code, done.out) == (2, "")
+    lines = [x for x in done.err.strip().splitlines() if not x.startswith("planning ")]
+    assert len(lines) == 1, done.err
+    assert said in lines[0]
+    assert not list(tmp_path.glob("runs/*/*"))
+
+
+def test_without_the_extra_one_sentence_says_what_to_install() -> None:
+    with refused(SettingsError, "privacy.mechanism=dp_client", "pip install", "privacy]"):
+        check_extra("no_such_package", "privacy.mechanism=dp_client")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [DP, (*SECURE, "privacy.dropout=0.1")], ids=["dp", "secure"])
+def test_an_interrupted_run_ends_with_the_same_record(tmp_path: Path, words: Any) -> None:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("FEDDG")}
+    environment |= {"PYTHONPATH": os.pathsep.join(SOURCES), "FEDDG_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, "-m", "feddg_bench", "run", "--method", "fedavg", *TINY, *words]
+    command += ["--rounds", "12", "--workers"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run = {"env": environment, "cwd": tmp_path, "stderr": subprocess.PIPE}
+    subprocess.run([*command, "1", "--results", whole], check=True, **run)
+    process = subprocess.Popen([*command, "2", "--results", parts], start_new_session=True, **run)
+    deadline = time.monotonic() + 120
+    while not list(parts.glob("checkpoints/*.safetensors")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate()
+    subprocess.run([*command, "2", "--results", parts], check=True, **run)
+    assert json.dumps(only(parts).numbers()) == json.dumps(only(whole).numbers())
