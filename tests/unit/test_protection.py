@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.keys import canonical_settings
+from feddg_bench.config.schema import PrivacySettings
 from feddg_bench.core.messages import LocalUpdate, Reply, content, decode, encode
 from feddg_bench.core.method import Method
 from feddg_bench.core.sampling import sample_clients
@@ -23,9 +24,11 @@ from feddg_bench.protection.accounting import epsilon, rdp_of_fixed
 from feddg_bench.protection.guarantee import guarantee
 from feddg_bench.protection.noise import adapted_norm, clipped, gaussian, update_noise
 from feddg_bench.protection.possible import obstacles
+from feddg_bench.protection.sums import HiddenReplies
 from feddg_bench.protection.vectors import from_vector, to_vector
-from feddg_bench.testing import TaskRecorder, start_toy_run, toy_settings
-from tests.helpers import bitwise, hyper, refused
+from feddg_bench.testing import Subject, TaskRecorder, start_toy_run, toy_settings
+from feddg_bench.testing.contract import sums_are_enough_where_it_says_so
+from tests.helpers import ALL, bitwise, hyper, refused
 
 SECURE = {"privacy": {"aggregation": "secure"}, "federation": {"per_round": None}}
 DP = {
@@ -198,20 +201,49 @@ def test_what_each_method_can_have():
 
 
 def test_a_server_half_that_says_nothing_counts_as_needing_single_replies():
-    class Median(Method):
+    class Silent(Method):
         def aggregate(self, server, updates):
             return server.weights
 
-    class Said(Median):
+    class Said(Silent):
         singles = ""
 
     class Again(Said):
         def run_round(self, server):
             pass
 
-    assert "aggregate" in obstacles(Median)["secure"]
+    assert "aggregate" in obstacles(Silent)["secure"]
     assert obstacles(Said)["secure"] == ""
     assert "run_round" in obstacles(Again)["secure"]
+
+
+class Median(Method):
+    """Says that means are enough for it, which is not so."""
+
+    singles = ""
+
+    def aggregate(self, server, updates):
+        states = [reply.value.weights for reply in updates]
+        return {
+            name: torch.stack([s[name] for s in states]).median(dim=0).values for name in states[0]
+        }
+
+
+def test_the_contract_finds_a_server_half_that_needs_more_than_it_says():
+    with pytest.raises(AssertionError, match="singles"):
+        sums_are_enough_where_it_says_so(Subject(Median))
+    sums_are_enough_where_it_says_so(Subject("pcgrad"))  # it says that it needs them
+
+
+def test_batch_normalisation_that_fedbn_sends_is_averaged_too():
+    network = {"backbone": {"name": "resnet18", "pretrained": False}, "train": {"batch_size": 16}}
+    runs = [start_toy_run("fedbn", load_method("fedbn").needs, network, ALL) for _ in range(2)]
+    runs[1].server.protection = HiddenReplies(PrivacySettings(), runs[1].method, 4)
+    for run in runs:
+        run.rounds(1)
+    single, hidden = (run.method.global_model(run.server) for run in runs)
+    assert any("running_mean" in name for name in single)
+    close(hidden, single, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -368,6 +400,23 @@ def test_the_adaptive_norm_follows_the_updates_and_is_kept():
     # All four updates are longer than 0.5; the noise on their number is of its own stream.
     share = gaussian(1, 0.1, 0, "count", 1)[0] / 4
     assert run.server.memory["clip norm"] == pytest.approx(0.5 * math.exp(0.5 - share))
+
+
+def test_a_client_changes_the_count_below_the_norm_by_a_half():
+    """Hence a round without clients says nothing of the norm: a share of 1/2, and noise."""
+    adaptive = {"privacy": {"adaptive_clipping": True, "count_noise": 0.1, "clip_quantile": 0.2}}
+    run = start_toy_run("fedavg", DP, adaptive, {"federation": {"per_round": 1}, "seed": 3})
+    before, sizes = 0.5, set()
+    for upto in (1, 2, 3):
+        (result,) = [r for r in run.rounds(upto) if r.round]
+        # All updates are longer than the norm: each client is 1/2 below the middle.
+        noise = gaussian(1, 0.1, 3, "count", upto)[0]
+        share = 0.5 + noise - 0.5 * len(result.cohort)  # over an expected cohort of 1
+        sizes.add(len(result.cohort))
+        now = run.server.memory["clip norm"]
+        assert now == pytest.approx(before * math.exp(-0.2 * (share - 0.2)))
+        before = now
+    assert 0 in sizes, "choose another seed"
 
 
 def test_dp_client_over_secure_sums_has_the_same_model(secure):

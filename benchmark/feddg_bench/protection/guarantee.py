@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ from feddg_bench.records.record import PrivacyRecord
 
 if TYPE_CHECKING:
     from feddg_bench.core.method import Method
+
+logger = logging.getLogger(__name__)
 
 FEWEST = 3
 """Clients of a secure sum: of two, each learns the other's numbers from the sum."""
@@ -80,6 +83,12 @@ def guarantee(settings: RunSettings, method: type[Method], clients: int) -> Priv
         record.protects = "a client, replaced by another" if fixed else "a client, there or not"
         record.accountant = "rdp" if fixed else p.accountant
         record.sampling = p.sampling
+    if p.delta >= 1 / clients:
+        logger.warning(
+            "privacy.delta=%g is no less than 1 over %d clients: it allows to tell everything of one",
+            p.delta,
+            clients,
+        )
     record.epsilon, record.delta = spent, p.delta
     return record
 

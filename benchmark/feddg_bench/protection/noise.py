@@ -30,7 +30,8 @@ def update_noise(noise_multiplier: float, count_noise: float) -> float:
 
     Args:
         noise_multiplier: z of both together, above 0.
-        count_noise: Standard deviation of the noise on the count, sigma_b.
+        count_noise: Standard deviation of the noise on the count, sigma_b; a client changes the
+            count by 1/2.
 
     Raises:
         SettingsError: If the count's noise is too small for it.

@@ -201,7 +201,7 @@ class HiddenReplies:
         if s.adaptive_clipping:
             count = total[-1] + gaussian(1, self.count_noise, seed, "count", round)[0]
             server.memory[NORM] = adapted_norm(
-                norm, count / self.expected, quantile=s.clip_quantile, rate=s.clip_rate
+                norm, count / self.expected + 0.5, quantile=s.clip_quantile, rate=s.clip_rate
             )
         weights = {**server.weights, **from_vector(new, moved)}
         return Reply("all", 1, LocalUpdate(weights), {}, {})
@@ -213,7 +213,8 @@ def _clipped_update(hidden: HiddenReplies, server: Server, reply: Reply[Any]) ->
     moved = {n: w for n, w in server.weights.items() if w.is_floating_point()}
     change = to_vector({n: got[n] for n in moved}) - to_vector(moved)
     vector, below = clipped(change, hidden.norm(server))
-    extra = [below] if hidden.settings.adaptive_clipping else []
+    # About 1/2, so that a client changes the count by no more than that.
+    extra = [below - 0.5] if hidden.settings.adaptive_clipping else []
     return {}, np.append(vector, extra)
 
 
