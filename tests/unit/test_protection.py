@@ -236,7 +236,10 @@ def test_the_contract_finds_a_server_half_that_needs_more_than_it_says():
 
 
 def test_batch_normalisation_that_fedbn_sends_is_averaged_too():
-    network = {"backbone": {"name": "resnet18", "pretrained": False}, "train": {"batch_size": 16}}
+    network = {
+        "backbone": {"name": "mobilenet_v2", "pretrained": False},
+        "train": {"batch_size": 16},
+    }
     runs = [start_toy_run("fedbn", load_method("fedbn").needs, network, ALL) for _ in range(2)]
     runs[1].server.protection = HiddenReplies(PrivacySettings(), runs[1].method, 4)
     for run in runs:

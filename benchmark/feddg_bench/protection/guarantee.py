@@ -85,7 +85,7 @@ def guarantee(settings: RunSettings, method: type[Method], clients: int) -> Priv
         record.sampling = p.sampling
     if p.delta >= 1 / clients:
         logger.warning(
-            "privacy.delta=%g is no less than 1 over %d clients: it allows to tell everything of one",
+            "privacy.delta=%g is not below 1 over %d clients: it allows to tell everything of one",
             p.delta,
             clients,
         )
