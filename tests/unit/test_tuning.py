@@ -161,8 +161,10 @@ def test_held_out_images_of_training_domains_choose(tmp_path: Path) -> None:
     (one,) = tuning_of(tmp_path, method="fedavg")
     root = tmp_path / "tuning"
     for number in range(8):
+        assert not one.is_done(root)
         last, test = (0.9, 0.1) if number == 5 else (0.8, 1.0)
         save(root, made(one, number, [1.0, 1.0, last, last, last], test))
+    assert one.is_done(root)
     ledger = one.ledger(root)
     assert ledger.chosen == 5
     assert ledger.settings == one.points[5]

@@ -35,6 +35,7 @@ OF_RECORDS = {
     "clients": "Draw the key metric against K/N, the clients of a round.",
     "profiles": "Draw performance profiles. Which share of a method's runs reaches how much.",
     "ranks": "Draw average ranks over data sets. Bars join ranks that do not differ significantly.",
+    "noise": "Draw how far seeds lie apart, and which difference three or five of them can show.",
     "overhead": "Draw the seconds of a round by phase. Those before round 1 are apart.",
 }
 """Figure -> its help. There is one for each data set, protocol, recipe and federation."""
@@ -90,12 +91,15 @@ class Records:
 
 def _pictures(name: str, runs: list[RecordedRun], choice: Selection) -> Iterable[Picture | str]:
     """Yield the figures of a name, or why there is none."""
-    from feddg_bench.analysis.figures import overhead, rankings, scores
+    from feddg_bench.analysis.figures import noise, overhead, rankings, scores
     from feddg_bench.analysis.tables.generic import frames
 
     if name in scores.SWEEPS:
         found = scores.swept(runs, name, choice)
         yield from found or (_unswept(name, choice),)
+        return
+    if name == "noise":
+        yield from noise.noise(runs, choice)
         return
     if name == "ranks":
         yield rankings.ranks(runs, choice)

@@ -49,10 +49,12 @@ def tune_command(
         _print(listing(f"{len(tunings)} methods, {trials} trials each", search, inner.results))
         return
     datasets = Datasets(resources.data_root)
-    failed = finish(search, datasets, inner, retry_failed=retry_failed)
-    ledgers = [tuning.ledger(inner.results) for tuning in tunings]
-    for ledger in ledgers:
-        ledger.save(resources.results)
+    try:
+        failed = finish(search, datasets, inner, retry_failed=retry_failed)
+    finally:  # stopped or not, what is whole is written down
+        ledgers = [t.ledger(inner.results) for t in tunings if t.is_done(inner.results)]
+        for ledger in ledgers:
+            ledger.save(resources.results)
     first = ledgers[0]
     frame = first.dataset, first.protocol, first.recipe
     place = ledger_path(resources.results, *frame, first.method).parent

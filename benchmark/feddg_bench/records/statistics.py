@@ -284,6 +284,31 @@ def performance_profile(sample: Sample, thresholds: _Values) -> tuple[_Values, _
     return shares.sum(axis=0), low, high
 
 
+def deviation(values: Sequence[float]) -> Estimate:
+    """Return the sample standard deviation of at least two values, with its interval.
+
+    The interval is that of normal values, by the chi-square distribution.
+    """
+    from scipy.special import chdtri
+
+    found, n = mean_and_std(values)[1] or 0.0, len(values)
+    ends = (found * math.sqrt((n - 1) / float(chdtri(n - 1, tail))) for tail in (0.025, 0.975))
+    return Estimate(found, *ends)
+
+
+def smallest_difference(spread: float, seeds: int) -> float:
+    """Return the difference that two methods must have for seeds to show it.
+
+    A two-sided t-test at 5 % finds it in about four of five cases, where both methods have so many
+    seeds, unpaired, with the standard deviation ``spread``.
+    """
+    from scipy.special import stdtrit
+
+    free = 2 * seeds - 2
+    quantiles = float(stdtrit(free, 0.975)) + float(stdtrit(free, 0.8))
+    return quantiles * spread * math.sqrt(2 / seeds)
+
+
 def improvement(row: Sample, other: Sample, *, lower_is_better: bool = False) -> Estimate:
     """Return the probability that a run of the row is better than one of the other.
 

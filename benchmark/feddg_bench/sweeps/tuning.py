@@ -53,11 +53,16 @@ class Tuning:
     points: tuple[Point, ...]  # settings of each, by dotted key
     jobs: tuple[Job, ...]  # the run of each
 
+    def is_done(self, root: Path) -> bool:
+        """Return whether every trial is recorded in a results folder, or failed."""
+        over = ResultsStore(root).keys() | Failures(root).keys()
+        return over.issuperset(job.key for job in self.jobs)
+
     def ledger(self, root: Path) -> Ledger:
         """Return what the trials came to, from the records in a results folder.
 
         Raises:
-            DataError: If a trial was not made yet, or its record cannot be read.
+            DataError: If a record cannot be read.
         """
         store, failures = ResultsStore(root), Failures(root)
         trials = tuple(
