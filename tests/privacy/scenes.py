@@ -1,6 +1,7 @@
 """A small federation with images that no client holds, and runs whose messages are kept."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,10 +44,23 @@ def attacked_federation() -> Federation:
     )
 
 
-def captured(method: str, *layers: Mapping[str, Any], rounds: int = 1) -> tuple[ToyRun, Capture]:
+def sorted_federation() -> Federation:
+    """Return the same with clients of few classes and domains each."""
+    whole = attacked_federation()
+    held = np.arange(CLIENTS * EACH)
+    order = held[np.lexsort((whole.domain_ids[held], whole.labels[held]))]
+    return replace(whole, clients=dict(zip(whole.clients, np.split(order, CLIENTS), strict=True)))
+
+
+def captured(
+    method: str,
+    *layers: Mapping[str, Any],
+    rounds: int = 1,
+    federation: Federation | None = None,
+) -> tuple[ToyRun, Capture]:
     """Return a run of some rounds, in which all clients take part, and what crossed in it."""
     whole = {"partition": {"clients": CLIENTS}, "federation": {"per_round": None}}
-    toy = start_toy_run(method, whole, *layers, federation=attacked_federation())
+    toy = start_toy_run(method, whole, *layers, federation=federation or attacked_federation())
     capture = Capture()
     toy.executor.on_reply = lambda task, reply: capture.replied(toy, task, reply)  # type: ignore[arg-type]
     toy.rounds(rounds)
@@ -54,6 +68,7 @@ def captured(method: str, *layers: Mapping[str, Any], rounds: int = 1) -> tuple[
 
 
 def scene_of(method: str, *layers: Mapping[str, Any], **how: Any) -> Scene:
-    """Return the scene of such a run; ``how`` says the attacker and the number of rounds."""
-    toy, capture = captured(method, *layers, rounds=how.pop("rounds", 1))
+    """Return the scene of such a run; ``how`` says the attacker and what `captured` takes."""
+    own = {name: how.pop(name) for name in ("rounds", "federation") if name in how}
+    toy, capture = captured(method, *layers, **own)
     return Scene(toy.settings, toy.federation, capture.exchanges, **how)

@@ -3,13 +3,11 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from feddg_bench.common.errors import DataError
 from feddg_bench.privacy.attack import Pictures, interval, no_leak, planted_leak
 from feddg_bench.privacy.membership import (
     ABSENT,
@@ -144,10 +142,3 @@ def test_an_interval_is_over_groups() -> None:
     found = interval(groups, np.random.default_rng(0))
     assert found.value == 0.25
     assert (found.low, found.high) == (0.0, 1.0)
-
-
-def test_without_public_images_there_is_no_attack() -> None:
-    scene = scene_of("pardon", PIXEL)
-    none = replace(scene.federation, evaluation=scene.federation.evaluation[1:])
-    with pytest.raises(DataError, match="public"):
-        list(Membership().measure(replace(scene, federation=none)))

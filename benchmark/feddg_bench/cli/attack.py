@@ -11,7 +11,8 @@ import typer
 from feddg_bench.cli.options import Experiment, Json, Machine, Where, grouped, print_json
 from feddg_bench.common.errors import SettingsError, unknown
 from feddg_bench.common.terminal import Display, table, terminal, text
-from feddg_bench.config.reading import read_names
+from feddg_bench.config.reading import listed, read_names
+from feddg_bench.config.schema import MANY
 from feddg_bench.records.attacks import ATTACKERS, KINDS, Attacker
 from feddg_bench.records.sources import FOLDERS
 from feddg_bench.runs.request import Datasets
@@ -39,6 +40,9 @@ def attack_command(
     ] = ATTACKERS[0],
     experiment: Experiment = Experiment(),
     machine: Attacking = Attacking(),
+    sizes: Annotated[
+        str | None, typer.Option(help="Images a client, such as 10,30,60; a run for each.")
+    ] = None,
     again: Annotated[bool, typer.Option(help="Repeat recorded attacks.")] = False,
     json_: Json = False,
 ) -> None:
@@ -52,6 +56,7 @@ def attack_command(
     if attacker not in ATTACKERS:
         raise SettingsError(unknown("attacker", attacker, ATTACKERS))
     eyes: Attacker = attacker
+    wanted = read_sizes(sizes)
     resources = machine.resources()
     datasets = Datasets(resources.data_root)
     request = experiment.request(resources)
@@ -60,7 +65,9 @@ def attack_command(
 
     from feddg_bench.privacy.perform import Lab, attack_plans
 
-    plans = [(name, plan) for name in kinds for plan in attack_plans(request, name, datasets)]
+    plans = [
+        (name, plan) for name in kinds for plan in attack_plans(request, name, datasets, wanted)
+    ]
     found: list[AttackRecord] = []
     refused: list[SettingsError] = []
     with _Attacks(len(plans)) as display:
@@ -84,6 +91,18 @@ def attack_command(
                 console.print(f"{record.method}, {record.kind} of {result.failed}")
     for error in refused:
         console.print(str(error))
+
+
+def read_sizes(given: str | None) -> list[int]:
+    """Return the sizes of clients that a text names.
+
+    Raises:
+        SettingsError: If one is no number from 1.
+    """
+    parts = listed(given) if given else []
+    if not all(part.isdecimal() and 0 < int(part) <= MANY for part in parts):
+        raise SettingsError(f"cannot read --sizes {given}: expected numbers from 1, such as 10,30")
+    return [int(part) for part in parts]
 
 
 class _Attacks(Display):
@@ -110,35 +129,32 @@ class _Attacks(Display):
 
 def draw_attacks(records: Sequence[AttackRecord]) -> RichTable:
     """Return what attacks found for a terminal: a row for each figure."""
-    nothing: dict[str, Interval | None] = {"": None}
     rows = [
         (
             record.method,
-            f"{record.kind}\n{result.item}",
-            name.replace("_", " "),
-            _text(figure),
+            str(record.images),
+            f"{record.kind}\n{result.item} {result.about}".strip(),
+            "\n".join(f"{name.replace('_', ' ')} {_text(f)}" for name, f in figures) or "withheld",
             _text(result.no_leak.measured),
             _text(result.planted_leak.measured),
         )
         for record in records
         for result in record.results
-        for name, figure in (result.figures or nothing).items()
+        for figures in [result.figures.items()]
     ]
-    sizes = sorted({record.images for record in records})
     return table(
         "",
-        ("method", "attack", "figure", "found", "no leak", "planted"),
+        ("method", "images", "attack", "found", "no leak", "planted"),
         rows,
         caption=(
-            f"95 % intervals of a bootstrap over clients; {', '.join(map(str, sizes))} images a "
-            "client. No leak and planted leak are controls: chance, and a leak that must be found."
+            "Images of a client; 95 % intervals of a bootstrap over clients. No leak and planted "
+            "are controls of the first figure: chance, and a leak that must be found."
         ),
-        right=("found", "no leak", "planted"),
+        right=("images", "found", "no leak", "planted"),
         whole=("method",),
+        gap=1,
     )
 
 
-def _text(figure: Interval | None) -> str:
-    if figure is None:
-        return "withheld"
-    return f"{figure.value:.3f}\n[{figure.low:.2f}, {figure.high:.2f}]"
+def _text(figure: Interval) -> str:
+    return f"{figure.value:.2f} [{figure.low:.2f}, {figure.high:.2f}]"

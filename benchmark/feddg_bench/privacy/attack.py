@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.streams import generator
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.data.federated import Federation
@@ -91,24 +91,9 @@ class Scene:
         return Pictures(np.array(images[index]), f.labels[index], f.domain_ids[index])
 
     def part(self, split: str, most: int) -> Pictures:
-        """Return at most so many images of an in-domain split, drawn.
-
-        Raises:
-            DataError: If there are none of one of the domains that clients hold.
-        """
+        """Return at most so many images of an in-domain split, drawn."""
         parts = [index for name, _, index in self.federation.evaluation if name == split]
         index = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
-        ids = self.federation.domain_ids[index]
-        held = np.unique(
-            np.concatenate([*map(self.federation.domains_of, self.federation.clients)])
-        )
-        if missing := sorted(set(held.tolist()) - set(ids.tolist())):
-            name = self.federation.sources[missing[0]] if self.federation.sources else "training"
-            what = "public images" if split == "id_val" else "images that no client holds"
-            raise DataError(
-                f"there are no {what} of the domain {name}, without which there is no attack: "
-                f"raise data.{split}_fraction"
-            )
         draw = generator(self.settings.seed, "attack", split)
         return self.pictures(np.sort(draw.permutation(index)[:most]))
 
@@ -123,8 +108,14 @@ class Attack(ABC):
     kind: ClassVar[str]
     overrides: ClassVar[Mapping[str, Any]] = {}
     """Settings of the attacked run that suit this kind, unless the user sets them."""
+    sizes: ClassVar[tuple[int, ...]] = ()
+    """Images a client that runs are made with, unless the user says how many clients there are."""
     version: ClassVar[int] = 1
     """Raise it with every change that can move figures."""
+
+    def __init__(self) -> None:
+        self.pictures: dict[str, bytes] = {}
+        """PNG files by a name each, of figures that were not withheld."""
 
     @abstractmethod
     def measure(self, scene: Scene) -> Iterator[AttackResult]:
@@ -132,7 +123,6 @@ class Attack(ABC):
 
         Raises:
             SettingsError: If nothing that crosses is of the kind that this attacks.
-            DataError: If there are no public images.
         """
 
     def nothing(self, scene: Scene, wanted: str) -> SettingsError:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from feddg_bench.common.errors import SettingsError, unknown
+from feddg_bench.common.errors import DataError, SettingsError, unknown
+from feddg_bench.common.files import write_whole
 from feddg_bench.config.layers import merge
 from feddg_bench.config.schema import MANY, Resources
-from feddg_bench.data.federated import Federation
+from feddg_bench.data.federated import Federation, spread
 from feddg_bench.engine.devices import open_executor
 from feddg_bench.plugins import outline
 from feddg_bench.privacy.attack import Attack, OnStep, Scene, silent
 from feddg_bench.privacy.capture import Capture
+from feddg_bench.privacy.gradient_inversion import GradientInversion
 from feddg_bench.privacy.membership import Membership
+from feddg_bench.privacy.properties import Properties
 from feddg_bench.records.attacks import Attacker, AttackRecord, attack_key, load_attack, save_attack
 from feddg_bench.records.rules import split_metric
 from feddg_bench.runs.request import Datasets, Plan, Request
@@ -27,7 +30,9 @@ if TYPE_CHECKING:
     from feddg_bench.core.loop import RoundResult
     from feddg_bench.runs.setup import Run
 
-ATTACKS: Mapping[str, type[Attack]] = {attack.kind: attack for attack in (Membership,)}
+ATTACKS: Mapping[str, type[Attack]] = {
+    attack.kind: attack for attack in (Membership, Properties, GradientInversion)
+}
 """Kinds of attacks by name."""
 
 ATTACKED: dict[str, Any] = {
@@ -40,8 +45,10 @@ WITHHELD: dict[str, Any] = {"data": {"id_val_fraction": 0.25, "id_test_fraction"
 against which members are told."""
 
 
-def attack_plans(request: Request, kind: str, datasets: Datasets) -> list[Plan]:
-    """Settle the runs that are to be attacked.
+def attack_plans(
+    request: Request, kind: str, datasets: Datasets, sizes: Sequence[int] = ()
+) -> list[Plan]:
+    """Settle the runs that are to be attacked, with clients of each size, if sizes are given.
 
     Raises:
         SettingsError: If there is no such kind, or a setting cannot be used.
@@ -51,7 +58,43 @@ def attack_plans(request: Request, kind: str, datasets: Datasets) -> list[Plan]:
         raise SettingsError(unknown("kind of attack", kind, ATTACKS))
     own = WITHHELD if request.settings.get("data", {}).get("split_csv") is None else {}
     layers = (ATTACKED, own, ATTACKS[kind].overrides, request.settings)
-    return replace(request, settings=merge(*layers)).plan(datasets)
+    settings = merge(*layers)
+    plans = replace(request, settings=settings).plan(datasets)
+    images = {plan.key: check_withheld(plan) for plan in plans}
+    sizes = sizes or ATTACKS[kind].sizes
+    if not sizes or "clients" in request.settings.get("partition", {}):
+        return plans
+    return [
+        same
+        for size in sizes
+        for plan in plans
+        for same in replace(
+            request,
+            method=plan.settings.method,
+            protocol=plan.settings.protocol,
+            scenario=plan.settings.scenario,
+            seeds=(plan.settings.seed,),
+            settings=merge(settings, {"partition": {"clients": max(1, images[plan.key] // size)}}),
+        ).plan(datasets)
+    ]
+
+
+def check_withheld(plan: Plan) -> int:
+    """Return how many images clients hold; no image is decoded.
+
+    Raises:
+        DataError: If an attacker had no public image of a domain, or there is no non-member.
+    """
+    parts = spread(plan.settings, plan.dataset, plan.scenario)
+    domains = plan.dataset.records().domains
+    for split, what in (("id_val", "public images"), ("id_test", "images that no client holds")):
+        there = set(domains[parts.splits.get(split, [])].tolist())
+        if missing := sorted(set(domains[parts.splits["train"]].tolist()) - there):
+            raise DataError(
+                f"there are no {what} of the domain {plan.dataset.domains[missing[0]]}, without "
+                f"which there is no attack: raise data.{split}_fraction"
+            )
+    return sum(map(len, parts.clients.values()))
 
 
 class _Last(Capture):
@@ -100,7 +143,6 @@ class Lab:
             return record
         federation, seen = self._run(plan)
         scene = Scene(plan.settings, federation, seen.exchanges, attacker, self.step)
-        public = len(scene.part("id_val", MANY))  # refused early if there are none
         begun = time.perf_counter()
         results = list(attack.measure(scene))
         s = plan.settings
@@ -120,13 +162,16 @@ class Lab:
             settings=plan.canonical,
             clients=len(federation.clients),
             images=round(statistics.median(map(len, federation.clients.values()))),
-            public=public,
+            public=len(scene.part("id_val", MANY)),
             rounds=s.federation.rounds,
             measured=seen.measured,
             seconds=round(time.perf_counter() - begun, 3),
+            pictures=[f"{key}-{name}.png" for name in attack.pictures],
             results=results,
         )
-        save_attack(root, record)
+        for name, picture in attack.pictures.items():
+            write_whole(root / "attacks" / f"{key}-{name}.png", picture)
+        save_attack(root, record)  # last: what it names is there
         return record
 
     def _run(self, plan: Plan) -> tuple[Federation, _Last]:

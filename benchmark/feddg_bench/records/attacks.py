@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import ConfigDict, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from feddg_bench.common.errors import printable
 from feddg_bench.common.files import write_whole
@@ -19,7 +19,7 @@ Attacker = Literal["server", "client", "eavesdropper"]
 """Whose eyes: ``server`` sees every reply, ``client`` what it is sent itself, ``eavesdropper``
 what passes both ways."""
 ATTACKERS: tuple[Attacker, ...] = get_args(Attacker)
-KINDS = ("membership",)
+KINDS = ("membership", "property", "gradient-inversion")
 """Of attacks, as `feddg_bench.privacy` has them."""
 
 logger = logging.getLogger(__name__)
@@ -51,6 +51,7 @@ class AttackResult(AttackPart):
     """What an attack made of one item that crosses."""
 
     item: str  # such as `style`
+    about: str = ""  # what it is asked, where that is several things: `domains`, `classes`
     up: bool  # whether it is what clients send
     call: str  # the client function with which it crossed
     times: Count  # rounds in which it was seen
@@ -66,8 +67,9 @@ class AttackResult(AttackPart):
         for name, control in (("no leak", self.no_leak), ("planted leak", self.planted_leak)):
             if not control.holds:
                 m = control.measured
+                asked = f"{self.item}, {self.about}" if self.about else self.item
                 return (
-                    f"{self.item}: no result, because the control '{name}' is {m.value:.3f} "
+                    f"{asked}: no result, because the control '{name}' is {m.value:.3f} "
                     f"[{m.low:.3f}, {m.high:.3f}] instead of {control.expected}"
                 )
         return ""
@@ -100,6 +102,7 @@ class AttackRecord(AttackPart):
     rounds: Count
     measured: dict[str, float]  # key metric of the attacked run's last model, by split
     seconds: float
+    pictures: list[str] = Field(default_factory=list)  # files beside this one
     results: list[AttackResult]
 
 

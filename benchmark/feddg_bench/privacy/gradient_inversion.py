@@ -1,0 +1,283 @@
+"""Gradient inversion: the images of one step from the update that it made.
+
+A client that takes one plain SGD step on a batch sends its gradient: g = (w - w') / lr. The server
+looks for images x whose own gradient is that one. ``dlg`` minimises |g(x) - g|^2 by L-BFGS (Zhu,
+Liu and Han, NeurIPS 2019); ``cosine`` minimises 1 - cos(g(x), g) + b TV(x) by Adam with signed
+gradients (Geiping et al., NeurIPS 2020). Labels are known, as in the latter; the loss is
+cross-entropy, whatever else the method adds to its own. The attacked run makes clients of 1, 4 and
+16 images that take one step on images as stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchmetrics.functional.image import structural_similarity_index_measure
+
+from feddg_bench.common.streams import torch_generator
+from feddg_bench.core.method import Method
+from feddg_bench.data.augment import to_float
+from feddg_bench.engine.build import build_run_method
+from feddg_bench.privacy.attack import Attack, Pictures, Scene, interval, no_leak, planted_leak
+from feddg_bench.privacy.capture import Message
+from feddg_bench.privacy.membership import MOST_OTHERS, percentiles
+from feddg_bench.privacy.pictures import sheet
+from feddg_bench.privacy.shadow import PLAIN
+from feddg_bench.records.attacks import AttackResult
+
+Objective = Literal["cosine", "dlg"]
+OBJECTIVES: tuple[Objective, ...] = ("cosine", "dlg")
+SMOOTH = 1e-2
+"""b, weight of the total variation."""
+DRAWS = 4
+"""Clients that are attacked."""
+FOUND = 0.8
+"""Rank that a planted leak must reach."""
+
+Gradient = dict[str, Tensor]
+
+
+def gradient_of(
+    method: Method, images: Tensor, labels: Tensor, names: Sequence[str], *, graph: bool = False
+) -> Gradient:
+    """Return the gradient of the mean loss at the module's weights, by parameter.
+
+    Args:
+        method: With the weights that the client received.
+        images: [B, 3, H, W].
+        labels: [B].
+        names: Of the parameters.
+        graph: Whether the gradient is differentiated again.
+    """
+    parameters = dict(method.named_parameters())
+    loss = method.task.loss(method(images), labels, "mean")
+    found = torch.autograd.grad(
+        loss, [parameters[n] for n in names], create_graph=graph, allow_unused=True
+    )
+    pairs = zip(names, found, strict=True)
+    return {n: torch.zeros_like(parameters[n]) if g is None else g for n, g in pairs}
+
+
+def mismatch(found: Gradient, wanted: Gradient, objective: Objective) -> Tensor:
+    """Return the distance of two gradients: a scalar."""
+    if objective == "dlg":
+        return torch.stack([(found[n] - wanted[n]).square().sum() for n in wanted]).sum()
+    product = torch.stack([(found[n] * wanted[n]).sum() for n in wanted]).sum()
+    lengths = [torch.stack([g.norm() for g in one.values()]).norm() for one in (found, wanted)]
+    found_cosine: Tensor = product / (lengths[0] * lengths[1]).clamp(min=1e-15)
+    return 1 - found_cosine
+
+
+def total_variation(images: Tensor) -> Tensor:
+    """Return the mean absolute difference of neighbours of images [B, C, H, W]: a scalar."""
+    down = (images[..., 1:, :] - images[..., :-1, :]).abs().mean()
+    return down + (images[..., 1:] - images[..., :-1]).abs().mean()
+
+
+def invert(
+    method: Method,
+    wanted: Gradient,
+    labels: Tensor,
+    shape: Sequence[int],
+    objective: Objective,
+    generator: torch.Generator,
+    steps: int,
+) -> Tensor:
+    """Return the images [B, C, H, W] in [0, 1] whose gradient is nearest to the one wanted.
+
+    Args:
+        method: With the weights that the client received.
+        wanted: What it sent, by parameter.
+        labels: Of the images, [B].
+        shape: C, H and W.
+        objective: See the module.
+        generator: Draws where the search begins.
+        steps: Of the search.
+    """
+    begin = torch.rand(len(labels), *shape, generator=generator)
+    x = begin.requires_grad_()
+    names = list(wanted)
+
+    def distance() -> Tensor:
+        found = gradient_of(method, x, labels, names, graph=True)
+        smooth = SMOOTH * total_variation(x) if objective == "cosine" else x.new_zeros(())
+        return mismatch(found, wanted, objective) + smooth
+
+    if objective == "dlg":
+        scale = 1 / mismatch({n: torch.zeros_like(g) for n, g in wanted.items()}, wanted, "dlg")
+        search = torch.optim.LBFGS(
+            [x], lr=1, max_iter=steps, max_eval=steps, line_search_fn="strong_wolfe"
+        )
+
+        def closure() -> Tensor:
+            loss = distance() * scale
+            (x.grad,) = torch.autograd.grad(loss, [x])
+            return loss
+
+        search.step(closure)
+        return x.detach().nan_to_num(0.5).clamp(0, 1)
+    adam = torch.optim.Adam([x], lr=0.1)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps)
+    for _ in range(steps):
+        (slope,) = torch.autograd.grad(distance(), [x])
+        x.grad = slope.sign()
+        adam.step()
+        schedule.step()
+        with torch.no_grad():
+            x.clamp_(0, 1)
+    return x.detach()
+
+
+class GradientInversion(Attack):
+    """The scorer's half: are the client's own images nearer to what was found than others?"""
+
+    kind = "gradient-inversion"
+    steps = 250
+    sizes: ClassVar[tuple[int, ...]] = (1, 4, 16)
+    overrides: ClassVar[Mapping[str, Any]] = {
+        "federation": {"rounds": 1, "per_round": DRAWS},
+        "train": {
+            "optimizer": "sgd",
+            "lr": 0.01,
+            "momentum": 0.0,
+            "weight_decay": 0.0,
+            "local_epochs": 1,
+            "batch_size": 32,
+        },
+        "augment": PLAIN.model_dump(mode="json"),
+    }
+
+    def measure(self, scene: Scene) -> Iterator[AttackResult]:
+        """Invert the first updates of some clients by every objective."""
+        sent = [m for m in scene.messages() if m.up and m.item == "weights"]
+        first = [m for m in sent if m.when[0] == 1 and m.when[1] == "fit"][:DRAWS]
+        if len(first) < 2:
+            raise self.nothing(scene, "the weights that two clients or more train")
+        method = build_run_method(scene.settings, scene.federation)
+        method.train()
+        method.state.load(first[0].exchange.task.weights)
+        others = scene.part("id_test", MOST_OTHERS)
+        held = [scene.pictures(scene.federation.clients[m.client]) for m in first]
+        wanted = [self.gradient(m, scene, method) for m in first]
+        for objective in OBJECTIVES:
+            yield self._result(scene, method, objective, held, wanted, others)
+
+    @staticmethod
+    def gradient(message: Message, scene: Scene, method: Method) -> Gradient:
+        """Return what an update says of the gradient, if it was one SGD step."""
+        old = message.exchange.task.weights
+        names = [n for n, _ in method.named_parameters() if n in message.value and n in old]
+        return {n: (old[n] - message.value[n]) / scene.settings.train.lr for n in names}
+
+    def _result(
+        self,
+        scene: Scene,
+        method: Method,
+        objective: Objective,
+        held: Sequence[Pictures],
+        wanted: Sequence[Gradient],
+        others: Pictures,
+    ) -> AttackResult:
+        candidates = to_float(torch.from_numpy(others.images))
+        shape = tuple(candidates.shape[1:])
+
+        def search(gradient: Gradient, labels: np.ndarray, *names: str | int) -> Tensor:
+            scene.step(f"{self.kind} by {objective}", len(done), 2 * len(held))
+            done.append(1)
+            draw = torch_generator(scene.settings.seed, "attack", objective, *names)
+            return invert(
+                method, gradient, torch.from_numpy(labels), shape, objective, draw, self.steps
+            )
+
+        done: list[int] = []
+        truth = [to_float(torch.from_numpy(h.images)) for h in held]
+        found = [
+            search(gradient, h.labels, i)
+            for i, (gradient, h) in enumerate(zip(wanted, held, strict=True))
+        ]
+        places = range(len(held))
+        away = [(place + 1) % len(held) for place in places]
+        planted = []
+        for place in scene.draw("planted").permutation(len(others))[: len(held)].tolist():
+            one = others[[place]]
+            labels = torch.from_numpy(one.labels)
+            names = list(wanted[0])
+            leak = {
+                n: g.detach()
+                for n, g in gradient_of(method, candidates[[place]], labels, names).items()
+            }
+            rest = np.arange(len(others)) != place
+            image = search(leak, one.labels, "planted", place)
+            planted.append(rank(image, candidates[[place]], one, candidates[rest], others[rest]))
+        draw = scene.draw("bootstrap", objective)
+        ranks = [rank(found[i], truth[i], held[i], candidates, others) for i in places]
+        wrong = [rank(found[a], truth[i], held[i], candidates, others) for i, a in enumerate(away)]
+        pairs = [nearest(found[i], truth[i]) for i in places]
+        worth = {
+            name: [measure(*pair).numpy() for pair in zip(pairs, truth, strict=True)]
+            for name, measure in {"psnr": psnr, "ssim": ssim}.items()
+        }
+        near, true = torch.cat(pairs), torch.cat(truth)
+        result = AttackResult(
+            item="weights",
+            about=objective,
+            up=True,
+            call="fit",
+            times=1,
+            messages=len(held),
+            targets=sum(map(len, held)),
+            no_leak=no_leak(interval(wrong, draw), 0.5),
+            planted_leak=planted_leak(interval(planted, draw), FOUND),
+            figures={
+                "rank": interval(ranks, draw),
+                **{name: interval(values, draw) for name, values in worth.items()},
+            },
+        ).withheld()
+        if result.figures and near.shape[1] == 3:
+            self.pictures[objective] = sheet(true, near, psnr(near, true))
+        return result
+
+
+def rank(
+    found: Tensor, truth: Tensor, who: Pictures, candidates: Tensor, others: Pictures
+) -> np.ndarray:
+    """Return for each true image the share of others of its domain that are further off.
+
+    By mean squared error to the nearest found image.
+    """
+    return percentiles(
+        -_error(truth, found), who.domains, -_error(candidates, found), others.domains
+    )
+
+
+def _error(images: Tensor, found: Tensor) -> Tensor:
+    """Return the mean squared error of images [n, C, H, W] to the nearest of those found."""
+    errors = [(images - one).square().flatten(1).mean(1) for one in found]
+    return torch.stack(errors).min(0).values
+
+
+def nearest(found: Tensor, truth: Tensor) -> Tensor:
+    """Return for each true image [n, C, H, W] the nearest found one."""
+    errors = (truth[:, None] - found[None]).square().flatten(2).mean(2)
+    return found[errors.argmin(1)]
+
+
+def psnr(found: Tensor, truth: Tensor) -> Tensor:
+    """Return the peak signal to noise ratio of each image in [0, 1], in dB, at most 100: [n].
+
+    >>> psnr(torch.zeros(1, 3, 4, 4), torch.full((1, 3, 4, 4), 0.1)).round(decimals=3)
+    tensor([20.])
+    """
+    error = (found - truth).square().flatten(1).mean(1)
+    return -10 * error.clamp(min=1e-10).log10()
+
+
+def ssim(found: Tensor, truth: Tensor) -> Tensor:
+    """Return the structural similarity of each image in [0, 1] (Wang et al., 2004): [n]."""
+    measure: Callable[..., Any] = structural_similarity_index_measure
+    values: Tensor = measure(found, truth, data_range=1.0, reduction="none").reshape(-1)
+    return values

@@ -1,0 +1,204 @@
+"""Properties: of which domains and classes does a client hold how much?
+
+The attacker knows what images of every domain and class would send alone (`Shadow`), and looks for
+the shares p of these groups whose mean is nearest to the message S. With M the groups' means, P the
+inverse covariance inside groups, n the client's images and p0 the shares among public images,
+
+    p = argmin n (S / a - M' p)' P (S / a - M' p) + |p - p0|^2 / t^2
+
+clipped at 0, where a is S's scale (`feddg_bench.privacy.membership`) and t what a share may differ
+from p0. Where rows of a message are of single images their mean is taken; where rows are of
+classes, these and no others are held. Source: Ateniese et al., IJSN 2015 (the question).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from feddg_bench.privacy.attack import Attack, Pictures, Scene, interval, no_leak, planted_leak
+from feddg_bench.privacy.membership import MOST_CLIENTS, MOST_OTHERS, MOST_PUBLIC, Likelihood
+from feddg_bench.privacy.shadow import Rows, Shadow
+from feddg_bench.records.attacks import AttackResult
+
+SPREAD = 0.3
+"""t, by which a group's share may differ from that among public images."""
+FOUND = 0.6
+"""Rank that a planted leak must reach: clients may be nearly alike."""
+
+
+class Mixture:
+    """The attacker's half.
+
+    Args:
+        public: Vectors of public images, [m, P].
+        pictures: Their domains and classes.
+    """
+
+    def __init__(self, public: Tensor, pictures: Pictures) -> None:
+        pairs = np.stack([pictures.domains, pictures.labels], 1)
+        self.groups, group = np.unique(pairs, axis=0, return_inverse=True)  # [G, 2]
+        group = group.reshape(-1)
+        self.means = torch.stack([public[group == g].mean(0) for g in range(len(self.groups))])
+        self.prior = torch.from_numpy(np.bincount(group) / len(group))
+        self.known = Likelihood(public, group, group)
+        self.scale = Likelihood(public, pictures.domains, pictures.labels)
+
+    def shares(self, message: Rows, images: int) -> Tensor:
+        """Return the share of each group, [G], of sum 1, in what a client with n images sent."""
+        if message.keys is not None:
+            held = np.isin(self.groups[:, 1], message.keys.numpy())
+            p = self.prior * torch.from_numpy(held)
+            return p / p.sum() if p.sum() > 0 else self.prior
+        sent = message.vectors.mean(0)
+        a, _ = self.scale.mixture(sent, images, affine=message.mean)
+        metric = images * self.known.precise(self.means)  # [G, P]
+        normal = metric @ self.means.T + torch.eye(len(self.prior)) / SPREAD**2
+        towards = metric @ (sent / a - self.prior @ self.means)
+        p = (self.prior + torch.linalg.solve(normal, towards)).clamp(min=0)
+        return p / p.sum() if p.sum() > 0 else self.prior
+
+
+def along(shares: np.ndarray, groups: np.ndarray, axis: int) -> np.ndarray:
+    """Return shares [..., G] of groups as shares of domains (``axis`` 0) or classes (1)."""
+    names = np.unique(groups[:, axis])
+    sums = [shares[..., groups[:, axis] == name].sum(-1) for name in names]
+    return np.stack(sums, -1)
+
+
+def ranks(guesses: np.ndarray, truth: np.ndarray, own: np.ndarray) -> np.ndarray:
+    """Return for each guess [N, G] the share of clients that it fits worse than its own client.
+
+    Args:
+        guesses: Shares.
+        truth: Of all clients, [K, G]. Distances are half of the sum of absolute differences.
+        own: Place of each guess's client in ``truth``. Ties count by half.
+    """
+    distance = np.abs(guesses[:, None] - truth[None]).sum(2).round(9) / 2  # [N, K]
+    mine = distance[np.arange(len(guesses)), own][:, None]
+    better = (distance > mine).sum(1) + ((distance == mine).sum(1) - 1) / 2
+    shares: np.ndarray = better / (len(truth) - 1)
+    return shares
+
+
+class Properties(Attack):
+    """The scorer's half: is a client's mixture told from those of others?"""
+
+    kind = "property"
+
+    def measure(self, scene: Scene) -> Iterator[AttackResult]:
+        """Attack each item that clients send, for domains and for classes."""
+        public, others = scene.part("id_val", MOST_PUBLIC), scene.part("id_test", MOST_OTHERS)
+        sent = [message for message in scene.messages() if message.up]
+        names = sorted({message.client for message in sent})[:MOST_CLIENTS]
+        shadow = Shadow(scene.settings, scene.federation, public + others)
+        count = 0
+        for item, call in dict.fromkeys((message.item, message.when[1]) for message in sent):
+            chosen = [m for m in sent if (m.item, m.when[1]) == (item, call) and m.client in names]
+            first = [m for m in chosen if m.when == chosen[0].when]
+            rows = [shadow.rows(message) for message in first]
+            if len(first) < 3 or any(row is None for row in rows):
+                continue
+            count += 1
+            scene.step(f"{self.kind} of {item}", 0, 1)
+            task = first[0].exchange.task
+            vectors = shadow.vectors(task, item, range(len(public) + len(others)))
+            mixture = Mixture(vectors[: len(public)], public)
+            truth = np.stack([self._truth(scene, m.client, mixture.groups) for m in first])
+            sizes = [message.exchange.images for message in first]
+            guesses = self._guess(mixture, [row for row in rows if row is not None], sizes)
+            plants = plant(rows[0], vectors[len(public) :], others, truth, mixture.groups)
+            planted = self._guess(mixture, plants, sizes)
+            for axis, about in enumerate(("domains", "classes")):
+                true = along(truth, mixture.groups, axis)
+                if np.ptp(true, axis=0).max() > 0:  # else all clients are alike
+                    found = [along(p, mixture.groups, axis) for p in (guesses, planted)]
+                    prior = along(mixture.prior.numpy(), mixture.groups, axis)
+                    yield self._result(scene, first[0].when[1], item, about, true, found, prior)
+        if not count:
+            raise self.nothing(scene, "what three clients or more measure on images, or weights")
+
+    @staticmethod
+    def _guess(mixture: Mixture, rows: Sequence[Rows], sizes: Sequence[int]) -> np.ndarray:
+        pairs = zip(rows, sizes, strict=True)
+        return np.stack([mixture.shares(row, images).numpy() for row, images in pairs])
+
+    @staticmethod
+    def _truth(scene: Scene, client: str, groups: np.ndarray) -> np.ndarray:
+        """Return the true share of each group, [G]."""
+        held = scene.federation.clients[client]
+        pairs = np.stack([scene.federation.domain_ids[held], scene.federation.labels[held]], 1)
+        counts: np.ndarray = (pairs[:, None] == groups[None]).all(2).sum(0)
+        shares: np.ndarray = counts / max(1, counts.sum())
+        return shares
+
+    def _result(
+        self,
+        scene: Scene,
+        call: str,
+        item: str,
+        about: str,
+        truth: np.ndarray,
+        found: Sequence[np.ndarray],
+        prior: np.ndarray,
+    ) -> AttackResult:
+        guesses, planted = found
+        here = np.arange(len(truth))
+        away = [(here + shift) % len(here) for shift in range(1, len(here))]
+        wrong = np.stack([ranks(guesses[other], truth, here) for other in away], 1)
+        draw = scene.draw("bootstrap", item, about)
+        right = ranks(guesses, truth, here)
+        there = ranks(planted, truth, here)
+        return AttackResult(
+            item=item,
+            about=about,
+            up=True,
+            call=call,
+            times=1,
+            messages=len(truth),
+            targets=len(truth),
+            no_leak=no_leak(interval(list(wrong), draw), 0.5),
+            planted_leak=planted_leak(interval(list(there[:, None]), draw), FOUND),
+            figures={
+                "rank": interval(list(right[:, None]), draw),
+                "error": interval(list(np.abs(guesses - truth).sum(1)[:, None] / 2), draw),
+                "guess": interval(list(np.abs(prior - truth).sum(1)[:, None] / 2), draw),
+            },
+        ).withheld()
+
+
+def plant(
+    form: Rows | None,
+    x: Tensor,
+    who: Pictures,
+    truth: np.ndarray,
+    groups: np.ndarray,
+) -> list[Rows]:
+    """Return messages that hold mixtures and nothing else: means of what their groups send.
+
+    Args:
+        form: A real message.
+        x: Vectors of images that no client holds, [n, P].
+        who: These images.
+        truth: The mixtures [K, G].
+        groups: Domain and class of each group, [G, 2].
+    """
+    assert form is not None  # noqa: S101 - the caller has read it
+    pairs = np.stack([who.domains, who.labels], 1)
+    means = []
+    for domain, label in groups:
+        for same in ((pairs == (domain, label)).all(1), pairs[:, 0] == domain):
+            if same.any():
+                means.append(x[torch.from_numpy(same)].mean(0))
+                break
+    plain = torch.stack(means)
+    rows = []
+    for shares in truth:
+        keys = None
+        if form.keys is not None:
+            keys = torch.from_numpy(np.unique(groups[shares > 0, 1]))
+        rows.append(Rows((torch.from_numpy(shares) @ plain)[None], form.each, form.mean, keys))
+    return rows
