@@ -58,5 +58,9 @@ def test_bad_words_are_refused(feddg: Run, tmp_path: Path) -> None:
     refused(attack(feddg, tmp_path, "--kind", "guess"), "kind", "membership")
     refused(attack(feddg, tmp_path, "--attacker", "eve"), "attacker", "eavesdropper")
     refused(attack(feddg, tmp_path, "data.id_val_fraction=0"), "public images", "id_val_fraction")
-    refused(attack(feddg, tmp_path, "--attacker", "client"), "membership reads")
+    refused(attack(feddg, tmp_path, "--sizes", "10,x"), "--sizes", "numbers")
+    outcome = attack(feddg, tmp_path, "--attacker", "client")
+    assert outcome.code == 2
+    assert "membership reads what clients send" in outcome.err
+    assert "Traceback" not in outcome.err
     assert not (tmp_path / "attacks").exists()

@@ -164,6 +164,8 @@ class Membership(Attack):
         names = sorted({message.client for message in sent})
         if len(names) > MOST_CLIENTS:
             names = sorted(scene.draw("clients").choice(names, MOST_CLIENTS, replace=False))
+        if not names:
+            raise self.nothing(scene, "what clients send")
         holders, index = held_by(scene, names)
         members = scene.pictures(index)
         shadow = Shadow(scene.settings, scene.federation, public + others + members)
