@@ -37,6 +37,13 @@ CASES = [
     ("feddg_ga", hyper(variant="pardon")),
     ("fedavg", KEPT),
 ]
+THREE = {"federation": {"weighting": "uniform", "per_round": 3}}
+PROTECTED = [
+    ("scaffold", {"privacy": {"aggregation": "secure"}}),
+    ("fedgma", {"privacy": {"aggregation": "secure", "dropout": 0.1}}),
+    ("fedavg", {"privacy": {"mechanism": "dp_client", "noise_multiplier": 0.01}}),
+    ("pardon", {"privacy": {"mechanism": "dp_style"}} | pixel()),
+]
 
 pytestmark = pytest.mark.usefixtures("standin")
 
@@ -62,6 +69,13 @@ def compare(name: str, *layers: Any) -> None:
 @pytest.mark.parametrize(("name", "layer"), CASES, ids=str)
 def test_training_evaluation_checkpoint_and_resume(name, layer) -> None:
     compare(name, layer)
+
+
+@pytest.mark.parametrize(("name", "layer"), PROTECTED, ids=str)
+def test_protection(name, layer) -> None:
+    pytest.importorskip("cryptography", reason="secure sums need feddg-bench[privacy]")
+    pytest.importorskip("opacus", reason="noise needs feddg-bench[privacy]")
+    compare(name, THREE, layer)
 
 
 @pytest.mark.parametrize(
