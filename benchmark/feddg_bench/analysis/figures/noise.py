@@ -56,7 +56,7 @@ def _of_frame(
     seeds: dict[tuple[str, str], dict[int, list[RecordedRun]]] = {}
     for label, run in series(frame.runs, BITS):
         mine = seeds.setdefault((label, run.scenario), {}).setdefault(run.seed, [])
-        other = [c for c in copies.get(run.key, ()) if c.environment != run.environment]
+        other = [c for c in copies.get(run.key, ()) if _elsewhere(c, run)]
         mine += [run, *other]
     label, scenario = min(seeds, key=lambda k: (-len(seeds[k]), k[0] != REFERENCE, k))
     twins = {
@@ -68,6 +68,12 @@ def _of_frame(
     if len(twins) < FEWEST_SEEDS or not values:
         return None
     return _draw(frame, choice, f"{label} on {scenario}", values)
+
+
+def _elsewhere(copy: RecordedRun, run: RecordedRun) -> bool:
+    """Return whether a run of the same key was made on another processor, or came out otherwise."""
+    cpus = {one.environment.get("cpu") for one in (copy, run)}
+    return len(cpus) > 1 or copy.measured != run.measured
 
 
 def _values(twins: Twins, rule: Rule, split: str) -> dict[int, list[float]]:
@@ -109,8 +115,9 @@ def _draw(
         deviations.append(spread.value)
         said.append(line)
         rows += [
-            (rule, seed, *(mine[n] if n < len(mine) else None for n in range(2)))
+            (rule, seed, "other last bits" if n else "first", value)
             for seed, mine in found.items()
+            for n, value in enumerate(mine)
         ]
     left.set_xticks(range(len(values)), labels=[rule.replace("_", "\n", 1) for rule in values])
     left.set_xlim(-0.5, len(values) - 0.5)
@@ -130,5 +137,5 @@ def _draw(
     handles, labels = right.get_legend_handles_labels()
     head = f"{frame.title}: noise of {title}, {SPLIT_NAMES[choice.split]}"
     entitle(figure, head, "\n".join([about, *said]), handles, labels)
-    sheet = Sheet(("rule", "seed", "value", "other last bits"), tuple(rows))
+    sheet = Sheet(("rule", "seed", "run", "value"), tuple(rows))
     return Picture(f"noise-{frame.name}{choice.suffix}", figure, sheet)
