@@ -59,8 +59,20 @@ def test_bad_words_are_refused(feddg: Run, tmp_path: Path) -> None:
     refused(attack(feddg, tmp_path, "--attacker", "eve"), "attacker", "eavesdropper")
     refused(attack(feddg, tmp_path, "data.id_val_fraction=0"), "public images", "id_val_fraction")
     refused(attack(feddg, tmp_path, "--sizes", "10,x"), "--sizes", "numbers")
-    outcome = attack(feddg, tmp_path, "--attacker", "client")
-    assert outcome.code == 2
-    assert "membership reads what clients send" in outcome.err
-    assert "Traceback" not in outcome.err
     assert not (tmp_path / "attacks").exists()
+
+
+def test_what_was_found_is_in_the_table(feddg: Run, attacked: Path) -> None:
+    done = feddg("tables", "privacy", "--results", str(attacked))
+    assert done.code == 0, done.err
+    assert "privacy: 1 attacks" in done.out
+    text = (attacked / "tables" / "privacy.md").read_text()
+    assert "## digits4, recipe quick" in text
+    assert "| pardon | style | 24 | no | no | yes | 0." in text
+    assert (attacked / "tables" / "privacy.csv").read_text().count("membership AUC") == 2
+
+
+def test_a_card_says_who_sees_what(feddg: Run) -> None:
+    card = feddg("methods", "show", "fedavg").out
+    assert "## Privacy" in card
+    assert "Secure sums (`privacy.aggregation=secure`): yes." in card

@@ -27,6 +27,7 @@ def test_a_server_sees_one_style_of_every_client_as_it_was_sent() -> None:
     assert seen.keys() == sent.keys()
     assert len(seen) == CLIENTS
     assert all(torch.equal(seen[name], sent[name]) for name in sent)
+    assert all(m.up for m in visible(capture.exchanges, "server", "client_0"))
 
 
 def test_a_client_sees_what_it_is_sent_and_no_reply() -> None:

@@ -3,11 +3,13 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
+from feddg_bench.common.errors import SettingsError
 from feddg_bench.privacy.attack import Pictures, interval, no_leak, planted_leak
 from feddg_bench.privacy.membership import (
     ABSENT,
@@ -17,7 +19,7 @@ from feddg_bench.privacy.membership import (
     percentiles,
     planted,
 )
-from feddg_bench.privacy.shadow import Rows
+from feddg_bench.privacy.shadow import Rows, Shadow
 from feddg_bench.records.attacks import AttackResult, Interval
 from tests.privacy.scenes import CLIENTS, EACH, scene_of
 
@@ -142,3 +144,39 @@ def test_an_interval_is_over_groups() -> None:
     found = interval(groups, np.random.default_rng(0))
     assert found.value == 0.25
     assert (found.low, found.high) == (0.0, 1.0)
+
+
+def test_a_client_finds_single_images_in_the_pool_that_it_is_sent() -> None:
+    every = {"hyper": {"upload_ratio": 1.0}}
+    found = measure(scene_of("fedccrl", every, attacker="client", rounds=2))
+    assert set(found) == {"pool", "weights"}
+    assert found["pool"].figures["auc"].value > 0.95
+    assert not found["pool"].up
+    assert found["pool"].targets == (CLIENTS - 1) * EACH
+
+
+def test_a_client_reads_the_style_of_all_as_one_style() -> None:
+    found = measure(scene_of("pardon", PIXEL, attacker="client"))
+    assert set(found) == {"style"}
+    assert found["style"].planted_leak.holds
+
+
+def test_under_secure_sums_there_is_no_single_message() -> None:
+    scene = scene_of("fedavg")
+    secure = scene.settings.privacy.model_copy(update={"aggregation": "secure"})
+    hidden = replace(scene, settings=scene.settings.model_copy(update={"privacy": secure}))
+    assert scene.messages()
+    assert not hidden.messages()
+    with pytest.raises(SettingsError, match="membership"):
+        measure(hidden)
+
+
+def test_the_attacker_adds_no_noise_for_privacy_to_its_own() -> None:
+    noise = {"mechanism": "dp_style", "noise_multiplier": 5.0}
+    scene = scene_of("pardon", PIXEL, {"privacy": noise})
+    public = scene.part("id_val", 100)
+    shadow = Shadow(scene.settings, scene.federation, public)
+    task = next(e.task for e in scene.exchanges if e.task.call == "local_style")
+    mean = shadow.sent(task, 0, 0)["style"][0]
+    pixels = torch.from_numpy(public.images[0]).float().mean((0, 1)) / 255
+    torch.testing.assert_close(mean, pixels, atol=1e-4, rtol=0)

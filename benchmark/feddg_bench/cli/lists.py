@@ -111,6 +111,9 @@ def show_method_command(
         pairs=[*given, *(pairs or ())],
     )
 
+    from feddg_bench.analysis.exposure import exposure_text
+    from feddg_bench.records.attacks import read_attacks
+    from feddg_bench.records.sources import FOLDERS
     from feddg_bench.runs.cards import crossing_text, facts, facts_text, see_crossing
 
     (plan,) = request.one_scenario().plan(check=False)
@@ -119,6 +122,8 @@ def show_method_command(
     else:
         print(facts_text(facts(plan)), end="", flush=True)  # noqa: T201 - the rest needs PyTorch
         print(crossing_text(see_crossing(plan)), end="")  # noqa: T201
+        own = [a for a in read_attacks(FOLDERS) if a.method == name]
+        print(exposure_text(name, outline(name), own), end="")  # noqa: T201
 
 
 @methods_app.command("new")

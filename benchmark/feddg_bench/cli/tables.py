@@ -16,8 +16,8 @@ TableNames = Annotated[
     typer.Argument(
         metavar="[NAME]...",
         help="`all` (default), `generic` (one for each data set, protocol and recipe with runs), "
-        "a paper's table such as pardon-1, a YAML file that describes one, or `claims`: what "
-        "papers claim, and whether it holds in these records.",
+        "a paper's table such as pardon-1, a YAML file that describes one, `privacy`: what attacks "
+        "found, or `claims`: what papers claim, and whether it holds in these records.",
     ),
 ]
 Out = Annotated[Path | None, typer.Option(help="Folder to write to; default RESULTS/tables.")]
@@ -58,7 +58,7 @@ def tables_command(
     gc.disable()  # all that is made stays to the end: looking for cycles in it costs a tenth
     try:
         grids, runs = make_tables(
-            [name for name in names if name != "claims"],
+            [name for name in names if name not in ("claims", "privacy")],
             lambda: read_runs(folders),
             select=select,
             against=against,
@@ -76,6 +76,20 @@ def tables_command(
     if found is not None:
         write_whole((out or folders[0]) / "claims.md", claims_text(found).encode(), sync=False)
         print(f"claims: {tally(found)}")  # noqa: T201
+    if {"all", "privacy"} & {*names}:
+        from feddg_bench.analysis.exposure import privacy_csv, privacy_text
+        from feddg_bench.plugins import names as plugin_names
+        from feddg_bench.plugins import outline
+        from feddg_bench.records.attacks import read_attacks
+
+        methods = {name: outline(name) for name in plugin_names("method")}
+        attacks = read_attacks(folders)
+        if attacks or "privacy" in names:
+            for ending, write in (("md", privacy_text), ("csv", privacy_csv)):
+                if ending in endings:
+                    path = folder / f"privacy.{ending}"
+                    write_whole(path, write(methods, attacks).encode(), sync=False)
+            print(f"privacy: {len(attacks)} attacks")  # noqa: T201
     if "tex" in endings and grids:
         document = latex_document([grid.name for grid in grids])
         write_whole(folder / "tables.tex", document.encode(), sync=False)

@@ -78,8 +78,10 @@ class Scene:
         return next(iter(self.federation.clients))
 
     def messages(self) -> list[Message]:
-        """Return what the attacker sees."""
-        return list(visible(self.exchanges, self.attacker, self.own))
+        """Return what the attacker sees: under secure sums no reply of a single client."""
+        seen = visible(self.exchanges, self.attacker, self.own)
+        hidden = self.settings.privacy.aggregation == "secure"
+        return [message for message in seen if not (message.up and hidden)]
 
     def pictures(self, index: np.ndarray) -> Pictures:
         """Return images by their place in the data set."""

@@ -72,7 +72,7 @@ def visible(
         if attacker != "client":
             for name, value in exchange.sent.items():
                 yield Message(name, value, True, exchange)
-        if attacker == "eavesdropper" or task.client == own:
+        if attacker == "eavesdropper" or (attacker == "client" and task.client == own):
             weights = {"weights": task.weights} if task.weights else {}
             received: Mapping[str, Any] = {**weights, **task.broadcast, **task.told}
             for name, value in received.items():

@@ -19,6 +19,7 @@ from torch import Tensor
 from torchmetrics.functional.image import structural_similarity_index_measure
 
 from feddg_bench.common.streams import torch_generator
+from feddg_bench.core.messages import nbytes
 from feddg_bench.core.method import Method
 from feddg_bench.data.augment import to_float
 from feddg_bench.engine.build import build_run_method
@@ -230,6 +231,7 @@ class GradientInversion(Attack):
             times=1,
             messages=len(held),
             targets=sum(map(len, held)),
+            bytes=nbytes(wanted[0]),
             no_leak=no_leak(interval(wrong, draw), 0.5),
             planted_leak=planted_leak(interval(planted, draw), FOUND),
             figures={

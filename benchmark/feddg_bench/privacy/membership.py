@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from feddg_bench.core.messages import nbytes
 from feddg_bench.privacy.attack import (
     Attack,
     Pictures,
@@ -32,6 +33,7 @@ from feddg_bench.privacy.attack import (
     planted_leak,
 )
 from feddg_bench.privacy.capture import Message
+from feddg_bench.privacy.received import read_received
 from feddg_bench.privacy.shadow import Rows, Shadow
 from feddg_bench.records.attacks import AttackResult
 
@@ -158,7 +160,10 @@ class Membership(Attack):
     kind = "membership"
 
     def measure(self, scene: Scene) -> Iterator[AttackResult]:
-        """Attack each item that clients send."""
+        """Attack each item that clients send, or that the attacking client is sent."""
+        if scene.attacker == "client":
+            yield from self._received(scene)
+            return
         public, others = scene.part("id_val", MOST_PUBLIC), scene.part("id_test", MOST_OTHERS)
         sent = [message for message in scene.messages() if message.up]
         names = sorted({message.client for message in sent})
@@ -243,10 +248,56 @@ class Membership(Attack):
             times=len(rounds),
             messages=len(names),
             targets=len(members),
+            bytes=nbytes(messages[0].value),
             no_leak=no_leak(wrong, 0.5),
             planted_leak=planted_leak(there, FOUND),
             figures=figures,
         ).withheld()
+
+    def _received(self, scene: Scene) -> Iterator[AttackResult]:
+        """Attack each item that a client is sent: is the target held by any other client?"""
+        public, others = scene.part("id_val", MOST_PUBLIC), scene.part("id_test", MOST_OTHERS)
+        names = [name for name in scene.federation.clients if name != scene.own]
+        holders, index = held_by(scene, names)
+        members = scene.pictures(index)
+        shadow = Shadow(scene.settings, scene.federation, public + others + members)
+        own = [e for e in scene.exchanges if e.task.client == scene.own]
+        read = list(read_received(scene.messages(), own, shadow))
+        if not read:
+            raise self.nothing(scene, "what others send, or a mean of it")
+        targets, most = others + members, len(others) + len(members)
+        for item in dict.fromkeys(message.item for message in read):
+            chosen = [message for message in read if message.item == item][:MOST_ROUNDS]
+            scores = torch.zeros(most, dtype=torch.float64)
+            for number, message in enumerate(chosen):
+                scene.step(f"{self.kind} of {item}", number, len(chosen))
+                of = message.sent_as
+                vectors = shadow.vectors(message.task, of, range(len(public) + most))
+                known = Likelihood(vectors[: len(public)], public.domains, public.labels)
+                x = vectors[len(public) :]
+                each = [known.ratios(rows, message.images, x, targets) for rows in message.rows]
+                scores += torch.stack(each).max(0).values / len(chosen)
+            rest, mine = scores[: len(others)], scores[len(others) :]
+            shares = percentiles(mine, members.domains, rest, others.domains)
+            # Nobody holds any of the others: let one half of them stand for members.
+            half = scene.draw("no leak").permutation(len(others)) < len(others) // 2
+            one, two = torch.from_numpy(half), torch.from_numpy(~half)
+            wrong = percentiles(rest[one], others.domains[half], rest[two], others.domains[~half])
+            form = message.rows[0]
+            there = planted(known, form, x[: len(others)], others, scene.draw("planted", item))
+            draw = scene.draw("bootstrap", item)
+            yield AttackResult(
+                item=item,
+                up=False,
+                call=message.task.call,
+                times=len(chosen),
+                messages=1,
+                targets=len(members),
+                bytes=chosen[0].bytes,
+                no_leak=no_leak(interval(list(wrong[:, None]), draw), 0.5),
+                planted_leak=planted_leak(interval(there, draw), FOUND),
+                figures={"auc": interval([shares[holders == n] for n in names], draw)},
+            ).withheld()
 
 
 def planted(

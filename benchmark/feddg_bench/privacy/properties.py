@@ -19,7 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from feddg_bench.core.messages import nbytes
 from feddg_bench.privacy.attack import Attack, Pictures, Scene, interval, no_leak, planted_leak
+from feddg_bench.privacy.capture import Message
 from feddg_bench.privacy.membership import MOST_CLIENTS, MOST_OTHERS, MOST_PUBLIC, Likelihood
 from feddg_bench.privacy.shadow import Rows, Shadow
 from feddg_bench.records.attacks import AttackResult
@@ -117,7 +119,7 @@ class Properties(Attack):
                 if np.ptp(true, axis=0).max() > 0:  # else all clients are alike
                     found = [along(p, mixture.groups, axis) for p in (guesses, planted)]
                     prior = along(mixture.prior.numpy(), mixture.groups, axis)
-                    yield self._result(scene, first[0].when[1], item, about, true, found, prior)
+                    yield self._result(scene, first[0], about, true, found, prior)
         if not count:
             raise self.nothing(scene, "what three clients or more measure on images, or weights")
 
@@ -138,8 +140,7 @@ class Properties(Attack):
     def _result(
         self,
         scene: Scene,
-        call: str,
-        item: str,
+        message: Message,
         about: str,
         truth: np.ndarray,
         found: Sequence[np.ndarray],
@@ -149,17 +150,18 @@ class Properties(Attack):
         here = np.arange(len(truth))
         away = [(here + shift) % len(here) for shift in range(1, len(here))]
         wrong = np.stack([ranks(guesses[other], truth, here) for other in away], 1)
-        draw = scene.draw("bootstrap", item, about)
+        draw = scene.draw("bootstrap", message.item, about)
         right = ranks(guesses, truth, here)
         there = ranks(planted, truth, here)
         return AttackResult(
-            item=item,
+            item=message.item,
             about=about,
             up=True,
-            call=call,
+            call=message.when[1],
             times=1,
             messages=len(truth),
             targets=len(truth),
+            bytes=nbytes(message.value),
             no_leak=no_leak(interval(list(wrong), draw), 0.5),
             planted_leak=planted_leak(interval(list(there[:, None]), draw), FOUND),
             figures={

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from feddg_bench.common.streams import derive_seed, torch_generator
-from feddg_bench.config.schema import AugmentSettings, RunSettings
+from feddg_bench.config.schema import AugmentSettings, PrivacySettings, RunSettings
 from feddg_bench.core.messages import Task, content
 from feddg_bench.core.method import Method
 from feddg_bench.data.client_images import ClientImages
@@ -140,7 +140,8 @@ class Shadow:
             validation={},
             groups=np.empty(0, dtype=np.int64),
         )
-        own = settings.model_copy(update={"train": train})
+        # Its copy adds no noise for privacy, as the real client may.
+        own = settings.model_copy(update={"train": train, "privacy": PrivacySettings()})
         self.method = build_run_method(own, known)
         self.count = len(pictures)
         self.augment = settings.augment

@@ -57,6 +57,7 @@ class AttackResult(AttackPart):
     times: Count  # rounds in which it was seen
     messages: Count  # how many clients' messages were attacked
     targets: Count  # how many images, or clients, were attacked
+    bytes: Count  # of one message
     no_leak: Control
     planted_leak: Control
     figures: dict[str, Interval]  # such as `auc`; empty if a control failed

@@ -1,0 +1,207 @@
+"""What leaves a client, who sees it, and what attacks made of it: for the card and one table."""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from typing import TYPE_CHECKING
+
+from feddg_bench.config.layers import dotted
+from feddg_bench.protection.possible import obstacles, sent_by
+from feddg_bench.records.attacks import AttackRecord, AttackResult, Interval
+
+if TYPE_CHECKING:
+    from feddg_bench.core.method import Method
+
+MEASURED: Mapping[str, tuple[str, str, str]] = {
+    "membership AUC": ("membership", "", "auc"),
+    "domains, rank": ("property", "domains", "rank"),
+    "classes, rank": ("property", "classes", "rank"),
+    "image, rank": ("gradient-inversion", "cosine", "rank"),
+    "image, PSNR dB": ("gradient-inversion", "cosine", "psnr"),
+}
+"""Head of a column -> kind of attack, what it asks, and which figure."""
+
+SAME = {"seed", "scenario", "protocol", "partition.clients"}
+"""Settings by dotted key in which runs may differ that stand in one cell."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A figure of some records that differ in nothing but scenario and seed."""
+
+    images: int  # of a client
+    how: str  # settings that set it apart from others
+    interval: Interval | None  # `None` where a control failed
+    runs: int
+
+    @property
+    def text(self) -> str:
+        """The mean over runs, the interval or the range of intervals, and the client's images."""
+        which = f"(n = {self.images}{self.how and f', {self.how}'})"
+        if self.interval is None:
+            return f"withheld {which}"
+        i = self.interval
+        return f"{i.value:.2f} [{i.low:.2f}, {i.high:.2f}] {which}"
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """One thing that clients of a method send, and what is known of it."""
+
+    method: str
+    item: str
+    bytes: int | None  # of one client's message, where an attack saw one
+    secure: str  # why it does not work under secure sums; "" if it does
+    client: str  # why there is no guarantee for clients' updates; "" if there can be one
+    style: str  # likewise for what is sent once
+    found: Mapping[str, Sequence[Found]]  # by head of column
+
+
+def exposures(
+    methods: Mapping[str, type[Method]], records: Iterable[AttackRecord]
+) -> Iterator[Exposure]:
+    """Yield what each method's clients send, with what attacks by the server made of it.
+
+    ``records`` are of one data set and recipe.
+    """
+    by_server = [record for record in records if record.attacker == "server"]
+    for name, method in methods.items():
+        own = [record for record in by_server if record.method == name]
+        why = obstacles(method)
+        for sent in sent_by(method):
+            seen = [r for record in own for r in record.results if r.item == sent.name]
+            yield Exposure(
+                method=name,
+                item=sent.name,
+                bytes=max((result.bytes for result in seen), default=0) or None,
+                secure=why["secure"],
+                client=why["dp_client"],
+                style=why["dp_style"],
+                found={
+                    head: list(_found(own, sent.name, *which)) for head, which in MEASURED.items()
+                },
+            )
+
+
+def _found(
+    records: Sequence[AttackRecord], item: str, kind: str, about: str, figure: str
+) -> Iterator[Found]:
+    """Yield one figure for each size of client and each way in which settings differ."""
+    of_kind = [record for record in records if record.kind == kind]
+    flat = [dict(dotted(record.settings)) for record in of_kind]
+    varied = sorted(
+        key
+        for key in {key for settings in flat for key in settings} - SAME
+        if len({repr(settings.get(key)) for settings in flat}) > 1
+    )
+    alike: dict[tuple[int, str], list[AttackResult]] = {}
+    for record, settings in zip(of_kind, flat, strict=True):
+        how = ", ".join(f"{key}={settings.get(key)}" for key in varied)
+        for result in record.results:
+            if (result.item, result.about) == (item, about):
+                alike.setdefault((record.images, how), []).append(result)
+    for (images, how), results in sorted(alike.items()):
+        there = [r.figures[figure] for r in results if figure in r.figures]
+        interval = None
+        if there:
+            interval = Interval(
+                value=statistics.mean(i.value for i in there),
+                low=min(i.low for i in there),
+                high=max(i.high for i in there),
+            )
+        yield Found(images, how, interval, len(there))
+
+
+def frames_of(records: Iterable[AttackRecord]) -> dict[tuple[str, str], list[AttackRecord]]:
+    """Return records by data set and recipe."""
+    found: dict[tuple[str, str], list[AttackRecord]] = {}
+    for record in records:
+        found.setdefault((record.dataset, record.recipe), []).append(record)
+    return dict(sorted(found.items()))
+
+
+def privacy_text(methods: Mapping[str, type[Method]], records: Sequence[AttackRecord]) -> str:
+    """Return the table ``privacy`` as Markdown: one row for each thing that a method sends."""
+    lines = ["# What clients send, and what attacks make of it", ""]
+    heads = ["method", "sends", "bytes", "secure sums", "dp_client", "dp_style", *MEASURED]
+    for (dataset, recipe), of in (frames_of(records) or {("no data set", "none"): []}).items():
+        lines += [f"## {dataset}, recipe {recipe}", "", f"| {' | '.join(heads)} |"]
+        lines.append("|" + " --- |" * len(heads))
+        for row in exposures(methods, of):
+            size = "-" if row.bytes is None else f"{row.bytes:,}"
+            possible = ["no" if why else "yes" for why in (row.secure, row.client, row.style)]
+            cells = ["; ".join(f.text for f in row.found[head]) or "-" for head in MEASURED]
+            lines.append(f"| {' | '.join([row.method, row.item, size, *possible, *cells])} |")
+        lines.append("")
+    lines += [
+        "The server sees single replies, unless sums are secure. n: images of a client. AUC and "
+        "ranks: 0.5 is chance, 1 is all; means over scenarios and seeds, with the range of their "
+        "95 % bootstrap intervals. Withheld: a control failed. -: not attacked; "
+        "`feddg-bench attack --method METHOD --kind all` does. `feddg-bench methods show METHOD` "
+        "says why a protection is not possible.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def privacy_csv(methods: Mapping[str, type[Method]], records: Sequence[AttackRecord]) -> str:
+    """Return the same as CSV, one row a figure."""
+    file = StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(
+        [
+            *("dataset", "recipe", "method", "item", "figure", "images", "settings"),
+            *("value", "low", "high", "runs"),
+        ]
+    )
+    for (dataset, recipe), of in frames_of(records).items():
+        for row in exposures(methods, of):
+            for head, found in row.found.items():
+                for f in found:
+                    i = f.interval
+                    values = ["", "", ""] if i is None else [i.value, i.low, i.high]
+                    writer.writerow(
+                        [
+                            dataset,
+                            recipe,
+                            row.method,
+                            row.item,
+                            head,
+                            f.images,
+                            f.how,
+                            *values,
+                            f.runs,
+                        ]
+                    )
+    return file.getvalue()
+
+
+def exposure_text(name: str, method: type[Method], records: Sequence[AttackRecord]) -> str:
+    """Return a card's section: what leaves, who sees it, what protects it, what was measured."""
+    lines = ["", "## Privacy", ""]
+    why = obstacles(method)
+    sent = ", ".join(f"`{s.name}` (`{s.call}`)" for s in sent_by(method))
+    told = ", ".join(f"`{t}`" for t in ("weights", *method.downlink))
+    lines.append(f"- Leaves a client: {sent}. The server sees each client's own, unless summed.")
+    lines.append(f"- A client sees what it is sent: {told}. An eavesdropper sees both ways.")
+    titles = {
+        "secure": "Secure sums (`privacy.aggregation=secure`)",
+        "dp_client": "A guarantee for clients (`privacy.mechanism=dp_client`)",
+        "dp_style": "A guarantee for what is sent once (`privacy.mechanism=dp_style`)",
+    }
+    lines += [
+        f"- {title}: {(why[key] and f'no, {why[key]}') or 'yes'}." for key, title in titles.items()
+    ]
+    measured = []
+    for (dataset, recipe), of in frames_of(records).items():
+        for row in exposures({name: method}, of):
+            for head, found in row.found.items():
+                texts = "; ".join(f.text for f in found)
+                if texts:
+                    measured.append(f"- {dataset}, {recipe}: {head} from `{row.item}`: {texts}.")
+    lines += measured or [f"- Nothing is measured yet: `feddg-bench attack --method {name}`."]
+    return "\n".join(lines) + "\n"

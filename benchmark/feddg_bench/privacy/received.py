@@ -1,0 +1,73 @@
+"""What a client reads in what it is sent: things that others sent, or means of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from feddg_bench.core.messages import Task, leaves, nbytes
+from feddg_bench.privacy.capture import Exchange, Message
+from feddg_bench.privacy.shadow import Rows, Shadow, read
+
+
+@dataclass(frozen=True)
+class Received:
+    """One message to a client, read as what a client sends."""
+
+    item: str  # its name
+    sent_as: str  # what it is read as
+    task: Task  # with which a client sends such a thing
+    rows: tuple[Rows, ...]  # each of it, or one that holds many
+    images: int  # of the client
+    bytes: int  # of the message
+
+
+def read_received(
+    messages: Sequence[Message], own: Sequence[Exchange], shadow: Shadow
+) -> Iterator[Received]:
+    """Yield what can be read of the messages to a client.
+
+    A client knows what it sends itself, and takes what ends in the same shape for the same thing of
+    others. A model is read as its change from the one before, which is the mean of updates.
+
+    Args:
+        messages: What it is sent, in order.
+        own: Its own exchanges.
+        shadow: Its copy of the client half.
+    """
+    before: Exchange | None = None
+    for message in messages:
+        e, size = message.exchange, nbytes(message.value)
+        if message.item == "weights":
+            task = before.task if before is not None else e.task
+            if task.round < e.task.round and task.call == "fit":
+                rows = read(message.value, "weights", "fit", shadow.method, task, {})
+                if rows is not None:
+                    yield Received("weights", "weights", task, (rows,), e.images, size)
+            before = e
+            continue
+        for mine, item in ((x, name) for x in own for name in x.sent):
+            found = tuple(_alike(message, mine, item, shadow))
+            if found:
+                yield Received(message.item, item, mine.task, found, e.images, size)
+                break
+
+
+def _alike(message: Message, mine: Exchange, item: str, shadow: Shadow) -> Iterator[Rows]:
+    """Yield what in a message looks like something that the client sends."""
+    value, task = mine.sent[item], mine.task
+    form = read(value, item, task.call, shadow.method, task, mine.sent)
+    if form is None or not isinstance(value, Tensor):
+        return
+    shape = value.shape[1:] if form.each or value.shape[0] == 1 else value.shape
+    for _, leaf in leaves(message.value):
+        if not isinstance(leaf, Tensor) or leaf.dtype != value.dtype or not leaf.numel():
+            continue
+        if len(shape) and leaf.shape[-len(shape) :] == shape:
+            rows = leaf.reshape(-1, *shape)
+            for part in [rows] if form.each else [row.view(value.shape) for row in rows]:
+                found = read(part, item, task.call, shadow.method, task, {})
+                if found is not None:
+                    yield found

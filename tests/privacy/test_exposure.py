@@ -1,0 +1,102 @@
+"""The card's section and the table of what attacks found."""
+
+import csv
+from io import StringIO
+from typing import Any
+
+from feddg_bench.analysis.exposure import exposure_text, privacy_csv, privacy_text
+from feddg_bench.records.attacks import AttackRecord, AttackResult, Control, Interval
+from feddg_methods.fedavg import FedAvg
+from feddg_methods.pardon import Pardon
+
+
+def interval(value: float) -> Interval:
+    return Interval(value=value, low=value - 0.1, high=value + 0.1)
+
+
+def record(auc: float | None, images: int = 10, **settings: Any) -> AttackRecord:
+    """Return the record of an attack on PARDON's styles; ``None`` for a control that failed."""
+    chance = interval(0.5 if auc is not None else 0.9)
+    result = AttackResult(
+        item="style",
+        up=True,
+        call="local_style",
+        times=1,
+        messages=3,
+        targets=30,
+        bytes=24,
+        no_leak=Control(measured=chance, expected="about 0.5", holds=auc is not None),
+        planted_leak=Control(measured=interval(1), expected="at least 0.9", holds=True),
+        figures={"auc": interval(auc or 0.7)},
+    ).withheld()
+    return AttackRecord(
+        key="0" * 16,
+        kind="membership",
+        version=1,
+        attacker="server",
+        run_key="1" * 16,
+        method="pardon",
+        dataset="digits4",
+        protocol="ltdo",
+        scenario="oc-i-p",
+        seed=settings.get("seed", 0),
+        recipe="quick",
+        labels={},
+        settings=settings,
+        clients=3,
+        images=images,
+        public=40,
+        rounds=1,
+        measured={},
+        seconds=1.0,
+        results=[result],
+    )
+
+
+METHODS = {"fedavg": FedAvg, "pardon": Pardon}
+
+
+def row_of(text: str, method: str, item: str) -> list[str]:
+    (line,) = [x for x in text.splitlines() if x.startswith(f"| {method} | {item} |")]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_scenarios_and_seeds_are_averaged_and_other_settings_kept_apart() -> None:
+    plain = [record(0.6, seed=seed, hyper={"noise": 0}) for seed in (0, 1)]
+    text = privacy_text(METHODS, [*plain, record(0.8, seed=2, hyper={"noise": 0})])
+    assert row_of(text, "pardon", "style")[6] == "0.67 [0.50, 0.90] (n = 10)"
+    text = privacy_text(METHODS, [*plain, record(0.5, hyper={"noise": 1})])
+    both = row_of(text, "pardon", "style")[6].split("; ")
+    assert both == [
+        "0.60 [0.50, 0.70] (n = 10, hyper.noise=0)",
+        "0.50 [0.40, 0.60] (n = 10, hyper.noise=1)",
+    ]
+
+
+def test_sizes_of_clients_stand_beside_each_other() -> None:
+    cell = row_of(privacy_text(METHODS, [record(0.6, 30), record(0.8, 10)]), "pardon", "style")[6]
+    assert cell == "0.80 [0.70, 0.90] (n = 10); 0.60 [0.50, 0.70] (n = 30)"
+
+
+def test_a_figure_whose_control_failed_is_withheld() -> None:
+    text = privacy_text(METHODS, [record(None)])
+    assert row_of(text, "pardon", "style")[6] == "withheld (n = 10)"
+    assert "0.7" not in text
+
+
+def test_what_was_not_attacked_is_there_with_what_is_possible() -> None:
+    cells = row_of(privacy_text(METHODS, []), "fedavg", "weights")
+    assert cells[2:6] == ["-", "yes", "yes", "no"]
+
+
+def test_the_csv_has_a_row_a_figure() -> None:
+    (row,) = csv.DictReader(StringIO(privacy_csv(METHODS, [record(0.6)])))
+    assert (row["item"], row["figure"], row["value"]) == ("style", "membership AUC", "0.6")
+
+
+def test_a_card_says_why_a_protection_is_not_possible_and_what_was_measured() -> None:
+    text = exposure_text("pardon", Pardon, [record(0.6)])
+    assert "`style` (`local_style`)" in text
+    assert "dp_client`): no, " in text
+    assert "membership AUC from `style`: 0.60 [0.50, 0.70] (n = 10)." in text
+    assert "feddg-bench attack --method fedavg" in exposure_text("fedavg", FedAvg, [])
