@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -143,3 +144,8 @@ class Sleeping(FedAvg):
         if (client.name, client.round) == ("client_1", 1):
             time.sleep(3600)
         return super().fit(client)
+
+
+def children(process: int) -> list[int]:
+    """Return the processes that a process has started, on Linux."""
+    return [*map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split())]

@@ -16,7 +16,7 @@ from feddg_bench.sweeps.claims import Claims
 from feddg_bench.testing import start_toy_run
 from feddg_methods.fedavg import FedAvg
 from tests.attacks.lab import PATIENCE, TINY, Lab, call
-from tests.helpers import Sleeping
+from tests.helpers import Sleeping, children
 
 ALL = {"federation": {"per_round": None}}
 
@@ -93,9 +93,9 @@ def interrupts(lab: Lab) -> None:
             break
         time.sleep(0.05)
     if process.poll() is None:
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        for child in children:
-            os.kill(int(child), signal.SIGSTOP)
+        for child in children(process.pid):
+            for stopped in (*children(child), child):
+                os.kill(stopped, signal.SIGSTOP)
     code: int | str = "none"
     for _ in range(2):
         process.send_signal(signal.SIGINT)  # nothing, where it has ended

@@ -14,6 +14,7 @@ import pytest
 
 from feddg_bench import cli
 from feddg_bench.records.record import RunRecord
+from tests.helpers import children
 
 COMMAND = (sys.executable, "-m", "feddg_bench")
 SOURCES = [str(Path(__file__).parents[2] / root) for root in ("benchmark", "methods", "datasets")]
@@ -166,9 +167,7 @@ def test_a_stopped_worker_does_not_hold_up_an_interrupt(
     while not list(tmp_path.glob("checkpoints/*.safetensors")):
         assert process.poll() is None
         time.sleep(0.05)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    commands = {int(child): Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
-    workers = [child for child, command in commands.items() if b"spawn_main" in command]
+    workers = [worker for child in children(process.pid) for worker in children(child)]
     assert len(workers) == 2
     os.kill(workers[0], signal.SIGSTOP)
     process.send_signal(signal.SIGINT)

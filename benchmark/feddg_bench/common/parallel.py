@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -12,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing import current_process, get_context
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
@@ -52,6 +54,19 @@ def interrupts_ignored() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
+
+
+def starting(device: str) -> SpawnContext | ForkServerContext:
+    """Return how processes begin that compute on a device.
+
+    For a CPU, where forks are safe, as forks of one server, which imports PyTorch and the engine
+    once: alone each would take seconds and 300 MB for that.
+    """
+    if device != "cpu" or sys.platform != "linux":
+        return get_context("spawn")
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["feddg_bench.engine.executors"])
+    return context
 
 
 def end_processes(processes: Sequence[BaseProcess]) -> None:

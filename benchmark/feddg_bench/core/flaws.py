@@ -131,16 +131,14 @@ def nonfinite(payload: Any) -> Flaw | None:
             tensors[name] = leaf if leaf.element_size() > 1 else leaf.float()
     if not tensors:
         return None
-    device = next(iter(tensors.values())).device
     norms = torch._foreach_norm(list(tensors.values()), torch.inf)
-    largest = torch.stack([norm.double().to(device) for norm in norms])
-    sound = largest < _HUGE
-    if bool(sound.all()):
-        return None
-    first = int((~sound).nonzero()[0])
-    size = float(largest[first])
-    number = f"{size:.3g}, too large a number" if math.isfinite(size) else "NaN or infinity"
-    return Flaw(list(tensors)[first], f"holds {number}")
+    if len({(norm.dtype, norm.device) for norm in norms}) > 1:
+        norms = tuple(norm.double().to(norms[0].device) for norm in norms)
+    for name, size in zip(tensors, torch.stack(norms).tolist(), strict=True):
+        if not size < _HUGE:
+            number = f"{size:.3g}, too large a number" if math.isfinite(size) else "NaN or infinity"
+            return Flaw(name, f"holds {number}")
+    return None
 
 
 def _inexact(tensor: Tensor) -> bool:

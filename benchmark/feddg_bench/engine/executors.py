@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 import signal
 import time
@@ -13,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from feddg_bench.common.errors import ClientError, FeddgError, SettingsError
-from feddg_bench.common.parallel import end_processes, interrupts_ignored
+from feddg_bench.common.parallel import end_processes, interrupts_ignored, starting
 from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Task, Weights, decode, encode
 from feddg_bench.core.method import Method
 from feddg_bench.engine.batched import grouped
@@ -440,12 +440,12 @@ class ProcessExecutor(PoolExecutor):
 
     Args:
         n: Number of processes.
-        places: Device of each, where they differ from ``WorkerSpec.device``.
+        places: Device of each; by default the CPU.
     """
 
     def __init__(self, n: int, places: Sequence[str] = ()) -> None:
-        super().__init__([_Process() for _ in range(n)])
-        self._places, self._checked = list(places), False
+        self._places, self._checked = list(places) or ["cpu"] * n, False
+        super().__init__([_Process(place) for place in self._places])
 
     def placed(self, spec: WorkerSpec) -> list[WorkerSpec]:
         """Return what each worker is built from, with its device.
@@ -453,7 +453,7 @@ class ProcessExecutor(PoolExecutor):
         Raises:
             SettingsError: If the GPUs are of several models, or their memory is short.
         """
-        places = self._places or [spec.device] * self.workers
+        places = self._places
         if not self._checked:  # later part of the GPUs' memory is our own
             check_gpus(spec.settings, spec.federation.channels, places)
             self._checked = True
@@ -476,16 +476,21 @@ class _Process(RemoteWorker):
     """A worker process.
 
     Attributes:
+        place: Its device.
         pipe: To it.
         process: As Python knows it.
     """
 
+    def __init__(self, place: str) -> None:
+        self.place = place
+        super().__init__()
+
     def begin(self) -> None:
         """Begin one that is idle and not built."""
         super().begin()
-        context = get_context("spawn")
+        context = starting(self.place)
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self.process = context.Process(target=_serve, args=(theirs, dict(os.environ)), daemon=True)
         with interrupts_ignored():
             self.process.start()
         theirs.close()
@@ -509,9 +514,11 @@ class _Process(RemoteWorker):
         return f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
 
 
-def _serve(pipe: Connection) -> None:
+def _serve(pipe: Connection, environment: dict[str, str]) -> None:
     """Be a worker process until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.clear()  # what the first worker began with may have changed
+    os.environ.update(environment)
     end = WorkerEnd()
     with suppress(EOFError, ConnectionError):
         while True:

@@ -116,6 +116,7 @@ class Worker:
         self._folded = self._foldable()
         self.batched = self._steps_together()
         self._counted: set[str] = set()
+        self._modes: list[bool] = []
 
     def _foldable(self) -> dict[str, list[Pair]]:
         """Return the batch normalisation that is folded while training and in an evaluation."""
@@ -168,7 +169,7 @@ class Worker:
     def _do(self, task: Task, client: Client) -> tuple[Any, dict[str, float]]:
         """Return the value of a task for its client, and `Reply.seconds`."""
         start = time.perf_counter()
-        self.method.train()
+        self._train_mode()
         self.method.state.load(client.memory.pop("private state", self._initial_private))
         self.method.state.load(task.weights)
         loaded = time.perf_counter()
@@ -183,6 +184,12 @@ class Worker:
             client.memory["private state"] = self.method.state.private_weights()
         return value, {"copy": loaded - start, "work": time.perf_counter() - loaded}
 
+    def _train_mode(self) -> None:
+        """Do ``self.method.train()``, which takes longer than to see that it is done."""
+        if [module.training for module in self.method.modules()] != self._modes:
+            self.method.train()
+            self._modes = [module.training for module in self.method.modules()]
+
     def run_all(self, tasks: Sequence[Task]) -> list[Reply[Any]]:
         """Run tasks of one call: together where they step together, else one by one.
 
@@ -193,8 +200,8 @@ class Worker:
             self._counted.add(tasks[0].call)
             with suppress(Exception):  # what fails without a counter too is raised below
                 counted = self._count(tasks[0])
-        first, *others = self._run_all(tasks)
-        return [replace(first, counted=counted), *others]
+        replies = self._run_all(tasks)
+        return [replace(replies[0], counted=counted), *replies[1:]] if counted else replies
 
     def _count(self, task: Task) -> dict[str, float]:
         """Return `Reply.counted`, from a few images of the client.
