@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from feddg_bench.core.loop import RoundResult
@@ -13,7 +16,8 @@ from feddg_bench.data.augment import to_float
 from feddg_bench.models import backbones
 from feddg_bench.models.networks import InPlaceReLU6
 from feddg_bench.plugins import names
-from tests.benchmarks.rows import Row, benchmark, pacs_run, ratios, rounds
+from feddg_methods.shared import vgg
+from tests.benchmarks.rows import Row, benchmark, cpu, pacs_run, ratios, rounds
 
 BOUNDS = {"pardon": 2.3, "ccst": 2.0, "fedccrl": 3.2, "fpl": 1.3, "feddg_ga": 1.3}
 """Largest CPU time of a round over FedAvg's; 1.1 for the others."""
@@ -85,6 +89,32 @@ def methods() -> Iterator[Row]:
     for name in sorted(known, key=lambda name: (name not in BOUNDS, name)):
         why = f" ({PASSES[name]})" if name in PASSES else ""
         yield Row(f"a round of {name}{why}", found[name], most=BOUNDS.get(name, 1.1))
+
+
+@benchmark
+def transfers() -> Iterator[Row]:
+    """CPU time of PARDON's local training with ResNet-50 at 224 px, restyled by VGG-19 in each
+    batch or once for the run, which is not in this; random weights, 16 images."""
+    pair = {"encoder": vgg._encoder, "decoder": vgg._decoder}
+    architecture = vgg.ARCHITECTURES["vgg19"]
+    tensors = {
+        f"{part}.{name}": tensor
+        for part, make in pair.items()
+        for name, tensor in make(architecture).state_dict().items()
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        weights = str(Path(folder) / "vgg19.safetensors")
+        save_file(tensors, weights)
+        for transfer in ("online", "cached"):
+            settings = {
+                "backbone": {"name": "resnet50", "pretrained": False},
+                "data.image_size": 224,
+                "hyper": {"style": "vgg19", "style_weights": [weights], "transfer": transfer},
+                "train.local_epochs": 1,
+            }
+            go_on = step(pacs_run("pardon", clients=1, images=16, settings=settings))
+            go_on()
+            yield Row(f"PARDON, transfer={transfer}", cpu(go_on) / 16, unit=" s an image")
 
 
 def step(run: Any) -> Callable[[], RoundResult]:

@@ -70,15 +70,17 @@ def ratios(works: dict[str, Callable[[], object]], repeats: int) -> dict[str, fl
     return {name: statistics.median(t[name] / t[first] for t in times) for name in works}
 
 
-def pacs_run(method: str, *, clients: int = 2, settings: dict[str, Any] | None = None) -> Run:
+def pacs_run(
+    method: str, *, clients: int = 2, images: int = 57, settings: dict[str, Any] | None = None
+) -> Run:
     """Return a run in the frame of the recipe ``quick`` on PACS, in this process.
 
-    Clients hold 57 random images each and all take part; weights are random. PARDON and CCST
-    restyle colours.
+    Images and weights are random, and all clients take part. PARDON and CCST restyle colours.
 
     Args:
         method: Its name.
         clients: N.
+        images: Of a client.
         settings: Further ones, such as ``{"train.batch_size": 16}``.
     """
     frame: dict[str, Any] = {
@@ -95,7 +97,7 @@ def pacs_run(method: str, *, clients: int = 2, settings: dict[str, Any] | None =
         section, _, name = key.partition(".")
         values.setdefault(section, {}).update({name: value} if name else value)
     (plan,) = Request(method, scenario="ip-o-c", settings=values).plan(check=False)
-    federation = synthetic_federation(clients, 57, 128, 7)
+    federation = synthetic_federation(clients, images, plan.settings.data.image_size, 7)
     return start(plan, federation, SerialExecutor(), Resources(device="cpu"))
 
 

@@ -13,14 +13,12 @@ import typer
 from feddg_bench.cli.options import Experiment, Json, Recording, grouped, print_json
 from feddg_bench.common.errors import RunInterruptedError, SettingsError
 from feddg_bench.config.reading import read_names
-from feddg_bench.config.schema import Resources
+from feddg_bench.config.schema import KEEP, Resources
 from feddg_bench.runs.request import Datasets, plan_again, read_seeds
 
 if TYPE_CHECKING:
     from feddg_bench.records.record import RunRecord
     from feddg_bench.runs.request import Plan
-
-KEEP = ("last", "best")
 
 
 @grouped

@@ -383,6 +383,10 @@ class RunSettings(Section):
         return self
 
 
+KEEP = ("last", "best")
+"""Models that may be kept: of the last round, and of the best round by the validation images."""
+
+
 class Resources(Section):
     """Where and how fast a run is computed; never part of its key."""
 

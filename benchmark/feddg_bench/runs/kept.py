@@ -12,7 +12,7 @@ from safetensors.torch import save
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.common.files import write_whole
 from feddg_bench.config.layers import validate
-from feddg_bench.config.schema import RunSettings
+from feddg_bench.config.schema import KEEP, RunSettings
 from feddg_bench.core.messages import Weights
 from feddg_bench.core.method import Method
 from feddg_bench.engine.build import Images, build_on
@@ -21,9 +21,6 @@ from feddg_bench.records.store import ResultsStore
 
 if TYPE_CHECKING:
     from feddg_bench.runs.setup import Run
-
-KINDS = ("last", "best")
-"""Of the last round, and of the best round by the validation images."""
 
 
 class KeptModel(BaseModel, frozen=True, extra="forbid"):
@@ -115,8 +112,8 @@ def load_model(key: str, results: str | Path = "runs", which: str = "last", **hy
         SettingsError: If ``which`` is neither, or the method cannot be built.
         DataError: If the run kept no such model, or its file is damaged or does not fit the method.
     """
-    if which not in KINDS:
-        raise SettingsError(f"cannot load the {which!r} model: expected {' or '.join(KINDS)}")
+    if which not in KEEP:
+        raise SettingsError(f"cannot load the {which!r} model: expected {' or '.join(KEEP)}")
     path = Path(key)
     if path.suffix != ".safetensors":
         path = model_path(ResultsStore(Path(results)), key, which)

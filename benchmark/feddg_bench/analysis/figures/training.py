@@ -15,7 +15,7 @@ from torch import Tensor
 
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.streams import generator
-from feddg_bench.config.schema import Resources
+from feddg_bench.config.schema import KEEP, Resources
 from feddg_bench.core.loop import RoundResult
 from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Task, Weights
 from feddg_bench.core.method import Method
@@ -25,7 +25,7 @@ from feddg_bench.data.federated import Federation
 from feddg_bench.engine.devices import open_executor
 from feddg_bench.engine.worker import WorkerSpec
 from feddg_bench.records.store import ResultsStore
-from feddg_bench.runs.kept import KINDS, model_path, read_model
+from feddg_bench.runs.kept import model_path, read_model
 from feddg_bench.runs.observer import Observer
 from feddg_bench.runs.request import Plan
 from feddg_bench.runs.run import train
@@ -141,7 +141,7 @@ def trained_runs(
 def _kept_models(store: ResultsStore, plan: Plan, rounds: Collection[int]) -> dict[int, Weights]:
     """Return the models of all these rounds, or nothing if the run did not keep each."""
     found = {}
-    for which in KINDS:
+    for which in KEEP:
         path = model_path(store, plan.key, which)
         if path.exists():
             facts, weights = read_model(path)
