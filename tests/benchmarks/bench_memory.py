@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
+import threading
+from collections import deque
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
 
 from feddg_bench.config.schema import Resources
 from feddg_bench.data.federated import Federation
-from feddg_bench.engine.executors import SerialExecutor
+from feddg_bench.engine.executors import ProcessExecutor, SerialExecutor
 from feddg_bench.engine.worker import peak_memory_mib
 from feddg_bench.runs.request import Request
 from feddg_bench.runs.run import train
 from feddg_bench.runs.setup import start
 from tests.benchmarks.rows import Row, benchmark, pacs_run, rounds
+from tests.helpers import children
 
 IMAGES, SIZE = 4000, 64
+FOLDED = {"train.fold_batch_norm": "auto", "evaluation.fuse_batch_norm": True}
 
 
 @benchmark
@@ -51,14 +57,57 @@ def worker_memory() -> Iterator[Row]:
 
 def worker(method: str, folds: bool) -> float:
     """Return the peak resident MiB of a worker in PACS's frame."""
-    folding = {"train.fold_batch_norm": "auto", "evaluation.fuse_batch_norm": True}
-    run = pacs_run(method, clients=3, settings=folding if folds else {})
+    run = pacs_run(method, clients=3, settings=FOLDED if folds else {})
     each = rounds(run)
     for _ in range(3):  # the first is before round 1
         next(each)
     index = np.resize(np.arange(171), 256)
     run.executor.worker.evaluate(run.server.weights, index)  # type: ignore[attr-defined]
     return peak_memory_mib()
+
+
+@benchmark
+def run_memory() -> Iterator[Row]:
+    """The most that this process and two workers hold at a time in two rounds of four clients and
+    an evaluation of 256 images of PACS's frame, folded; what they share is counted once."""
+    for method in ("fedavg", "pardon", "fedccrl"):
+        mib = float(apart(f"print(whole_run({method!r}))"))
+        yield Row(f"memory of a run with two workers, {method}", mib, most=4000, unit=" MiB")
+
+
+def whole_run(method: str) -> float:
+    """Return the largest sum of the processes' proportional memory in MiB, seen every 0.1 s."""
+    with closing(ProcessExecutor(2)) as executor:
+        run = pacs_run(method, clients=4, settings=FOLDED, executor=executor)
+        most, over = [0.0], threading.Event()
+
+        def watch() -> None:
+            while not over.wait(0.1):
+                most.append(sum(map(proportional, descendants(os.getpid()))))
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        each = rounds(run)
+        for _ in range(3):  # the first is before round 1
+            next(each)
+        part = np.resize(np.arange(171), 128)
+        deque(executor.evaluate(run.server.weights, [part, part]), maxlen=0)
+        over.set()
+        thread.join()
+    return max(most)
+
+
+def descendants(process: int) -> list[int]:
+    """Return a process and all that it has started."""
+    return [process, *(p for child in children(process) for p in descendants(child))]
+
+
+def proportional(process: int) -> float:
+    """Return the MiB of a process, each page divided by the processes that share it."""
+    with suppress(OSError):
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("Pss:")).split()[1]) / 1024
+    return 0.0
 
 
 def apart(code: str) -> str:

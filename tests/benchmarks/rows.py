@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from feddg_bench.config.schema import Resources
 from feddg_bench.core.loop import RoundResult, federate
-from feddg_bench.engine.executors import SerialExecutor
+from feddg_bench.engine.executors import Executor, SerialExecutor
 from feddg_bench.engine.timing import synthetic_federation
 from feddg_bench.runs.request import Request
 from feddg_bench.runs.setup import Run, start
@@ -71,9 +71,14 @@ def ratios(works: dict[str, Callable[[], object]], repeats: int) -> dict[str, fl
 
 
 def pacs_run(
-    method: str, *, clients: int = 2, images: int = 57, settings: dict[str, Any] | None = None
+    method: str,
+    *,
+    clients: int = 2,
+    images: int = 57,
+    settings: dict[str, Any] | None = None,
+    executor: Executor | None = None,
 ) -> Run:
-    """Return a run in the frame of the recipe ``quick`` on PACS, in this process.
+    """Return a run in the frame of the recipe ``quick`` on PACS.
 
     Images and weights are random, and all clients take part. PARDON and CCST restyle colours.
 
@@ -82,6 +87,7 @@ def pacs_run(
         clients: N.
         images: Of a client.
         settings: Further ones, such as ``{"train.batch_size": 16}``.
+        executor: Where clients train; by default in this process.
     """
     frame: dict[str, Any] = {
         "data.image_size": 128,
@@ -98,7 +104,7 @@ def pacs_run(
         values.setdefault(section, {}).update({name: value} if name else value)
     (plan,) = Request(method, scenario="ip-o-c", settings=values).plan(check=False)
     federation = synthetic_federation(clients, images, plan.settings.data.image_size, 7)
-    return start(plan, federation, SerialExecutor(), Resources(device="cpu"))
+    return start(plan, federation, executor or SerialExecutor(), Resources(device="cpu"))
 
 
 def rounds(run: Run) -> Iterator[RoundResult]:
