@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -252,6 +253,7 @@ def open_lab() -> Iterator[Lab]:
         os.environ.update(environment)
         for variable in gone:
             os.environ.pop(variable, None)
+        get_temp_dir()  # of worker processes, which outlives this
         temporary, tempfile.tempdir = tempfile.tempdir, str(root / "tmp")
         written, sys.dont_write_bytecode = sys.dont_write_bytecode, True
         _watched.append(lab)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -164,6 +165,19 @@ def test_a_limit_of_time_needs_processes():
 
 
 @pytest.mark.slow
+def test_workers_begin_without_the_socket_of_their_server(two, tmp_path, monkeypatch):
+    """As where /tmp was swept."""
+    from multiprocessing.forkserver import _forkserver
+
+    monkeypatch.setattr(_forkserver, "_forkserver_address", str(tmp_path / "gone"))
+    there, here = start_toy_run(FedAvg, ALL, executor=two), start_toy_run(FedAvg, ALL)
+    with closing(ProcessExecutor(1)) as late:
+        start_toy_run(FedAvg, ALL, executor=late).rounds(1)
+    there.rounds(1)
+    here.rounds(1)
+    assert encode(there.server.state()) == encode(here.server.state())
+
+
 def test_a_process_that_is_stopped_does_not_hold_up_the_end():
     executor = ProcessExecutor(1)
     process = executor.members[0].process

@@ -56,17 +56,27 @@ def interrupts_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
 
 
-def starting(device: str) -> SpawnContext | ForkServerContext:
-    """Return how processes begin that compute on a device.
+def start_process(
+    target: Callable[..., object], arguments: tuple[Any, ...], device: str
+) -> BaseProcess:
+    """Start a process that computes on a device, ends with this one, and ignores Ctrl-C.
 
-    For a CPU, where forks are safe, as forks of one server, which imports PyTorch and the engine
-    once: alone each would take seconds and 300 MB for that.
+    For a CPU, where forks are safe, as a fork of one server, which imports PyTorch and the engine
+    once: alone each process would take seconds and 300 MB for that.
     """
-    if device != "cpu" or sys.platform != "linux":
-        return get_context("spawn")
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["feddg_bench.engine.executors"])
-    return context
+
+    def start(way: SpawnContext | ForkServerContext) -> BaseProcess:
+        process = way.Process(target=target, args=arguments, daemon=True)
+        with interrupts_ignored():
+            process.start()
+        return process
+
+    if device == "cpu" and sys.platform == "linux":
+        server = get_context("forkserver")
+        server.set_forkserver_preload(["feddg_bench.engine.executors"])
+        with suppress(OSError):  # its socket is gone, such as swept from /tmp
+            return start(server)
+    return start(get_context("spawn"))
 
 
 def end_processes(processes: Sequence[BaseProcess]) -> None:

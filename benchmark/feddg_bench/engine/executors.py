@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from feddg_bench.common.errors import ClientError, FeddgError, SettingsError
-from feddg_bench.common.parallel import end_processes, interrupts_ignored, starting
+from feddg_bench.common.parallel import end_processes, start_process
 from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Task, Weights, decode, encode
 from feddg_bench.core.method import Method
 from feddg_bench.engine.batched import grouped
@@ -488,11 +488,8 @@ class _Process(RemoteWorker):
     def begin(self) -> None:
         """Begin one that is idle and not built."""
         super().begin()
-        context = starting(self.place)
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, dict(os.environ)), daemon=True)
-        with interrupts_ignored():
-            self.process.start()
+        self.pipe, theirs = Pipe()
+        self.process = start_process(_serve, (theirs, dict(os.environ)), self.place)
         theirs.close()
 
     def tell(self, word: str, thing: Any) -> None:
