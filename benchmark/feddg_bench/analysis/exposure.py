@@ -22,6 +22,7 @@ MEASURED: Mapping[str, tuple[str, str, str]] = {
     "classes, rank": ("property", "classes", "rank"),
     "image, rank": ("gradient-inversion", "cosine", "rank"),
     "image, PSNR dB": ("gradient-inversion", "cosine", "psnr"),
+    "style drawn, rank": ("style-inversion", "", "rank"),
 }
 """Head of a column -> kind of attack, what it asks, and which figure."""
 
@@ -102,7 +103,7 @@ def _found(
     for record, settings in zip(of_kind, flat, strict=True):
         how = ", ".join(f"{key}={settings.get(key)}" for key in varied)
         for result in record.results:
-            if (result.item, result.about) == (item, about):
+            if result.item == item and (kind == "style-inversion" or result.about == about):
                 alike.setdefault((record.images, how), []).append(result)
     for (images, how), results in sorted(alike.items()):
         there = [r.figures[figure] for r in results if figure in r.figures]

@@ -133,7 +133,7 @@ def draw_attacks(records: Sequence[AttackRecord]) -> RichTable:
         (
             record.method,
             str(record.images),
-            f"{record.kind}\n{result.item} {result.about}".strip(),
+            f"{record.kind}\n{result.item}\n{result.about}".strip(),
             "\n".join(f"{name.replace('_', ' ')} {_text(f)}" for name, f in figures) or "withheld",
             _text(result.no_leak.measured),
             _text(result.planted_leak.measured),
@@ -144,17 +144,17 @@ def draw_attacks(records: Sequence[AttackRecord]) -> RichTable:
     ]
     return table(
         "",
-        ("method", "images", "attack", "found", "no leak", "planted"),
+        ("method", "n", "attack", "found", "no leak", "planted"),
         rows,
         caption=(
-            "Images of a client; 95 % intervals of a bootstrap over clients. No leak and planted "
-            "are controls of the first figure: chance, and a leak that must be found."
+            "n: images of a client; 95 % intervals of a bootstrap over clients. No leak and "
+            "planted are controls of the first figure: chance, and a leak that must be found."
         ),
-        right=("images", "found", "no leak", "planted"),
+        right=("n", "no leak", "planted"),
         whole=("method",),
         gap=1,
     )
 
 
 def _text(figure: Interval) -> str:
-    return f"{figure.value:.2f} [{figure.low:.2f}, {figure.high:.2f}]"
+    return f"{figure.value:.2f} {figure.low:.2f}-{figure.high:.2f}"

@@ -177,7 +177,8 @@ class Membership(Attack):
         count = 0
         for item, call in dict.fromkeys((message.item, message.when[1]) for message in sent):
             chosen = [m for m in sent if (m.item, m.when[1]) == (item, call) and m.client in names]
-            if all(shadow.rows(message) is None for message in chosen):
+            unread = all(shadow.rows(message) is None for message in chosen)
+            if unread or not shadow.answers(chosen[0]):
                 continue
             count += 1
             yield self._item(scene, shadow, chosen, (public, others, members), holders)

@@ -20,6 +20,7 @@ from feddg_bench.privacy.capture import Capture
 from feddg_bench.privacy.gradient_inversion import GradientInversion
 from feddg_bench.privacy.membership import Membership
 from feddg_bench.privacy.properties import Properties
+from feddg_bench.privacy.style_inversion import StyleInversion
 from feddg_bench.records.attacks import Attacker, AttackRecord, attack_key, load_attack, save_attack
 from feddg_bench.records.rules import split_metric
 from feddg_bench.runs.request import Datasets, Plan, Request
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from feddg_bench.runs.setup import Run
 
 ATTACKS: Mapping[str, type[Attack]] = {
-    attack.kind: attack for attack in (Membership, Properties, GradientInversion)
+    attack.kind: attack for attack in (Membership, Properties, GradientInversion, StyleInversion)
 }
 """Kinds of attacks by name."""
 

@@ -102,7 +102,8 @@ class Properties(Attack):
             chosen = [m for m in sent if (m.item, m.when[1]) == (item, call) and m.client in names]
             first = [m for m in chosen if m.when == chosen[0].when]
             rows = [shadow.rows(message) for message in first]
-            if len(first) < 3 or any(row is None for row in rows):
+            unread = any(row is None for row in rows) or not shadow.answers(first[0])
+            if len(first) < 3 or unread:
                 continue
             count += 1
             scene.step(f"{self.kind} of {item}", 0, 1)

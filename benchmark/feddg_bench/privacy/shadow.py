@@ -166,6 +166,13 @@ class Shadow:
             worker.validation[task.client] = held
         return content(worker.run(task).value)
 
+    def answers(self, message: Message) -> bool:
+        """Tell whether a client that has just come would send such a thing when asked so."""
+        task = message.exchange.task
+        sent = self.sent(task, 0, 0)
+        value = sent.get(message.item)
+        return read(value, message.item, task.call, self.method, task, sent) is not None
+
     def vectors(self, task: Task, item: str, images: Sequence[int], repeat: int = 0) -> Tensor:
         """Return the vector of each image, float64 [n, P]; statistics are means over `REPEATS`."""
         times = range(repeat, repeat + (1 if task.call == "fit" or repeat else REPEATS))

@@ -19,7 +19,7 @@ Attacker = Literal["server", "client", "eavesdropper"]
 """Whose eyes: ``server`` sees every reply, ``client`` what it is sent itself, ``eavesdropper``
 what passes both ways."""
 ATTACKERS: tuple[Attacker, ...] = get_args(Attacker)
-KINDS = ("membership", "property", "gradient-inversion")
+KINDS = ("membership", "property", "gradient-inversion", "style-inversion")
 """Of attacks, as `feddg_bench.privacy` has them."""
 
 logger = logging.getLogger(__name__)

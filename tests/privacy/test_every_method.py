@@ -1,0 +1,42 @@
+"""Every method's messages can be read, whatever it sends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.plugins import load_method, names
+from feddg_bench.privacy.membership import Membership
+from feddg_bench.privacy.properties import Properties
+from tests.privacy.scenes import CLIENTS, scene_of, sorted_federation
+
+PIXEL = {"ccst": {"hyper": {"style": "pixel"}}, "pardon": {"hyper": {"style": "pixel"}}}
+
+
+@pytest.mark.parametrize("method", [name for name in names("method") if name != "erm"])
+def test_what_a_method_sends_is_attacked(method: str) -> None:
+    federation = sorted_federation()
+    if load_method(method).client_validation:
+        public = np.concatenate([index for split, _, index in federation.evaluation[:2]])
+        parts = np.array_split(public, CLIENTS)
+        federation = replace(
+            federation, validation=dict(zip(federation.clients, parts, strict=True))
+        )
+    scene = scene_of(method, PIXEL.get(method, {}), federation=federation)
+    results = list(Membership().measure(scene))
+    assert "weights" in {result.item for result in results}
+    declared = {name for sent in load_method(method).uplink.values() for name in sent}
+    assert {result.item for result in results} <= declared
+    assert all(result.messages == CLIENTS and result.bytes > 0 for result in results)
+    assert list(Properties().measure(scene))
+
+
+def test_one_pooled_client_can_be_told_from_nobody() -> None:
+    whole = sorted_federation()
+    pooled = replace(whole, clients={"all": np.concatenate(list(whole.clients.values()))})
+    scene = scene_of("erm", federation=pooled)
+    with pytest.raises(SettingsError, match="property"):
+        list(Properties().measure(scene))

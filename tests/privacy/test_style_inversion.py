@@ -1,0 +1,56 @@
+"""Images out of styles."""
+
+import pytest
+import torch
+
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.privacy.gradient_inversion import psnr
+from feddg_bench.privacy.style_inversion import StyleInversion, train_painter
+from tests.privacy.scenes import CLIENTS, EACH, scene_of
+
+PIXEL = {"hyper": {"style": "pixel", "style_augment": False}}
+
+
+def inverted(method: str, *layers: object) -> StyleInversion:
+    attack = StyleInversion()
+    attack.epochs = 20
+    (result,) = attack.measure(scene_of(method, *layers))  # type: ignore[arg-type]
+    assert result.messages == CLIENTS
+    assert result.targets == CLIENTS * EACH
+    attack.result = result  # type: ignore[attr-defined]
+    return attack
+
+
+def test_a_generator_learns_what_its_vectors_say() -> None:
+    colours = torch.rand(80, 3, generator=torch.Generator().manual_seed(0)).double()
+    images = colours.float()[:, :, None, None].expand(80, 3, 8, 8)
+    painter = train_painter(colours[:60], images[:60], seed=0, epochs=40)
+    with torch.no_grad():
+        assert float(psnr(painter(colours[60:]), images[60:]).mean()) > 20
+
+
+def test_the_best_epoch_counts() -> None:
+    colours = torch.rand(20, 3, generator=torch.Generator().manual_seed(0)).double()
+    images = torch.rand(20, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    once, longer = (train_painter(colours, images, seed=0, epochs=n) for n in (3, 30))
+    draw = [psnr(p(colours).detach(), images).mean() for p in (once, longer)]
+    again = train_painter(colours, images, seed=0, epochs=3)
+    assert torch.equal(again(colours), once(colours))
+    assert all(value > 0 for value in draw)
+
+
+def test_styles_of_single_images_and_of_clients() -> None:
+    single = inverted("ccst", PIXEL, {"hyper": {"bank": "single"}}).result  # type: ignore[attr-defined]
+    client = inverted("pardon", PIXEL).result  # type: ignore[attr-defined]
+    assert (single.about, client.about) == ("single images", "clients")
+    assert single.planted_leak.holds
+    assert abs(client.no_leak.measured.value - 0.5) < 0.2
+    assert single.figures["rank"].value > 0.7
+    assert client.figures["sample_rank"].value > 0.7
+    for name in ("psnr", "ssim"):
+        assert {name, f"sample_{name}", f"{name}_of_images"} <= set(client.figures)
+
+
+def test_weights_are_no_style() -> None:
+    with pytest.raises(SettingsError, match="style-inversion reads"):
+        list(StyleInversion().measure(scene_of("fedavg")))
