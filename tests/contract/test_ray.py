@@ -105,36 +105,41 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ray")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        ray.init(address="local", num_cpus=2, log_to_driver=False, **SMALL)
+        ray.init(address="local", num_cpus=4, log_to_driver=False, **SMALL)
         yield folder
         ray.shutdown()
 
 
-class TestOneMachine:
-    def test_every_method_gives_the_bits_of_this_process(self, folder):
-        """In one test, hence on one cluster: several at a time are too much for two cores."""
-        with executor(2) as there:
-            assert [case for case in CASES if not both(case[0], there, case[1])] == []
-            assert there.peak_memory_mib() > 0
-            limit = {"federation": {"per_round": None, "client_timeout": 8}}
-            slow = start_toy_run(Sleeping, limit, executor=there).rounds(1)
-            assert [entry["client"] for entry in slow[-1].ledger.dropped] == ["client_1"]
-            assert both("scaffold", there)  # with what came in the place of the late one
+@pytest.fixture(scope="class")
+def there(folder):  # noqa: ARG001 - where the cluster is
+    """Two actors, which take seconds to begin, for several tests."""
+    with executor(2) as made:
+        yield made
 
-    def test_other_images_or_none_are_refused(self, folder, tmp_path, monkeypatch):
+
+class TestOneMachine:
+    def test_every_method_gives_the_bits_of_this_process(self, there):
+        """In one test, hence on one cluster: several at a time are too much for two cores."""
+        assert [case for case in CASES if not both(case[0], there, case[1])] == []
+        assert there.peak_memory_mib() > 0
+        limit = {"federation": {"per_round": None, "client_timeout": 5}}
+        slow = start_toy_run(Sleeping, limit, executor=there).rounds(1)
+        assert [entry["client"] for entry in slow[-1].ledger.dropped] == ["client_1"]
+        assert both("scaffold", there)  # with what came in the place of the late one
+
+    def test_other_images_or_none_are_refused(self, there, folder, tmp_path, monkeypatch):
         """The actors see those of their folder, this process those where it goes."""
         federation = stored(folder / "store")
         stored(tmp_path / "store", brighter=1)
-        with executor(1) as there:
-            away = start_toy_run(FedAvg, federation=federation, executor=there)
-            here = start_toy_run(FedAvg)
-            assert numbers(away.rounds(1)) == numbers(here.rounds(1))
-            monkeypatch.chdir(tmp_path)
-            with pytest.raises(DataError, match=r"has images .*--cache-dir"):
-                start_toy_run(FedAvg, federation=federation, executor=there)
-            (folder / "store").unlink()
-            with pytest.raises(FeddgError, match=r"of the Ray cluster: cannot read .*data prepare"):
-                start_toy_run(FedAvg, federation=federation, executor=there)
+        away = start_toy_run(FedAvg, federation=federation, executor=there)
+        here = start_toy_run(FedAvg)
+        assert numbers(away.rounds(1)) == numbers(here.rounds(1))
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(DataError, match=r"has images .*--cache-dir"):
+            start_toy_run(FedAvg, federation=federation, executor=there)
+        (folder / "store").unlink()
+        with pytest.raises(FeddgError, match=r"of the Ray cluster: cannot read .*data prepare"):
+            start_toy_run(FedAvg, federation=federation, executor=there)
 
     def test_a_sweep_s_runs_are_shared_out(self, folder, feddg, tmp_path):
         file = write(tmp_path / "s.yaml", {"seed": {"values": [0, 1, 2]}})
@@ -144,8 +149,8 @@ class TestOneMachine:
         assert {record.seed for record in ResultsStore(tmp_path / "found")} == {0, 1, 2}
 
     def test_what_the_cluster_has_not_is_refused(self, folder):
-        with pytest.raises(SettingsError, match="2 CPUs"):
-            ray_cluster.RayExecutor(3)
+        with pytest.raises(SettingsError, match="4 CPUs"):
+            ray_cluster.RayExecutor(5)
         with pytest.raises(SettingsError, match="0 GPUs"):
             ray_cluster.RayExecutor(1, "cuda")
 

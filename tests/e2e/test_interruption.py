@@ -33,20 +33,32 @@ def recorded(results: Path) -> RunRecord:
     return RunRecord.parse(path.read_bytes())
 
 
+ROUNDS = ("--rounds", "12", "train.optimizer_state=persist", "evaluation.every=5")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> RunRecord:
+    """A run that nobody stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    run = [*COMMAND, *RUN, *ROUNDS, "--workers", "1", "--results", folder]
+    subprocess.run(run, env=environment, check=True, cwd=folder)
+    return recorded(folder)
+
+
 @pytest.mark.parametrize(
     ("number", "code", "workers"), [(signal.SIGINT, 130, "1"), (signal.SIGTERM, 143, "2")]
 )
 def test_interrupt_resume_equals_no_stop(
-    tmp_path: Path, environment: dict[str, str], number: int, code: int, workers: str
+    tmp_path: Path,
+    environment: dict[str, str],
+    whole: RunRecord,
+    number: int,
+    code: int,
+    workers: str,
 ) -> None:
-    rounds = ("--rounds", "12", "train.optimizer_state=persist", "evaluation.every=5")
-    whole = tmp_path / "whole"
-    run = [*COMMAND, *RUN, *rounds, "--workers"]
-    subprocess.run([*run, "1", "--results", whole], env=environment, check=True, cwd=tmp_path)
-
     results = tmp_path / "parts"
     process = subprocess.Popen(
-        [*run, workers, "--results", results],
+        [*COMMAND, *RUN, *ROUNDS, "--workers", workers, "--results", results],
         env=environment,
         cwd=tmp_path,
         stderr=subprocess.PIPE,
@@ -72,10 +84,10 @@ def test_interrupt_resume_equals_no_stop(
     )
     assert len(json.loads(done.stdout)["runs"]) == 1
     assert b"goes on after round" in done.stderr
-    parts, one = recorded(results), recorded(whole)
-    assert parts.numbers() == one.numbers()
-    assert parts.time.flop == pytest.approx(one.time.flop, rel=1e-3)
-    for record in (parts, one):
+    parts = recorded(results)
+    assert parts.numbers() == whole.numbers()
+    assert parts.time.flop == pytest.approx(whole.time.flop, rel=1e-3)
+    for record in (parts, whole):
         assert 0 < (record.time.share_of_peak or 0) < 1
     assert not checkpoint.exists()
 
