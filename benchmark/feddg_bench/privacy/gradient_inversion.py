@@ -32,7 +32,7 @@ from feddg_bench.records.attacks import AttackResult
 
 Objective = Literal["cosine", "dlg"]
 OBJECTIVES: tuple[Objective, ...] = ("cosine", "dlg")
-SMOOTH = 1e-2
+SMOOTH = 0.2
 """b, weight of the total variation."""
 DRAWS = 4
 """Clients that are attacked."""
@@ -87,6 +87,7 @@ def invert(
     objective: Objective,
     generator: torch.Generator,
     steps: int,
+    smooth: float = SMOOTH,
 ) -> Tensor:
     """Return the images [B, C, H, W] in [0, 1] whose gradient is nearest to the one wanted.
 
@@ -98,6 +99,7 @@ def invert(
         objective: See the module.
         generator: Draws where the search begins.
         steps: Of the search.
+        smooth: b; of ``cosine`` alone.
     """
     begin = torch.rand(len(labels), *shape, generator=generator)
     x = begin.requires_grad_()
@@ -105,8 +107,8 @@ def invert(
 
     def distance() -> Tensor:
         found = gradient_of(method, x, labels, names, graph=True)
-        smooth = SMOOTH * total_variation(x) if objective == "cosine" else x.new_zeros(())
-        return mismatch(found, wanted, objective) + smooth
+        prior = smooth * total_variation(x) if objective == "cosine" else x.new_zeros(())
+        return mismatch(found, wanted, objective) + prior
 
     if objective == "dlg":
         scale = 1 / mismatch({n: torch.zeros_like(g) for n, g in wanted.items()}, wanted, "dlg")
