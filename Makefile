@@ -1,4 +1,4 @@
-# Needs Python 3.11 or later and make; everything else goes into .venv.
+# Needs Python 3.11.4 or later and make; everything else goes into .venv.
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -37,7 +37,7 @@ digests: .venv/developed  ## list today's code of the methods as harmless change
 install: .venv/installed
 
 .venv/installed: pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "feddg-bench needs Python 3.11 or later; this is " + sys.version.split()[0] + ": make PYTHON=python3.11")'
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11, 4) and "feddg-bench needs Python 3.11.4 or later; this is " + sys.version.split()[0] + ": make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
