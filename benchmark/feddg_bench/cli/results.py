@@ -37,20 +37,24 @@ def _list_command(results: Folders = None) -> None:
 def pack_command(results: _Where = Path("runs")) -> None:
     """Move single records into packed files. RESULTS/records/*.jsonl.xz, one a table, few for git.
 
+    Those of attacks go to RESULTS/attacks/*.jsonl.xz.
+
     All commands read packed records as they read single ones.
     """
+    from feddg_bench.records.attacks import pack_attacks
     from feddg_bench.records.store import pack
 
-    for path in pack(results):
+    for path in (*pack(results), *pack_attacks(results)):
         _say(f"{path} ({path.stat().st_size / 1e6:.2f} MB)")
 
 
 @results_app.command("unpack")
 def unpack_command(results: _Where = Path("runs")) -> None:
     """Move packed records into single JSON files. RESULTS/runs/KEY.json, as people like them."""
+    from feddg_bench.records.attacks import unpack_attacks
     from feddg_bench.records.store import unpack
 
-    for path in unpack(results):
+    for path in (*unpack(results), *unpack_attacks(results)):
         _say(f"{path} is unpacked")
 
 

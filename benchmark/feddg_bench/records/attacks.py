@@ -1,4 +1,4 @@
-"""Records of attacks: one file each under a results folder, named by its key."""
+"""Records of attacks: one file each under a results folder, named by its key, or packed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any, Literal, get_args
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from feddg_bench.common.errors import printable
-from feddg_bench.common.files import write_whole
+from feddg_bench.common.errors import DataError, printable
+from feddg_bench.common.files import file_name, write_whole
 from feddg_bench.records.record import Count, RecordPart
+from feddg_bench.records.sources import ENDING, Source, listed, write_packed
 
 Attacker = Literal["server", "client", "eavesdropper"]
 """Whose eyes: ``server`` sees every reply, ``client`` what it is sent itself, ``eavesdropper``
@@ -131,31 +132,77 @@ def save_attack(root: Path, record: AttackRecord) -> Path:
 
 def load_attack(root: Path, key: str) -> AttackRecord | None:
     """Return a finished attack's record; ``None`` if there is none that can be used."""
-    path = attack_path(root, key)
-    return next(_read([path]), None) if path.is_file() else None
+    return next((record for _, record in _read(root) if record.key == key), None)
 
 
 def read_attacks(roots: Iterable[Path]) -> list[AttackRecord]:
     """Return the records of attacks in results folders, by key; broken ones are left out and told.
 
-    Two folders may hold one record; the first wins.
+    Of one record in two places the first wins: in the order of folders, and single files first.
     """
-    paths = [path for root in roots for path in sorted((root / "attacks").glob("*.json"))]
     found: dict[str, AttackRecord] = {}
-    for record in _read(paths):
-        found.setdefault(record.key, record)
+    for root in roots:
+        for _, record in _read(root):
+            found.setdefault(record.key, record)
     return [found[key] for key in sorted(found)]
 
 
-def _read(paths: Iterable[Path]) -> Iterator[AttackRecord]:
-    for path in paths:
+def pack_attacks(root: Path) -> list[Path]:
+    """Move single records of attacks into packed files, as `pack` does those of runs.
+
+    Raises:
+        DataError: If a packed file that is there cannot be used, or one cannot be written.
+    """
+    groups: dict[Path, dict[str, AttackRecord]] = {}
+    single, whole = [], set()
+    for source, record in _read(root):
+        name = "-".join(map(file_name, (record.dataset, record.protocol, record.recipe)))
+        groups.setdefault(source.folder / f"{name}{ENDING}", {}).setdefault(record.key, record)
+        whole.add(source.path)
+        single += [] if source.packed else [source.path]
+    if not single:
+        return []
+    if broken := [path for path in groups if path.exists() and path not in whole]:
+        raise DataError(f"{broken[0]} cannot be added to, because it cannot be read")
+    for path, records in groups.items():
+        write_packed(path, [record.model_dump_json().encode() for record in records.values()])
+    for path in single:
+        path.unlink()
+    return list(groups)
+
+
+def unpack_attacks(root: Path) -> list[Path]:
+    """Move packed records of attacks into single files, and return the packed ones.
+
+    Raises:
+        DataError: If a file cannot be written.
+    """
+    packed = set()
+    for source, record in list(_read(root)):
+        if source.packed:
+            packed.add(source.path)
+            if not attack_path(root, record.key).exists():
+                save_attack(root, record)
+    for path in packed:
+        path.unlink()
+    return sorted(packed)
+
+
+def _read(root: Path) -> Iterator[tuple[Source, AttackRecord]]:
+    """Yield each record that can be used, with where it is; single files first."""
+    folder = root / "attacks"
+    files = listed(folder, ".json", packed=False) + listed(folder, ENDING, packed=True)
+    for source in files:
         try:
-            record = AttackRecord.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError) as error:
+            records = [AttackRecord.model_validate_json(text) for text in source.texts()]
+        except (DataError, ValidationError) as error:
             reason = printable(str(error).splitlines()[0])
-            logger.warning("attack record %s is left out: %s", path, reason)
+            logger.warning("attack record %s is left out: %s", source.path, reason)
             continue
-        if record.key == path.stem:
-            yield record
-        else:
-            logger.warning("attack record %s is left out: it is that of %s", path, record.key)
+        for record in records:
+            if source.packed or record.key == source.path.stem:
+                yield source, record
+            else:
+                logger.warning(
+                    "attack record %s is left out: it is that of %s", source.path, record.key
+                )

@@ -82,20 +82,33 @@ def sources(root: Path, *, packed: bool | None = None) -> list[Source]:
 
     ``packed`` says whether only packed ones, or only others.
     """
-    found = []
-    for folder, ending, kind in (("runs", ".json", False), ("records", ENDING, True)):
-        if packed in (None, kind) and (root / folder).is_dir():
-            try:
-                with os.scandir(root / folder) as entries:
-                    named = [(entry.name, _stamp(entry)) for entry in entries]
-            except OSError as error:
-                raise DataError(f"cannot read {root / folder}: {error.strerror}") from error
-            found += [
-                Source(root / folder, name, stamp, kind)
-                for name, stamp in sorted(named)
-                if name.endswith(ending)
-            ]
-    return found
+    kinds = (("runs", ".json", False), ("records", ENDING, True))
+    asked = [kind for kind in kinds if packed in (None, kind[2])]
+    return [
+        source
+        for folder, ending, kind in asked
+        for source in listed(root / folder, ending, packed=kind)
+    ]
+
+
+def listed(folder: Path, ending: str, *, packed: bool) -> list[Source]:
+    """Return the files in a folder whose names end so, by name; none where there is no folder.
+
+    Raises:
+        DataError: If the folder cannot be read.
+    """
+    if not folder.is_dir():
+        return []
+    try:
+        with os.scandir(folder) as entries:
+            named = [(entry.name, _stamp(entry)) for entry in entries]
+    except OSError as error:
+        raise DataError(f"cannot read {folder}: {error.strerror}") from error
+    return [
+        Source(folder, name, stamp, packed)
+        for name, stamp in sorted(named)
+        if name.endswith(ending)
+    ]
 
 
 def _stamp(entry: os.DirEntry[str]) -> tuple[int, ...]:
