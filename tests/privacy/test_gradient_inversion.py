@@ -21,7 +21,7 @@ from feddg_bench.privacy.gradient_inversion import (
     ssim,
     total_variation,
 )
-from feddg_bench.privacy.pictures import GAP, cases, sheet
+from feddg_bench.privacy.pictures import GAP, LEFT, TOP, cases, sheet
 from tests.privacy.scenes import CLIENTS, EACH, scene_of
 from tests.privacy.test_membership import pictures
 
@@ -92,9 +92,12 @@ def test_every_picture_shows_best_median_and_worst() -> None:
     assert cases(quality) == [1, 0, 2]
     truth = torch.tensor([0.0, 0.2, 0.4])[:, None, None, None].expand(3, 3, 128, 128)
     pixels = np.asarray(Image.open(BytesIO(sheet(truth, 1 - truth, quality))))
-    assert pixels.shape == (2 * 128 + GAP, 3 * 128 + 2 * GAP, 3)
-    assert pixels[0, [0, 136, 272], 0].tolist() == [51, 0, 102]
-    assert pixels[-1, [0, 136, 272], 0].tolist() == [204, 255, 153]
+    assert pixels.shape == (TOP + 2 * (128 + GAP), LEFT + 3 * (128 + GAP), 3)
+    places = [LEFT + i * (128 + GAP) for i in range(3)]
+    assert pixels[TOP, places, 0].tolist() == [51, 0, 102]
+    assert pixels[TOP + 2 * 128 + GAP - 1, places, 0].tolist() == [204, 255, 153]
+    named = [pixels[:TOP, left : left + 128] for left in places]
+    assert all(name.min() < 100 for name in named), "each case is named"
 
 
 def test_an_attack_on_real_updates_shows_its_pictures() -> None:

@@ -10,6 +10,8 @@ from torch import Tensor
 SIDE = 128
 """Of an image in a picture, at least, in pixels."""
 GAP = 8
+LEFT, TOP = 64, 28
+"""Room for names, in pixels."""
 
 
 def cases(quality: Tensor) -> list[int]:
@@ -28,20 +30,28 @@ def sheet(truth: Tensor, found: Tensor, quality: Tensor) -> bytes:
     Args:
         truth: [n, 3, H, W] in [0, 1].
         found: What was made of them, likewise.
-        quality: By which cases are chosen, [n].
+        quality: By which cases are chosen, in dB, [n].
     """
-    from PIL.Image import fromarray
+    from PIL import Image, ImageDraw, ImageFont
 
     times = max(1, -(-SIDE // truth.shape[-1]))
+    height, width = (times * side for side in truth.shape[-2:])
     chosen = cases(quality)
-    rows = []
-    for images in (truth, found):
-        big = images[chosen].clamp(0, 1).repeat_interleave(times, 2).repeat_interleave(times, 3)
-        gap = torch.ones(*big.shape[1:3], GAP)
-        row = [part for image in big for part in (image, gap)][:-1]
-        rows.append(torch.cat(row, 2))
-    line = torch.ones(rows[0].shape[0], GAP, rows[0].shape[2])
-    pixels = (torch.cat([rows[0], line, rows[1]], 1) * 255).round().to(torch.uint8)
+    whole = LEFT + 3 * (width + GAP), TOP + 2 * (height + GAP)
+    picture = Image.new("RGB", whole, "white")
+    pen, font = ImageDraw.Draw(picture), ImageFont.load_default(size=14)
+    for row, (name, images) in enumerate((("true", truth), ("found", found))):
+        y = TOP + row * (height + GAP)
+        pen.text((LEFT - GAP, y + height // 2), name, "black", font, anchor="rm")
+        for column, place in enumerate(chosen):
+            pixels = (images[place].clamp(0, 1) * 255).round().to(torch.uint8)
+            one = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+            big = one.resize((width, height), Image.Resampling.NEAREST)
+            picture.paste(big, (LEFT + column * (width + GAP), y))
+    for column, (case, place) in enumerate(zip(("best", "median", "worst"), chosen, strict=True)):
+        middle = LEFT + column * (width + GAP) + width // 2
+        text = f"{case}, {quality[place]:.1f} dB"
+        pen.text((middle, TOP // 2), text, "black", font, anchor="mm")
     file = BytesIO()
-    fromarray(pixels.permute(1, 2, 0).numpy()).save(file, "PNG")
+    picture.save(file, "PNG")
     return file.getvalue()
