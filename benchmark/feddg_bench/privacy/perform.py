@@ -51,8 +51,10 @@ def attack_plans(
 ) -> list[Plan]:
     """Settle the runs that are to be attacked, with clients of each size, if sizes are given.
 
+    Methods with one client, such as ERM, are left out.
+
     Raises:
-        SettingsError: If there is no such kind, or a setting cannot be used.
+        SettingsError: If there is no such kind, a setting cannot be used, or no method is left.
         DataError: If the data set is not here or cannot be spread so.
     """
     if kind not in ATTACKS:
@@ -60,7 +62,13 @@ def attack_plans(
     own = WITHHELD if request.settings.get("data", {}).get("split_csv") is None else {}
     layers = (ATTACKED, own, ATTACKS[kind].overrides, request.settings)
     settings = merge(*layers)
-    plans = replace(request, settings=settings).plan(datasets)
+    asked = replace(request, settings=settings).plan(datasets)
+    plans = [plan for plan in asked if plan.settings.partition.clients > 1]
+    if not plans:
+        raise SettingsError(
+            f"{asked[0].settings.method} has one client here, and an attack compares the messages "
+            f"of two or more: choose another --method, or more clients"
+        )
     images = {plan.key: check_withheld(plan) for plan in plans}
     sizes = sizes or ATTACKS[kind].sizes
     if not sizes or "clients" in request.settings.get("partition", {}):
