@@ -8,6 +8,7 @@ from torch import nn
 
 from feddg_bench.core.messages import encode
 from feddg_bench.engine.flop import Tally, count_flop, peak_flops
+from feddg_bench.plugins import names
 from feddg_bench.testing import TaskRecorder, start_toy_run
 from feddg_methods.fedavg import FedAvg
 
@@ -49,7 +50,7 @@ class Uncountable(FedAvg):
 
 def test_the_first_task_of_each_call_is_counted():
     seen = TaskRecorder()
-    start_toy_run("fediir", executor=seen).rounds(2)
+    start_toy_run("fediir", executor=seen, counts=True).rounds(2)
     counted = [t.call for t, r in zip(seen.tasks, seen.replies, strict=True) if r.counted]
     assert counted == list(dict.fromkeys(task.call for task in seen.tasks))
     assert len(counted) > 1
@@ -59,7 +60,7 @@ def test_what_is_counted_is_what_is_computed():
     """Every image goes forward and backward once; the first layer's input takes no gradient."""
     once = {"train": {"local_epochs": 1}, "federation": {"per_round": None}}
     seen, tally = TaskRecorder(), Tally()
-    run = start_toy_run("fedavg", once, executor=seen)
+    run = start_toy_run("fedavg", once, executor=seen, counts=True)
     run.rounds(1)
     for task, reply in zip(seen.tasks, seen.replies, strict=True):
         tally.add(task, reply)
@@ -73,7 +74,7 @@ def test_what_is_counted_is_what_is_computed():
 
 
 def test_a_step_that_bears_no_counter_is_not_counted():
-    runs = [start_toy_run(method) for method in (Uncountable, FedAvg)]
+    runs = [start_toy_run(method, counts=True) for method in (Uncountable, FedAvg)]
     tallies = [Tally(), Tally()]
     for run, tally in zip(runs, tallies, strict=True):
         run.executor.on_reply = tally.add
@@ -81,3 +82,13 @@ def test_a_step_that_bears_no_counter_is_not_counted():
     assert encode(runs[0].server.state()) == encode(runs[1].server.state())
     assert tallies[0].flop is None
     assert tallies[1].flop is not None
+
+
+@pytest.mark.parametrize("method", names("method"))
+def test_counting_leaves_no_trace(method):
+    hyper = {"style": "pixel"} if method in ("ccst", "pardon") else {}
+    layer = {"hyper": hyper}
+    runs = [start_toy_run(method, layer, counts=counts) for counts in (False, True)]
+    for run in runs:
+        run.rounds(2)
+    assert encode(runs[0].server.state()) == encode(runs[1].server.state())

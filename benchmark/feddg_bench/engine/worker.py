@@ -57,6 +57,7 @@ class WorkerSpec:
         threads: CPU threads of this worker.
         sharing: Workers on the same device, this one included.
         plugin: The method's class, where it is not the one registered under its name.
+        counts: Whether it counts operations, for which it does some work twice.
     """
 
     settings: RunSettings
@@ -65,6 +66,7 @@ class WorkerSpec:
     threads: int = 1
     sharing: int = 1
     plugin: type[Method] | None = None
+    counts: bool = True
 
 
 class Worker:
@@ -196,7 +198,7 @@ class Worker:
         What the first of each call costs is counted on the side.
         """
         counted: dict[str, float] = {}
-        if tasks[0].call not in self._counted:
+        if self.spec.counts and tasks[0].call not in self._counted:
             self._counted.add(tasks[0].call)
             with suppress(Exception):  # what fails without a counter too is raised below
                 counted = self._count(tasks[0])

@@ -133,6 +133,7 @@ def start_toy_run(
     executor: Executor | None = None,
     method: Method | None = None,
     device: str = "cpu",
+    counts: bool = False,
 ) -> ToyRun:
     """Build a run on toy data.
 
@@ -143,6 +144,7 @@ def start_toy_run(
         executor: Another one than this process.
         method: A module to use instead of a new one of ``plugin``.
         device: Where this process trains.
+        counts: Whether operations are counted, for which a client's first work is done twice.
     """
     found = load_method(plugin) if isinstance(plugin, str) else plugin
     name = plugin if isinstance(plugin, str) else plugin.__name__.lower()
@@ -150,7 +152,7 @@ def start_toy_run(
     federation = federation or toy_federation()
     executor = executor or SerialExecutor()
     method = method or build_run_method(settings, federation, found)
-    executor.start(WorkerSpec(settings, federation, device, plugin=found), method)
+    executor.start(WorkerSpec(settings, federation, device, plugin=found, counts=counts), method)
     server = open_server(settings, federation, method, executor, device)
     return ToyRun(settings, federation, executor, method, server)
 
