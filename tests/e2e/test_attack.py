@@ -7,17 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.e2e.test_cli import refused
 
 Run = Callable[..., Any]
+STORED = ("--method", "pardon", "--json", "hyper.style_augment=false")
 SMALL = ("--clients", "60", "--rounds", "1", "--workers", "1", "data.image_size=16")
-
-
-@pytest.fixture(scope="module")
-def attacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("attacked")
 
 
 def attack(feddg: Run, root: Path, *words: str) -> Any:
@@ -25,13 +19,12 @@ def attack(feddg: Run, root: Path, *words: str) -> Any:
 
 
 def test_an_attack_is_recorded_with_both_controls_and_not_repeated(
-    feddg: Run, attacked: Path
+    feddg: Run, tmp_path: Path
 ) -> None:
-    words = ("--method", "pardon", "--json", "hyper.style_augment=false")
-    outcome = attack(feddg, attacked, *words)
+    outcome = attack(feddg, tmp_path, *STORED)
     assert outcome.code == 0, outcome.err
     (record,) = json.loads(outcome.out)
-    (path,) = (attacked / "attacks").iterdir()
+    (path,) = (tmp_path / "attacks").iterdir()
     assert json.loads(path.read_bytes()) == record
     assert record["public"] > 100
     style, weights = record["results"]
@@ -40,7 +33,7 @@ def test_an_attack_is_recorded_with_both_controls_and_not_repeated(
     assert style["planted_leak"]["measured"]["value"] > 0.9
     assert weights["figures"]["auc"]["low"] > 0.6
     before = path.stat().st_mtime_ns
-    again = attack(feddg, attacked, *words)
+    again = attack(feddg, tmp_path, *STORED)
     assert json.loads(again.out) == [record]
     assert path.stat().st_mtime_ns == before
 
@@ -64,14 +57,15 @@ def test_bad_words_are_refused(feddg: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "attacks").exists()
 
 
-def test_what_was_found_is_in_the_table(feddg: Run, attacked: Path) -> None:
-    done = feddg("tables", "privacy", "--results", str(attacked))
+def test_what_was_found_is_in_the_table(feddg: Run, tmp_path: Path) -> None:
+    assert attack(feddg, tmp_path, *STORED).code == 0
+    done = feddg("tables", "privacy", "--results", str(tmp_path))
     assert done.code == 0, done.err
     assert "privacy: 1 attacks" in done.out
-    text = (attacked / "tables" / "privacy.md").read_text()
+    text = (tmp_path / "tables" / "privacy.md").read_text()
     assert "## digits4, recipe quick" in text
     assert "| pardon | style | 24 | no | no | yes | 0." in text
-    assert (attacked / "tables" / "privacy.csv").read_text().count("membership AUC") == 2
+    assert (tmp_path / "tables" / "privacy.csv").read_text().count("membership AUC") == 2
 
 
 def test_a_card_says_who_sees_what(feddg: Run) -> None:
