@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -77,3 +77,12 @@ def visible(
             received: Mapping[str, Any] = {**weights, **task.broadcast, **task.told}
             for name, value in received.items():
                 yield Message(name, value, False, exchange)
+
+
+def by_item(messages: Iterable[Message], clients: Collection[str]) -> list[list[Message]]:
+    """Return the messages of some clients, a list for each thing and the call it crossed with."""
+    groups: dict[tuple[str, str], list[Message]] = {}
+    for message in messages:
+        group = groups.setdefault((message.item, message.when[1]), [])
+        group += [message] if message.client in clients else []
+    return [group for group in groups.values() if group]

@@ -32,7 +32,7 @@ from feddg_bench.privacy.attack import (
     no_leak,
     planted_leak,
 )
-from feddg_bench.privacy.capture import Message
+from feddg_bench.privacy.capture import Message, by_item
 from feddg_bench.privacy.received import read_received
 from feddg_bench.privacy.shadow import Rows, Shadow
 from feddg_bench.records.attacks import AttackResult
@@ -175,8 +175,7 @@ class Membership(Attack):
         members = scene.pictures(index)
         shadow = Shadow(scene.settings, scene.federation, public + others + members)
         count = 0
-        for item, call in dict.fromkeys((message.item, message.when[1]) for message in sent):
-            chosen = [m for m in sent if (m.item, m.when[1]) == (item, call) and m.client in names]
+        for chosen in by_item(sent, names):
             unread = all(shadow.rows(message) is None for message in chosen)
             if unread or not shadow.answers(chosen[0]):
                 continue

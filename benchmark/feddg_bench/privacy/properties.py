@@ -21,7 +21,7 @@ from torch import Tensor
 
 from feddg_bench.core.messages import nbytes
 from feddg_bench.privacy.attack import Attack, Pictures, Scene, interval, no_leak, planted_leak
-from feddg_bench.privacy.capture import Message
+from feddg_bench.privacy.capture import Message, by_item
 from feddg_bench.privacy.membership import MOST_CLIENTS, MOST_OTHERS, MOST_PUBLIC, Likelihood
 from feddg_bench.privacy.shadow import Rows, Shadow
 from feddg_bench.records.attacks import AttackResult
@@ -98,16 +98,15 @@ class Properties(Attack):
         names = sorted({message.client for message in sent})[:MOST_CLIENTS]
         shadow = Shadow(scene.settings, scene.federation, public + others)
         count = 0
-        for item, call in dict.fromkeys((message.item, message.when[1]) for message in sent):
-            chosen = [m for m in sent if (m.item, m.when[1]) == (item, call) and m.client in names]
+        for chosen in by_item(sent, names):
             first = [m for m in chosen if m.when == chosen[0].when]
             rows = [shadow.rows(message) for message in first]
             unread = any(row is None for row in rows) or not shadow.answers(first[0])
             if len(first) < 3 or unread:
                 continue
             count += 1
+            item, task = first[0].item, first[0].exchange.task
             scene.step(f"{self.kind} of {item}", 0, 1)
-            task = first[0].exchange.task
             vectors = shadow.vectors(task, item, range(len(public) + len(others)))
             mixture = Mixture(vectors[: len(public)], public)
             truth = np.stack([self._truth(scene, m.client, mixture.groups) for m in first])

@@ -24,7 +24,7 @@ from feddg_bench.common.streams import torch_generator, torch_stream
 from feddg_bench.core.messages import nbytes
 from feddg_bench.data.augment import to_float
 from feddg_bench.privacy.attack import Attack, Scene, interval, no_leak, planted_leak
-from feddg_bench.privacy.capture import Message
+from feddg_bench.privacy.capture import Message, by_item
 from feddg_bench.privacy.gradient_inversion import nearest, psnr, rank, ssim
 from feddg_bench.privacy.membership import MOST_CLIENTS, MOST_OTHERS, MOST_PLANTED
 from feddg_bench.privacy.pictures import sheet
@@ -117,9 +117,8 @@ class StyleInversion(Attack):
         public, others = scene.part("id_val", MOST_PUBLIC), scene.part("id_test", MOST_OTHERS)
         shadow = Shadow(scene.settings, scene.federation, public + others)
         count = 0
-        for item, call in dict.fromkeys((message.item, message.when[1]) for message in sent):
-            of = [m for m in sent if (m.item, m.when[1]) == (item, call) and m.client in names]
-            first = [m for m in of if m.when == of[0].when]
+        for chosen in by_item(sent, names):
+            first = [m for m in chosen if m.when == chosen[0].when]
             rows = [shadow.rows(message) for message in first]
             there = [row for row in rows if row is not None and row.keys is None]
             fits = len(there) == len(first) >= 2 and isinstance(first[0].value, Tensor)
