@@ -105,6 +105,7 @@ KEYS: dict[str, Kind] = {
     "federation.weighting": one_of("samples", "uniform"),
     "federation.server_lr": real(("1", "0.5"), ("0", "-1")),
     "evaluation.every": whole(1, MANY),
+    "evaluation.start": whole(1, MANY),
     "evaluation.batch_size": whole(1, MANY),
     "gpu.tf32": TRUTH,
     "gpu.autotune": TRUTH,

@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 
 from feddg_bench.common.errors import DataError, SettingsError
-from feddg_bench.config.schema import DataSettings, FederationSettings, PartitionSettings
+from feddg_bench.config.schema import (
+    DataSettings,
+    EvaluationSettings,
+    FederationSettings,
+    PartitionSettings,
+)
 from feddg_bench.config.schema import RunSettings as Settings
 from feddg_bench.data.dataset import Listing
 from feddg_bench.data.federated import count_images, make_federation, measured_parts, spread
@@ -73,6 +78,20 @@ def test_counts_and_federation_agree(dataset):
     names = {"ink": 0, "poster": 1, "outline": -1, "chalk": -1}
     expected = [names[dataset.domains[d]] for d in records.domains]
     assert made.domain_ids.tolist() == expected
+
+
+def test_only_the_splits_that_are_named_are_measured(dataset):
+    chosen = settings(evaluation=EvaluationSettings(splits=("val", "id_val")))
+    parts = spread(chosen, dataset, role(dataset))
+    made = make_federation(np.empty(0), 16, dataset, role(dataset), parts, ("val", "id_val"))
+    measured = [part[:2] for part in made.evaluation]
+    assert measured == [("id_val", "ink"), ("id_val", "poster"), ("val", "outline")]
+
+
+def test_a_split_without_images_cannot_be_measured(dataset):
+    none, wanted = DataSettings(id_test_fraction=0), EvaluationSettings(splits=("id_test",))
+    with refused(SettingsError, "evaluation.splits names id_test", "there are: id_val, val, test"):
+        spread(settings(data=none, evaluation=wanted), dataset, role(dataset))
 
 
 def test_small_domains_are_measured_together(dataset, monkeypatch):

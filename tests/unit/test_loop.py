@@ -116,11 +116,19 @@ def test_a_round_asks_its_cohort_only():
 
 
 @pytest.mark.parametrize(
-    ("rounds", "every", "measured"),
-    [(3, 1, [1, 2, 3]), (5, 2, [2, 4, 5]), (4, 2, [2, 4]), (2, 10, [2])],
+    ("rounds", "given", "measured"),
+    [
+        (3, {"every": 1}, [1, 2, 3]),
+        (5, {"every": 2}, [2, 4, 5]),
+        (4, {"every": 2}, [2, 4]),
+        (2, {"every": 10}, [2]),
+        (5, {"start": 4}, [4, 5]),
+        (7, {"every": 2, "start": 3}, [4, 6, 7]),
+        (3, {"start": 9}, [3]),
+    ],
 )
-def test_every_nth_round_is_measured_and_always_the_last(rounds, every, measured):
-    results = go(start(), rounds, every=every, evaluate=lambda _: {"test": {}})
+def test_every_nth_round_is_measured_and_always_the_last(rounds, given, measured):
+    results = go(start(), rounds, **given, evaluate=lambda _: {"test": {}})
     assert [r.round for r in results] == list(range(rounds + 1))
     assert [r.round for r in results if r.evaluation is not None] == measured
 

@@ -325,6 +325,8 @@ OTHER = {
     "federation.on_fault": "fail",
     "federation.client_timeout": 60.0,
     "evaluation.every": 2,
+    "evaluation.start": 2,
+    "evaluation.splits": ["test"],
     "evaluation.batch_size": 64,
     "gpu.tf32": True,
     "gpu.autotune": True,

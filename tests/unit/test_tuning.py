@@ -101,7 +101,8 @@ def test_all_methods_have_as_many_trials_each_time_the_same(tmp_path: Path) -> N
 def test_what_is_given_is_not_tuned(tmp_path: Path) -> None:
     (one,) = tuning_of(tmp_path, method="fedprox", settings={"hyper.mu": 0.5, "rounds": 2})
     assert {key for point in one.points for key in point} == {"train.lr"}
-    assert one.given == ("hyper.mu=0.5", "federation.rounds=2")
+    measured = 'evaluation.splits=["id_val"]'
+    assert one.given == ("hyper.mu=0.5", "federation.rounds=2", measured)
     with refused(SettingsError, "nothing left to tune"):
         tuning_of(tmp_path, method="fedavg", settings={"lr": 0.5})
 

@@ -217,6 +217,11 @@ class EvaluationSettings(Section):
 
     every: int = Field(1, ge=1, le=MANY)
     """Evaluate after every n-th round; the last round always."""
+    start: int = Field(1, ge=1, le=MANY)
+    """First round that may be evaluated: where tables look at the last rounds alone, the ones
+    before cost time and nobody reads them."""
+    splits: tuple[Literal["id_val", "id_test", "val", "test"], ...] = ()
+    """Splits that are measured; none named for all that there are."""
     batch_size: int = Field(256, ge=1, le=MANY)
     """Images in a batch of the evaluation."""
     fuse_batch_norm: bool = False

@@ -42,6 +42,7 @@ def federate(
     rounds: int,
     per_round: int | None = None,
     every: int = 1,
+    start: int = 1,
 ) -> Iterator[RoundResult]:
     """Train for ``rounds`` rounds and yield what each did.
 
@@ -52,6 +53,7 @@ def federate(
         rounds: Rounds of the whole run.
         per_round: K, the clients sampled each round; ``None`` for all.
         every: Evaluate after every n-th round and after the last.
+        start: But for the last, evaluate no round before this one.
     """
     if not server.prepared:
         with _phases(server):
@@ -82,10 +84,11 @@ def federate(
             except NoReplyError:
                 skipped = True
         evaluation = None
-        if server.round % every == 0 or server.round == rounds:
-            start = time.perf_counter()
+        due = server.round >= start and server.round % every == 0
+        if due or server.round == rounds:
+            began = time.perf_counter()
             evaluation = evaluate(method.global_model(server))
-            server.ledger.spend("evaluation", time.perf_counter() - start)
+            server.ledger.spend("evaluation", time.perf_counter() - began)
         yield RoundResult(server.round, server.cohort, server.ledger, skipped, evaluation)
 
 

@@ -5,7 +5,7 @@ This module needs no PyTorch, so that what does not fit is refused before anythi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -73,6 +73,12 @@ def spread(
     """
     records = dataset.records()
     splits = _splits(settings, dataset, scenario)
+    held = [split for split, index in splits.items() if split != "train" and len(index)]
+    if absent := [split for split in settings.evaluation.splits if split not in held]:
+        raise SettingsError(
+            f"evaluation.splits names {', '.join(absent)}, but scenario {scenario.name} of "
+            f"{dataset.name} has no such images; there are: {', '.join(held)}"
+        )
     train = splits["train"]
     missing = set(range(len(dataset.classes))) - set(records.labels[train].tolist())
     # A regression has no classes, and published splits are as they are.
@@ -160,22 +166,28 @@ def count_images(splits: Splits, dataset: DomainDataset) -> dict[str, dict[str, 
 
 
 def make_federation(
-    images: Path | np.ndarray, size: int, dataset: DomainDataset, scenario: Scenario, parts: Spread
+    images: Path | np.ndarray,
+    size: int,
+    dataset: DomainDataset,
+    scenario: Scenario,
+    parts: Spread,
+    measured: Collection[str] = (),
 ) -> Federation:
     """Return what the workers see of a spread data set.
 
-    ``images`` is the store's file, or its array.
+    ``images`` is the store's file, or its array; ``measured`` are the splits that evaluations
+    measure, empty for all but the training images.
     """
     records = dataset.records()
     places = {name: place for place, name in enumerate(scenario.train)}
     source_ids = np.array([places.get(name, -1) for name in dataset.domains], dtype=np.int64)
-    measured = measured_parts(parts.splits, dataset)
+    measured = measured or [name for name in parts.splits if name != "train"]
     return Federation(
         images=images,
         size=size,
         labels=records.labels,
         clients=parts.clients,
-        evaluation=tuple(part for part in measured if part[0] != "train"),
+        evaluation=tuple(p for p in measured_parts(parts.splits, dataset) if p[0] in measured),
         num_classes=1 if dataset.task == "regression" else len(dataset.classes),
         sources=scenario.train,
         domain_ids=source_ids[records.domains],

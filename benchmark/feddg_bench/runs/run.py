@@ -46,6 +46,7 @@ def train(run: Run, *observers: Observer, until: int | None = None) -> None:
         rounds=settings.federation.rounds,
         per_round=settings.federation.per_round,
         every=settings.evaluation.every,
+        start=settings.evaluation.start,
     ):
         for observer in observers:
             observer.round(run, result)

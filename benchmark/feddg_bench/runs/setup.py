@@ -174,7 +174,14 @@ def open_federation(
     store = data.store(settings.data.image_size, progress)
     parts = spread(settings, dataset, plan.scenario, validation=method.client_validation)
     images = Path(str(store.images.filename))
-    federation = make_federation(images, settings.data.image_size, dataset, plan.scenario, parts)
+    federation = make_federation(
+        images,
+        settings.data.image_size,
+        dataset,
+        plan.scenario,
+        parts,
+        settings.evaluation.splits,
+    )
     partition = parts.partition
     sizes = partition.sizes
     record = RunRecord(

@@ -19,7 +19,7 @@ from typing import Any
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.files import shipped
 from feddg_bench.common.streams import generator
-from feddg_bench.config.layers import dotted
+from feddg_bench.config.layers import Layer, dotted, merge
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.runs import read_runs
 from feddg_bench.records.sources import holds_records
@@ -38,6 +38,8 @@ TRIALS = 8
 RATES = (1.0, 2.0, 0.5, 4.0)
 """Learning rates of the first trials, as multiples of the recipe's; those of later ones lie between
 the smallest and the largest. Upwards is further: recipes' rates are set for few clients' steps."""
+MEASURED: Layer = {"evaluation": {"splits": ["id_val"]}}
+"""What a trial measures: what chooses, so that it costs less and nobody can choose by the rest."""
 _RATE = "train.lr"
 _DIGITS = 3
 _BASES = (3, 2, 5, 7, 11, 13)
@@ -103,7 +105,8 @@ def open_tuning(
     """
     root = request.resources.results
     datasets = Datasets(request.resources.data_root)
-    request = replace(request, tuned=False).one_scenario(datasets)
+    request = replace(request, tuned=False, settings=merge(request.settings, MEASURED))
+    request = request.one_scenario(datasets)
     plans = request.plan(datasets, check=False)
     _check(plans, root)
     given = tuple(f"{k}={json.dumps(v)}" for k, v in dotted(request.settings).items())
