@@ -73,10 +73,10 @@ def spread(
     """
     records = dataset.records()
     splits = _splits(settings, dataset, scenario)
-    held = [split for split, index in splits.items() if split != "train" and len(index)]
-    if absent := [split for split in settings.evaluation.splits if split not in held]:
+    held = [name for name, index in splits.items() if name != "train" and len(index)]
+    if lacking := [name for name in settings.evaluation.splits if name not in held]:
         raise SettingsError(
-            f"evaluation.splits names {', '.join(absent)}, but scenario {scenario.name} of "
+            f"evaluation.splits names {', '.join(lacking)}, but scenario {scenario.name} of "
             f"{dataset.name} has no such images; there are: {', '.join(held)}"
         )
     train = splits["train"]
