@@ -91,13 +91,12 @@ def tables(
         FeddgError: In one sentence, if a name is unknown or records cannot be read.
     """
     from feddg_bench.analysis.tables.make import MadeTable, make_tables
-    from feddg_bench.records.runs import read_runs
     from feddg_bench.records.sources import default_folders
 
     folders = [results] if isinstance(results, str | Path) else results or default_folders()
     made, _ = make_tables(
         names or ("generic",),
-        lambda: read_runs([Path(folder) for folder in folders]),
+        [Path(folder) for folder in folders],
         select=select,
         against=against,
     )

@@ -7,6 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+import torchvision
+from safetensors.torch import save_file
+
+from feddg_bench.privacy.gradient_inversion import GradientInversion
 from tests.e2e.test_cli import refused
 
 Run = Callable[..., Any]
@@ -72,3 +78,24 @@ def test_a_card_says_who_sees_what(feddg: Run) -> None:
     card = feddg("methods", "show", "fedavg").out
     assert "## Privacy" in card
     assert "Secure sums (`privacy.aggregation=secure`): yes." in card
+
+
+def test_an_attack_is_repeated_for_a_judge_that_it_lacks(
+    feddg: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GradientInversion, "steps", 2)
+    torch.manual_seed(0)
+    weights = tmp_path / "squeezenet.safetensors"
+    save_file(torchvision.models.squeezenet1_1(weights=None).state_dict(), weights)
+    words = ("--kind", "gradient-inversion", "--method", "fedavg")
+    first = attack(feddg, tmp_path, *words)
+    assert "LPIPS of pictures: not measured; give --lpips" in first.out
+    judged = (*words, "--lpips", str(weights))
+    (record,) = json.loads(attack(feddg, tmp_path, *judged, "--json").out)
+    assert set(record["judges"]) == {"lpips"}
+    (path,) = (tmp_path / "attacks").glob("*.json")
+    before = path.stat().st_mtime_ns
+    for again in (words, judged):  # neither has anything new to say
+        assert attack(feddg, tmp_path, *again).code == 0
+        assert path.stat().st_mtime_ns == before
+    refused(attack(feddg, tmp_path, *words, "--lpips", str(tmp_path / "none")), "no weights file")

@@ -22,7 +22,9 @@ MEASURED: Mapping[str, tuple[str, str, str]] = {
     "classes, rank": ("property", "classes", "rank"),
     "image, rank": ("gradient-inversion", "cosine", "rank"),
     "image, PSNR dB": ("gradient-inversion", "cosine", "psnr"),
+    "image, LPIPS": ("gradient-inversion", "cosine", "lpips"),
     "style drawn, rank": ("style-inversion", "", "rank"),
+    "style drawn, LPIPS": ("style-inversion", "", "lpips"),
 }
 """Head of a column -> kind of attack, what it asks, and which figure."""
 
@@ -103,7 +105,8 @@ def _found(
     for record, settings in zip(of_kind, flat, strict=True):
         how = ", ".join(f"{key}={settings.get(key)}" for key in varied)
         for result in record.results:
-            if result.item == item and (kind == "style-inversion" or result.about == about):
+            whatever = kind == "style-inversion" and not result.about.endswith("LPIPS")
+            if result.item == item and (whatever or result.about == about):
                 alike.setdefault((record.images, how), []).append(result)
     for (images, how), results in sorted(alike.items()):
         there = [r.figures[figure] for r in results if figure in r.figures]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -43,6 +44,17 @@ def attack_command(
     sizes: Annotated[
         str | None, typer.Option(help="Images a client, such as 10,30,60; a run for each.")
     ] = None,
+    lpips: Annotated[
+        Path | None,
+        typer.Option(help="Weights of torchvision's squeezenet1_1: pictures are judged by LPIPS."),
+    ] = None,
+    inception: Annotated[
+        Path | None,
+        typer.Option(
+            help="Weights of the Inception network that FID is defined by, as torch-fidelity has "
+            "it: pictures are judged by FID, KID and the Inception Score."
+        ),
+    ] = None,
     again: Annotated[bool, typer.Option(help="Repeat recorded attacks.")] = False,
     json_: Json = False,
 ) -> None:
@@ -63,15 +75,17 @@ def attack_command(
     if request.scenario is None:
         request = request.one_scenario(datasets)
 
-    from feddg_bench.privacy.perform import Lab, attack_plans
+    from feddg_bench.privacy.judges import open_judges
+    from feddg_bench.privacy.perform import ATTACKS, Lab, attack_plans
 
     plans = [
         (name, plan) for name in kinds for plan in attack_plans(request, name, datasets, wanted)
     ]
+    judges = open_judges(lpips, inception)
     found: list[AttackRecord] = []
     refused: list[SettingsError] = []
     with _Attacks(len(plans)) as display:
-        lab = Lab(resources, display.step)
+        lab = Lab(resources, display.step, judges)
         for name, plan in plans:
             display.begin(f"{plan.title}: {name}")
             try:
@@ -89,6 +103,12 @@ def attack_command(
         for result in record.results:
             if result.failed:
                 console.print(f"{record.method}, {record.kind} of {result.failed}")
+    if any(ATTACKS[record.kind].judged for record in found):
+        missing = {"LPIPS": lpips, "FID, KID and Inception Score": inception}
+        options = zip(missing.items(), ("--lpips", "--inception"), strict=True)
+        for (what, path), option in options:
+            if path is None:
+                console.print(f"{what} of pictures: not measured; give {option} WEIGHTS")
     for error in refused:
         console.print(str(error))
 

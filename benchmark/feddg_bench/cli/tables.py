@@ -50,7 +50,6 @@ def tables_command(
     from feddg_bench.analysis.tables.make import make_tables
     from feddg_bench.analysis.tables.writers import WRITERS, latex_document
     from feddg_bench.common.files import write_whole
-    from feddg_bench.records.runs import read_runs
 
     endings = read_names("format", formats, WRITERS)
     folders, said = record_folders(results)
@@ -59,7 +58,7 @@ def tables_command(
     try:
         grids, runs = make_tables(
             [name for name in names if name not in ("claims", "privacy")],
-            lambda: read_runs(folders),
+            folders,
             select=select,
             against=against,
         )

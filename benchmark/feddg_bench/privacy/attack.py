@@ -20,6 +20,7 @@ from feddg_bench.common.streams import generator
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.data.federated import Federation
 from feddg_bench.privacy.capture import Exchange, Message, visible
+from feddg_bench.privacy.judges import NOBODY, Judges
 from feddg_bench.records.attacks import Attacker, AttackResult, Control, Interval
 
 RESAMPLES = 1000
@@ -64,6 +65,7 @@ class Scene:
         exchanges: All that crossed.
         attacker: Whose eyes look.
         step: Is told how far the attack is.
+        judges: Of pictures.
     """
 
     settings: RunSettings
@@ -71,6 +73,7 @@ class Scene:
     exchanges: Sequence[Exchange]
     attacker: Attacker = "server"
     step: OnStep = silent
+    judges: Judges = NOBODY
 
     @property
     def own(self) -> str:
@@ -112,6 +115,8 @@ class Attack(ABC):
     """Settings of the attacked run that suit this kind, unless the user sets them."""
     sizes: ClassVar[tuple[int, ...]] = ()
     """Images a client that runs are made with, unless the user says how many clients there are."""
+    judged: ClassVar[bool] = False
+    """Whether networks judge pictures that it makes."""
     version: ClassVar[int] = 1
     """Raise it with every change that can move figures."""
 

@@ -25,6 +25,7 @@ from feddg_bench.data.augment import to_float
 from feddg_bench.engine.build import build_run_method
 from feddg_bench.privacy.attack import Attack, Pictures, Scene, interval, no_leak, planted_leak
 from feddg_bench.privacy.capture import Message
+from feddg_bench.privacy.judges import Perceptual
 from feddg_bench.privacy.membership import MOST_OTHERS, percentiles
 from feddg_bench.privacy.pictures import sheet
 from feddg_bench.privacy.shadow import PLAIN
@@ -139,6 +140,7 @@ class GradientInversion(Attack):
     """The scorer's half: are the client's own images nearer to what was found than others?"""
 
     kind = "gradient-inversion"
+    judged = True
     steps = 250
     sizes: ClassVar[tuple[int, ...]] = (1, 4, 16)
     overrides: ClassVar[Mapping[str, Any]] = {
@@ -220,9 +222,12 @@ class GradientInversion(Attack):
         ranks = [rank(found[i], truth[i], held[i], candidates, others) for i in places]
         wrong = [rank(found[a], truth[i], held[i], candidates, others) for i, a in enumerate(away)]
         pairs = [nearest(found[i], truth[i]) for i in places]
+        measures: dict[str, Perceptual] = {"psnr": psnr, "ssim": ssim}
+        if scene.judges.lpips is not None and shape[0] == 3:
+            measures["lpips"] = scene.judges.lpips
         worth = {
             name: [measure(*pair).numpy() for pair in zip(pairs, truth, strict=True)]
-            for name, measure in {"psnr": psnr, "ssim": ssim}.items()
+            for name, measure in measures.items()
         }
         near, true = torch.cat(pairs), torch.cat(truth)
         result = AttackResult(

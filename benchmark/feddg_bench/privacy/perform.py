@@ -18,6 +18,7 @@ from feddg_bench.plugins import outline
 from feddg_bench.privacy.attack import Attack, OnStep, Scene, silent
 from feddg_bench.privacy.capture import Capture
 from feddg_bench.privacy.gradient_inversion import GradientInversion
+from feddg_bench.privacy.judges import NOBODY, Judges
 from feddg_bench.privacy.membership import Membership
 from feddg_bench.privacy.properties import Properties
 from feddg_bench.privacy.style_inversion import StyleInversion
@@ -129,10 +130,13 @@ class Lab:
     Args:
         resources: Where and how fast, and where records are.
         step: Is told how far it is.
+        judges: Of pictures; an attack that is recorded without them is repeated.
     """
 
-    def __init__(self, resources: Resources, step: OnStep = silent) -> None:
-        self.resources, self.step = resources, step
+    def __init__(
+        self, resources: Resources, step: OnStep = silent, judges: Judges = NOBODY
+    ) -> None:
+        self.resources, self.step, self.judges = resources, step, judges
         self._data: dict[str, RunData] = {}
         self._made: tuple[str, Federation, _Last] | None = None
 
@@ -148,10 +152,11 @@ class Lab:
         root, attack = self.resources.results, ATTACKS[kind]()
         key = attack_key(kind, attack.version, attacker, plan.key)
         record = None if again else load_attack(root, key)
-        if record is not None:
+        digests = dict(self.judges.digests) if attack.judged else {}
+        if record is not None and digests.items() <= record.judges.items():
             return record
         federation, seen = self._run(plan)
-        scene = Scene(plan.settings, federation, seen.exchanges, attacker, self.step)
+        scene = Scene(plan.settings, federation, seen.exchanges, attacker, self.step, self.judges)
         begun = time.perf_counter()
         results = list(attack.measure(scene))
         s = plan.settings
@@ -176,6 +181,7 @@ class Lab:
             measured=seen.measured,
             seconds=round(time.perf_counter() - begun, 3),
             pictures=[f"{key}-{name}.png" for name in attack.pictures],
+            judges=digests,
             results=results,
         )
         for name, picture in attack.pictures.items():

@@ -8,12 +8,15 @@ its epochs the one counts that has the best PSNR on a fifth of the public images
 what the same generator makes of images themselves, of 8 x 8 pixels: the papers' baseline, which is
 the planted leak too; and what it makes of styles of single images, whether they are sent or not.
 The papers report FID and Inception Scores, which say how good pictures are, not whose; here are
-PSNR, SSIM, and how the true image ranks among others of its domain.
+PSNR, SSIM, and how the true image ranks among others of its domain; with the networks' weights also
+LPIPS, FID, KID and the Inception Score, and a second generator that is trained on LPIPS, as one of
+FISC's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -23,13 +26,21 @@ from torch import Tensor, nn
 from feddg_bench.common.streams import torch_generator, torch_stream
 from feddg_bench.core.messages import nbytes
 from feddg_bench.data.augment import to_float
-from feddg_bench.privacy.attack import Attack, Scene, interval, no_leak, planted_leak
+from feddg_bench.privacy.attack import (
+    Attack,
+    Pictures,
+    Scene,
+    interval,
+    no_leak,
+    planted_leak,
+)
 from feddg_bench.privacy.capture import Message, by_item
 from feddg_bench.privacy.gradient_inversion import nearest, psnr, rank, ssim
+from feddg_bench.privacy.judges import Perceptual, judged
 from feddg_bench.privacy.membership import MOST_CLIENTS, MOST_OTHERS, MOST_PLANTED
 from feddg_bench.privacy.pictures import sheet
 from feddg_bench.privacy.shadow import Rows, Shadow
-from feddg_bench.records.attacks import AttackResult
+from feddg_bench.records.attacks import AttackResult, Interval
 
 MOST_PUBLIC = 1000
 """Images on which the generator is trained and validated."""
@@ -38,6 +49,12 @@ FOUND = 0.7
 """Rank that a planted leak must reach."""
 THUMBNAIL = 8
 """Side of what the baseline sees of an image."""
+SHARE = 0.1
+"""Weight of LPIPS beside the mean squared error; FISC does not say its own. Alone it forgets
+colours,
+so that not even a planted leak is found."""
+TRAINED = ", trained on LPIPS"
+"""How a result says that its generator was."""
 
 
 class Painter(nn.Module):
@@ -73,7 +90,9 @@ class Painter(nn.Module):
         return F.interpolate(images, (self.side, self.side), mode="bilinear", antialias=True)
 
 
-def train_painter(vectors: Tensor, images: Tensor, seed: int, epochs: int) -> Painter:
+def train_painter(
+    vectors: Tensor, images: Tensor, seed: int, epochs: int, loss: Perceptual | None = None
+) -> Painter:
     """Return a generator trained on public images, as it was after its best epoch.
 
     Args:
@@ -81,6 +100,7 @@ def train_painter(vectors: Tensor, images: Tensor, seed: int, epochs: int) -> Pa
         images: [m, C, H, W] in [0, 1].
         seed: Of weights and batches.
         epochs: Of training; a fifth of the images validates them.
+        loss: Of pairs of pictures, beside the mean squared error.
     """
     with torch_stream(seed, "attack", "painter"):
         painter = Painter(vectors, images.shape[1], images.shape[-1])
@@ -92,9 +112,12 @@ def train_painter(vectors: Tensor, images: Tensor, seed: int, epochs: int) -> Pa
     best, kept = -1.0, {name: t.clone() for name, t in painter.state_dict().items()}
     for _ in range(epochs):
         for part in train[torch.randperm(len(train), generator=draw)].split(BATCH):
-            loss = F.mse_loss(painter(vectors[part]), images[part])
+            pair = painter(vectors[part]), images[part]
+            error = F.mse_loss(*pair)
+            if loss is not None:
+                error = error + SHARE * loss(*pair).mean()
             adam.zero_grad()
-            loss.backward()
+            error.backward()
             adam.step()
         with torch.no_grad():
             quality = float(psnr(painter(vectors[validation]), images[validation]).mean())
@@ -104,10 +127,42 @@ def train_painter(vectors: Tensor, images: Tensor, seed: int, epochs: int) -> Pa
     return painter.eval()
 
 
+@dataclass(frozen=True)
+class _Case:
+    """One item that clients send, with all that the generator's two halves need."""
+
+    messages: Sequence[Message]
+    rows: Sequence[Rows]  # what the messages hold
+    seen: Tensor  # public images [m, C, H, W] in [0, 1]
+    vectors: Tensor  # what each public image would send alone, [m, P]
+    others: Pictures  # of nobody
+    candidates: Tensor  # the same images [n, C, H, W] in [0, 1]
+    alone: Tensor  # what each of these would send alone, [n, P]
+    held: Sequence[Pictures]  # of each message's client
+    truth: Sequence[Tensor]  # the same images, [k, C, H, W] each
+
+    @property
+    def item(self) -> str:
+        """Its name."""
+        return self.messages[0].item
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """Pictures that were drawn, beside the true ones."""
+
+    name: str  # of a figure of them, with a place for the measure's
+    found: Tensor  # [n, C, H, W]
+    truth: Tensor  # likewise
+    groups: np.ndarray  # those with one number stand or fall together, [n]
+    domains: np.ndarray  # ids of source domains, [n]
+
+
 class StyleInversion(Attack):
     """The scorer's half: are the client's own images nearer to what was drawn than others?"""
 
     kind = "style-inversion"
+    judged = True
     epochs = 60
 
     def measure(self, scene: Scene) -> Iterator[AttackResult]:
@@ -124,37 +179,40 @@ class StyleInversion(Attack):
             fits = len(there) == len(first) >= 2 and isinstance(first[0].value, Tensor)
             if fits and shadow.answers(first[0]):
                 count += 1
-                yield self._item(scene, shadow, first, there, len(public))
+                scene.step(f"{self.kind} of {first[0].item}", 0, 3)
+                held = [scene.pictures(scene.federation.clients[m.client]) for m in first]
+                places = range(len(public) + len(others))
+                vectors = shadow.vectors(first[0].exchange.task, first[0].item, places)
+                case = _Case(
+                    messages=first,
+                    rows=there,
+                    seen=to_float(torch.from_numpy(public.images)),
+                    vectors=vectors[: len(public)],
+                    others=others,
+                    candidates=to_float(torch.from_numpy(others.images)),
+                    alone=vectors[len(public) :],
+                    held=held,
+                    truth=[to_float(torch.from_numpy(h.images)) for h in held],
+                )
+                yield self._result(scene, case, None)
+                if scene.judges.lpips is not None:
+                    yield self._result(scene, case, scene.judges.lpips)
         if not count:
             raise self.nothing(scene, "styles or statistics of images that two clients send")
 
-    def _item(
-        self,
-        scene: Scene,
-        shadow: Shadow,
-        messages: Sequence[Message],
-        rows: Sequence[Rows],
-        public: int,
-    ) -> AttackResult:
-        item, seed = messages[0].item, scene.settings.seed
-        others = scene.part("id_test", MOST_OTHERS)
-        scene.step(f"{self.kind} of {item}", 0, 3)
-        task = messages[0].exchange.task
-        vectors = shadow.vectors(task, item, range(public + len(others)))
-        seen = to_float(torch.from_numpy(scene.part("id_val", MOST_PUBLIC).images))
-        candidates = to_float(torch.from_numpy(others.images))
+    def _result(self, scene: Scene, case: _Case, loss: Perceptual | None) -> AttackResult:
+        seed, item, held, truth = scene.settings.seed, case.item, case.held, case.truth
+        others, candidates = case.others, case.candidates
         scene.step(f"{self.kind} of {item}", 1, 3)
-        painter = train_painter(vectors[:public], seen, seed, self.epochs)
+        painter = train_painter(case.vectors, case.seen, seed, self.epochs, loss)
         scene.step(f"{self.kind} of {item}", 2, 3)
         small = [
-            F.adaptive_avg_pool2d(i, THUMBNAIL).flatten(1).double() for i in (seen, candidates)
+            F.adaptive_avg_pool2d(i, THUMBNAIL).flatten(1).double() for i in (case.seen, candidates)
         ]
-        baseline = train_painter(small[0], seen, seed, self.epochs)
-        held = [scene.pictures(scene.federation.clients[m.client]) for m in messages]
-        truth = [to_float(torch.from_numpy(h.images)) for h in held]
+        baseline = train_painter(small[0], case.seen, seed, self.epochs, loss)
         with torch.no_grad():
-            found = [painter(row.vectors) for row in rows]
-            alone, copied = painter(vectors[public:]), baseline(small[1])
+            found = [painter(row.vectors) for row in case.rows]
+            alone, copied = painter(case.alone), baseline(small[1])
         places = range(len(held))
         pairs = [nearest(found[i], truth[i]) for i in places]
         ranks = [rank(found[i], truth[i], held[i], candidates, others) for i in places]
@@ -172,29 +230,75 @@ class StyleInversion(Attack):
                 for at, of in zip(some.tolist(), rest, strict=True)
             ]
 
+        near, true = torch.cat(pairs), torch.cat(list(truth))
+        client = np.repeat(np.arange(len(held)), [len(h) for h in held])
+        domain = np.concatenate([h.domains for h in held])
+        each = np.arange(len(others))
+        drawn = [
+            _Drawn("{}", near, true, client, domain),
+            _Drawn("sample_{}", alone, candidates, each, others.domains),
+            _Drawn("{}_of_images", copied, candidates, each, others.domains),
+        ]
         figures = {"rank": interval(ranks, draw), "sample_rank": interval(ranks_of(alone), draw)}
         for name, measure in {"psnr": psnr, "ssim": ssim}.items():
-            values = [measure(*pair).numpy() for pair in zip(pairs, truth, strict=True)]
-            figures[name] = interval(values, draw)
-            sample = measure(alone, candidates).numpy()[:, None]
-            figures[f"sample_{name}"] = interval(list(sample), draw)
-            figures[f"{name}_of_images"] = interval(
-                list(measure(copied, candidates).numpy()[:, None]), draw
-            )
+            for one in drawn:
+                figures[one.name.format(name)] = _interval(one, measure, draw)
+        trained = "" if loss is None else TRAINED
         result = AttackResult(
             item=item,
-            about="single images" if rows[0].each else "clients",
+            about=("single images" if case.rows[0].each else "clients") + trained,
             up=True,
-            call=messages[0].when[1],
+            call=case.messages[0].when[1],
             times=1,
-            messages=len(messages),
-            targets=sum(map(len, held)),
-            bytes=nbytes(messages[0].value),
+            messages=len(held),
+            targets=len(true),
+            bytes=nbytes(case.messages[0].value),
             no_leak=no_leak(interval(wrong, draw), 0.5),
             planted_leak=planted_leak(interval(ranks_of(copied), draw), FOUND),
             figures=figures,
         ).withheld()
-        if result.figures and candidates.shape[1] == 3:
-            near, true = torch.cat(pairs), torch.cat(truth)
-            self.pictures[item] = sheet(true, near, psnr(near, true))
-        return result
+        if not result.figures:
+            return result
+        if near.shape[1] == 3:
+            self.pictures[item + trained.replace(", ", "-")] = sheet(true, near, psnr(near, true))
+        return self._judge(scene, result, drawn)
+
+    @staticmethod
+    def _judge(scene: Scene, result: AttackResult, drawn: Sequence[_Drawn]) -> AttackResult:
+        """Add what networks say, and what holds in each domain by itself."""
+        figures = dict(result.figures)
+        by_domain: dict[str, dict[str, Interval]] = {name: {} for name in scene.federation.sources}
+        lpips, inception = scene.judges.lpips, scene.judges.inception
+        colours = drawn[0].truth.shape[1] == 3
+        measures: dict[str, Perceptual] = {"psnr": psnr, "ssim": ssim}
+        if lpips is not None and colours:
+            measures["lpips"] = lpips
+        for one in drawn:
+            draw = scene.draw("bootstrap", result.item, result.about, one.name)
+            values = {name: measure(one.found, one.truth) for name, measure in measures.items()}
+            if "lpips" in values:
+                figures[one.name.format("lpips")] = _interval(one, values["lpips"], draw)
+            places = {d: np.flatnonzero(one.domains == i) for i, d in enumerate(by_domain)}
+            for domain, at in places.items():
+                for name, value in values.items() if len(at) else ():
+                    by_domain[domain][one.name.format(name)] = _interval(one, value, draw, at)
+            if inception is not None and colours:
+                pair = inception(one.found), inception(one.truth)
+                for domain, at in {"": np.arange(len(one.groups)), **places}.items():
+                    into = by_domain[domain] if domain else figures
+                    for name, found in judged(pair[0][at], pair[1][at]).items():
+                        into[one.name.format(name)] = found
+        return result.model_copy(update={"figures": figures, "by_domain": by_domain})
+
+
+def _interval(
+    drawn: _Drawn,
+    measure: Perceptual | Tensor,
+    draw: np.random.Generator,
+    at: np.ndarray | None = None,
+) -> Interval:
+    """Return the mean of a measure, or of its values, with its interval over groups."""
+    values = measure if isinstance(measure, Tensor) else measure(drawn.found, drawn.truth)
+    places = np.arange(len(values)) if at is None else at
+    groups = drawn.groups[places]
+    return interval([values.numpy()[places[groups == g]] for g in np.unique(groups)], draw)

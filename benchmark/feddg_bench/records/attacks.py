@@ -62,6 +62,7 @@ class AttackResult(AttackPart):
     no_leak: Control
     planted_leak: Control
     figures: dict[str, Interval]  # such as `auc`; empty if a control failed
+    by_domain: dict[str, dict[str, Interval]] = Field(default_factory=dict)  # where it was measured
 
     @property
     def failed(self) -> str:
@@ -105,6 +106,7 @@ class AttackRecord(AttackPart):
     measured: dict[str, float]  # key metric of the attacked run's last model, by split
     seconds: float
     pictures: list[str] = Field(default_factory=list)  # files beside this one
+    judges: dict[str, str] = Field(default_factory=dict)  # SHA-256 of the weights of each
     results: list[AttackResult]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -163,8 +163,10 @@ def named_tables() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in _folder().glob("*.yaml")))
 
 
-def load_description(name: str) -> tuple[str, Description]:
+def load_description(name: str, also: Collection[str] = ()) -> tuple[str, Description]:
     """Return the name and the description of a shipped table, or of a YAML file.
+
+    Where the name is unknown the error names these and what else may be asked for (``also``).
 
     Raises:
         SettingsError: If it is unknown, not readable, or wrong; names file and key.
@@ -173,7 +175,8 @@ def load_description(name: str) -> tuple[str, Description]:
     if path.suffix not in (".yaml", ".yml"):
         if name not in named_tables():
             raise SettingsError(
-                unknown("table", name, named_tables()) + "; or give the path of a .yaml file"
+                unknown("table", name, (*named_tables(), *also))
+                + "; or give the path of a .yaml file"
             )
         path = _folder() / f"{name}.yaml"
     layer = load_layer(path, "table")

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from io import StringIO
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from feddg_bench.analysis.tables.build import build
 from feddg_bench.analysis.tables.describe import compared_with, load_description, named_tables
 from feddg_bench.analysis.tables.generic import generic_tables
 from feddg_bench.analysis.tables.grid import Grid
+from feddg_bench.analysis.tables.reconstructions import DESIGNS, reconstruction_grid
 from feddg_bench.analysis.tables.writers import csv_text, latex, markdown
 from feddg_bench.common.errors import SettingsError, unknown
 from feddg_bench.plugins import check_name
+from feddg_bench.records.attacks import read_attacks
 from feddg_bench.records.rules import RULES
-from feddg_bench.records.runs import RecordedRun
+from feddg_bench.records.runs import RecordedRun, read_runs
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+WORDS = ("all", "generic", "claims", "privacy")
+"""What the command knows beside names of tables."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,7 @@ class MadeTable:
 
 def make_tables(
     names: Sequence[str],
-    read: Callable[[], Sequence[RecordedRun]],
+    folders: Sequence[Path],
     *,
     select: str | None = None,
     against: str | None = None,
@@ -56,7 +63,7 @@ def make_tables(
     Args:
         names: ``all``, ``generic`` (one for each data set, protocol and recipe with runs), papers'
             tables such as ``pardon-1``, or YAML files that describe one.
-        read: Reads the runs; called when all names are known to be right.
+        folders: Of records, read when all names are known to be right.
         select: Selection rule in place of each table's own.
         against: Method that the others are compared with in every table.
 
@@ -68,11 +75,12 @@ def make_tables(
         raise SettingsError(unknown("selection rule", select, RULES))
     if against is not None:
         check_name("method", against)
-    wanted = [name for name in names if name not in ("all", "generic")]
+    wanted = [name for name in names if name not in ("all", "generic", *DESIGNS)]
     if "all" in names:
         wanted = [*named_tables(), *wanted]
-    described = dict(load_description(name) for name in dict.fromkeys(wanted))
-    runs = read()
+    known = (*DESIGNS, *WORDS)
+    described = dict(load_description(name, known) for name in dict.fromkeys(wanted))
+    runs = read_runs(folders)
     grids = [
         build(table.name, table.description, table.runs, select=select, any_paper=True)
         for table in (generic_tables(runs, against) if {"all", "generic"} & set(names) else ())
@@ -80,4 +88,7 @@ def make_tables(
     for name, description in described.items():
         chosen = description if against is None else compared_with(description, against)
         grids.append(build(name, chosen, runs, select=select))
+    if drawn := [name for name in DESIGNS if {"all", name} & set(names)]:
+        attacks = read_attacks(folders)
+        grids += [reconstruction_grid(name, attacks) for name in drawn]
     return grids, runs

@@ -1,0 +1,211 @@
+"""Papers' tables of pictures that were drawn from styles, made from records of attacks.
+
+No frame of ours is the papers' (a generator of FastGAN's size, public images of Tiny-ImageNet), so
+that no difference is printed.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from feddg_bench.analysis.tables.columns import Column, MeasuredColumn
+from feddg_bench.analysis.tables.describe import ColumnSpec
+from feddg_bench.analysis.tables.grid import Entry, Grid, Line
+from feddg_bench.records.attacks import AttackRecord, AttackResult, Interval
+from feddg_bench.records.published import published_number
+
+DATASET, METHOD, KIND, ITEM = "pacs", "pardon", "style-inversion", "style"
+DOMAINS: Mapping[str, str] = {
+    "photo": "pa-s-c",
+    "art_painting": "pa-s-c",
+    "cartoon": "cs-a-p",
+    "sketch": "cs-a-p",
+}
+"""Rows, each with a scheme that trains on the domain."""
+HEADS: Mapping[str, str] = {
+    "fid": "FID",
+    "inception_score": "IS",
+    "lpips": "LPIPS",
+    "psnr": "PSNR dB",
+}
+SCORES = (
+    "FID grows when pictures are few; what the papers print as Inception Scores of drawn pictures "
+    "is below 1, which the exponential of a divergence cannot be (results/published/README.md)."
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """What stands in a column."""
+
+    group: str
+    metric: str
+    figure: str  # of an attack's result
+    setting: str  # of the published number
+    attacker: str = "server"
+    trained: bool = False  # of the generator that was trained on LPIPS
+
+
+@dataclass(frozen=True)
+class Design:
+    """One of the tables."""
+
+    title: str
+    paper: str
+    table: str
+    places: tuple[Place, ...]
+    notes: tuple[str, ...]
+    width: int | None = field(default=None)
+
+
+def _attacks() -> Iterator[Place]:
+    for number, attacker in (("i", "server"), ("ii", "client")):
+        for share, form in (("sample", "sample_{}"), ("client", "{}")):
+            for metric in HEADS:
+                yield Place(
+                    f"attack {number.upper()}, {share} style",
+                    metric,
+                    form.format(metric),
+                    f"attack={number};share={share}_style",
+                    attacker,
+                )
+
+
+DESIGNS: Mapping[str, Design] = {
+    "pardon-4": Design(
+        "PARDON, Table IV: pictures drawn from styles on PACS",
+        "pardon",
+        "4",
+        tuple(_attacks()),
+        (
+            "Attack I is by the server. Attack II is by another client; what a client of ours is "
+            "sent is the server's style alone, from which no client's can be told.",
+            SCORES,
+        ),
+        8,
+    ),
+    "fisc-9": Design(
+        "FISC, Table 9: pictures drawn from clients' styles on PACS",
+        "fisc",
+        "9",
+        (
+            Place("real images", "inception_score", "true_inception_score", "real_images"),
+            *(
+                Place(f"trained on {loss}", metric, metric, f"style2image_{name}", trained=trained)
+                for loss, name, trained in (("MSE", "mse", False), ("LPIPS", "lpips", True))
+                for metric in HEADS
+            ),
+            Place("from images", "fid", "fid_of_images", "baseline_gan"),
+        ),
+        (
+            "From images: the same generator on images of 8 x 8 pixels, where FISC trains a GAN. "
+            "Ours trains on LPIPS and the mean squared error together.",
+            SCORES,
+        ),
+        5,
+    ),
+}
+
+
+def reconstruction_grid(name: str, records: Iterable[AttackRecord]) -> Grid:
+    """Return one of the `DESIGNS` with its numbers in it."""
+    design = DESIGNS[name]
+    fitting = [
+        r for r in records if (r.dataset, r.method, r.kind) == (DATASET, METHOD, KIND) and r.results
+    ]
+    columns = tuple(
+        Column(
+            place.group,
+            HEADS[place.metric],
+            "measured",
+            (
+                MeasuredColumn(
+                    number, 0, ColumnSpec(head=place.metric), {}, {}, None, place.metric, "last"
+                ),
+            ),
+            {},
+            2,
+        )
+        for number, place in enumerate(design.places)
+    )
+    lines: list[Line] = []
+    fills: list[tuple[str, str]] = []
+    runs: dict[str, dict[str, tuple[str, ...]]] = {}
+    for domain, scenario in DOMAINS.items():
+        fill = (
+            f"feddg-bench attack --kind {KIND} --method {METHOD} --dataset {DATASET} --recipe "
+            f"laptop --scenario {scenario} --lpips SQUEEZENET --inception INCEPTION"
+        )
+        frames = _frames(r for r in fitting if any(x.by_domain.get(domain) for x in r.results))
+        for frame, of in frames.items() or {"": []}.items():
+            row = f"{domain}, {frame}" if frame else domain
+            entries = tuple(_entry(place, domain, of, fill) for place in design.places)
+            lines.append(Line("ours", row, row, entries, {"dataset": DATASET, "method": METHOD}))
+            if any(entry.fill for entry in entries):
+                fills.append((row, fill))
+            for record in of:
+                kept = runs.setdefault(row, {}).get(record.scenario, ())
+                runs[row][record.scenario] = (*kept, f"{record.seed}:{record.key}")
+        published = tuple(_published(design, place, domain) for place in design.places)
+        name_of = f"{domain}, published"
+        lines.append(Line("published", name_of, name_of, published))
+    return Grid(
+        name=name,
+        title=design.title,
+        caption=(
+            "Means over runs, with the range of their 95 % intervals, of images of one domain.",
+            "Sample: from the style of a single image; client: from that of all its images.",
+            f"`feddg-bench attack --kind {KIND}`.",
+        ),
+        columns=columns,
+        lines=tuple(lines),
+        footnotes=(),
+        notes=design.notes,
+        fills=tuple(fills),
+        runs=runs,
+        width=design.width,
+    )
+
+
+def _frames(records: Iterable[AttackRecord]) -> dict[str, list[AttackRecord]]:
+    """Return records by what sets their runs apart, in words."""
+    found: dict[str, list[AttackRecord]] = {}
+    for record in records:
+        settings = record.settings
+        side, style = settings["data"]["image_size"], settings["hyper"].get("style", "")
+        shown = f"{record.recipe}, {style}, {side} px, {record.images} images a client"
+        found.setdefault(shown, []).append(record)
+    return found
+
+
+def _entry(place: Place, domain: str, records: Sequence[AttackRecord], fill: str) -> Entry:
+    there: list[tuple[AttackRecord, Interval]] = []
+    for record in records:
+        for result in record.results if record.attacker == place.attacker else ():
+            found = result.by_domain.get(domain, {})
+            if _fits(result, place) and place.figure in found:
+                there.append((record, found[place.figure]))
+    if not there:
+        return Entry(None, fill=fill if place.attacker == "server" else "")
+    value = statistics.mean(i.value for _, i in there)
+    low, high = min(i.low for _, i in there), max(i.high for _, i in there)
+    return Entry(
+        value,
+        f"{value:.2f} [{low:.2f}, {high:.2f}]",
+        seeds=tuple(sorted({record.seed for record, _ in there})),
+        low=low,
+        high=high,
+        keys=tuple(record.key for record, _ in there),
+    )
+
+
+def _fits(result: AttackResult, place: Place) -> bool:
+    return result.item == ITEM and result.about.endswith("LPIPS") == place.trained
+
+
+def _published(design: Design, place: Place, domain: str) -> Entry | None:
+    where = {"domain": domain, "setting": place.setting, "metric": place.metric}
+    found = published_number(design.paper, design.table, where)
+    return None if found is None else Entry(found.value, f"{found.value:g}", source=found.source)

@@ -1,0 +1,125 @@
+"""Papers' tables of pictures drawn from styles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feddg_bench.analysis.tables.grid import Entry, Grid, Line
+from feddg_bench.analysis.tables.make import make_tables
+from feddg_bench.analysis.tables.reconstructions import DESIGNS, reconstruction_grid
+from feddg_bench.analysis.tables.writers import WRITERS
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.privacy.style_inversion import TRAINED
+from feddg_bench.records.attacks import AttackRecord, AttackResult, Control, Interval, save_attack
+from tests.helpers import refused
+
+
+def interval(value: float) -> Interval:
+    return Interval(value=value, low=value - 1, high=value + 1)
+
+
+def result(about: str, **by_domain: dict[str, float]) -> AttackResult:
+    good = Control(measured=interval(0.5), expected="about 0.5", holds=True)
+    return AttackResult(
+        item="style",
+        about=about,
+        up=True,
+        call="local_style",
+        times=1,
+        messages=3,
+        targets=30,
+        bytes=24,
+        no_leak=good,
+        planted_leak=good,
+        figures={"rank": interval(0.6)},
+        by_domain={d: {k: interval(v) for k, v in f.items()} for d, f in by_domain.items()},
+    )
+
+
+def record(key: str, *results: AttackResult, **changes: Any) -> AttackRecord:
+    values: dict[str, Any] = {
+        "kind": "style-inversion",
+        "version": 1,
+        "attacker": "server",
+        "run_key": key,
+        "method": "pardon",
+        "dataset": "pacs",
+        "protocol": "ltdo",
+        "scenario": "pa-s-c",
+        "seed": 0,
+        "recipe": "laptop",
+        "labels": {},
+        "settings": {"data": {"image_size": 64}, "hyper": {"style": "pixel"}},
+        "clients": 3,
+        "images": 10,
+        "public": 40,
+        "rounds": 1,
+        "measured": {},
+        "seconds": 1.0,
+    }
+    return AttackRecord(key=key, results=list(results), **(values | changes))
+
+
+def line_of(grid: Grid, row: str) -> Line:
+    (found,) = [line for line in grid.lines if line.row == row]
+    return found
+
+
+def cell(grid: Grid, row: str, group: str, head: str) -> Entry | None:
+    (place,) = [n for n, c in enumerate(grid.columns) if (c.group, c.head) == (group, head)]
+    return line_of(grid, row).entries[place]
+
+
+OURS = "photo, laptop, pixel, 64 px, 10 images a client"
+
+
+def test_published_numbers_stand_beside_ours() -> None:
+    photo = {"fid": 300.0, "sample_fid": 200.0, "psnr": 12.0}
+    grid = reconstruction_grid("pardon-4", [record("a" * 16, result("clients", photo=photo))])
+    ours = cell(grid, OURS, "attack I, sample style", "FID")
+    assert ours is not None
+    assert (ours.value, ours.low, ours.high, ours.keys) == (200, 199, 201, ("a" * 16,))
+    client = cell(grid, OURS, "attack I, client style", "FID")
+    assert client is not None
+    assert client.value == 300
+    theirs = cell(grid, "photo, published", "attack I, sample style", "FID")
+    assert theirs is not None
+    assert theirs.value == 203.24
+    assert "attack --kind style-inversion" in line_of(grid, "sketch").entries[0].fill  # type: ignore[union-attr]
+    assert line_of(grid, "sketch").entries[0].value is None  # type: ignore[union-attr]
+
+
+def test_generators_and_frames_are_kept_apart() -> None:
+    mse = result("clients", photo={"fid": 300.0, "lpips": 0.5})
+    lpips = result("clients" + TRAINED, photo={"fid": 250.0, "lpips": 0.3})
+    large = {"data": {"image_size": 128}, "hyper": {"style": "pixel"}}
+    records = [
+        record("a" * 16, mse, lpips),
+        record("b" * 16, result("clients", photo={"fid": 310.0}), seed=1),
+        record("c" * 16, result("clients", photo={"fid": 400.0}), settings=large),
+    ]
+    grid = reconstruction_grid("fisc-9", records)
+    assert cell(grid, OURS, "trained on MSE", "FID").value == 305  # type: ignore[union-attr]
+    assert cell(grid, OURS, "trained on LPIPS", "FID").value == 250  # type: ignore[union-attr]
+    other = OURS.replace("64", "128")
+    assert cell(grid, other, "trained on MSE", "FID").value == 400  # type: ignore[union-attr]
+    assert cell(grid, "photo, published", "real images", "IS").value == 10.3744  # type: ignore[union-attr]
+    assert grid.runs[OURS] == {"pa-s-c": ("0:" + "a" * 16, "1:" + "b" * 16)}
+
+
+@pytest.mark.parametrize("name", list(DESIGNS))
+def test_they_are_made_by_name_and_written_in_every_form(name: str, tmp_path: Path) -> None:
+    save_attack(tmp_path, record("a" * 16, result("clients", photo={"fid": 300.0})))
+    (grid,), _ = make_tables([name], [tmp_path])
+    for write in WRITERS.values():
+        assert "300" in write(grid)
+
+
+def test_an_unknown_table_is_told_all_that_there_is(tmp_path: Path) -> None:
+    with refused(SettingsError, "did you mean 'pardon-4'"):
+        make_tables(["pardon4"], [tmp_path])
+    with refused(SettingsError, "did you mean 'claims'"):
+        make_tables(["claim"], [tmp_path])
