@@ -11,11 +11,16 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from feddg_bench.config.schema import Resources
 from feddg_bench.core.loop import RoundResult
 from feddg_bench.data.augment import to_float
+from feddg_bench.engine.executors import SerialExecutor
+from feddg_bench.engine.timing import synthetic_federation
 from feddg_bench.models import backbones
 from feddg_bench.models.networks import InPlaceReLU6
 from feddg_bench.plugins import names
+from feddg_bench.runs.request import Request
+from feddg_bench.runs.setup import start
 from feddg_methods.shared import vgg
 from tests.benchmarks.rows import Row, benchmark, cpu, pacs_run, ratios, rounds
 
@@ -122,3 +127,48 @@ def step(run: Any) -> Callable[[], RoundResult]:
     each = rounds(run)
     next(each)
     return lambda: next(each)
+
+
+EIGHT = ("fedavg", "fedprox", "fedsr", "fedgma", "feddg_ga", "fpl", "ccst", "pardon")
+IMAGES = {"photo": 1670, "art_painting": 2048, "cartoon": 2344, "sketch": 3929}
+"""Of PACS, by domain."""
+SEEDS, SCHEMES, CORES, CLIENT = 3, 4, 2, 57
+
+
+@benchmark
+def sweep() -> Iterator[Row]:
+    """Eight methods, LTDO's four schemes, three seeds, on two cores: from the CPU time of a round
+    of two clients and of an evaluation of their images, random ones and random weights; as fast on
+    both cores as on one, without decoding images and the start of runs."""
+    for recipe in ("laptop", "quick"):
+        hours = {name: _seconds(name, recipe) * SEEDS * SCHEMES / CORES / 3600 for name in EIGHT}
+        parts = ", ".join(f"{name} {spent:.1f}" for name, spent in hours.items())
+        yield Row(f"a sweep of PACS, recipe {recipe}: {parts}", sum(hours.values()), unit=" hours")
+
+
+def _seconds(method: str, recipe: str) -> float:
+    """Return the estimated CPU seconds of one run."""
+    small = {"partition": {"clients": 2}, "federation": {"per_round": None}}
+    plan, own = (
+        Request(method, dataset="pacs", recipe=recipe, scenario="cs-a-p", settings=settings).plan(
+            check=False
+        )[0]
+        for settings in ({}, {**small, "backbone": {"pretrained": False}})
+    )
+    federation = synthetic_federation(2, CLIENT, own.settings.data.image_size, 7)
+    run = start(own, federation, SerialExecutor(), Resources(device="cpu"))
+    go_on = step(run)
+    go_on()
+    index = torch.arange(2 * CLIENT).numpy()
+    worker = run.executor.worker  # type: ignore[attr-defined]
+    worker.evaluate(run.server.weights, index)
+    training = min(cpu(go_on) for _ in range(2)) / 2
+    image = cpu(lambda: worker.evaluate(run.server.weights, index)) / len(index)
+    # Of each scheme two domains are val and test, and a share of the other two is id_val.
+    settings = plan.settings
+    measured = sum(IMAGES.values()) * (0.5 + 0.5 * settings.data.id_val_fraction)
+    last = settings.federation.rounds
+    evaluation = settings.evaluation
+    due = set(range(evaluation.start, last)) & set(range(0, last, evaluation.every))
+    times = len(due | {last})
+    return last * (settings.federation.per_round or 100) * training + times * measured * image
