@@ -18,6 +18,7 @@ from feddg_bench.core.server import Server
 from feddg_methods.shared.adain import image_moments, image_styles, pooled_style
 from feddg_methods.shared.draws import draw_rows, share_count
 from feddg_methods.shared.passes import features_of_each, to_bytes
+from feddg_methods.shared.perturbation import PerturbationSettings
 from feddg_methods.shared.style_settings import StyleSettings
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -53,7 +54,7 @@ Bank = Mapping[str, Styles]
 """What each client sent; all sent the same kinds."""
 
 
-class CCSTSettings(StyleSettings):
+class CCSTSettings(PerturbationSettings, StyleSettings):
     """Readings; defaults are those of PARDON's code, which its tables compare with."""
 
     labels: ClassVar[tuple[str, ...]] = ("preset", "style", "bank", "transfer")
@@ -176,7 +177,8 @@ class CCST(Method):
                 moments.append(image_moments(maps))
                 single.append(image_styles(maps))
         kinds = {"overall": pooled_style(torch.cat(moments))[None], "single": torch.cat(single)}
-        return {kind: styles for kind, styles in kinds.items() if s.bank in (kind, "both")}
+        sent = {kind: styles for kind, styles in kinds.items() if s.bank in (kind, "both")}
+        return {kind: s.perturbed(styles, client) for kind, styles in sent.items()}
 
     # ----------------------------------------------------------------- training, each round
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from feddg_bench.common.streams import torch_generator, torch_stream
-from feddg_bench.config.schema import MethodSettings
 from feddg_bench.core.client import Batch, Client
 from feddg_bench.core.messages import LocalUpdate
 from feddg_bench.core.method import Method
@@ -20,6 +19,7 @@ from feddg_bench.core.server import Server
 from feddg_methods.shared.choices import choose
 from feddg_methods.shared.draws import draw_rows, share_count
 from feddg_methods.shared.passes import features_of_each, to_bytes, widened
+from feddg_methods.shared.perturbation import PerturbationSettings
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -38,7 +38,7 @@ MOST_CHAINS = 3
 """Chains at most where their number is drawn."""
 
 
-class FedCCRLSettings(MethodSettings):
+class FedCCRLSettings(PerturbationSettings):
     """Readings, loss weights and ablation switches; defaults are the paper's."""
 
     labels: ClassVar[tuple[str, ...]] = ("variant", "ccdt", "difp", "ra", "js")
@@ -141,7 +141,8 @@ class FedCCRL(Method):
         if "statistics" not in client.memory:
             batches = client.batches(train=False)
             parts = [torch.stack(channel_statistics(images), dim=1) for images, _ in batches]
-            client.memory["statistics"] = torch.cat(parts)
+            # Perturbed once: over many rounds fresh noise would cancel.
+            client.memory["statistics"] = s.perturbed(torch.cat(parts), client)
         known = client.memory["statistics"]  # [n, 2, 3]
         if s.upload_subset == "fixed":
             generator = torch_generator(client.seed, "upload", client.name)

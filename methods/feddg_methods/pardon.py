@@ -16,7 +16,6 @@ from feddg_bench.core.messages import LocalUpdate
 from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
 from feddg_methods.shared.adain import (
-    EPSILON,
     Sigma,
     image_moments,
     pooled_style,
@@ -25,6 +24,7 @@ from feddg_methods.shared.adain import (
 from feddg_methods.shared.choices import choose
 from feddg_methods.shared.finch import finch, finch_gram
 from feddg_methods.shared.passes import features_of_each, to_bytes, widened
+from feddg_methods.shared.perturbation import PerturbationSettings
 from feddg_methods.shared.style_settings import StyleSettings
 
 _PAPER: dict[str, Any] = {
@@ -51,7 +51,7 @@ Preset = Literal["released", "paper", "artefact"]
 """Readings of the server's style."""
 
 
-class PardonSettings(StyleSettings):
+class PardonSettings(PerturbationSettings, StyleSettings):
     """Readings, loss weights and ablations; defaults are the released code's, for PACS."""
 
     labels: ClassVar[tuple[str, ...]] = ("preset", "style", "transfer", "ablation")
@@ -83,10 +83,6 @@ class PardonSettings(StyleSettings):
     """Mean over all B x D entries of the feature penalty, or over samples."""
     ablation: Literal["v1", "v2", "v3", "v4", "v5"] = "v5"
     """v1 no clusters at clients, v2 none at the server, v3 no triplet, v4 no style, v5 full."""
-    perturb_shrink: float = Field(0.0, ge=0, le=1)
-    """p: uploaded styles are multiplied with 1 - p (FISC, Table 10)."""
-    perturb_noise: float = Field(0.0, ge=0)
-    """s: standard deviation of the noise added to uploaded styles."""
 
 
 class Pardon(Method):
@@ -141,11 +137,7 @@ class Pardon(Method):
         else:
             gram, moments = gram_and_moments(maps)
             style = style_from_moments(moments, finch_gram(gram)[-1], sigma=s.client_sigma)
-        if s.perturb_shrink or s.perturb_noise:
-            noise = torch.randn(style.shape, generator=client.generator("perturbation"))
-            noise = noise.to(style.device) * s.perturb_noise
-            style = perturb_style(style, noise, shrink=s.perturb_shrink)
-        return {"style": style}
+        return {"style": s.perturbed(style, client)}
 
     # -------------------------------------------------------------- training, each round
 
@@ -296,20 +288,6 @@ def median_of(rows: Tensor, middle: Literal["lower", "average"]) -> Tensor:
     ordered = rows.sort(0).values  # torch.median has no deterministic algorithm on a GPU
     lower = ordered[(len(rows) - 1) // 2]
     return lower if middle == "lower" else (lower + ordered[len(rows) // 2]) / 2
-
-
-def perturb_style(style: Tensor, noise: Tensor, *, shrink: float) -> Tensor:
-    """Return (1 - p) S_k + noise, with standard deviations kept at least sqrt(1e-5).
-
-    The protection of uploaded styles in FISC (Table 10), which follows FedPCL.
-
-    Args:
-        style: [2, C].
-        noise: [2, C], drawn from N(0, s^2) by the caller.
-        shrink: p in [0, 1]; it scales the style, not the noise.
-    """
-    mean, std = (1 - shrink) * style + noise
-    return torch.stack([mean, std.clamp(min=EPSILON**0.5)])
 
 
 # -------------------------------------------------------------------------------------- losses

@@ -20,7 +20,6 @@ from feddg_methods.pardon import (
     gram_and_moments,
     interpolation_style,
     median_of,
-    perturb_style,
 )
 from feddg_methods.shared.adain import (
     adain,
@@ -30,6 +29,7 @@ from feddg_methods.shared.adain import (
     style_from_moments,
 )
 from feddg_methods.shared.finch import finch, finch_gram
+from feddg_methods.shared.perturbation import perturb_style
 
 
 def random_maps(seed: int, *shape: int) -> Tensor:

@@ -36,6 +36,7 @@ OF_RECORDS = {
     "profiles": "Draw performance profiles. Which share of a method's runs reaches how much.",
     "ranks": "Draw average ranks over data sets. Bars join ranks that do not differ significantly.",
     "noise": "Draw how far seeds lie apart, and which difference three or five of them can show.",
+    "utility": "Draw the key metric against what an attacker learns, under more and more noise.",
     "overhead": "Draw the seconds of a round by phase. Those before round 1 are apart.",
 }
 """Figure -> its help. There is one for each data set, protocol, recipe and federation."""
@@ -91,8 +92,9 @@ class Records:
 
 def _pictures(name: str, runs: list[RecordedRun], choice: Selection) -> Iterable[Picture | str]:
     """Yield the figures of a name, or why there is none."""
-    from feddg_bench.analysis.figures import noise, overhead, rankings, scores
+    from feddg_bench.analysis.figures import noise, overhead, rankings, scores, utility
     from feddg_bench.analysis.tables.generic import frames
+    from feddg_bench.records.attacks import read_attacks
 
     if name in scores.SWEEPS:
         found = scores.swept(runs, name, choice)
@@ -100,6 +102,9 @@ def _pictures(name: str, runs: list[RecordedRun], choice: Selection) -> Iterable
         return
     if name == "noise":
         yield from noise.noise(runs, choice)
+        return
+    if name == "utility":
+        yield from utility.utility(runs, read_attacks(choice.results), choice)
         return
     if name == "ranks":
         yield rankings.ranks(runs, choice)
