@@ -129,17 +129,21 @@ class SentOnce:
 def noised(value: Any, task: Task, method: Method, settings: PrivacySettings, seed: int) -> Any:
     """Return what a client sends with ``dp_style``: clipped, with noise, but for its weights.
 
-    A tensor is one vector; where its rows are of single images, each row is.
+    A tensor is one vector; where its rows are of single images, each row is. Standard deviations
+    that noise made negative are 0, which tells no more.
     """
     if settings.mechanism != "dp_style" or "weights" in content(value):
         return value
-    rows = {s.name for s in covered(type(method)) if s.call == task.call and s.of_images}
+    sent = {s.name: s for s in covered(type(method)) if s.call == task.call}
     result: Payload = {}
     for name, tensor in value.items():
-        parts = list(tensor) if name in rows else [tensor]
+        parts = list(tensor) if sent[name].of_images else [tensor]
         scale = settings.noise_multiplier * settings.clip_norm
         names = (task.call, name, task.round, task.client)
         draws = gaussian(tensor.numel(), scale, seed, *names)
         short = [clipped(to_vector(part), settings.clip_norm)[0] for part in parts]
-        result[name] = from_vector(np.concatenate([np.zeros(0), *short]) + draws, tensor)
+        noisy = from_vector(np.concatenate([np.zeros(0), *short]) + draws, tensor)
+        if sent[name].of_deviations:
+            noisy[..., 1, :].clamp_(min=0)
+        result[name] = noisy
     return result

@@ -29,6 +29,11 @@ class Sent(NamedTuple):
         """Whether its rows are of single images: as many as the client likes."""
         return bool(re.search(r"\[[a-z]\b", self.form))
 
+    @property
+    def of_deviations(self) -> bool:
+        """Whether the second half of it, or of its rows, is standard deviations."""
+        return bool(re.search(r"\b2, \w+\]$", self.form))
+
 
 def obstacles(method: type[Method]) -> dict[str, str]:
     """Return why a method cannot have ``secure``, ``dp_client`` or ``dp_style``; "" if it can."""
