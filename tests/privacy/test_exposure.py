@@ -2,12 +2,19 @@
 
 import csv
 from io import StringIO
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from feddg_bench.analysis.exposure import exposure_text, privacy_csv, privacy_text
 from feddg_bench.records.attacks import AttackRecord, AttackResult, Control, Interval
+from feddg_bench.records.record import PrivacyRecord
+from feddg_bench.records.runs import read_runs
 from feddg_methods.fedavg import FedAvg
 from feddg_methods.pardon import Pardon
+from tests.fabricate_records import record as fabricated
+from tests.fabricate_records import save
 
 
 def interval(value: float) -> Interval:
@@ -100,3 +107,23 @@ def test_a_card_says_why_a_protection_is_not_possible_and_what_was_measured() ->
     assert "dp_client`): no, " in text
     assert "membership AUC from `style`: 0.60 [0.50, 0.70] (n = 10)." in text
     assert "feddg-bench attack --method fedavg" in exposure_text("fedavg", FedAvg, [])
+
+
+def test_epsilon_stands_at_the_accuracy_that_it_leaves(tmp_path: Path) -> None:
+    values = []
+    layer = {"privacy": {"mechanism": "dp_client"}, "federation": {"weighting": "uniform"}}
+    for seed, epsilon in ((0, 3.0), (1, 3.001)):
+        made = fabricated(seed=seed, settings=layer)
+        private = PrivacyRecord(
+            mechanism="dp_client", aggregation="plain", epsilon=epsilon, delta=1e-3
+        )
+        save(tmp_path, made.model_copy(update={"privacy": private}))
+        test = made.evaluation["test"].values()
+        values.append(sum(part["accuracy"] for part in test) / len(test))
+    text = privacy_text(METHODS, [], read_runs([tmp_path]))
+    mean = 100 * sum(values) / 2
+    assert row_of(text, "fedavg", "weights")[-1] == f"3.01 at {mean:.1f} (delta 0.001, 2 runs)"
+    assert row_of(text, "pardon", "weights")[-1] == "-"
+    (row,) = csv.DictReader(StringIO(privacy_csv(METHODS, [], read_runs([tmp_path]))))
+    assert (row["figure"], row["settings"]) == ("epsilon at", "epsilon 3.001, delta 0.001")
+    assert float(row["value"]) == pytest.approx(mean)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import csv
+import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from feddg_bench.config.layers import dotted
 from feddg_bench.protection.possible import obstacles, sent_by
 from feddg_bench.records.attacks import AttackRecord, AttackResult, Interval
+from feddg_bench.records.rules import split_metric
+from feddg_bench.records.runs import RecordedRun
 
 if TYPE_CHECKING:
     from feddg_bench.core.method import Method
@@ -27,6 +30,9 @@ MEASURED: Mapping[str, tuple[str, str, str]] = {
     "style drawn, LPIPS": ("style-inversion", "", "lpips"),
 }
 """Head of a column -> kind of attack, what it asks, and which figure."""
+
+EPSILON = "epsilon at"
+"""Head of the column of guarantees."""
 
 SAME = {"seed", "scenario", "protocol", "partition.clients"}
 """Settings by dotted key in which runs may differ that stand in one cell."""
@@ -62,15 +68,35 @@ class Exposure:
     client: str  # why there is no guarantee for clients' updates; "" if there can be one
     style: str  # likewise for what is sent once
     found: Mapping[str, Sequence[Found]]  # by head of column
+    guarantees: Sequence[Guarantee]  # of recorded runs
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What some runs guarantee, and what their models are worth."""
+
+    epsilon: float  # the largest of the runs'
+    delta: float
+    value: float  # mean of the key metric on test, as shown
+    runs: int
+
+    @property
+    def text(self) -> str:
+        """The guarantee at the accuracy that it leaves; epsilon is rounded up."""
+        said = f"{math.ceil(self.epsilon * 100) / 100:g} at {self.value:.1f}"
+        return f"{said} (delta {self.delta:g}, {self.runs} runs)"
 
 
 def exposures(
-    methods: Mapping[str, type[Method]], records: Iterable[AttackRecord]
+    methods: Mapping[str, type[Method]],
+    records: Iterable[AttackRecord],
+    runs: Iterable[RecordedRun] = (),
 ) -> Iterator[Exposure]:
     """Yield what each method's clients send, with what attacks by the server made of it.
 
-    ``records`` are of one data set and recipe.
+    ``records`` and ``runs`` are of one data set and recipe.
     """
+    private = [run for run in runs if run.privacy and run.privacy["epsilon"] is not None]
     by_server = [record for record in records if record.attacker == "server"]
     for name, method in methods.items():
         own = [record for record in by_server if record.method == name]
@@ -87,7 +113,32 @@ def exposures(
                 found={
                     head: list(_found(own, sent.name, *which)) for head, which in MEASURED.items()
                 },
+                guarantees=_guarantees(
+                    [run for run in private if run.method == name],
+                    "dp_client" if sent.name == "weights" else "dp_style",
+                ),
             )
+
+
+def _guarantees(runs: Sequence[RecordedRun], mechanism: str) -> list[Guarantee]:
+    """Return one guarantee for each amount of noise, the strictest first."""
+    found: dict[tuple[Any, float], list[tuple[float, float]]] = {}
+    for run in runs:
+        p = run.privacy or {}
+        last = run.evaluation("last")
+        value = None if last is None else split_metric(last, "test", run.metric.name)
+        if p["mechanism"] == mechanism and value is not None:
+            noise = run.settings.get("privacy.noise_multiplier")
+            found.setdefault((noise, p["delta"]), []).append(
+                (p["epsilon"], run.metric.display(value))
+            )
+    return sorted(
+        (
+            Guarantee(max(e for e, _ in of), delta, statistics.mean(v for _, v in of), len(of))
+            for (_, delta), of in found.items()
+        ),
+        key=lambda guarantee: guarantee.epsilon,
+    )
 
 
 def _found(
@@ -120,31 +171,50 @@ def _found(
         yield Found(images, how, interval, len(there))
 
 
-def frames_of(records: Iterable[AttackRecord]) -> dict[tuple[str, str], list[AttackRecord]]:
-    """Return records by data set and recipe."""
-    found: dict[tuple[str, str], list[AttackRecord]] = {}
+class Of(NamedTuple):
+    """What there is of one data set and recipe."""
+
+    attacks: list[AttackRecord]
+    runs: list[RecordedRun]
+
+
+def frames_of(
+    records: Iterable[AttackRecord], runs: Iterable[RecordedRun] = ()
+) -> dict[tuple[str, str], Of]:
+    """Return records of attacks, and runs with a guarantee, by data set and recipe."""
+    found: dict[tuple[str, str], Of] = {}
     for record in records:
-        found.setdefault((record.dataset, record.recipe), []).append(record)
+        found.setdefault((record.dataset, record.recipe), Of([], [])).attacks.append(record)
+    for run in runs:
+        if run.privacy:
+            found.setdefault((run.dataset, run.recipe), Of([], [])).runs.append(run)
     return dict(sorted(found.items()))
 
 
-def privacy_text(methods: Mapping[str, type[Method]], records: Sequence[AttackRecord]) -> str:
+def privacy_text(
+    methods: Mapping[str, type[Method]],
+    records: Sequence[AttackRecord],
+    runs: Sequence[RecordedRun] = (),
+) -> str:
     """Return the table ``privacy`` as Markdown: one row for each thing that a method sends."""
     lines = ["# What clients send, and what attacks make of it", ""]
-    heads = ["method", "sends", "bytes", "secure sums", "dp_client", "dp_style", *MEASURED]
-    for (dataset, recipe), of in (frames_of(records) or {("no data set", "none"): []}).items():
+    heads = ["method", "sends", "bytes", "secure sums", "dp_client", "dp_style", *MEASURED, EPSILON]
+    frames = frames_of(records, runs) or {("no data set", "none"): Of([], [])}
+    for (dataset, recipe), of in frames.items():
         lines += [f"## {dataset}, recipe {recipe}", "", f"| {' | '.join(heads)} |"]
         lines.append("|" + " --- |" * len(heads))
-        for row in exposures(methods, of):
+        for row in exposures(methods, *of):
             size = "-" if row.bytes is None else f"{row.bytes:,}"
             possible = ["no" if why else "yes" for why in (row.secure, row.client, row.style)]
             cells = ["; ".join(f.text for f in row.found[head]) or "-" for head in MEASURED]
+            cells.append("; ".join(g.text for g in row.guarantees) or "-")
             lines.append(f"| {' | '.join([row.method, row.item, size, *possible, *cells])} |")
         lines.append("")
     lines += [
         "The server sees single replies, unless sums are secure. n: images of a client. AUC and "
         "ranks: 0.5 is chance, 1 is all; means over scenarios and seeds, with the range of their "
-        "95 % bootstrap intervals. Withheld: a control failed. -: not attacked; "
+        "95 % bootstrap intervals. Epsilon at: what differential privacy guarantees, and the key "
+        "metric on test after the last round. Withheld: a control failed. -: not attacked; "
         "`feddg-bench attack --method METHOD --kind all` does. `feddg-bench methods show METHOD` "
         "says why a protection is not possible.",
         "",
@@ -152,7 +222,11 @@ def privacy_text(methods: Mapping[str, type[Method]], records: Sequence[AttackRe
     return "\n".join(lines)
 
 
-def privacy_csv(methods: Mapping[str, type[Method]], records: Sequence[AttackRecord]) -> str:
+def privacy_csv(
+    methods: Mapping[str, type[Method]],
+    records: Sequence[AttackRecord],
+    runs: Sequence[RecordedRun] = (),
+) -> str:
     """Return the same as CSV, one row a figure."""
     file = StringIO()
     writer = csv.writer(file, lineterminator="\n")
@@ -162,8 +236,12 @@ def privacy_csv(methods: Mapping[str, type[Method]], records: Sequence[AttackRec
             *("value", "low", "high", "runs"),
         ]
     )
-    for (dataset, recipe), of in frames_of(records).items():
-        for row in exposures(methods, of):
+    for (dataset, recipe), of in frames_of(records, runs).items():
+        for row in exposures(methods, *of):
+            for guarantee in row.guarantees:
+                said = f"epsilon {guarantee.epsilon:.6g}, delta {guarantee.delta:g}"
+                values = [guarantee.value, "", "", guarantee.runs]
+                writer.writerow([dataset, recipe, row.method, row.item, EPSILON, "", said, *values])
             for head, found in row.found.items():
                 for f in found:
                     i = f.interval
@@ -202,7 +280,7 @@ def exposure_text(name: str, method: type[Method], records: Sequence[AttackRecor
     ]
     measured = []
     for (dataset, recipe), of in frames_of(records).items():
-        for row in exposures({name: method}, of):
+        for row in exposures({name: method}, *of):
             for head, found in row.found.items():
                 texts = "; ".join(f.text for f in found)
                 if texts:

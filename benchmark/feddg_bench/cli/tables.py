@@ -87,7 +87,7 @@ def tables_command(
             for ending, write in (("md", privacy_text), ("csv", privacy_csv)):
                 if ending in endings:
                     path = folder / f"privacy.{ending}"
-                    write_whole(path, write(methods, attacks).encode(), sync=False)
+                    write_whole(path, write(methods, attacks, runs).encode(), sync=False)
             print(f"privacy: {len(attacks)} attacks")  # noqa: T201
     if "tex" in endings and grids:
         document = latex_document([grid.name for grid in grids])
