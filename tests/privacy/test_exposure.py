@@ -118,7 +118,7 @@ def test_epsilon_stands_at_the_accuracy_that_it_leaves(tmp_path: Path) -> None:
             mechanism="dp_client", aggregation="plain", epsilon=epsilon, delta=1e-3
         )
         save(tmp_path, made.model_copy(update={"privacy": private}))
-        test = made.evaluation["test"].values()
+        test = made.evaluation()["test"].values()
         values.append(sum(part["accuracy"] for part in test) / len(test))
     text = privacy_text(METHODS, [], read_runs([tmp_path]))
     mean = 100 * sum(values) / 2
