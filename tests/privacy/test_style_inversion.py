@@ -54,3 +54,23 @@ def test_styles_of_single_images_and_of_clients() -> None:
 def test_weights_are_no_style() -> None:
     with pytest.raises(SettingsError, match="style-inversion reads"):
         list(StyleInversion().measure(scene_of("fedavg")))
+
+
+def test_a_client_inverts_what_is_passed_on_to_it() -> None:
+    layers = PIXEL, {"hyper": {"bank": "single", "selection": "pass"}}
+    scene = scene_of("ccst", *layers, attacker="client")
+    attack = StyleInversion()
+    attack.epochs = 8
+    (result,) = attack.measure(scene)
+    assert not result.up
+    assert result.messages == CLIENTS - 1, "its own it knows"
+    assert result.targets == (CLIENTS - 1) * EACH
+    assert "rank" in result.figures
+    drawn = scene_of("ccst", PIXEL, {"hyper": {"bank": "overall", "styles": 3}}, attacker="client")
+    (one,) = attack.measure(drawn)
+    assert one.messages == 3, "the server drew three others for it"
+
+
+def test_the_mean_of_styles_is_nobodys_style() -> None:
+    with pytest.raises(SettingsError, match="style-inversion reads"):
+        list(StyleInversion().measure(scene_of("pardon", PIXEL, attacker="client")))

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from feddg_bench.common.streams import torch_generator, torch_stream
-from feddg_bench.core.messages import nbytes
+from feddg_bench.core.messages import leaves, nbytes
 from feddg_bench.data.augment import to_float
 from feddg_bench.privacy.attack import (
     Attack,
@@ -133,7 +133,7 @@ class _Case:
 
     messages: Sequence[Message]
     rows: Sequence[Rows]  # what the messages hold
-    seen: Tensor  # public images [m, C, H, W] in [0, 1]
+    pictures: Tensor  # public images [m, C, H, W] in [0, 1]
     vectors: Tensor  # what each public image would send alone, [m, P]
     others: Pictures  # of nobody
     candidates: Tensor  # the same images [n, C, H, W] in [0, 1]
@@ -159,7 +159,10 @@ class _Drawn:
 
 
 class StyleInversion(Attack):
-    """The scorer's half: are the client's own images nearer to what was drawn than others?"""
+    """The scorer's half: are the client's own images nearer to what was drawn than others?
+
+    A client that attacks inverts what the server passes on to it of others, if it does.
+    """
 
     kind = "style-inversion"
     judged = True
@@ -167,7 +170,10 @@ class StyleInversion(Attack):
 
     def measure(self, scene: Scene) -> Iterator[AttackResult]:
         """Attack each statistic that clients send."""
-        sent = [m for m in scene.messages() if m.up and m.item != "weights"]
+        seen = scene.messages()
+        sent = [m for m in seen if m.up and m.item != "weights"]
+        if scene.attacker == "client":
+            sent = list(_passed_on(scene, [m for m in seen if not m.up]))
         names = sorted({message.client for message in sent})[:MOST_CLIENTS]
         public, others = scene.part("id_val", MOST_PUBLIC), scene.part("id_test", MOST_OTHERS)
         shadow = Shadow(scene.settings, scene.federation, public + others)
@@ -186,7 +192,7 @@ class StyleInversion(Attack):
                 case = _Case(
                     messages=first,
                     rows=there,
-                    seen=to_float(torch.from_numpy(public.images)),
+                    pictures=to_float(torch.from_numpy(public.images)),
                     vectors=vectors[: len(public)],
                     others=others,
                     candidates=to_float(torch.from_numpy(others.images)),
@@ -204,12 +210,13 @@ class StyleInversion(Attack):
         seed, item, held, truth = scene.settings.seed, case.item, case.held, case.truth
         others, candidates = case.others, case.candidates
         scene.step(f"{self.kind} of {item}", 1, 3)
-        painter = train_painter(case.vectors, case.seen, seed, self.epochs, loss)
+        painter = train_painter(case.vectors, case.pictures, seed, self.epochs, loss)
         scene.step(f"{self.kind} of {item}", 2, 3)
         small = [
-            F.adaptive_avg_pool2d(i, THUMBNAIL).flatten(1).double() for i in (case.seen, candidates)
+            F.adaptive_avg_pool2d(i, THUMBNAIL).flatten(1).double()
+            for i in (case.pictures, candidates)
         ]
-        baseline = train_painter(small[0], case.seen, seed, self.epochs, loss)
+        baseline = train_painter(small[0], case.pictures, seed, self.epochs, loss)
         with torch.no_grad():
             found = [painter(row.vectors) for row in case.rows]
             alone, copied = painter(case.alone), baseline(small[1])
@@ -247,7 +254,7 @@ class StyleInversion(Attack):
         result = AttackResult(
             item=item,
             about=("single images" if case.rows[0].each else "clients") + trained,
-            up=True,
+            up=scene.attacker != "client",
             call=case.messages[0].when[1],
             times=1,
             messages=len(held),
@@ -289,6 +296,37 @@ class StyleInversion(Attack):
                     for name, found in judged(pair[0][at], pair[1][at]).items():
                         into[one.name.format(name)] = found
         return result.model_copy(update={"figures": figures, "by_domain": by_domain})
+
+
+def _passed_on(scene: Scene, received: Sequence[Message]) -> Iterator[Message]:
+    """Yield what others sent that came to the client that attacks as it was, row by row.
+
+    Whose a row is the scorer alone knows: it looks for the same numbers in what clients sent.
+    """
+    there: set[tuple[tuple[int, ...], bytes]] = set()
+    widths = {
+        value.shape[-2:]
+        for exchange in scene.exchanges
+        for value in exchange.sent.values()
+        if isinstance(value, Tensor) and value.dim() > 1
+    }
+    for message in received:
+        for _, leaf in leaves(message.value):
+            for shape in widths:
+                if isinstance(leaf, Tensor) and leaf.shape[-2:] == shape:
+                    there |= {_name(row) for row in leaf.reshape(-1, *shape)}
+    for exchange in scene.exchanges:
+        for item, value in exchange.sent.items():
+            if item == "weights" or not isinstance(value, Tensor) or value.dim() < 2:
+                continue
+            rows = [_name(row) in there for row in value.reshape(-1, *value.shape[-2:])]
+            if any(rows) and exchange.task.client != scene.own:
+                kept = value if value.dim() == 2 else value[torch.tensor(rows)]
+                yield Message(item, kept, True, exchange)
+
+
+def _name(row: Tensor) -> tuple[tuple[int, ...], bytes]:
+    return tuple(row.shape), row.contiguous().numpy().tobytes()
 
 
 def _interval(
