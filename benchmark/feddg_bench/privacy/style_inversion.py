@@ -212,14 +212,14 @@ class StyleInversion(Attack):
         scene.step(f"{self.kind} of {item}", 1, 3)
         painter = train_painter(case.vectors, case.pictures, seed, self.epochs, loss)
         scene.step(f"{self.kind} of {item}", 2, 3)
-        small = [
+        small, given = (
             F.adaptive_avg_pool2d(i, THUMBNAIL).flatten(1).double()
             for i in (case.pictures, candidates)
-        ]
-        baseline = train_painter(small[0], case.pictures, seed, self.epochs, loss)
+        )
+        baseline = train_painter(small, case.pictures, seed, self.epochs, loss)
         with torch.no_grad():
             found = [painter(row.vectors) for row in case.rows]
-            alone, copied = painter(case.alone), baseline(small[1])
+            alone, copied = painter(case.alone), baseline(given)
         places = range(len(held))
         pairs = [nearest(found[i], truth[i]) for i in places]
         ranks = [rank(found[i], truth[i], held[i], candidates, others) for i in places]
