@@ -80,8 +80,8 @@ DESIGNS: Mapping[str, Design] = {
         "4",
         tuple(_attacks()),
         (
-            "Attack I is by the server. Attack II is by another client; what a client is sent here is "
-            "the server's style alone, which is nobody's.",
+            "Attack I is by the server. Attack II is by another client; what a client is sent here "
+            "is the server's style alone, which is nobody's.",
             SCORES,
         ),
         8,
