@@ -267,7 +267,9 @@ class StyleInversion(Attack):
         if not result.figures:
             return result
         if near.shape[1] == 3:
-            self.pictures[item + trained.replace(", ", "-")] = sheet(true, near, psnr(near, true))
+            self.pictures[item if loss is None else f"{item}-lpips"] = sheet(
+                true, near, psnr(near, true)
+            )
         return self._judge(scene, result, drawn)
 
     @staticmethod
