@@ -13,6 +13,7 @@ import torchvision
 from safetensors.torch import save_file
 
 from feddg_bench.privacy.gradient_inversion import GradientInversion
+from feddg_bench.privacy.perform import Lab
 from tests.e2e.test_cli import refused
 
 Run = Callable[..., Any]
@@ -99,3 +100,16 @@ def test_an_attack_is_repeated_for_a_judge_that_it_lacks(
         assert attack(feddg, tmp_path, *again).code == 0
         assert path.stat().st_mtime_ns == before
     refused(attack(feddg, tmp_path, *words, "--lpips", str(tmp_path / "none")), "no weights file")
+
+
+def test_ctrl_c_says_how_to_go_on(
+    feddg: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Lab, "attack", stopped)
+    outcome = attack(feddg, tmp_path)
+    assert outcome.code == 130
+    assert "stopped; 0 of 1 attacks are recorded; go on with: feddg-bench" in outcome.err
+    assert "Traceback" not in outcome.err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from feddg_bench.cli.options import Experiment, Json, Machine, Where, grouped, print_json
-from feddg_bench.common.errors import SettingsError, unknown
+from feddg_bench.common.errors import RunInterruptedError, SettingsError, unknown
 from feddg_bench.common.terminal import Display, table, terminal, text
 from feddg_bench.config.reading import listed, read_names
 from feddg_bench.config.schema import MANY
@@ -92,6 +94,11 @@ def attack_command(
                 found.append(lab.attack(plan, name, eyes, again=again))
             except SettingsError as why:  # of one method among several
                 refused.append(why)
+            except (RunInterruptedError, KeyboardInterrupt) as stop:
+                words = shlex.join(word for word in sys.argv[1:] if word != "--again")
+                said = f"{len(found)} of {len(plans)} attacks are recorded"
+                display.say(f"feddg-bench: stopped; {said}; go on with: feddg-bench {words}")
+                raise typer.Exit(130) from stop
     if refused and not found:
         raise refused[0]
     if json_:
