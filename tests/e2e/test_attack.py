@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 import torchvision
 from safetensors.torch import save_file
 
+from feddg_bench.common.errors import RunInterruptedError
 from feddg_bench.privacy.gradient_inversion import GradientInversion
 from feddg_bench.privacy.perform import Lab
 from tests.e2e.test_cli import refused
@@ -106,7 +108,7 @@ def test_ctrl_c_says_how_to_go_on(
     feddg: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stopped(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
+        raise RunInterruptedError(signal.SIGINT)
 
     monkeypatch.setattr(Lab, "attack", stopped)
     outcome = attack(feddg, tmp_path)

@@ -8,56 +8,22 @@ from typing import Any
 import pytest
 
 from feddg_bench.analysis.exposure import exposure_text, privacy_csv, privacy_text
-from feddg_bench.records.attacks import AttackRecord, AttackResult, Control, Interval
+from feddg_bench.records.attacks import AttackRecord
 from feddg_bench.records.record import PrivacyRecord
 from feddg_bench.records.runs import read_runs
 from feddg_methods.fedavg import FedAvg
 from feddg_methods.pardon import Pardon
+from tests.fabricate_attacks import attack, control, interval, result
 from tests.fabricate_records import record as fabricated
 from tests.fabricate_records import save
 
 
-def interval(value: float) -> Interval:
-    return Interval(value=value, low=value - 0.1, high=value + 0.1)
-
-
 def record(auc: float | None, images: int = 10, **settings: Any) -> AttackRecord:
     """Return the record of an attack on PARDON's styles; ``None`` for a control that failed."""
-    chance = interval(0.5 if auc is not None else 0.9)
-    result = AttackResult(
-        item="style",
-        up=True,
-        call="local_style",
-        times=1,
-        messages=3,
-        targets=30,
-        bytes=24,
-        no_leak=Control(measured=chance, expected="about 0.5", holds=auc is not None),
-        planted_leak=Control(measured=interval(1), expected="at least 0.9", holds=True),
-        figures={"auc": interval(auc or 0.7)},
-    ).withheld()
-    return AttackRecord(
-        key="0" * 16,
-        kind="membership",
-        version=1,
-        attacker="server",
-        run_key="1" * 16,
-        method="pardon",
-        dataset="digits4",
-        protocol="ltdo",
-        scenario="oc-i-p",
-        seed=settings.get("seed", 0),
-        recipe="quick",
-        labels={},
-        settings=settings,
-        clients=3,
-        images=images,
-        public=40,
-        rounds=1,
-        measured={},
-        seconds=1.0,
-        results=[result],
-    )
+    checked = control(0.5 if auc is not None else 0.9, holds=auc is not None)
+    found = result({"auc": interval(auc or 0.7)}, no_leak=checked).withheld()
+    seed = settings.get("seed", 0)
+    return attack(found, scenario="oc-i-p", seed=seed, settings=settings, images=images)
 
 
 METHODS = {"fedavg": FedAvg, "pardon": Pardon}

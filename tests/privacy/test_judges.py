@@ -29,7 +29,8 @@ from feddg_bench.privacy.judges import (
     kid,
     open_judges,
 )
-from feddg_bench.privacy.style_inversion import TRAINED, StyleInversion
+from feddg_bench.privacy.style_inversion import StyleInversion
+from feddg_bench.records.attacks import PERCEPTUAL
 from tests.helpers import refused
 from tests.privacy.scenes import scene_of
 
@@ -187,7 +188,7 @@ def test_style_inversion_is_judged_and_trained_on_lpips(squeezenet: Path) -> Non
     names = {"lpips", "fid", "kid", "inception_score", "true_inception_score"}
     forms = ("{}", "sample_{}", "{}_of_images")
     assert {form.format(name) for form in forms for name in names} <= set(first.figures)
-    assert second.about == first.about + TRAINED
+    assert second.about == first.about + PERCEPTUAL
     assert second.figures["lpips_of_images"] != first.figures["lpips_of_images"]
     assert list(first.by_domain) == ["dark", "bright"]
     both = [figures["psnr"].value for figures in first.by_domain.values()]

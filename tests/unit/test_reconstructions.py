@@ -12,55 +12,28 @@ from feddg_bench.analysis.tables.make import make_tables
 from feddg_bench.analysis.tables.reconstructions import DESIGNS, reconstruction_grid
 from feddg_bench.analysis.tables.writers import WRITERS
 from feddg_bench.common.errors import SettingsError
-from feddg_bench.privacy.style_inversion import TRAINED
-from feddg_bench.records.attacks import AttackRecord, AttackResult, Control, Interval, save_attack
+from feddg_bench.records.attacks import PERCEPTUAL, AttackRecord, AttackResult, save_attack
+from tests.fabricate_attacks import attack, interval
+from tests.fabricate_attacks import result as fabricated
 from tests.helpers import refused
 
 
-def interval(value: float) -> Interval:
-    return Interval(value=value, low=value - 1, high=value + 1)
-
-
 def result(about: str, **by_domain: dict[str, float]) -> AttackResult:
-    good = Control(measured=interval(0.5), expected="about 0.5", holds=True)
-    return AttackResult(
-        item="style",
-        about=about,
-        up=True,
-        call="local_style",
-        times=1,
-        messages=3,
-        targets=30,
-        bytes=24,
-        no_leak=good,
-        planted_leak=good,
-        figures={"rank": interval(0.6)},
-        by_domain={d: {k: interval(v) for k, v in f.items()} for d, f in by_domain.items()},
-    )
+    told = {d: {k: interval(v, 1) for k, v in f.items()} for d, f in by_domain.items()}
+    return fabricated({"rank": interval(0.6)}, about=about, by_domain=told)
 
 
 def record(key: str, *results: AttackResult, **changes: Any) -> AttackRecord:
     values: dict[str, Any] = {
-        "kind": "style-inversion",
-        "version": 1,
-        "attacker": "server",
+        "key": key,
         "run_key": key,
-        "method": "pardon",
+        "kind": "style-inversion",
         "dataset": "pacs",
-        "protocol": "ltdo",
         "scenario": "pa-s-c",
-        "seed": 0,
         "recipe": "laptop",
-        "labels": {},
         "settings": {"data": {"image_size": 64}, "hyper": {"style": "pixel"}},
-        "clients": 3,
-        "images": 10,
-        "public": 40,
-        "rounds": 1,
-        "measured": {},
-        "seconds": 1.0,
     }
-    return AttackRecord(key=key, results=list(results), **(values | changes))
+    return attack(*results, **(values | changes))
 
 
 def line_of(grid: Grid, row: str) -> Line:
@@ -94,7 +67,7 @@ def test_published_numbers_stand_beside_ours() -> None:
 
 def test_generators_and_frames_are_kept_apart() -> None:
     mse = result("clients", photo={"fid": 300.0, "lpips": 0.5})
-    lpips = result("clients" + TRAINED, photo={"fid": 250.0, "lpips": 0.3})
+    lpips = result("clients" + PERCEPTUAL, photo={"fid": 250.0, "lpips": 0.3})
     large = {"data": {"image_size": 128}, "hyper": {"style": "pixel"}}
     records = [
         record("a" * 16, mse, lpips),

@@ -12,14 +12,12 @@ from feddg_bench.analysis.figures.series import Selection
 from feddg_bench.analysis.figures.utility import utility
 from feddg_bench.config.layers import merge
 from feddg_bench.config.recipes import load_recipe
-from feddg_bench.records.attacks import AttackRecord, AttackResult, Control, Interval
+from feddg_bench.records.attacks import AttackRecord
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.runs import read_runs
+from tests.fabricate_attacks import attack as fabricated
+from tests.fabricate_attacks import interval, result
 from tests.fabricate_records import record, save
-
-
-def interval(value: float) -> Interval:
-    return Interval(value=value, low=value - 0.05, high=value + 0.05)
 
 
 def noisy(noise: float, scenario: str = "ip-o-c", seed: int = 0, **changes: Any) -> RunRecord:
@@ -29,46 +27,13 @@ def noisy(noise: float, scenario: str = "ip-o-c", seed: int = 0, **changes: Any)
 
 
 def attack(noise: float, auc: float | None, **changes: Any) -> AttackRecord:
-    good = Control(measured=interval(0.5), expected="about 0.5", holds=True)
     results = [
-        AttackResult(
-            item=item,
-            up=True,
-            call="local_style",
-            times=1,
-            messages=3,
-            targets=30,
-            bytes=24,
-            no_leak=good,
-            planted_leak=good,
-            figures={} if value is None else {"auc": interval(value)},
-        )
+        result({} if value is None else {"auc": interval(value, 0.05)}, item=item)
         for item, value in (("style", auc), ("weights", 0.99))
     ]
     made = noisy(noise)
-    values: dict[str, Any] = {
-        "key": f"{noise:016}",
-        "kind": "membership",
-        "version": 1,
-        "attacker": "server",
-        "run_key": made.key,
-        "method": "pardon",
-        "dataset": "digits4",
-        "protocol": "ltdo",
-        "scenario": "ip-o-c",
-        "seed": 0,
-        "recipe": "quick",
-        "labels": {},
-        "settings": made.settings,
-        "clients": 3,
-        "images": 10,
-        "public": 40,
-        "rounds": 1,
-        "measured": {},
-        "seconds": 1.0,
-        "results": results,
-    }
-    return AttackRecord(**(values | changes))
+    same = {"key": f"{noise:016}", "run_key": made.key, "settings": made.settings}
+    return fabricated(*results, **(same | changes))
 
 
 def drawn(root: Path, records: list[RunRecord], attacks: list[AttackRecord]) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from feddg_bench.config.layers import dotted
 from feddg_bench.protection.possible import obstacles, sent_by
-from feddg_bench.records.attacks import AttackRecord, AttackResult, Interval
-from feddg_bench.records.rules import split_metric
-from feddg_bench.records.runs import RecordedRun
+from feddg_bench.records.attacks import AttackRecord, AttackResult, Interval, overall
+from feddg_bench.records.record import rounded_up
+from feddg_bench.records.runs import RecordedRun, key_metric
 
 if TYPE_CHECKING:
     from feddg_bench.core.method import Method
@@ -83,20 +82,19 @@ class Guarantee:
     @property
     def text(self) -> str:
         """The guarantee at the accuracy that it leaves; epsilon is rounded up."""
-        said = f"{math.ceil(self.epsilon * 100) / 100:g} at {self.value:.1f}"
+        said = f"{rounded_up(self.epsilon)} at {self.value:.1f}"
         return f"{said} (delta {self.delta:g}, {self.runs} runs)"
 
 
 def exposures(
     methods: Mapping[str, type[Method]],
     records: Iterable[AttackRecord],
-    runs: Iterable[RecordedRun] = (),
+    runs: Sequence[RecordedRun] = (),
 ) -> Iterator[Exposure]:
     """Yield what each method's clients send, with what attacks by the server made of it.
 
     ``records`` and ``runs`` are of one data set and recipe.
     """
-    private = [run for run in runs if run.privacy and run.privacy["epsilon"] is not None]
     by_server = [record for record in records if record.attacker == "server"]
     for name, method in methods.items():
         own = [record for record in by_server if record.method == name]
@@ -114,7 +112,7 @@ def exposures(
                     head: list(_found(own, sent.name, *which)) for head, which in MEASURED.items()
                 },
                 guarantees=_guarantees(
-                    [run for run in private if run.method == name],
+                    [run for run in runs if run.method == name],
                     "dp_client" if sent.name == "weights" else "dp_style",
                 ),
             )
@@ -125,13 +123,10 @@ def _guarantees(runs: Sequence[RecordedRun], mechanism: str) -> list[Guarantee]:
     found: dict[tuple[Any, float], list[tuple[float, float]]] = {}
     for run in runs:
         p = run.privacy or {}
-        last = run.evaluation("last")
-        value = None if last is None else split_metric(last, "test", run.metric.name)
-        if p["mechanism"] == mechanism and value is not None:
+        value = key_metric(run, run.evaluation("last"), "test")
+        if p.get("mechanism") == mechanism and value is not None:
             noise = run.settings.get("privacy.noise_multiplier")
-            found.setdefault((noise, p["delta"]), []).append(
-                (p["epsilon"], run.metric.display(value))
-            )
+            found.setdefault((noise, p["delta"]), []).append((p["epsilon"], value))
     return sorted(
         (
             Guarantee(max(e for e, _ in of), delta, statistics.mean(v for _, v in of), len(of))
@@ -156,19 +151,12 @@ def _found(
     for record, settings in zip(of_kind, flat, strict=True):
         how = ", ".join(f"{key}={settings.get(key)}" for key in varied)
         for result in record.results:
-            whatever = kind == "style-inversion" and not result.about.endswith("LPIPS")
+            whatever = kind == "style-inversion" and not result.perceptual
             if result.item == item and (whatever or result.about == about):
                 alike.setdefault((record.images, how), []).append(result)
     for (images, how), results in sorted(alike.items()):
         there = [r.figures[figure] for r in results if figure in r.figures]
-        interval = None
-        if there:
-            interval = Interval(
-                value=statistics.mean(i.value for i in there),
-                low=min(i.low for i in there),
-                high=max(i.high for i in there),
-            )
-        yield Found(images, how, interval, len(there))
+        yield Found(images, how, overall(there) if there else None, len(there))
 
 
 class Of(NamedTuple):

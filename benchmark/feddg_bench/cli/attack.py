@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from feddg_bench.cli.options import Experiment, Json, Machine, Where, grouped, print_json
+from feddg_bench.cli.options import (
+    Experiment,
+    Json,
+    Machine,
+    Where,
+    grouped,
+    print_json,
+    same_words,
+)
 from feddg_bench.common.errors import RunInterruptedError, SettingsError, unknown
 from feddg_bench.common.terminal import Display, table, terminal, text
 from feddg_bench.config.reading import listed, read_names
@@ -94,11 +100,11 @@ def attack_command(
                 found.append(lab.attack(plan, name, eyes, again=again))
             except SettingsError as why:  # of one method among several
                 refused.append(why)
-            except (RunInterruptedError, KeyboardInterrupt) as stop:
-                words = shlex.join(word for word in sys.argv[1:] if word != "--again")
+            except RunInterruptedError as stop:
                 said = f"{len(found)} of {len(plans)} attacks are recorded"
-                display.say(f"feddg-bench: stopped; {said}; go on with: feddg-bench {words}")
-                raise typer.Exit(130) from stop
+                again_with = f"go on with: feddg-bench {same_words('--again')}"
+                display.say(f"feddg-bench: stopped; {said}; {again_with}")
+                raise typer.Exit(128 + stop.signal_number) from stop
     if refused and not found:
         raise refused[0]
     if json_:
@@ -111,11 +117,11 @@ def attack_command(
             if result.failed:
                 console.print(f"{record.method}, {record.kind} of {result.failed}")
     if any(ATTACKS[record.kind].judged for record in found):
-        missing = {"LPIPS": lpips, "FID, KID and Inception Score": inception}
-        options = zip(missing.items(), ("--lpips", "--inception"), strict=True)
-        for (what, path), option in options:
-            if path is None:
-                console.print(f"{what} of pictures: not measured; give {option} WEIGHTS")
+        if lpips is None:
+            console.print("LPIPS of pictures: not measured; give --lpips WEIGHTS")
+        if inception is None:
+            what = "FID, KID and Inception Score of pictures"
+            console.print(f"{what}: not measured; give --inception WEIGHTS")
     for error in refused:
         console.print(str(error))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
@@ -228,3 +230,8 @@ def record_folders(given: list[Path] | None) -> tuple[list[Path], str]:
 def print_json(value: Any) -> None:
     """Print one JSON document."""
     print(json.dumps(value, indent=1, ensure_ascii=False))  # noqa: T201
+
+
+def same_words(but: str) -> str:
+    """Return the words of this command without one option, as a shell takes them."""
+    return shlex.join(word for word in sys.argv[1:] if word != but)

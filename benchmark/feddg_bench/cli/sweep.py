@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from feddg_bench.cli.options import Recording, grouped
+from feddg_bench.cli.options import Recording, grouped, same_words
 from feddg_bench.common.errors import RunInterruptedError, SettingsError
 from feddg_bench.config.schema import Resources
 
@@ -98,10 +97,9 @@ def finish(search: Search, datasets: Datasets, resources: Resources, *, retry_fa
         return _run(search, datasets, resources, retry_failed=retry_failed)
     except RunInterruptedError as stop:
         done, total = _finished(search, resources.results)
-        again = shlex.join(word for word in sys.argv[1:] if word != "--retry-failed")
         print(  # noqa: T201
             f"feddg-bench: stopped; {done} of {total} runs are finished; "
-            f"go on with: feddg-bench {again}",
+            f"go on with: feddg-bench {same_words('--retry-failed')}",
             file=sys.stderr,
         )
         raise typer.Exit(128 + stop.signal_number) from stop

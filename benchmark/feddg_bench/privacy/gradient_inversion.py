@@ -222,12 +222,9 @@ class GradientInversion(Attack):
         ranks = [rank(found[i], truth[i], held[i], candidates, others) for i in places]
         wrong = [rank(found[a], truth[i], held[i], candidates, others) for i, a in enumerate(away)]
         pairs = [nearest(found[i], truth[i]) for i in places]
-        measures: dict[str, Perceptual] = {"psnr": psnr, "ssim": ssim}
-        if scene.judges.lpips is not None and shape[0] == 3:
-            measures["lpips"] = scene.judges.lpips
         worth = {
             name: [measure(*pair).numpy() for pair in zip(pairs, truth, strict=True)]
-            for name, measure in measures.items()
+            for name, measure in measures_of(scene, shape[0]).items()
         }
         near, true = torch.cat(pairs), torch.cat(truth)
         result = AttackResult(
@@ -290,3 +287,11 @@ def ssim(found: Tensor, truth: Tensor) -> Tensor:
     measure: Callable[..., Any] = structural_similarity_index_measure
     values: Tensor = measure(found, truth, data_range=1.0, reduction="none").reshape(-1)
     return values
+
+
+def measures_of(scene: Scene, channels: int) -> dict[str, Perceptual]:
+    """Return what compares found pictures with true ones; LPIPS takes three channels."""
+    measures: dict[str, Perceptual] = {"psnr": psnr, "ssim": ssim}
+    if scene.judges.lpips is not None and channels == 3:
+        measures["lpips"] = scene.judges.lpips
+    return measures

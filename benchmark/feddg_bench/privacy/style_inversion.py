@@ -15,7 +15,7 @@ FISC's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,12 +35,12 @@ from feddg_bench.privacy.attack import (
     planted_leak,
 )
 from feddg_bench.privacy.capture import Message, by_item
-from feddg_bench.privacy.gradient_inversion import nearest, psnr, rank, ssim
-from feddg_bench.privacy.judges import Perceptual, judged
+from feddg_bench.privacy.gradient_inversion import measures_of, nearest, psnr, rank
+from feddg_bench.privacy.judges import Perceptual, Seen, judged
 from feddg_bench.privacy.membership import MOST_CLIENTS, MOST_OTHERS, MOST_PLANTED
 from feddg_bench.privacy.pictures import sheet
 from feddg_bench.privacy.shadow import Rows, Shadow
-from feddg_bench.records.attacks import AttackResult, Interval
+from feddg_bench.records.attacks import PERCEPTUAL, AttackResult, Interval
 
 MOST_PUBLIC = 1000
 """Images on which the generator is trained and validated."""
@@ -53,8 +53,6 @@ SHARE = 0.1
 """Weight of LPIPS beside the mean squared error; FISC does not say its own. Alone it forgets
 colours,
 so that not even a planted leak is found."""
-TRAINED = ", trained on LPIPS"
-"""How a result says that its generator was."""
 
 
 class Painter(nn.Module):
@@ -247,10 +245,12 @@ class StyleInversion(Attack):
             _Drawn("{}_of_images", copied, candidates, each, others.domains),
         ]
         figures = {"rank": interval(ranks, draw), "sample_rank": interval(ranks_of(alone), draw)}
-        for name, measure in {"psnr": psnr, "ssim": ssim}.items():
-            for one in drawn:
-                figures[one.name.format(name)] = _interval(one, measure, draw)
-        trained = "" if loss is None else TRAINED
+        measures = measures_of(scene, near.shape[1])
+        values = [{n: f(one.found, one.truth) for n, f in measures.items()} for one in drawn]
+        for name in ("psnr", "ssim"):
+            for one, of in zip(drawn, values, strict=True):
+                figures[one.name.format(name)] = _interval(one, of[name], draw)
+        trained = "" if loss is None else PERCEPTUAL
         result = AttackResult(
             item=item,
             about=("single images" if case.rows[0].each else "clients") + trained,
@@ -268,35 +268,38 @@ class StyleInversion(Attack):
             return result
         if near.shape[1] == 3:
             self.pictures[item if loss is None else f"{item}-lpips"] = sheet(
-                true, near, psnr(near, true)
+                true, near, values[0]["psnr"]
             )
-        return self._judge(scene, result, drawn)
+        return self._judge(scene, result, drawn, values)
 
     @staticmethod
-    def _judge(scene: Scene, result: AttackResult, drawn: Sequence[_Drawn]) -> AttackResult:
-        """Add what networks say, and what holds in each domain by itself."""
+    def _judge(
+        scene: Scene,
+        result: AttackResult,
+        drawn: Sequence[_Drawn],
+        values: Sequence[Mapping[str, Tensor]],
+    ) -> AttackResult:
+        """Add what networks say, and what holds in each domain by itself; ``values`` by measure."""
         figures = dict(result.figures)
         by_domain: dict[str, dict[str, Interval]] = {name: {} for name in scene.federation.sources}
-        lpips, inception = scene.judges.lpips, scene.judges.inception
-        colours = drawn[0].truth.shape[1] == 3
-        measures: dict[str, Perceptual] = {"psnr": psnr, "ssim": ssim}
-        if lpips is not None and colours:
-            measures["lpips"] = lpips
-        for one in drawn:
+        inception = scene.judges.inception if drawn[0].truth.shape[1] == 3 else None
+        seen: dict[int, Seen] = {}  # of true pictures, some of which stand beside two drawn ones
+        for one, of in zip(drawn, values, strict=True):
             draw = scene.draw("bootstrap", result.item, result.about, one.name)
-            values = {name: measure(one.found, one.truth) for name, measure in measures.items()}
-            if "lpips" in values:
-                figures[one.name.format("lpips")] = _interval(one, values["lpips"], draw)
+            if "lpips" in of:
+                figures[one.name.format("lpips")] = _interval(one, of["lpips"], draw)
             places = {d: np.flatnonzero(one.domains == i) for i, d in enumerate(by_domain)}
             for domain, at in places.items():
-                for name, value in values.items() if len(at) else ():
+                for name, value in of.items() if len(at) else ():
                     by_domain[domain][one.name.format(name)] = _interval(one, value, draw, at)
-            if inception is not None and colours:
-                pair = inception(one.found), inception(one.truth)
+            if inception is not None:
+                if id(one.truth) not in seen:
+                    seen[id(one.truth)] = inception(one.truth)
+                found, truth = inception(one.found), seen[id(one.truth)]
                 for domain, at in {"": np.arange(len(one.groups)), **places}.items():
                     into = by_domain[domain] if domain else figures
-                    for name, found in judged(pair[0][at], pair[1][at]).items():
-                        into[one.name.format(name)] = found
+                    for name, figure in judged(found[at], truth[at]).items():
+                        into[one.name.format(name)] = figure
         return result.model_copy(update={"figures": figures, "by_domain": by_domain})
 
 
@@ -314,9 +317,8 @@ def _passed_on(scene: Scene, received: Sequence[Message]) -> Iterator[Message]:
     }
     for message in received:
         for _, leaf in leaves(message.value):
-            for shape in widths:
-                if isinstance(leaf, Tensor) and leaf.shape[-2:] == shape:
-                    there |= {_name(row) for row in leaf.reshape(-1, *shape)}
+            if isinstance(leaf, Tensor) and leaf.shape[-2:] in widths:
+                there |= {_name(row) for row in leaf.reshape(-1, *leaf.shape[-2:])}
     for exchange in scene.exchanges:
         for item, value in exchange.sent.items():
             if item == "weights" or not isinstance(value, Tensor) or value.dim() < 2:
@@ -332,13 +334,9 @@ def _name(row: Tensor) -> tuple[tuple[int, ...], bytes]:
 
 
 def _interval(
-    drawn: _Drawn,
-    measure: Perceptual | Tensor,
-    draw: np.random.Generator,
-    at: np.ndarray | None = None,
+    drawn: _Drawn, values: Tensor, draw: np.random.Generator, at: np.ndarray | None = None
 ) -> Interval:
-    """Return the mean of a measure, or of its values, with its interval over groups."""
-    values = measure if isinstance(measure, Tensor) else measure(drawn.found, drawn.truth)
+    """Return the mean of a measure's values, of all or some pictures, with its interval."""
     places = np.arange(len(values)) if at is None else at
     groups = drawn.groups[places]
     return interval([values.numpy()[places[groups == g]] for g in np.unique(groups)], draw)

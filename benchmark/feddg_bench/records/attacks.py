@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Iterator
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -23,6 +24,9 @@ ATTACKERS: tuple[Attacker, ...] = get_args(Attacker)
 KINDS = ("membership", "property", "gradient-inversion", "style-inversion")
 """Of attacks, as `feddg_bench.privacy` has them."""
 
+PERCEPTUAL = ", trained on LPIPS"
+"""How a result says that its generator was; without it squared errors alone trained it."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -38,6 +42,15 @@ class Interval(AttackPart):
     value: float
     low: float
     high: float
+
+
+def overall(intervals: Sequence[Interval]) -> Interval:
+    """Return the mean of figures of several runs, with the range of their intervals."""
+    return Interval(
+        value=statistics.mean(i.value for i in intervals),
+        low=min(i.low for i in intervals),
+        high=max(i.high for i in intervals),
+    )
 
 
 class Control(AttackPart):
@@ -63,6 +76,11 @@ class AttackResult(AttackPart):
     planted_leak: Control
     figures: dict[str, Interval]  # such as `auc`; empty if a control failed
     by_domain: dict[str, dict[str, Interval]] = Field(default_factory=dict)  # where it was measured
+
+    @property
+    def perceptual(self) -> bool:
+        """Whether the generator was trained on LPIPS, too."""
+        return self.about.endswith(PERCEPTUAL)
 
     @property
     def failed(self) -> str:
@@ -134,7 +152,7 @@ def save_attack(root: Path, record: AttackRecord) -> Path:
 
 def load_attack(root: Path, key: str) -> AttackRecord | None:
     """Return a finished attack's record; ``None`` if there is none that can be used."""
-    return next((record for _, record in _read(root) if record.key == key), None)
+    return next((record for _, record in _read(root, key) if record.key == key), None)
 
 
 def read_attacks(roots: Iterable[Path]) -> list[AttackRecord]:
@@ -190,10 +208,13 @@ def unpack_attacks(root: Path) -> list[Path]:
     return sorted(packed)
 
 
-def _read(root: Path) -> Iterator[tuple[Source, AttackRecord]]:
-    """Yield each record that can be used, with where it is; single files first."""
+def _read(root: Path, key: str = "") -> Iterator[tuple[Source, AttackRecord]]:
+    """Yield each record that can be used, with where it is; single files first.
+
+    With ``key`` the single files of others are not read.
+    """
     folder = root / "attacks"
-    files = listed(folder, ".json", packed=False) + listed(folder, ENDING, packed=True)
+    files = listed(folder, f"{key}.json", packed=False) + listed(folder, ENDING, packed=True)
     for source in files:
         try:
             records = [AttackRecord.model_validate_json(text) for text in source.texts()]

@@ -125,6 +125,11 @@ class Dropped(RecordPart):
     reason: Later[str] = None
 
 
+def rounded_up(epsilon: float) -> str:
+    """Return an epsilon with two decimals, never smaller than it is."""
+    return f"{math.ceil(epsilon * 100) / 100:g}"
+
+
 class PrivacyRecord(RecordPart):
     """What was done for privacy, and what is guaranteed where noise was added."""
 
@@ -143,7 +148,7 @@ class PrivacyRecord(RecordPart):
             how = [self.mechanism, f"{self.accountant} accountant"]
             how += [f"{self.sampling} sampling of clients"] if self.sampling else []
             said.append(
-                f"epsilon {math.ceil(self.epsilon * 100) / 100:g} at delta {self.delta:g} in each "
+                f"epsilon {rounded_up(self.epsilon)} at delta {self.delta:g} in each "
                 f"run for {self.protects} ({', '.join(how)})"
             )
         if self.aggregation == "secure":

@@ -23,7 +23,7 @@ from feddg_bench.common.errors import DataError, printable
 from feddg_bench.common.files import write_whole
 from feddg_bench.records.metrics import Metric, find_metric
 from feddg_bench.records.record import Evaluation, RunRecord
-from feddg_bench.records.rules import Rule, choose
+from feddg_bench.records.rules import Rule, choose, split_metric
 from feddg_bench.records.sources import Source, sources
 
 logger = logging.getLogger(__name__)
@@ -112,6 +112,12 @@ class RecordedRun:
             return RunRecord.parse(self.text(), self.key)
         except (DataError, IndexError) as error:
             raise DataError(f"record {self.source.path} cannot be used: {error}") from error
+
+
+def key_metric(run: RecordedRun, evaluation: Evaluation | None, split: str) -> float | None:
+    """Return the key metric on a split, a share in percent; ``None`` if it was not measured."""
+    value = None if evaluation is None else split_metric(evaluation, split, run.metric.name)
+    return None if value is None else run.metric.display(value)
 
 
 class Problem(NamedTuple):

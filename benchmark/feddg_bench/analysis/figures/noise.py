@@ -15,10 +15,10 @@ from feddg_bench.analysis.figures.drawing import (
     entitle,
     new_figure,
 )
-from feddg_bench.analysis.figures.series import SPLIT_NAMES, Selection, key_metric, series
+from feddg_bench.analysis.figures.series import SPLIT_NAMES, Selection, series
 from feddg_bench.analysis.tables.generic import Frame, frames
 from feddg_bench.records.rules import Rule
-from feddg_bench.records.runs import RecordedRun, read_folder
+from feddg_bench.records.runs import RecordedRun, key_metric, read_folder
 from feddg_bench.records.statistics import deviation, smallest_difference
 
 RULES: tuple[Rule, ...] = ("last", "mean_last_5", "best_by_id_val")

@@ -13,9 +13,8 @@ import pandas as pd
 from feddg_bench.common.errors import DataError, SettingsError, unknown
 from feddg_bench.data.protocols import PROTOCOLS
 from feddg_bench.plugins import names
-from feddg_bench.records.record import Evaluation
-from feddg_bench.records.rules import RULES, Rule, split_metric
-from feddg_bench.records.runs import RecordedRun, read_runs
+from feddg_bench.records.rules import RULES, Rule
+from feddg_bench.records.runs import RecordedRun, key_metric, read_runs
 from feddg_bench.records.sources import FOLDERS
 from feddg_bench.records.variants import split as split_variants
 
@@ -185,12 +184,6 @@ def over(scenarios: Collection[str], labels: Mapping[str, str], points: pd.DataF
     if len(scenarios) == 1:
         return f"scenario {labels[next(iter(scenarios))]}, {said}"
     return f"mean over {len(scenarios)} scenarios, {said}"
-
-
-def key_metric(run: RecordedRun, evaluation: Evaluation | None, split: str) -> float | None:
-    """Return the key metric on a split, a share in percent; ``None`` if it was not measured."""
-    value = None if evaluation is None else split_metric(evaluation, split, run.metric.name)
-    return None if value is None else run.metric.display(value)
 
 
 def curve_of(run: RecordedRun, split: str) -> dict[int, float]:

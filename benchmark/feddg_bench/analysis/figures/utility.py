@@ -11,16 +11,17 @@ from feddg_bench.analysis.figures.drawing import (
     COLOURS,
     LINES,
     MARKERS,
+    PALE,
     Picture,
     Sheet,
     entitle,
     new_figure,
 )
-from feddg_bench.analysis.figures.series import SPLIT_NAMES, Selection, key_metric
+from feddg_bench.analysis.figures.series import SPLIT_NAMES, Selection
 from feddg_bench.analysis.tables.commands import overrides
 from feddg_bench.config.layers import dotted
-from feddg_bench.records.attacks import AttackRecord, Interval
-from feddg_bench.records.runs import RecordedRun
+from feddg_bench.records.attacks import AttackRecord, Interval, overall
+from feddg_bench.records.runs import RecordedRun, key_metric
 
 NOISE = ("hyper.perturb_noise", "privacy.noise_multiplier")
 """Settings that may differ along a curve: the noise of FISC's Table 10, or that of ``dp_style``."""
@@ -97,7 +98,7 @@ def _points(
         return []
     return sorted(
         (
-            Point(_noise(own), _mean(told[own]), tuple(made[own][at] for at in sorted(common)))
+            Point(_noise(own), overall(told[own]), tuple(made[own][at] for at in sorted(common)))
             for own in chosen
         ),
         key=lambda point: point.noise,
@@ -113,14 +114,6 @@ def _own(settings: Mapping[str, Any]) -> Settings:
 def _noise(own: Settings) -> float:
     known = dict(own)
     return next((float(known[name]) for name in NOISE if name in known), 0.0)
-
-
-def _mean(intervals: Sequence[Interval]) -> Interval:
-    return Interval(
-        value=statistics.mean(i.value for i in intervals),
-        low=min(i.low for i in intervals),
-        high=max(i.high for i in intervals),
-    )
 
 
 def _draw(
@@ -152,7 +145,7 @@ def _draw(
             )
             i = point.auc
             rows.append((method, point.noise, i.value, i.low, i.high, height, len(point.values)))
-    axes.axvline(0.5, color="#b8b8b8", linewidth=0.6, zorder=0)
+    axes.axvline(0.5, color=PALE, linewidth=0.6, zorder=0)
     axes.set_xlabel("membership AUC from what clients send beside weights; 0.5 is chance")
     axes.set_ylabel(f"{run.metric.name}, {SPLIT_NAMES[choice.split]}")
     axes.grid()

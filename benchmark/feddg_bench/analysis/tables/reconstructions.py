@@ -6,14 +6,13 @@ that no difference is printed.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from feddg_bench.analysis.tables.columns import Column, MeasuredColumn
 from feddg_bench.analysis.tables.describe import ColumnSpec
 from feddg_bench.analysis.tables.grid import Entry, Grid, Line
-from feddg_bench.records.attacks import AttackRecord, AttackResult, Interval
+from feddg_bench.records.attacks import AttackRecord, AttackResult, Interval, overall
 from feddg_bench.records.published import published_number
 
 DATASET, METHOD, KIND, ITEM = "pacs", "pardon", "style-inversion", "style"
@@ -57,7 +56,7 @@ class Design:
     table: str
     places: tuple[Place, ...]
     notes: tuple[str, ...]
-    width: int | None = field(default=None)
+    width: int | None = None
 
 
 def _attacks() -> Iterator[Place]:
@@ -189,20 +188,19 @@ def _entry(place: Place, domain: str, records: Sequence[AttackRecord], fill: str
                 there.append((record, found[place.figure]))
     if not there:
         return Entry(None, fill=fill if place.attacker == "server" else "")
-    value = statistics.mean(i.value for _, i in there)
-    low, high = min(i.low for _, i in there), max(i.high for _, i in there)
+    mean = overall([interval for _, interval in there])
     return Entry(
-        value,
-        f"{value:.2f} [{low:.2f}, {high:.2f}]",
+        mean.value,
+        f"{mean.value:.2f} [{mean.low:.2f}, {mean.high:.2f}]",
         seeds=tuple(sorted({record.seed for record, _ in there})),
-        low=low,
-        high=high,
+        low=mean.low,
+        high=mean.high,
         keys=tuple(record.key for record, _ in there),
     )
 
 
 def _fits(result: AttackResult, place: Place) -> bool:
-    return result.item == ITEM and result.about.endswith("LPIPS") == place.trained
+    return result.item == ITEM and result.perceptual == place.trained
 
 
 def _published(design: Design, place: Place, domain: str) -> Entry | None:
