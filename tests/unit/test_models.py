@@ -558,8 +558,9 @@ def test_without_timm_the_way_to_it_is_named(monkeypatch):
 
 def test_timms_weights_without_a_network(tmp_path, monkeypatch):
     pytest.importorskip("timm")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # read from the environment only once
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     with refused(SettingsError, "backbone.weights=PATH", "backbone.pretrained=false"):
         build("timm:test_resnet", pretrained=True)
 

@@ -51,8 +51,7 @@ THUMBNAIL = 8
 """Side of what the baseline sees of an image."""
 SHARE = 0.1
 """Weight of LPIPS beside the mean squared error; FISC does not say its own. Alone it forgets
-colours,
-so that not even a planted leak is found."""
+colours, so that not even a planted leak is found."""
 
 
 class Painter(nn.Module):

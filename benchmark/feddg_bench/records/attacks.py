@@ -174,20 +174,23 @@ def pack_attacks(root: Path) -> list[Path]:
         DataError: If a packed file that is there cannot be used, or one cannot be written.
     """
     groups: dict[Path, dict[str, AttackRecord]] = {}
-    single, whole = [], set()
+    single, whole = {}, set()
     for source, record in _read(root):
         name = "-".join(map(file_name, (record.dataset, record.protocol, record.recipe)))
         groups.setdefault(source.folder / f"{name}{ENDING}", {}).setdefault(record.key, record)
         whole.add(source.path)
-        single += [] if source.packed else [source.path]
+        if not source.packed:
+            single[source.path] = record.key
     if not single:
         return []
     if broken := [path for path in groups if path.exists() and path not in whole]:
         raise DataError(f"{broken[0]} cannot be added to, because it cannot be read")
     for path, records in groups.items():
         write_packed(path, [record.model_dump_json().encode() for record in records.values()])
-    for path in single:
-        path.unlink()
+    found = {record.key for source, record in _read(root) if source.packed}
+    for path, key in single.items():
+        if key in found:
+            path.unlink()
     return list(groups)
 
 
