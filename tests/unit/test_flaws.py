@@ -59,7 +59,8 @@ def test_a_number_whose_square_overflows_is_too_large(value):
         {},
         {"w": torch.zeros(0)},
         {"counter": torch.tensor(2**62)},
-        {"w": torch.full((2, 2), -1e19)},
+        {"w": torch.full((2, 2), -1e19)},  # the root of the sum of squares overflows
+        {"w": torch.full((9,), 6e4, dtype=torch.float16)},  # likewise
         {"x": 1e300, "n": 10**40, "text": "nan", "none": None},
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
 import torch
@@ -131,14 +131,22 @@ def nonfinite(payload: Any) -> Flaw | None:
             tensors[name] = leaf if leaf.element_size() > 1 else leaf.float()
     if not tensors:
         return None
-    norms = torch._foreach_norm(list(tensors.values()), torch.inf)
-    if len({(norm.dtype, norm.device) for norm in norms}) > 1:
-        norms = tuple(norm.double().to(norms[0].device) for norm in norms)
-    for name, size in zip(tensors, torch.stack(norms).tolist(), strict=True):
+    # A 2-norm is never below the largest number, and takes a tenth of the time.
+    if all(norm < _HUGE / 2 for norm in _norms(tensors.values(), 2)):
+        return None
+    for name, size in zip(tensors, _norms(tensors.values(), torch.inf), strict=True):
         if not size < _HUGE:
             number = f"{size:.3g}, too large a number" if math.isfinite(size) else "NaN or infinity"
             return Flaw(name, f"holds {number}")
     return None
+
+
+def _norms(tensors: Iterable[Tensor], order: float) -> list[float]:
+    norms = torch._foreach_norm(list(tensors), order)
+    if len({(norm.dtype, norm.device) for norm in norms}) > 1:
+        norms = tuple(norm.double().to(norms[0].device) for norm in norms)
+    found: list[float] = torch.stack(norms).tolist()
+    return found
 
 
 def _inexact(tensor: Tensor) -> bool:
