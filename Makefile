@@ -15,9 +15,9 @@ pacs: $(if $(DATA),.venv/pretrained)  ## a first table of real images, half an h
 	$(BIN)/feddg-bench tables generic --results demo-pacs
 	cat demo-pacs/tables/pacs-ltdo-laptop.md
 
-# Four processes on any machine: many tests wait for the processes that they start.
+# Three processes on any machine: many tests wait for the processes that they start.
 test: .venv/developed  ## all tests
-	$(BIN)/python -m pytest -n 4 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 check: .venv/developed  ## lint and types
 	$(BIN)/ruff format --check .

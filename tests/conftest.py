@@ -26,8 +26,11 @@ class Outcome(NamedTuple):
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the stand-in for GPUs to the end: a process that has it cannot be rid of it."""
-    items.sort(key=lambda item: "standin" in item.path.parts)
+    """Begin with what is slow, so that nobody waits for it at the end.
+
+    Leave the stand-in for GPUs to the end: a process that has it cannot be rid of it.
+    """
+    items.sort(key=lambda i: ("standin" in i.path.parts, i.get_closest_marker("slow") is None))
 
 
 @pytest.fixture(scope="session")

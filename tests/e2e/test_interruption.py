@@ -8,10 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import feddg_bench as fb
 from feddg_bench import cli
 from feddg_bench.records.record import RunRecord
 from tests.helpers import children
@@ -21,10 +24,12 @@ SOURCES = [str(Path(__file__).parents[2] / root) for root in ("benchmark", "meth
 RUN = ("run", "--method", "pardon", "--scenario", "ip-o-c", "--clients", "6", "--per-round", "3")
 
 
+Run = Callable[..., Any]
+
+
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def environment(cache: Path) -> dict[str, str]:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("FEDDG")}
-    cache = tmp_path_factory.mktemp("cache")
     return inherited | {"PYTHONPATH": os.pathsep.join(SOURCES), "FEDDG_CACHE": str(cache)}
 
 
@@ -37,12 +42,23 @@ ROUNDS = ("--rounds", "12", "train.optimizer_state=persist", "evaluation.every=5
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> RunRecord:
+def whole(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> RunRecord:
     """A run that nobody stopped."""
-    folder = tmp_path_factory.mktemp("whole")
-    run = [*COMMAND, *RUN, *ROUNDS, "--workers", "1", "--results", folder]
-    subprocess.run(run, env=environment, check=True, cwd=folder)
-    return recorded(folder)
+    (record,) = fb.run(
+        "pardon",
+        scenario="ip-o-c",
+        settings={
+            "clients": 6,
+            "per_round": 3,
+            "rounds": 12,
+            "train.optimizer_state": "persist",
+            "evaluation.every": 5,
+        },
+        results=tmp_path_factory.mktemp("whole"),
+        cache_dir=cache,
+        quiet=True,
+    )
+    return record
 
 
 @pytest.mark.parametrize(
@@ -51,6 +67,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str])
 def test_interrupt_resume_equals_no_stop(
     tmp_path: Path,
     environment: dict[str, str],
+    feddg: Run,
     whole: RunRecord,
     number: int,
     code: int,
@@ -78,12 +95,9 @@ def test_interrupt_resume_equals_no_stop(
     (checkpoint,) = results.glob("checkpoints/*.safetensors")
     assert f"feddg-bench resume {checkpoint.stem}" in errors
 
-    resume = [*COMMAND, "resume", checkpoint.stem[:6], "--results", results, "--workers", "1"]
-    done = subprocess.run(
-        [*resume, "--json"], env=environment, cwd=tmp_path, check=True, capture_output=True
-    )
-    assert len(json.loads(done.stdout)["runs"]) == 1
-    assert b"goes on after round" in done.stderr
+    done = feddg("resume", checkpoint.stem[:6], "--results", results, "--workers", 1, "--json")
+    assert len(json.loads(done.out)["runs"]) == 1
+    assert "goes on after round" in done.err
     parts = recorded(results)
     assert parts.numbers() == whole.numbers()
     assert parts.time.flop == pytest.approx(whole.time.flop, rel=1e-3)
@@ -92,17 +106,16 @@ def test_interrupt_resume_equals_no_stop(
     assert not checkpoint.exists()
 
 
-def test_same_command_goes_on(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_same_command_goes_on(tmp_path: Path, environment: dict[str, str], feddg: Run) -> None:
     """A run killed without warning goes on from its last whole checkpoint."""
-    run = [*COMMAND, *RUN, "--rounds", "12", "--workers", "1", "--results", tmp_path]
-    process = subprocess.Popen(run, env=environment, stderr=subprocess.DEVNULL)
+    run = [*RUN, "--rounds", "12", "--workers", "1", "--results", tmp_path]
+    process = subprocess.Popen([*COMMAND, *run], env=environment, stderr=subprocess.DEVNULL)
     while not list(tmp_path.glob("checkpoints/*.safetensors")):
         assert process.poll() is None
         time.sleep(0.005)
     process.kill()
     process.wait()
-    done = subprocess.run(run, env=environment, check=True, capture_output=True, text=True)
-    assert "goes on after round" in done.stderr
+    assert "goes on after round" in feddg(*run).err
     assert [entry.round for entry in recorded(tmp_path).rounds] == list(range(1, 13))
 
 
@@ -186,15 +199,11 @@ def test_a_stopped_worker_does_not_hold_up_an_interrupt(
     assert process.wait(timeout=60) == 130
 
 
-def test_left_overs_of_killed_runs_are_tidied(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_left_overs_of_killed_runs_are_tidied(tmp_path: Path, feddg: Run) -> None:
     """By a run, by the same command on what is recorded, and by resume."""
-    run = [*COMMAND, *RUN, "--rounds", "1", "--workers", "1", "--results", tmp_path]
-    key = json.loads(
-        subprocess.run(
-            [*run, "--json"], env=environment, check=True, capture_output=True, cwd=tmp_path
-        ).stdout
-    )["runs"][0]["key"]
-    resume = [*COMMAND, "resume", key, "--workers", "1", "--results", tmp_path]
+    run = [*RUN, "--rounds", "1", "--workers", "1", "--results", tmp_path]
+    key = json.loads(feddg(*run, "--json").out)["runs"][0]["key"]
+    resume = ["resume", key, "--workers", "1", "--results", tmp_path]
     for command in (run, resume):
         left = [
             tmp_path / "checkpoints" / f"{key}.safetensors",
@@ -204,10 +213,8 @@ def test_left_overs_of_killed_runs_are_tidied(tmp_path: Path, environment: dict[
         for path in left:
             path.parent.mkdir(exist_ok=True)
             path.touch()
-        done = subprocess.run(
-            command, env=environment, check=False, capture_output=True, text=True, cwd=tmp_path
-        )
-        assert not any(path.exists() for path in left), done.stderr
+        done = feddg(*command)
+        assert not any(path.exists() for path in left), done.err
         assert (tmp_path / "runs" / f"{key}.json").exists()
 
 

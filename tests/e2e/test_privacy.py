@@ -130,16 +130,22 @@ def test_without_the_extra_one_sentence_says_what_to_install() -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_ends_with_the_same_record(tmp_path: Path) -> None:
+def test_an_interrupted_run_ends_with_the_same_record(
+    feddg: Run, tmp_path: Path, cache: Path
+) -> None:
     words = [*DP, *SECURE, "privacy.dropout=0.1", "privacy.sampling=fixed"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("FEDDG")}
-    environment |= {"PYTHONPATH": os.pathsep.join(SOURCES), "FEDDG_CACHE": str(tmp_path / "cache")}
-    command = [sys.executable, "-m", "feddg_bench", "run", "--method", "fedavg", *TINY, *words]
-    command += ["--rounds", "12", "--workers"]
+    environment |= {"PYTHONPATH": os.pathsep.join(SOURCES), "FEDDG_CACHE": str(cache)}
+    command = ["run", "--method", "fedavg", *TINY, *words, "--rounds", "12", "--workers"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    run = {"env": environment, "cwd": tmp_path, "stderr": subprocess.PIPE}
-    subprocess.run([*command, "1", "--results", whole], check=True, **run)
-    process = subprocess.Popen([*command, "2", "--results", parts], start_new_session=True, **run)
+    assert feddg(*command, "1", "--results", whole).code == 0
+    process = subprocess.Popen(
+        [sys.executable, "-m", "feddg_bench", *command, "2", "--results", parts],
+        env=environment,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
     deadline = time.monotonic() + 120
     while not list(parts.glob("checkpoints/*.safetensors")):
         assert process.poll() is None, process.communicate()
@@ -147,5 +153,6 @@ def test_an_interrupted_run_ends_with_the_same_record(tmp_path: Path) -> None:
         time.sleep(0.005)
     os.killpg(process.pid, signal.SIGINT)
     process.communicate()
-    subprocess.run([*command, "2", "--results", parts], check=True, **run)
+    done = feddg(*command, "2", "--results", parts)
+    assert "goes on after round" in done.err, done.err
     assert json.dumps(only(parts).numbers()) == json.dumps(only(whole).numbers())

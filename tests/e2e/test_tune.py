@@ -96,13 +96,13 @@ def test_make_pacs_asks_for_the_data_before_it_installs() -> None:
 
 
 @pytest.mark.slow
-def test_killed_in_the_middle(tmp_path: Path, cache: Path) -> None:
+def test_killed_in_the_middle(feddg: Run, tmp_path: Path, cache: Path) -> None:
     """Killed and started again, it makes what is left, and the same choice."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("FEDDG")}
     environment |= {"PYTHONPATH": os.pathsep.join(SOURCES), "FEDDG_CACHE": str(cache)}
 
-    def command(results: Path) -> list[str]:
-        return [sys.executable, "-m", "feddg_bench", *tune("--results", str(results))]
+    def command(results: Path, workers: int) -> list[str]:
+        return tune("--results", str(results), "--workers", str(workers))
 
     def values(results: Path) -> list[Any]:
         found = [json.loads(text) for _, text in sorted(ledgers(results).items())]
@@ -112,7 +112,9 @@ def test_killed_in_the_middle(tmp_path: Path, cache: Path) -> None:
 
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     process = subprocess.Popen(
-        [*command(killed), "--workers", "1"], env=environment, stderr=subprocess.DEVNULL
+        [sys.executable, "-m", "feddg_bench", *command(killed, 1)],
+        env=environment,
+        stderr=subprocess.DEVNULL,
     )
     deadline = time.monotonic() + 120
     while not list(killed.glob("tuning/runs/*.json")):
@@ -123,14 +125,6 @@ def test_killed_in_the_middle(tmp_path: Path, cache: Path) -> None:
     process.wait()
     assert not ledgers(killed)
     made = {record.key for record in ResultsStore(killed / "tuning")}
-    for results, workers in ((killed, "2"), (whole, "1")):
-        done = subprocess.run(
-            [*command(results), "--workers", workers],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        if results == killed:
-            assert f"[{len(made) + 1}/4]" in done.stderr
+    assert f"[{len(made) + 1}/4]" in feddg(*command(killed, 2)).err
+    assert feddg(*command(whole, 1)).code == 0
     assert values(killed) == values(whole)
