@@ -393,6 +393,19 @@ def test_long_curves_have_few_markers(add: Add, tmp_path: Path) -> None:
     assert 60 / line.get_markevery() <= 12
 
 
+@pytest.mark.usefixtures("drawing")
+@pytest.mark.parametrize(("count", "begins"), [(2, 10), (3, 0)])
+def test_rounds_that_nobody_measured_take_half_of_the_axis_at_most(
+    add: Add, tmp_path: Path, count: int, begins: int
+) -> None:
+    """With 2 measurements these are of the rounds 10 and 20; with 3 also of round 30."""
+    add(test=(0.5,) * count)
+    picture = convergence(only_frame(tmp_path), EVERYTHING)
+    assert picture is not None
+    left, _ = picture.figure.axes[0].get_xlim()
+    assert left == pytest.approx(begins, abs=0.5)
+
+
 def test_selection_refuses_unknown_names_and_says_what_would_make_records(
     add: Add, tmp_path: Path
 ) -> None:

@@ -46,7 +46,9 @@ def convergence(frame: Frame, choice: Selection) -> Picture | None:
         end = "in the bar"
     title = f"{frame.title}: {SPLIT_NAMES[choice.split]}"
     label = frame.metric_label(choice.split)
-    figure = draw_curves(points, Axis("round", end), label, title, said, numbers, LAST)
+    first, last = points.x.min(), points.x.max()
+    left = first - 0.04 * (last - first) if first >= last / 2 else 0  # at most half is empty
+    figure = draw_curves(points, Axis("round", end, left=left), label, title, said, numbers, LAST)
     name = f"convergence-{frame.name}{choice.suffix}"
     return Picture(name, figure, _sheet("round", points, scenarios), tuple(notes))
 
