@@ -21,11 +21,16 @@ PACS = ("cs-a-p", "ps-c-a")
 
 
 def runs(
-    root: Path, best: str, seeds: Sequence[int], recipe: str = "quick", tuned: bool = False
+    root: Path,
+    best: str,
+    seeds: Sequence[int],
+    recipe: str = "quick",
+    tuned: bool = False,
+    scenarios: Sequence[str] = PACS,
 ) -> None:
     """Save runs of two methods in a frame, of which one is far better."""
     for method in ("pardon", "ccst"):
-        for scenario in PACS:
+        for scenario in scenarios:
             for seed in seeds:
                 settings: dict[str, Any] = in_frame(recipe, "pacs", method)
                 if tuned:
@@ -70,6 +75,13 @@ def test_too_few_runs_tell_nothing(tmp_path: Path) -> None:
     assert none.tested is None
     assert "PARDON above FPL: cannot be told, no runs" in claims_text([none])
     assert tally([found, none]).endswith("1 cannot be told, and of 1 there are no runs")
+
+
+def test_a_table_s_first_scenario_need_not_be_there(tmp_path: Path) -> None:
+    runs(tmp_path, "pardon", (0, 1, 2), scenarios=PACS[1:])
+    found = claim(tmp_path).tested
+    assert found is not None
+    assert (found.scenarios, found.verdict) == (1, "holds")
 
 
 def test_the_papers_frame_goes_first_then_tuned_runs(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def _test(
     scenarios, seeds = {unit[1] for unit, _ in both}, {seed for _, seed in both}
     if len(scenarios) < FEWEST:  # then the seeds are what it is about, in these scenarios alone
         ours, their = _by_seed(ours, both), _by_seed(their, both)
-    run = mine.runs[min(numbers & mine.runs.keys())][0]
+    run = next(run for number in sorted(numbers) for run in mine.runs.get(number, ()))
     departs = bool(departures(run.settings, recipe, run.dataset, run.method))
     found = compare(ours, their, lower_is_better=description.lower_is_better)
     return Test(frame.title, departs, found, len(scenarios), len(seeds))
