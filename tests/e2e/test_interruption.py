@@ -96,6 +96,7 @@ def test_interrupt_resume_equals_no_stop(
     assert f"feddg-bench resume {checkpoint.stem}" in errors
 
     done = feddg("resume", checkpoint.stem[:6], "--results", results, "--workers", 1, "--json")
+    assert done.code == 0
     assert len(json.loads(done.out)["runs"]) == 1
     assert "goes on after round" in done.err
     parts = recorded(results)
@@ -115,7 +116,9 @@ def test_same_command_goes_on(tmp_path: Path, environment: dict[str, str], feddg
         time.sleep(0.005)
     process.kill()
     process.wait()
-    assert "goes on after round" in feddg(*run).err
+    done = feddg(*run)
+    assert done.code == 0
+    assert "goes on after round" in done.err
     assert [entry.round for entry in recorded(tmp_path).rounds] == list(range(1, 13))
 
 
