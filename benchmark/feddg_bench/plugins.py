@@ -34,12 +34,22 @@ _GROUPS = {"method": "feddg_bench.methods", "data set": "feddg_bench.datasets"}
 
 
 @cache
+def _found(kind: str) -> dict[str, EntryPoint]:
+    """Return where each plugin of a kind is: another package's goes before a module of ours."""
+    package, group = _PACKAGES[kind], _GROUPS[kind]
+    modules = pkgutil.iter_modules(importlib.import_module(package).__path__)
+    own = [
+        EntryPoint(m.name, f"{package}.{m.name}", group)
+        for m in modules
+        if not m.ispkg and m.name != "functional"
+    ]
+    theirs = reversed(list(entry_points(group=group)))  # the first of a name counts
+    return {entry.name: entry for entry in (*own, *theirs)}
+
+
 def names(kind: str) -> tuple[str, ...]:
     """Return the known names of a kind, ``method`` or ``data set``, without importing any."""
-    package = importlib.import_module(_PACKAGES[kind])
-    modules = pkgutil.iter_modules(package.__path__)
-    own = [m.name for m in modules if not m.ispkg and m.name != "functional"]
-    return tuple(sorted({*own, *(e.name for e in entry_points(group=_GROUPS[kind]))}))
+    return tuple(sorted(_found(kind)))
 
 
 def check_name(kind: str, name: str) -> None:
@@ -65,18 +75,11 @@ def load_dataset(name: str) -> type[DomainDataset]:
 
 
 def _load(kind: str, name: str, base: type) -> Any:
-    where = _where(kind, name)
+    check_name(kind, name)
+    where = _found(kind)[name]
     if where.attr:
         return where.load()
     return _the_only(base, importlib.import_module(where.module))
-
-
-def _where(kind: str, name: str) -> EntryPoint:
-    """Return where a plugin is: another package's goes before a module of ours."""
-    check_name(kind, name)
-    for entry in entry_points(group=_GROUPS[kind], name=name):
-        return entry
-    return EntryPoint(name, f"{_PACKAGES[kind]}.{name}", _GROUPS[kind])
 
 
 def _the_only(base: type, module: ModuleType) -> Any:
@@ -111,7 +114,8 @@ def outline(name: str) -> type[Method]:
     module runs with a stand-in for every slow package. Where that fails, or the slow packages are
     there already, the class is the real one.
     """
-    where = _where("method", name)
+    check_name("method", name)
+    where = _found("method")[name]
     if _BASE not in sys.modules:
         with suppress(Exception):  # whatever it is, the import below says it better
             outlines = _Outlines(where.module.partition(".")[0])

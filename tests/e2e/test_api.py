@@ -167,9 +167,9 @@ def test_a_method_whose_code_changed_needs_a_version(
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[feddg_bench.methods]\ntheirs = theirs_plugin:Theirs\n")
 
-    def write(body: str, version: int = 1, comment: str = "") -> None:
-        from feddg_bench import plugins
+    from feddg_bench import plugins
 
+    def write(body: str, version: int = 1, comment: str = "") -> None:
         (folder / "theirs_plugin.py").write_text(
             f'"""Theirs."""  # {comment}\nfrom feddg_bench.core.method import Method\n\n'
             f"class Theirs(Method):\n    version = {version}\n    citation = '{comment}'\n"
@@ -191,10 +191,4 @@ def test_a_method_whose_code_changed_needs_a_version(
     write("images * 0.25", version=2)
     assert made("theirs")[0].key != record.key
     monkeypatch.undo()
-    plugins_names_cache_clear()
-
-
-def plugins_names_cache_clear() -> None:
-    from feddg_bench import plugins
-
-    plugins.names.cache_clear()
+    plugins._found.cache_clear()

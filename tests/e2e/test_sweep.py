@@ -182,25 +182,13 @@ def test_a_worker_that_keeps_dying_is_given_up(
     search = open_search(load_sweep(file), tmp_path)
     (job,) = search.jobs()
 
-    class Fork:
-        """Processes that take the job and are killed, as by a machine out of memory."""
-
-        def Pipe(self, *, duplex: bool) -> object:  # noqa: N802
-            import multiprocessing
-
-            return multiprocessing.Pipe(duplex=duplex)
-
-        def Process(self, *, args: tuple[object, ...], **_: object) -> object:  # noqa: N802
-            return Dying(args[0])
-
     class Dying:
+        """A process that takes the job and is killed, as by a machine out of memory."""
+
         exitcode = -9
 
-        def __init__(self, pipe: object) -> None:
-            self.pipe = pipe
-
-        def start(self) -> None:
-            self.pipe.send(("begin", job.key, None, 2))
+        def __init__(self, _target: object, arguments: tuple[object, ...], _device: str) -> None:
+            arguments[0].send(("begin", job.key, None, 2))
 
         def join(self, timeout: float | None = None) -> None:
             pass
@@ -213,7 +201,7 @@ def test_a_worker_that_keeps_dying_is_given_up(
 
     heard: list[tuple[object, ...]] = []
     started: list[str] = []
-    monkeypatch.setattr(pool, "get_context", lambda _: Fork())
+    monkeypatch.setattr(pool, "start_process", Dying)
     original = pool._Pool.start
 
     def start(self: pool._Pool, place: str) -> None:

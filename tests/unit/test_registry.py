@@ -107,10 +107,10 @@ def packages(tmp_path, monkeypatch):
             (package / f"{name}.py").write_text(text)
         monkeypatch.syspath_prepend(tmp_path)
         monkeypatch.setitem(registry._PACKAGES, "method", "other_methods")
-        names.cache_clear()
+        registry._found.cache_clear()
 
     yield make
-    names.cache_clear()
+    registry._found.cache_clear()
     outline.cache_clear()
     for name in [n for n in sys.modules if n.split(".")[0] == "other_methods"]:
         del sys.modules[name]
@@ -144,7 +144,7 @@ def test_methods_of_other_packages(packages, monkeypatch):
         return [entry] if found else []
 
     monkeypatch.setattr(registry, "entry_points", entry_points)
-    names.cache_clear()
+    registry._found.cache_clear()
     assert names("method") == ("one", "theirs")
     assert load_method("theirs").version == 7
 

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from functools import cache
 from types import FrameType
 from typing import Annotated, Any
 
@@ -68,6 +69,12 @@ def _options(
         raise typer.Exit
 
 
+@cache
+def _command() -> Any:
+    """Return the command made of `app`, which takes a while."""
+    return typer.main.get_command(app)
+
+
 TWICE = 0.3
 """Seconds within which a signal is the same one again, as of a terminal and of a parent process."""
 
@@ -77,7 +84,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        sys.exit(app(standalone_mode=False))
+        sys.exit(_command()(standalone_mode=False))
     except (FeddgError, UsageError) as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error, file=sys.stderr)  # noqa: T201

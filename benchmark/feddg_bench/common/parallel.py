@@ -66,7 +66,8 @@ def start_process(
     """
 
     def start(way: SpawnContext | ForkServerContext) -> BaseProcess:
-        process = way.Process(target=target, args=arguments, daemon=True)
+        given = target, arguments, dict(os.environ)
+        process = way.Process(target=_with_environment, args=given, daemon=True)
         with interrupts_ignored():
             process.start()
         return process
@@ -77,6 +78,15 @@ def start_process(
         with suppress(OSError):  # its socket is gone, such as swept from /tmp
             return start(server)
     return start(get_context("spawn"))
+
+
+def _with_environment(
+    target: Callable[..., object], arguments: tuple[Any, ...], environment: dict[str, str]
+) -> None:
+    """Begin with what the parent has now; the server of forks has what the first of them had."""
+    os.environ.clear()
+    os.environ.update(environment)
+    target(*arguments)
 
 
 def end_processes(processes: Sequence[BaseProcess]) -> None:

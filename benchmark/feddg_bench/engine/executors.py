@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import pickle
 import signal
 import time
@@ -489,7 +488,7 @@ class _Process(RemoteWorker):
         """Begin one that is idle and not built."""
         super().begin()
         self.pipe, theirs = Pipe()
-        self.process = start_process(_serve, (theirs, dict(os.environ)), self.place)
+        self.process = start_process(_serve, (theirs,), self.place)
         theirs.close()
 
     def tell(self, word: str, thing: Any) -> None:
@@ -511,11 +510,9 @@ class _Process(RemoteWorker):
         return f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
 
 
-def _serve(pipe: Connection, environment: dict[str, str]) -> None:
+def _serve(pipe: Connection) -> None:
     """Be a worker process until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ.clear()  # what the first worker began with may have changed
-    os.environ.update(environment)
     end = WorkerEnd()
     with suppress(EOFError, ConnectionError):
         while True:

@@ -7,13 +7,13 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from multiprocessing import get_context, parent_process
+from multiprocessing import Pipe, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import FrameType
 
 from feddg_bench.common.errors import FeddgError, RunInterruptedError
-from feddg_bench.common.parallel import interrupts_ignored
+from feddg_bench.common.parallel import start_process
 from feddg_bench.config.schema import Resources
 from feddg_bench.sweeps.failures import Failures
 from feddg_bench.sweeps.jobs import Job
@@ -88,7 +88,6 @@ class _Pool:
     def __init__(self, search: Search, resources: Resources) -> None:
         self.search = search
         self.resources = resources
-        self.context = get_context("spawn")
         self.members: dict[Connection, BaseProcess] = {}
         self.current: dict[Connection, str] = {}
         self.places: dict[Connection, str] = {}
@@ -96,10 +95,8 @@ class _Pool:
     def start(self, place: str) -> None:
         """Start one more process, on a device."""
         own = self.resources.model_copy(update={"device": place})
-        ours, theirs = self.context.Pipe(duplex=False)
-        process = self.context.Process(target=_serve, args=(theirs, self.search, own), daemon=True)
-        with interrupts_ignored():
-            process.start()
+        ours, theirs = Pipe(duplex=False)
+        process = start_process(_serve, (theirs, self.search, own), place)
         theirs.close()
         self.members[ours] = process
         self.current[ours], self.places[ours] = "", place
