@@ -6,10 +6,16 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
 from feddg_bench.config.schema import Resources
 from feddg_bench.core.messages import Task
 from feddg_bench.engine.executors import SerialExecutor
 from feddg_bench.engine.timing import synthetic_federation
+from feddg_bench.models.networks import small_cnn
 from feddg_bench.runs.request import Request
 from feddg_bench.runs.setup import start
 from tests.benchmarks.rows import Row, benchmark, ratios
@@ -47,3 +53,36 @@ def batched() -> Iterator[Row]:
     for name, frame in FRAMES.items():
         works = {clients: local_training(*frame, clients) for clients in ("exact", "batched")}
         yield Row(f"clients together: {name}", ratios(works, 9)["batched"], most=0.55)
+
+
+@benchmark
+def batched_alone() -> Iterator[Row]:
+    """Forward and backward of one batch for each of 10 copies of `small_cnn`, nothing else: by
+    `torch.func.vmap` over one by one.
+    Clients that step together can gain no more than this."""
+    for images, size in ((5, 32), (8, 32), (32, 32), (64, 28)):
+        ratio = ratios(one_step(images, size), 9)["batched"]
+        yield Row(f"PyTorch alone: batches of {images}, {size} px", ratio)
+
+
+def one_step(images: int, size: int) -> dict[str, Callable[[], object]]:
+    """Return a step of 10 clients without our own code, one by one and together."""
+    net = nn.Sequential(small_cnn(), nn.Linear(128, 10)).to(memory_format=torch.channels_last)
+    weights = dict(net.named_parameters())
+    stacks = {n: w.detach().expand(CLIENTS, *w.shape).contiguous() for n, w in weights.items()}
+    leaves = [stack.requires_grad_() for stack in stacks.values()]
+    batches = torch.rand(CLIENTS, images, 3, size, size)
+    each = [batch.to(memory_format=torch.channels_last) for batch in batches]
+    labels = torch.randint(10, (CLIENTS, images))
+
+    def exact() -> None:
+        for batch, label in zip(each, labels, strict=True):
+            torch.autograd.grad(F.cross_entropy(net(batch), label), list(weights.values()))
+
+    def loss(weights: dict[str, Tensor], batch: Tensor, label: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(net, weights, (batch,)), label)
+
+    def batched() -> None:
+        torch.autograd.grad(vmap(loss)(stacks, batches, labels).sum(), leaves)
+
+    return {"exact": exact, "batched": batched}
