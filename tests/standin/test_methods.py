@@ -6,7 +6,7 @@ Numbers must be the CPU's to the bit. Crops are off, since a GPU resizes in floa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -123,22 +123,20 @@ def test_backbones_with_deterministic_algorithms(name) -> None:
 # ------------------------------------------------------------------------------ processes
 
 
-@pytest.fixture(scope="module")
-def pool(standin: Any) -> Iterator[ProcessExecutor]:
-    """Two processes on two devices for all tests of this module: to start them takes long."""
-    executor = ProcessExecutor(standin.device_count(), [ONE, TWO])
-    yield executor
-    executor.close()
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", names("method"))
-def test_processes_on_two_devices(pool, name) -> None:
+def test_processes_on_two_devices(standin) -> None:
+    """In one test, since the two processes take long to begin."""
+    with closing(ProcessExecutor(standin.device_count(), [ONE, TWO])) as pool:
+        assert [name for name in names("method") if not as_here(pool, name)] == []
+
+
+def as_here(pool: ProcessExecutor, name: str) -> bool:
+    """Run in this process and in others, and return whether all is the same."""
     layers = (UNCROPPED, no_file(name))
     here, there = start_toy_run(name, *layers), start_toy_run(name, *layers, executor=pool)
-    assert numbers(there.rounds(1)) == numbers(here.rounds(1))
-    assert encode(there.server.state()) == encode(here.server.state())
-    assert {tensor.device.type for tensor in there.server.weights.values()} == {"cpu"}
+    same = numbers(there.rounds(1)) == numbers(here.rounds(1))
+    on_cpu = {tensor.device.type for tensor in there.server.weights.values()} == {"cpu"}
+    return same and on_cpu and encode(there.server.state()) == encode(here.server.state())
 
 
 # ----------------------------------------------------------------------------------- data
