@@ -45,6 +45,14 @@ def write(path: Path, parameters: dict[str, object], **layer: object) -> Path:
     return path
 
 
+def test_weights_that_are_missing_are_told_before_the_first_run(feddg: Run, tmp_path: Path) -> None:
+    styles = {"method": {"value": "pardon"}, "hyper.style": {"values": ["pixel", "vgg19_16x"]}}
+    done = feddg("sweep", write(tmp_path / "s.yaml", styles), "--workers", "1")
+    assert done.code == 2
+    assert "vgg19_16x has no weights: set hyper.style_weights" in done.err
+    assert not list(ResultsStore(tmp_path / "runs"))
+
+
 def test_runs_all_once_and_keeps_failures(feddg: Run, tmp_path: Path) -> None:
     """200 clients for about 140 images of two domains: a run that can only fail when it starts."""
     clients = {"partition.clients": {"values": [3, 5000, 4]}}

@@ -192,14 +192,17 @@ def _submit(
 
 
 def _prepare(search: Search, datasets: Datasets, resources: Resources, progress: OnDecoded) -> None:
-    """Check the records that are there, and decode images once for all workers.
+    """Check the records that are there, decode images once for all workers, and find weights.
 
     Raises:
-        DataError: If data cannot be found, or a record was made from other data.
+        DataError: If data or weights cannot be found, or a record was made from other data.
+        SettingsError: If weights do not fit.
     """
     from feddg_bench.records.store import ResultsStore
     from feddg_bench.runs.code import check_same_code
+    from feddg_bench.runs.request import check_weights
     from feddg_bench.runs.setup import RunData
+    from feddg_bench.sweeps.failures import Failures
 
     store = ResultsStore(resources.results)
     data: dict[str, RunData] = {}
@@ -213,6 +216,9 @@ def _prepare(search: Search, datasets: Datasets, resources: Resources, progress:
             store.note_tuned(record, job.tuned)
         else:
             data[job.dataset].store(job.image_size, progress)
+    over = store.keys() | Failures(resources.results).keys()
+    points = {job.group: job for job in search.jobs() if job.key not in over}
+    check_weights(job.plan(datasets, store.root) for job in points.values())
 
 
 def _finished(search: Search, results: Path) -> tuple[int, int]:

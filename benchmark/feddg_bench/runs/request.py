@@ -378,18 +378,20 @@ def check_weights(plans: Iterable[Plan]) -> None:
         SettingsError: If a file does not fit, or there is nothing to be fetched.
         DataError: If a file is missing or damaged, or cannot be fetched.
     """
-    from feddg_bench.engine.build import build_method
     from feddg_bench.engine.compatibility import is_rgb
-    from feddg_bench.models.backbones import build_backbone
 
     seen = set()
     for plan in plans:
         s, dataset = plan.settings, plan.dataset
         if s.backbone.pretrained and str(s.backbone) not in seen:
+            from feddg_bench.models.backbones import build_backbone
+
             seen.add(str(s.backbone))
             build_backbone(s.backbone, dataset.channels, rgb=is_rgb(dataset))
         files = outline(s.method).Settings.files
         if files and str((s.method, s.hyper)) not in seen:
+            from feddg_bench.engine.build import build_method
+
             seen.add(str((s.method, s.hyper)))
             build_method(s.method, num_classes=len(dataset.classes) or 1, **s.hyper)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from feddg_bench.config.schema import Resources
 from feddg_bench.records.record import TunedRecord
-from feddg_bench.runs.request import NAMES, Datasets, Request
+from feddg_bench.runs.request import NAMES, Datasets, Plan, Request
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,12 @@ class Job:
     rounds: int  # number of rounds
     has_val: bool  # whether a held-out domain only chooses models
     tuned: TunedRecord | None = None  # what tuning chose, where the run takes it
+
+    def plan(self, datasets: Datasets, results: Path) -> Plan:
+        """Settle its run, which is recorded in a results folder."""
+        asked = Request.read(pairs=self.pairs, resources=Resources(results=results))
+        (plan,) = asked.plan(datasets, check=False)
+        return plan
 
 
 def jobs(

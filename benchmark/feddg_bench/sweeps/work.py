@@ -11,7 +11,7 @@ from feddg_bench.common.errors import DataError, FeddgError
 from feddg_bench.config.schema import Resources
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.runs.observer import Observer
-from feddg_bench.runs.request import Datasets, Plan, Request
+from feddg_bench.runs.request import Datasets, Plan
 from feddg_bench.sweeps.claims import Claim, Claims
 from feddg_bench.sweeps.failures import Failures
 from feddg_bench.sweeps.jobs import Job
@@ -110,8 +110,7 @@ class SweepWorker:
 
     def _plan(self, job: Job) -> Plan:
         """Return a job's plan, which must still be what its key says."""
-        asked = Request.read(pairs=job.pairs, resources=Resources(results=self.store.root))
-        (plan,) = asked.plan(self.datasets, check=False)
+        plan = job.plan(self.datasets, self.store.root)
         if plan.key != job.key:
             raise DataError(
                 f"{plan.settings.method} or a file it reads changed while the sweep ran; "
