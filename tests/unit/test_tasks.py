@@ -9,6 +9,7 @@ import sys
 import types
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import ClassVar
 
@@ -480,9 +481,8 @@ def feddg(feddg, monkeypatch, tmp_path):
     module.Landsat = Landsat
     monkeypatch.setattr(Landsat, "__module__", module.__name__)
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    known = {kind: names(kind) for kind in ("method", "data set")}
-    known["data set"] = (*known["data set"], "landsat")
-    monkeypatch.setattr(registry, "names", known.__getitem__)
+    entry = EntryPoint("landsat", module.__name__, "feddg_bench.datasets")
+    monkeypatch.setitem(registry._found("data set"), entry.name, entry)
     monkeypatch.setenv("FEDDG_CACHE", str(tmp_path / "cache"))
     Path("landsat.yaml").write_text(RECIPE)
     return feddg
