@@ -75,11 +75,16 @@ def load_dataset(name: str) -> type[DomainDataset]:
 
 
 def _load(kind: str, name: str, base: type) -> Any:
-    check_name(kind, name)
-    where = _found(kind)[name]
+    where = _where(kind, name)
     if where.attr:
         return where.load()
     return _the_only(base, importlib.import_module(where.module))
+
+
+def _where(kind: str, name: str) -> EntryPoint:
+    """Return where a plugin is."""
+    check_name(kind, name)
+    return _found(kind)[name]
 
 
 def _the_only(base: type, module: ModuleType) -> Any:
@@ -114,8 +119,7 @@ def outline(name: str) -> type[Method]:
     module runs with a stand-in for every slow package. Where that fails, or the slow packages are
     there already, the class is the real one.
     """
-    check_name("method", name)
-    where = _found("method")[name]
+    where = _where("method", name)
     if _BASE not in sys.modules:
         with suppress(Exception):  # whatever it is, the import below says it better
             outlines = _Outlines(where.module.partition(".")[0])
