@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from feddg_bench.config.schema import Resources
-from feddg_bench.core.messages import Task
+from feddg_bench.core.messages import Task, Weights
 from feddg_bench.engine.executors import SerialExecutor
 from feddg_bench.engine.timing import synthetic_federation
 from feddg_bench.models.networks import small_cnn
 from feddg_bench.runs.request import Request
-from feddg_bench.runs.setup import start
+from feddg_bench.runs.setup import Run, RunData, open_run, start
 from tests.benchmarks.rows import Row, benchmark, ratios
 
 CLIENTS = 10
@@ -63,6 +63,57 @@ def batched_alone() -> Iterator[Row]:
     for images, size in ((5, 32), (8, 32), (32, 32), (64, 28)):
         ratio = ratios(one_step(images, size), 9)["batched"]
         yield Row(f"PyTorch alone: batches of {images}, {size} px", ratio)
+
+
+@benchmark
+def batched_agreement() -> Iterator[Row]:
+    """How far the mean update of 10 clients of FedAvg on Digits4, recipe `quick`, is from that of
+    clients one by one, over its length: the largest of rounds 1 to 6, each from the weights that
+    clients one by one reach. The last bits: clients one by one whose weights were moved to a
+    neighbouring float, three draws. What rounding alone does is no less."""
+    exact, batched = (digits4(clients) for clients in ("exact", "batched"))
+    weights = exact.server.weights
+    names = exact.server.clients[:CLIENTS]
+    draws = torch.Generator().manual_seed(0)
+    together, last_bits = [], []
+    for number in range(1, 7):
+        reached = mean_weights(exact, names, number, weights)
+        length = distance(reached, weights)
+        together.append(distance(mean_weights(batched, names, number, weights), reached) / length)
+        for _ in range(3):
+            near = {name: neighbour(value, draws) for name, value in weights.items()}
+            last_bits.append(distance(mean_weights(exact, names, number, near), reached) / length)
+        weights = {name: value.float() for name, value in reached.items()}
+    yield Row("a round's update, clients together", max(together), most=0.001)
+    yield Row("a round's update, the last bits of its weights changed", max(last_bits))
+
+
+def digits4(clients: str) -> Run:
+    """Return a run of FedAvg on Digits4 with clients ``exact`` or ``batched``."""
+    given = {"engine": {"clients": clients}}
+    (plan,) = Request(
+        "fedavg", dataset="digits4", recipe="quick", scenario="ip-o-c", settings=given
+    ).plan(check=False)
+    data = RunData(plan.dataset, None)
+    return open_run(plan, data, SerialExecutor(), Resources(device="cpu"))
+
+
+def mean_weights(run: Run, names: Sequence[str], number: int, weights: Weights) -> Weights:
+    """Return the mean of what clients make of weights in a round, in double precision."""
+    tasks = (Task(name, "fit", number, weights, {}) for name in names)
+    replies = [reply.value.weights for reply in run.executor.map(tasks)]
+    return {n: torch.stack([r[n].double() for r in replies]).mean(dim=0) for n in weights}
+
+
+def distance(one: Weights, other: Weights) -> float:
+    """Return the Euclidean distance of two sets of weights."""
+    return sum(float((one[name] - other[name]).square().sum()) for name in one) ** 0.5
+
+
+def neighbour(value: Tensor, draws: torch.Generator) -> Tensor:
+    """Move each number up or down to the next that there is."""
+    up = torch.rand(value.shape, generator=draws) < 0.5
+    return value.nextafter(torch.where(up, torch.inf, -torch.inf))
 
 
 def one_step(images: int, size: int) -> dict[str, Callable[[], object]]:
