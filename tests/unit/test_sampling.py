@@ -7,35 +7,10 @@ from collections import Counter
 import pytest
 
 from feddg_bench.common.errors import SettingsError
-from feddg_bench.core.sampling import num_sampled, sample_clients
+from feddg_bench.core.sampling import sample_clients
 from tests.helpers import refused
 
 CLIENTS = tuple(f"client_{i:03d}" for i in range(10))
-
-
-@pytest.mark.parametrize(
-    ("fraction", "num_clients", "expected"),
-    [
-        (0.2, 100, 20),
-        (0.1, 243, 24),
-        (0.025, 200, 5),
-        (0.05, 10, 1),
-        (0.29, 100, 29),
-        (0.57, 100, 57),
-        (0.145, 100, 15),
-        (0.25, 10, 3),
-        (0, 7, 1),
-        (1, 7, 7),
-    ],
-)
-def test_number_of_sampled_clients(fraction, num_clients, expected):
-    assert num_sampled(fraction, num_clients) == expected
-
-
-@pytest.mark.parametrize("fraction", [-0.1, 1.1, float("nan")])
-def test_fractions_outside_the_unit_interval_are_refused(fraction):
-    with refused(SettingsError, "must lie in [0, 1]"):
-        num_sampled(fraction, 10)
 
 
 def test_every_client_is_drawn_equally_often():

@@ -10,8 +10,6 @@ MOST_LETTERS = 1000
 class FeddgError(Exception):
     """Something the user can mend. The message says what was found, what was expected and how."""
 
-    exit_code = 2
-
 
 class SettingsError(FeddgError):
     """A name, flag or value that cannot be used."""

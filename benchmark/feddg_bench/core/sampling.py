@@ -2,31 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.streams import generator
-
-
-def num_sampled(fraction: float, num_clients: int) -> int:
-    """Return K = max(1, fraction N), halves rounded up.
-
-    The product is taken to nine decimals first, so that 0.29 of 100 clients are 29 although the
-    binary 0.29 is a little less.
-
-    Args:
-        fraction: Share of the clients, in [0, 1].
-        num_clients: N >= 1.
-
-    Raises:
-        SettingsError: If the fraction is out of range.
-    """
-    if not 0 <= fraction <= 1:
-        raise SettingsError(
-            f"the fraction of clients sampled each round is {fraction} but must lie in [0, 1]"
-        )
-    return max(1, math.floor(round(fraction * num_clients, 9) + 0.5))
 
 
 def sample_clients(
