@@ -469,6 +469,16 @@ def test_one_wrong_name_among_several(feddg):
     refused(feddg("run", "--protocol", "lodo,loto"), "unknown protocol 'loto'")
 
 
+def test_a_profile_of_real_images_measures_rounds_without_an_evaluation_too(feddg):
+    """Recipe `quick` evaluates every tenth round, so that of three only the last is."""
+    done = feddg("profile", "--clients", "4", "--per-round", "2", "--json")
+    assert done.code == 0, done.err
+    measured = json.loads(done.out)
+    assert measured["rounds"] == 3
+    assert measured["round"]["evaluation"] > 0
+    assert 0 < measured["share_of_peak"]["evaluation"] < 1
+
+
 def test_profiles_side_by_side(feddg):
     one = ("--rounds", "1", "--clients", "4", "--per-round", "2", "--synthetic", "8")
     done = feddg("profile", "--methods", "fedavg,fedprox", *one, "--json")

@@ -35,7 +35,7 @@ class Profile:
     clients: int  # clients of a round
     images: int  # images trained on in a round
     once: dict[str, float]  # seconds before round 1 (statistics, first loading), by phase
-    round: dict[str, float]  # seconds of a round by phase: the median over the rounds
+    round: dict[str, float]  # seconds of a round by phase: the median over rounds that have it
     client: float  # median seconds of one client's task
     images_per_second: float  # in local training
     bytes_up: int  # sent to the server in a round
@@ -68,8 +68,12 @@ def profile(plan: Plan, federation: Federation, resources: Resources) -> Profile
     cohort = results[-1].cohort
     epochs = settings.train.local_epochs
     images = sum(len(federation.clients[name]) for name in cohort) * epochs
+    evaluated = [r for r in results if r.evaluation is not None]  # the last one is, at least
     phases = {
-        phase: statistics.median(r.ledger.seconds.get(phase, 0.0) for r in results)
+        phase: statistics.median(
+            r.ledger.seconds.get(phase, 0.0)
+            for r in (evaluated if phase == "evaluation" else results)
+        )
         for phase in _PHASES
     }
     peak = peak_flops(worker.device, settings.train.precision, resources.threads)
