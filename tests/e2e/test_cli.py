@@ -317,6 +317,18 @@ def test_everything_fits_into_80_columns(
     assert max(map(len, shown.out.splitlines())) <= 80
 
 
+def test_a_card_fits_a_terminal_and_is_markdown_in_a_file(
+    feddg: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = feddg("methods", "show", "pardon").out
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")  # a terminal, as rich sees it
+    shown = feddg("methods", "show", "pardon").out
+    assert max(map(len, written.splitlines())) > 80
+    assert max(map(len, shown.splitlines())) <= 80
+    assert shown.split() == written.split()
+
+
 def test_the_version(feddg: Run) -> None:
     assert feddg("--version").out == f"feddg-bench {feddg_bench.__version__}\n"
 

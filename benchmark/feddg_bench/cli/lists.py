@@ -112,6 +112,7 @@ def show_method_command(
     )
 
     from feddg_bench.analysis.exposure import exposure_text
+    from feddg_bench.common.terminal import print_markdown
     from feddg_bench.records.attacks import read_attacks
     from feddg_bench.records.sources import FOLDERS
     from feddg_bench.runs.cards import crossing_text, facts, facts_text, see_crossing
@@ -120,10 +121,10 @@ def show_method_command(
     if json_:
         print_json(facts(plan) | asdict(see_crossing(plan)))
     else:
-        print(facts_text(facts(plan)), end="", flush=True)  # noqa: T201 - the rest needs PyTorch
-        print(crossing_text(see_crossing(plan)), end="")  # noqa: T201
+        print_markdown(facts_text(facts(plan)))  # at once: the rest needs PyTorch
+        print_markdown(crossing_text(see_crossing(plan)))
         own = [a for a in read_attacks(FOLDERS) if a.method == name]
-        print(exposure_text(name, outline(name), own), end="")  # noqa: T201
+        print_markdown(exposure_text(name, outline(name), own))
 
 
 @methods_app.command("new")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from typing import Self
 
@@ -14,6 +16,33 @@ from rich.table import Table
 def terminal(*, stderr: bool = False) -> Console:
     """Return a console that takes no brackets for commands: a domain may be called ``[dark]``."""
     return Console(stderr=stderr, markup=False)
+
+
+def print_markdown(markdown: str) -> None:
+    """Print Markdown: on a terminal no wider than it is, elsewhere as it stands."""
+    console = terminal()
+    shown = wrapped(markdown, console.width) if console.is_terminal else markdown
+    print(shown, end="", flush=True)  # noqa: T201 - it is no markup of rich's
+
+
+def wrapped(markdown: str, width: int) -> str:
+    """Break lines between words so that they fit into ``width``; items of lists hang.
+
+    >>> wrapped("- one two three", 9).splitlines()
+    ['- one two', '  three']
+    """
+    lines: list[str] = []
+    for line in markdown.split("\n"):
+        item = re.match(" *- ", line)
+        hanging = " " * len(item[0]) if item else ""
+        lines += textwrap.wrap(
+            line,
+            width,
+            subsequent_indent=hanging,
+            break_long_words=False,
+            break_on_hyphens=False,
+        ) or [""]
+    return "\n".join(lines)
 
 
 def table(
