@@ -164,6 +164,7 @@ def test_two_folders_are_read_as_one(feddg: Run, results: Path, tmp_path: Path) 
         assert path.read_bytes() == (tmp_path / "both" / path.name).read_bytes()
     assert "3 runs of runs (results holds some, too: " in feddg("all").out
     shutil.rmtree(tmp_path / "runs")
+    (tmp_path / "runs" / "runs").mkdir(parents=True)  # as a run that was refused leaves it
     assert "6 runs of results; written to results/tables" in feddg("all").out
 
 

@@ -67,9 +67,13 @@ class Source:
 _unpacked = lru_cache(maxsize=8)(Source.texts)
 
 
+_KINDS = (("runs", ".json", False), ("records", ENDING, True))
+"""Folders of files that hold records, how their names end, and whether they are packed."""
+
+
 def holds_records(root: Path) -> bool:
-    """Return whether a folder looks like one of records."""
-    return (root / "runs").is_dir() or (root / "records").is_dir()
+    """Return whether there is a record in a folder: a command that was refused leaves it empty."""
+    return any(any((root / folder).glob(f"*{ending}")) for folder, ending, _ in _KINDS)
 
 
 def default_folders() -> list[Path]:
@@ -82,8 +86,7 @@ def sources(root: Path, *, packed: bool | None = None) -> list[Source]:
 
     ``packed`` says whether only packed ones, or only others.
     """
-    kinds = (("runs", ".json", False), ("records", ENDING, True))
-    asked = [kind for kind in kinds if packed in (None, kind[2])]
+    asked = [kind for kind in _KINDS if packed in (None, kind[2])]
     return [
         source
         for folder, ending, kind in asked
