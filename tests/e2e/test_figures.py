@@ -82,6 +82,24 @@ def test_all_draws_what_records_are_enough_for(feddg: Run) -> None:
     assert not named.with_suffix(".png").exists()
 
 
+def test_a_figure_that_records_are_not_enough_for_says_what_is_missing(feddg: Run) -> None:
+    run = ("run", "--scenario", "ip-o-c", "--rounds", "1", "data.image_size=8", *TINY)
+    assert feddg(*run).code == 0
+    for name, words in {
+        "noise": "it takes 5 seeds of a method on a scenario",
+        "utility": "no method is recorded under two noises",
+        "ranks": "it takes two methods on two data sets",
+        "profiles": "a profile takes 3 runs",
+        "clients": "no two values of K/N",
+    }.items():
+        done = feddg("figures", name)
+        assert done.code == 2
+        assert words in done.err
+        assert "Traceback" not in done.err
+    assert not Path("runs/figures").exists()
+    assert feddg("figures", "all").code == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

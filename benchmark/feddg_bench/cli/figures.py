@@ -141,7 +141,7 @@ def _command(name: str) -> Callable[..., None]:
         drawn: Iterable[Picture | str] = (
             made for figure in wanted for made in _pictures(figure, runs, choice)
         )
-        if name in ("lambda", "clients"):  # nothing else is asked for
+        if name != "all":
             drawn = _at_least_one(drawn)
         save(lambda: drawn, records.out or choice.results[0] / "figures", formats)
 
@@ -150,10 +150,22 @@ def _command(name: str) -> Callable[..., None]:
 
 
 def _at_least_one(drawn: Iterable[Picture | str]) -> Iterable[Picture | str]:
+    """Yield pictures, then why there are no more.
+
+    Raises:
+        DataError: If there is no picture.
+    """
+    reasons: list[str] = []
+    empty = True
     for made in drawn:
         if isinstance(made, str):
-            raise DataError(made)
-        yield made
+            reasons.append(made)
+        else:
+            empty = False
+            yield made
+    if empty:
+        raise DataError(reasons[0])
+    yield from reasons
 
 
 for _name in OF_RECORDS:
