@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from feddg_bench.common.errors import SettingsError, unknown
 from feddg_bench.config.layers import validate
-from feddg_bench.config.schema import Resources
+from feddg_bench.config.reading import read_names
+from feddg_bench.config.schema import KEEP, Resources
 from feddg_bench.runs.request import Request, Words
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ def run(
     readings: str = Request.readings,
     tuned: bool | str = Request.tuned,
     results: str | Path = Resources().results,
-    keep: Sequence[str] = (),
+    keep: Words = (),
     again: bool = False,
     quiet: bool = False,
     observers: Sequence[Observer] = (),
@@ -56,6 +58,13 @@ def run(
     Raises:
         FeddgError: In one sentence, if something is unknown, missing or does not fit.
     """
+    for name in resources:
+        if name not in Resources.model_fields:
+            raise SettingsError(
+                f"{unknown('argument of run', name, Resources.model_fields)}; what decides numbers "
+                f"goes into settings, as in settings={{'rounds': 1}}"
+            )
+    kept = read_names("model to keep", keep, KEEP)
     where = validate(Resources, {"workers": 1, **resources, "results": results})
     request = Request(
         *(method, protocol, dataset, scenario, recipe, seeds, settings or {}, where),
@@ -68,9 +77,9 @@ def run(
     from feddg_bench.runs.run import execute_all
 
     if quiet:
-        return list(execute_all(plans, where, *observers, keep=keep, again=again))
+        return list(execute_all(plans, where, *observers, keep=kept, again=again))
     with ConsoleReport(len(plans)) as report:
-        return list(execute_all(plans, where, report, *observers, keep=keep, again=again))
+        return list(execute_all(plans, where, report, *observers, keep=kept, again=again))
 
 
 def tables(

@@ -130,6 +130,23 @@ def test_a_kept_model_is_the_one_that_was_measured(made: Any, tmp_path: Path, me
     assert all(torch.equal(again.state_dict()[n], t) for n, t in model.state_dict().items())
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ({"keep": ["lst"]}, "unknown model to keep 'lst'; did you mean 'last'?"),
+        ({"keep": "beste"}, "did you mean 'best'?"),
+        ({"rounds": 1}, "settings={'rounds': 1}"),
+        ({"worker": 2}, "did you mean 'workers'?"),
+    ],
+)
+def test_wrong_words_are_refused_before_anything_is_computed(
+    made: Any, tmp_path: Path, words: dict[str, Any], sentence: str
+) -> None:
+    with refused(fb.FeddgError, sentence):
+        made(**words)
+    assert not (tmp_path / "r").exists()
+
+
 def test_models_that_cannot_be_loaded_are_one_sentence(made: Any, tmp_path: Path) -> None:
     (record,) = made(keep=["last"])
     path = tmp_path / "r/runs" / f"{record.key}.last.safetensors"
