@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import pickle
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -528,3 +529,11 @@ def test_cards_of_what_is_not_there(feddg):
     refused(feddg("methods", "show", "fedpro"), "did you mean 'fedprox'?")
     refused(feddg("methods", "show", "fedavg", "--backbone", "resnet19"), "resnet18")
     refused(feddg("methods", "new", "Fed-X"), "cannot name a method")
+
+
+def test_a_new_method_comes_with_the_way_to_install_and_test_it(feddg, tmp_path):
+    done = feddg("methods", "new", "mine")
+    assert done.code == 0, done.err
+    assert "pip install -e 'mine[test]'; feddg-bench run --method mine; pytest mine" in done.out
+    package = tomllib.loads((tmp_path / "mine" / "pyproject.toml").read_text())["project"]
+    assert package["optional-dependencies"] == {"test": ["pytest"]}

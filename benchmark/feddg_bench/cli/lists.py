@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -139,9 +140,10 @@ def new_command(
 
     written = write_plugin(name, directory or Path(name))
     print("\n".join(f"wrote {path}" for path in written))  # noqa: T201
+    where = directory or Path(name)
+    package = shlex.quote(f"{where}[test]")
     print(  # noqa: T201
-        f"next: pip install -e {directory or name}; feddg-bench run --method {name}; "
-        f"pytest {directory or name}"
+        f"next: pip install -e {package}; feddg-bench run --method {name}; pytest {where}"
     )
 
 
