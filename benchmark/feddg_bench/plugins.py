@@ -23,7 +23,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self
 
 import feddg_bench
-from feddg_bench.common.errors import PluginError, SettingsError, unknown
+from feddg_bench.common.errors import (
+    FeddgError,
+    PluginError,
+    SettingsError,
+    in_a_line,
+    unknown,
+)
 
 if TYPE_CHECKING:
     from feddg_bench.core.method import Method
@@ -75,10 +81,23 @@ def load_dataset(name: str) -> type[DomainDataset]:
 
 
 def _load(kind: str, name: str, base: type) -> Any:
+    """Import a plugin's class.
+
+    Raises:
+        PluginError: If it cannot be imported, or is no subclass of ``base``.
+    """
     where = _where(kind, name)
-    if where.attr:
-        return where.load()
-    return _the_only(base, importlib.import_module(where.module))
+    try:
+        found = where.load()
+    except FeddgError:
+        raise
+    except Exception as error:
+        raise PluginError(f"the {kind} {name} cannot be imported: {in_a_line(error)}") from error
+    if not where.attr:
+        return _the_only(base, found)
+    if not (inspect.isclass(found) and issubclass(found, base)):
+        raise PluginError(f"{where.value}, the {kind} {name}, is no subclass of {base.__name__}")
+    return found
 
 
 def _where(kind: str, name: str) -> EntryPoint:

@@ -135,18 +135,44 @@ def test_a_module_defines_one_method(packages):
         )
 
 
-def test_methods_of_other_packages(packages, monkeypatch):
-    packages(one=METHOD + "class Mine(Method):\n    version = 7\n")
-    entry = EntryPoint("theirs", "other_methods.one:Mine", "feddg_bench.methods")
+@pytest.fixture
+def entered(packages, monkeypatch):
+    """Let ``theirs`` be the given place in a package made of the given module texts."""
 
-    def entry_points(*, group, name=None):
-        found = entry.group == group and name in (None, entry.name)
-        return [entry] if found else []
+    def make(place, **modules):
+        packages(**modules)
+        entry = EntryPoint("theirs", place, "feddg_bench.methods")
+        found = {entry.group: [entry]}
+        monkeypatch.setattr(registry, "entry_points", lambda *, group: found.get(group, []))
+        registry._found.cache_clear()
 
-    monkeypatch.setattr(registry, "entry_points", entry_points)
-    registry._found.cache_clear()
+    return make
+
+
+def test_methods_of_other_packages(entered):
+    entered("other_methods.one:Mine", one=METHOD + "class Mine(Method):\n    version = 7\n")
     assert names("method") == ("one", "theirs")
     assert load_method("theirs").version == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "\nimport not_there\n",
+            "No module named 'not_there' (one.py, line 2)",
+        ),
+        ("def f(:\n", "SyntaxError: invalid syntax (one.py, line 1)"),
+        ("x = 1\n", "has no attribute 'Mine'"),
+        ("Mine = 3\n", "other_methods.one:Mine, the method theirs, is no subclass of Method"),
+    ],
+)
+def test_a_method_that_cannot_be_imported_is_one_sentence(entered, text, said):
+    entered("other_methods.one:Mine", one=text)
+    sentence = refusal(load_method, "theirs", kind=PluginError)
+    assert said in sentence
+    assert "\n" not in sentence
+    assert "the method theirs" in sentence
 
 
 # ---------------------------------------------------------------------- without PyTorch

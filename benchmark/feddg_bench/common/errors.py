@@ -1,7 +1,9 @@
 """Errors that a user can cause; the command line prints them as one sentence and exits with 2."""
 
 import difflib
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 MOST_LETTERS = 1000
 """Of the known names that an error lists."""
@@ -56,6 +58,25 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
         first = shown[:MOST_LETTERS].count(", ") or 1
         shown = f"{', '.join(names[:first])} and {len(names) - first} more"
     return f"unknown {kind} {name!r}{hint} Known: {shown}"
+
+
+def in_a_line(error: BaseException) -> str:
+    """Return an exception in one line; one that is no `FeddgError` with its type and place.
+
+    >>> try:
+    ...     int("many")
+    ... except ValueError as error:
+    ...     in_a_line(error).partition(" (")[0]
+    "ValueError: invalid literal for int() with base 10: 'many'"
+    """
+    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    if isinstance(error, FeddgError):
+        return text
+    text = f"{type(error).__name__}: {text}"
+    if isinstance(error, SyntaxError):  # it says where itself
+        return text
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{text} ({Path(place.filename).name}, line {place.lineno})"
 
 
 def printable(text: str) -> str:

@@ -14,13 +14,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from multiprocessing.connection import Connection, Pipe, wait
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from feddg_bench.common.errors import ClientError, FeddgError, SettingsError
+from feddg_bench.common.errors import ClientError, FeddgError, SettingsError, in_a_line
 from feddg_bench.common.parallel import end_processes, start_process
 from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Task, Weights, decode, encode
 from feddg_bench.core.method import Method
@@ -579,8 +578,5 @@ def _replies(answer: Payload) -> Iterator[Reply[Any]]:
 
 def _client_error(task: Task, error: Exception) -> ClientError:
     """Return an exception that a client's task raised with the names of client and round."""
-    text = (str(error).strip() or type(error).__name__).splitlines()[0]
-    if not isinstance(error, FeddgError):
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        text = f"{type(error).__name__}: {text} ({Path(place.filename).name}, line {place.lineno})"
-    return ClientError(f"{task.client} failed in round {task.round} ({task.call}): {text}")
+    where = f"{task.client} failed in round {task.round} ({task.call})"
+    return ClientError(f"{where}: {in_a_line(error)}")
