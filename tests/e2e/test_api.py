@@ -17,7 +17,13 @@ import feddg_bench as fb
 from feddg_bench.runs.kept import read_model
 from tests.helpers import refused
 
-SETTINGS = {"clients": 4, "per_round": 2, "rounds": 2, "evaluation.every": 1}
+SETTINGS = {
+    "clients": 4,
+    "per_round": 2,
+    "rounds": 2,
+    "evaluation.every": 1,
+    "data.image_size": 8,
+}
 
 
 @pytest.fixture

@@ -20,7 +20,10 @@ import feddg_bench
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.store import ResultsStore
 
-TINY = ("--clients", "4", "--per-round", "2", "--rounds", "2", "--workers", "1")
+TINY = (
+    *("--clients", "4", "--per-round", "2", "--rounds", "2", "--workers", "1"),
+    "data.image_size=8",
+)
 
 
 Run = Callable[..., Any]

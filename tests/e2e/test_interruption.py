@@ -21,7 +21,10 @@ from tests.helpers import children
 
 COMMAND = (sys.executable, "-m", "feddg_bench")
 SOURCES = [str(Path(__file__).parents[2] / root) for root in ("benchmark", "methods", "datasets")]
-RUN = ("run", "--method", "pardon", "--scenario", "ip-o-c", "--clients", "6", "--per-round", "3")
+RUN = (
+    *("run", "--method", "pardon", "--scenario", "ip-o-c", "--clients", "6", "--per-round", "3"),
+    "data.image_size=8",
+)
 
 
 Run = Callable[..., Any]
@@ -53,6 +56,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> RunRecord:
             "rounds": 12,
             "train.optimizer_state": "persist",
             "evaluation.every": 5,
+            "data.image_size": 8,
         },
         results=tmp_path_factory.mktemp("whole"),
         cache_dir=cache,

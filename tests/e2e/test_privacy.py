@@ -24,7 +24,10 @@ for package in ("opacus", "cryptography"):
     pytest.importorskip(package, reason="protected runs need the extra feddg-bench[privacy]")
 
 Run = Callable[..., Any]
-TINY = ("--scenario", "ip-o-c", "--clients", "6", "--per-round", "3", "--rounds", "2")
+TINY = (
+    *("--scenario", "ip-o-c", "--clients", "6", "--per-round", "3", "--rounds", "2"),
+    "data.image_size=8",
+)
 DP = ("privacy.mechanism=dp_client", "federation.weighting=uniform", "privacy.noise_multiplier=0.5")
 SECURE = ("privacy.aggregation=secure",)
 SOURCES = [str(Path(__file__).parents[2] / root) for root in ("benchmark", "methods", "datasets")]
