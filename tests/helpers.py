@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,8 +16,12 @@ from torch.testing import assert_close
 from feddg_bench.common.errors import FeddgError, printable
 from feddg_bench.config.keys import canonical_settings, run_key
 from feddg_bench.config.schema import RunSettings
+from feddg_bench.core.loop import RoundResult
+from feddg_bench.core.messages import encode
+from feddg_bench.engine.executors import Executor
 from feddg_bench.plugins import load_method
 from feddg_bench.records.record import RunRecord, ScenarioRecord
+from feddg_bench.testing import start_toy_run
 from feddg_methods.fedavg import FedAvg
 
 bitwise = partial(assert_close, rtol=0, atol=0)
@@ -78,6 +82,22 @@ SCENARIOS = {
     "po-c-i": (("poster", "outline"), "chalk", "ink"),
 }
 """Scenarios of digits4 under LTDO: training domains, validation domain, test domain."""
+
+
+def numbers(results: Iterable[RoundResult]) -> list[Any]:
+    """Return what must repeat exactly of the rounds' results."""
+    return [
+        (r.round, r.cohort, r.skipped, r.evaluation, r.ledger.bytes, r.ledger.means())
+        for r in results
+    ]
+
+
+def same_on(executor: Executor, method: str, *layers: Any, rounds: int = 2) -> bool:
+    """Run in this process and on an executor, and return whether all is the same."""
+    here, away = start_toy_run(method, *layers), start_toy_run(method, *layers, executor=executor)
+    same = numbers(away.rounds(rounds)) == numbers(here.rounds(rounds))
+    on_cpu = {tensor.device.type for tensor in away.server.weights.values()} == {"cpu"}
+    return same and on_cpu and encode(away.server.state()) == encode(here.server.state())
 
 
 def measured(accuracy: float, *domains: str, images: int = 10) -> dict[str, dict[str, float]]:

@@ -17,7 +17,7 @@ from feddg_bench.engine.executors import ProcessExecutor, SerialExecutor
 from feddg_bench.plugins import names
 from feddg_bench.testing import CONTRACT, Subject
 from feddg_methods.fedavg import FedAvg
-from tests.helpers import bitwise, no_file, refused
+from tests.helpers import bitwise, no_file, numbers, refused
 
 CASES = [
     *((name, no_file(name)) for name in names("method")),
@@ -47,14 +47,6 @@ def pool():
     executor = ProcessExecutor(2)
     yield executor
     executor.close()
-
-
-def numbers(results):
-    """Return what must repeat exactly of the rounds' results."""
-    return [
-        (r.round, r.cohort, r.skipped, r.evaluation, r.ledger.bytes, r.ledger.means())
-        for r in results
-    ]
 
 
 @every_method

@@ -20,9 +20,9 @@ from feddg_bench.data.decoding import Layout, checksum
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.testing import start_toy_run, toy_federation
 from feddg_methods.fedavg import FedAvg
-from tests.contract.test_contract import CASES, numbers
+from tests.contract.test_contract import CASES
 from tests.e2e.test_sweep import write
-from tests.helpers import Sleeping
+from tests.helpers import Sleeping, numbers, same_on
 
 ray = pytest.importorskip("ray")
 from feddg_bench.engine import ray_cluster  # noqa: E402 - after the check
@@ -81,13 +81,6 @@ def _environment():
         yield
 
 
-def both(method, there, *layers, rounds=2):
-    """Run in this process and on the cluster, and return whether all is the same."""
-    here, away = start_toy_run(method, *layers), start_toy_run(method, *layers, executor=there)
-    same = numbers(here.rounds(rounds)) == numbers(away.rounds(rounds))
-    return same and encode(here.server.state()) == encode(away.server.state())
-
-
 def stored(path, brighter=0):
     """Write the toy federation's images into a store, and return it with the one of that name."""
     federation = toy_federation()
@@ -120,12 +113,12 @@ def there(folder):  # noqa: ARG001 - where the cluster is
 class TestOneMachine:
     def test_every_method_gives_the_bits_of_this_process(self, there):
         """In one test, hence on one cluster: several at a time are too much for two cores."""
-        assert [case for case in CASES if not both(case[0], there, case[1])] == []
+        assert [case for case in CASES if not same_on(there, *case)] == []
         assert there.peak_memory_mib() > 0
         limit = {"federation": {"per_round": None, "client_timeout": 5}}
         slow = start_toy_run(Sleeping, limit, executor=there).rounds(1)
         assert [entry["client"] for entry in slow[-1].ledger.dropped] == ["client_1"]
-        assert both("scaffold", there)  # with what came in the place of the late one
+        assert same_on(there, "scaffold")  # with what came in the place of the late one
 
     def test_other_images_or_none_are_refused(self, there, folder, tmp_path, monkeypatch):
         """The actors see those of their folder, this process those where it goes."""
@@ -158,7 +151,7 @@ class TestOneMachine:
 def test_two_machines_one_of_which_is_lost_in_the_middle_of_a_round(tmp_path, caplog, monkeypatch):
     monkeypatch.setenv(FOLDER, str(tmp_path))
     with cluster(2) as machines, executor(2) as there:  # one CPU each: one actor each
-        assert [case for case in CASES[:22:2] if not both(case[0], there, case[1])] == []
+        assert [case for case in CASES[:22:2] if not same_on(there, *case)] == []
         (victim,) = machines.worker_nodes
         (tmp_path / victim.node_id).touch()
 

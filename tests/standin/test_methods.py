@@ -21,7 +21,7 @@ from feddg_bench.models.backbones import build_backbone
 from feddg_bench.plugins import names
 from feddg_bench.testing import start_toy_run, toy_federation
 from feddg_methods.shared.style_transfer import build_style_backend
-from tests.helpers import PLAIN, bitwise, hyper, no_file, pixel, rng
+from tests.helpers import PLAIN, bitwise, hyper, no_file, numbers, pixel, rng, same_on
 
 UNCROPPED = {"augment": {"crop_scale": None, "flip": 0.0}}
 BF16 = {"train": {"precision": "bf16-mixed"}}
@@ -46,11 +46,6 @@ PROTECTED = [
 ]
 
 pytestmark = pytest.mark.usefixtures("standin")
-
-
-def numbers(results: list[Any]) -> list[Any]:
-    """Return what must be the same of the rounds' results."""
-    return [(r.round, r.cohort, r.skipped, r.evaluation, r.ledger.means()) for r in results]
 
 
 def compare(name: str, *layers: Any) -> None:
@@ -127,16 +122,8 @@ def test_backbones_with_deterministic_algorithms(name) -> None:
 def test_processes_on_two_devices(standin) -> None:
     """In one test, since the two processes take long to begin."""
     with closing(ProcessExecutor(standin.device_count(), [ONE, TWO])) as pool:
-        assert [name for name in names("method") if not as_here(pool, name)] == []
-
-
-def as_here(pool: ProcessExecutor, name: str) -> bool:
-    """Run in this process and in others, and return whether all is the same."""
-    layers = (UNCROPPED, no_file(name))
-    here, there = start_toy_run(name, *layers), start_toy_run(name, *layers, executor=pool)
-    same = numbers(there.rounds(1)) == numbers(here.rounds(1))
-    on_cpu = {tensor.device.type for tensor in there.server.weights.values()} == {"cpu"}
-    return same and on_cpu and encode(there.server.state()) == encode(here.server.state())
+        cases = ((name, UNCROPPED, no_file(name)) for name in names("method"))
+        assert [case[0] for case in cases if not same_on(pool, *case, rounds=1)] == []
 
 
 # ----------------------------------------------------------------------------------- data
