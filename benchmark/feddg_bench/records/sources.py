@@ -128,4 +128,4 @@ def write_packed(path: Path, texts: Iterable[bytes]) -> None:
     values = sorted((from_json(text) for text in texts), key=lambda value: str(value["key"]))
     lines = [json.dumps(value, ensure_ascii=False, separators=(",", ":")) for value in values]
     data = "\n".join([*lines, ""]).encode()
-    write_whole(path, lzma.compress(data, preset=6))
+    write_whole(path, lzma.compress(data, preset=9 | lzma.PRESET_EXTREME))
