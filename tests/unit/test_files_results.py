@@ -8,6 +8,7 @@ import lzma
 import math
 import os
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import patch
 
@@ -165,6 +166,16 @@ def test_trying_the_folder_leaves_nothing_there(tmp_path):
     store = ResultsStore(tmp_path / "new")
     store.check_writable()
     assert list(store.runs.iterdir()) == []
+
+
+def test_commands_that_begin_at_once_try_the_folder_at_once(tmp_path):
+    def several(store):
+        for _ in range(50):
+            store.check_writable()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(several, [ResultsStore(tmp_path)] * 4))
+    assert list((tmp_path / "runs").iterdir()) == []
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.999])

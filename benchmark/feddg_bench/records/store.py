@@ -39,7 +39,7 @@ class ResultsStore:
         """Raise `DataError` in one sentence if records could not be written here."""
         probe = self.runs / ".writable"
         write_whole(probe, b"")
-        probe.unlink()
+        probe.unlink(missing_ok=True)  # a command that began at once may have been quicker
 
     def path(self, key: str) -> Path:
         """Return where the record of a key is, or will be."""
