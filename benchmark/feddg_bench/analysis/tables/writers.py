@@ -13,7 +13,7 @@ CSV_COLUMNS = (
     *("table", "row", "method", "recipe", "variant", "group", "column", "kind"),
     *("dataset", "protocol", "scenario", "train", "val", "test", "split", "metric", "select"),
     *("value", "std", "seeds", "text", "mark", "low", "high"),
-    *("published", "published_source", "difference", "run_keys", "fill", "footnotes"),
+    *("published", "published_source", "difference", "run_keys", "footnotes"),
 )
 
 
@@ -69,7 +69,10 @@ def _md_entry(entry: Entry | None) -> str:
 
 
 def csv_text(grid: Grid) -> str:
-    """Return a table as tidy CSV: one row for each of its cells, with run keys and command."""
+    """Return a table as tidy CSV: one row for each of its numbers, with run keys.
+
+    Cells without a number are left out: which commands fill them, the Markdown says once a row.
+    """
     rows = []
     lines = {(line.row, line.kind): line for line in grid.lines}
     places = [
@@ -84,7 +87,7 @@ def csv_text(grid: Grid) -> str:
             mine, paper, gap = (
                 line.entries[n] if line else None for line in (ours, published, gaps)
             )
-            if mine is None and paper is None:
+            if (mine is None or mine.fill) and paper is None:
                 continue
             values = {"table": grid.name, "row": row, **facts, **place}
             marks = list(ours.footnotes) if ours else []
@@ -98,7 +101,6 @@ def csv_text(grid: Grid) -> str:
                     "low": _full(mine.low),
                     "high": _full(mine.high),
                     "run_keys": " ".join(mine.keys),
-                    "fill": mine.fill,
                 }
                 marks += mine.footnotes
             if paper is not None:
