@@ -112,7 +112,8 @@ def _draw(
         if gaps:
             line += f"; last bits: {sum(gaps) / len(gaps):.2f} (up to {max(gaps):.2f})"
         if place and deviations[0] > 0:
-            line += f"; {(spread.value / deviations[0]) ** 2:.2g} times the seeds do"
+            ratio = (spread.value / deviations[0]) ** 2
+            line += f"; needs {ratio:.2f} times the seeds of {next(iter(values))}"
         deviations.append(spread.value)
         said.append(line)
         rows += [
