@@ -73,6 +73,19 @@ def test_bad_words_are_refused(feddg: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "attacks").exists()
 
 
+def test_what_the_messages_cannot_hold_is_refused_before_there_is_a_run(
+    feddg: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feddg_bench.privacy.perform.train", None)  # no run
+    style = attack(feddg, tmp_path, "--kind", "style-inversion", "--method", "fedavg")
+    assert style.code == 2
+    assert "reads styles or statistics of images" in style.err
+    assert "of fedavg a server sees weights: choose another --kind" in style.err
+    hidden = attack(feddg, tmp_path, "--method", "fedavg", "privacy.aggregation=secure")
+    assert hidden.code == 2
+    assert "of fedavg a server sees nothing: choose another --kind" in hidden.err
+
+
 def test_a_card_says_who_sees_what(feddg: Run) -> None:
     card = feddg("methods", "show", "fedavg").out
     assert "## Privacy" in card

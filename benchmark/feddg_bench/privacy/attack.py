@@ -18,6 +18,7 @@ import numpy as np
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.streams import generator
 from feddg_bench.config.schema import RunSettings
+from feddg_bench.core.server import Uplink
 from feddg_bench.data.federated import Federation
 from feddg_bench.privacy.capture import Exchange, Message, visible
 from feddg_bench.privacy.judges import NOBODY, Judges
@@ -111,6 +112,8 @@ class Attack(ABC):
     """One kind of attack; `measure` is its scorer's half."""
 
     kind: ClassVar[str]
+    wants: ClassVar[str] = "what clients measure on images, or weights they train"
+    """What it reads, in words."""
     overrides: ClassVar[Mapping[str, Any]] = {}
     """Settings of the attacked run that suit this kind, unless the user sets them."""
     sizes: ClassVar[tuple[int, ...]] = ()
@@ -124,6 +127,26 @@ class Attack(ABC):
         self.pictures: dict[str, bytes] = {}
         """PNG files by a name each, of figures that were not withheld."""
 
+    def reads(self, item: str) -> bool:
+        """Return whether messages of this name may be of the kind that it reads."""
+        return True
+
+    def check(self, settings: RunSettings, attacker: Attacker, uplink: Uplink) -> None:
+        """Refuse, before there is a run, an attack that none of its messages can serve.
+
+        Args:
+            settings: Of the run.
+            attacker: Whose eyes look; what a client is sent shows only in a run.
+            uplink: What the method declares.
+
+        Raises:
+            SettingsError: If the attacker will see nothing of the kind that this reads.
+        """
+        secure = settings.privacy.aggregation == "secure"
+        seen = set() if secure else {item for items in uplink.values() for item in items}
+        if attacker != "client" and not any(map(self.reads, seen)):
+            raise self._unread(settings.method, attacker, seen, self.wants)
+
     @abstractmethod
     def measure(self, scene: Scene) -> Iterator[AttackResult]:
         """Attack what the attacker sees, item by item.
@@ -132,12 +155,15 @@ class Attack(ABC):
             SettingsError: If nothing that crosses is of the kind that this attacks.
         """
 
-    def nothing(self, scene: Scene, wanted: str) -> SettingsError:
+    def nothing(self, scene: Scene, wants: str = "") -> SettingsError:
         """Return the error that nothing crosses which this kind of attack could read."""
-        seen = sorted({message.item for message in scene.messages()})
+        seen = {message.item for message in scene.messages()}
+        return self._unread(scene.settings.method, scene.attacker, seen, wants or self.wants)
+
+    def _unread(self, method: str, attacker: str, seen: set[str], wants: str) -> SettingsError:
         return SettingsError(
-            f"{self.kind} reads {wanted}, and of {scene.settings.method} a {scene.attacker} sees "
-            f"{', '.join(seen) or 'nothing'}: choose another --kind, --attacker or --method"
+            f"{self.kind} reads {wants}, and of {method} a {attacker} sees "
+            f"{', '.join(sorted(seen)) or 'nothing'}: choose another --kind, --attacker or --method"
         )
 
 

@@ -140,6 +140,7 @@ class GradientInversion(Attack):
     """The scorer's half: are the client's own images nearer to what was found than others?"""
 
     kind = "gradient-inversion"
+    wants = "the weights that two clients or more train"
     judged = True
     steps = 250
     sizes: ClassVar[tuple[int, ...]] = (1, 4, 16)
@@ -156,12 +157,16 @@ class GradientInversion(Attack):
         "augment": PLAIN.model_dump(mode="json"),
     }
 
+    def reads(self, item: str) -> bool:
+        """Return whether it is a model."""
+        return item == "weights"
+
     def measure(self, scene: Scene) -> Iterator[AttackResult]:
         """Invert the first updates of some clients by every objective."""
-        sent = [m for m in scene.messages() if m.up and m.item == "weights"]
+        sent = [m for m in scene.messages() if m.up and self.reads(m.item)]
         first = [m for m in sent if m.when[0] == 1 and m.when[1] == "fit"][:DRAWS]
         if len(first) < 2:
-            raise self.nothing(scene, "the weights that two clients or more train")
+            raise self.nothing(scene)
         method = build_run_method(scene.settings, scene.federation)
         method.train()
         method.state.load(first[0].exchange.task.weights)

@@ -170,7 +170,7 @@ class Membership(Attack):
         if len(names) > MOST_CLIENTS:
             names = sorted(scene.draw("clients").choice(names, MOST_CLIENTS, replace=False))
         if not names:
-            raise self.nothing(scene, "what clients send")
+            raise self.nothing(scene)
         holders, index = held_by(scene, names)
         members = scene.pictures(index)
         shadow = Shadow(scene.settings, scene.federation, public + others + members)
@@ -182,9 +182,7 @@ class Membership(Attack):
             count += 1
             yield self._item(scene, shadow, chosen, (public, others, members), holders)
         if not count:
-            raise self.nothing(
-                scene, "numbers that clients measure on images or weights they train"
-            )
+            raise self.nothing(scene)
 
     def _item(
         self,

@@ -14,7 +14,7 @@ from feddg_bench.config.layers import merge
 from feddg_bench.config.schema import MANY, Resources
 from feddg_bench.data.federated import Federation, spread
 from feddg_bench.engine.devices import open_executor
-from feddg_bench.plugins import outline
+from feddg_bench.plugins import load_method, outline
 from feddg_bench.privacy.attack import Attack, OnStep, Scene, silent
 from feddg_bench.privacy.capture import Capture
 from feddg_bench.privacy.gradient_inversion import GradientInversion
@@ -155,6 +155,7 @@ class Lab:
         digests = dict(self.judges.digests) if attack.judged else {}
         if record is not None and digests.items() <= record.judges.items():
             return record
+        attack.check(plan.settings, attacker, load_method(plan.settings.method).uplink)
         federation, seen = self._run(plan)
         scene = Scene(plan.settings, federation, seen.exchanges, attacker, self.step, self.judges)
         begun = time.perf_counter()

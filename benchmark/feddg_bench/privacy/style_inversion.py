@@ -162,13 +162,18 @@ class StyleInversion(Attack):
     """
 
     kind = "style-inversion"
+    wants = "styles or statistics of images that two clients send"
     judged = True
     epochs = 60
+
+    def reads(self, item: str) -> bool:
+        """Return whether it is anything but a model."""
+        return item != "weights"
 
     def measure(self, scene: Scene) -> Iterator[AttackResult]:
         """Attack each statistic that clients send."""
         seen = scene.messages()
-        sent = [m for m in seen if m.up and m.item != "weights"]
+        sent = [m for m in seen if m.up and self.reads(m.item)]
         if scene.attacker == "client":
             sent = list(_passed_on(scene, [m for m in seen if not m.up]))
         names = sorted({message.client for message in sent})[:MOST_CLIENTS]
@@ -201,7 +206,7 @@ class StyleInversion(Attack):
                 if scene.judges.lpips is not None:
                     yield self._result(scene, case, scene.judges.lpips)
         if not count:
-            raise self.nothing(scene, "styles or statistics of images that two clients send")
+            raise self.nothing(scene)
 
     def _result(self, scene: Scene, case: _Case, loss: Perceptual | None) -> AttackResult:
         seed, item, held, truth = scene.settings.seed, case.item, case.held, case.truth
