@@ -14,13 +14,15 @@ from feddg_bench.common.streams import torch_generator
 from feddg_bench.core.client import Batch, Client
 from feddg_bench.core.messages import LocalUpdate
 from feddg_bench.core.method import Method
-from feddg_bench.core.server import Server
+from feddg_bench.core.server import Server, Uplink
 from feddg_methods.shared.adain import image_moments, image_styles, pooled_style
 from feddg_methods.shared.draws import draw_rows, share_count
 from feddg_methods.shared.passes import features_of_each, to_bytes
 from feddg_methods.shared.perturbation import PerturbationSettings
 from feddg_methods.shared.style_settings import StyleSettings
 
+STYLES = {"overall": "float32 [1, 2, C]", "single": "float32 [j, 2, C]"}
+"""What clients send of each kind of bank."""
 PRESETS: dict[str, dict[str, Any]] = {
     "pardon": {},
     "official": {
@@ -110,10 +112,7 @@ class CCST(Method):
 
     Settings = CCSTSettings
     settings: CCSTSettings
-    uplink: ClassVar = {
-        "fit": ("weights",),
-        "local_styles": {"overall": "float32 [1, 2, C]", "single": "float32 [j, 2, C]"},
-    }
+    uplink: ClassVar = {"fit": ("weights",), "local_styles": STYLES}
     downlink = ("styles", "bank")
     singles = "tells clients the styles of single others"
     frozen = ("style.",)
@@ -123,6 +122,11 @@ class CCST(Method):
         "J. Chen, M. Jiang, Q. Dou, Q. Chen: Federated Domain Generalization for Image Recognition "
         "via Cross-Client Style Transfer, WACV 2023, arXiv 2210.00912"
     )
+
+    @classmethod
+    def sends(cls, settings: CCSTSettings) -> Uplink:
+        sent = {kind: form for kind, form in STYLES.items() if settings.bank in (kind, "both")}
+        return {**cls.uplink, "local_styles": sent}
 
     def build(self) -> None:
         self.style = self.settings.build_backend()

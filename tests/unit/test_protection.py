@@ -442,7 +442,11 @@ def test_guarantees_say_what_they_protect():
     found = guarantee(toy_settings(STYLE), pardon, 4)
     assert found.epsilon == epsilon(0.5, 1, 1, 1e-5)
     assert found.protects.startswith("a client")
-    found = guarantee(toy_settings(STYLE), ccst, 4)
+    found = guarantee(toy_settings(STYLE), ccst, 4)  # it sends one of two kinds
+    assert found.epsilon == epsilon(0.5, 1, 1, 1e-5)
+    assert found.protects.startswith("a client")
+    assert found.protects.endswith("(overall)")
+    found = guarantee(toy_settings(STYLE, {"hyper": {"bank": "both"}}), ccst, 4)
     assert found.epsilon == epsilon(0.5, 1, 2, 1e-5)
     assert found.protects.startswith("an image")
     assert guarantee(toy_settings(), fedavg, 4) is None

@@ -99,7 +99,7 @@ def exposures(
     for name, method in methods.items():
         own = [record for record in by_server if record.method == name]
         why = obstacles(method)
-        for sent in sent_by(method):
+        for sent in sent_by(method.uplink):
             seen = [r for record in own for r in record.results if r.item == sent.name]
             yield Exposure(
                 method=name,
@@ -254,7 +254,7 @@ def exposure_text(name: str, method: type[Method], records: Sequence[AttackRecor
     """Return a card's section: what leaves, who sees it, what protects it, what was measured."""
     lines = ["", "## Privacy", ""]
     why = obstacles(method)
-    sent = ", ".join(f"`{s.name}` (`{s.call}`)" for s in sent_by(method))
+    sent = ", ".join(f"`{s.name}` (`{s.call}`)" for s in sent_by(method.uplink))
     told = ", ".join(f"`{t}`" for t in ("weights", *method.downlink))
     lines.append(f"- Leaves a client: {sent}. The server sees each client's own, unless summed.")
     lines.append(f"- A client sees what it is sent: {told}. An eavesdropper sees both ways.")

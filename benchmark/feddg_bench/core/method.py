@@ -142,6 +142,11 @@ class Method(LightningModule):
         self.state = ModuleState(self, private=private, constant=constant)
         self.federated, self.trainable = self.state.federated, self.state.trainable
 
+    @classmethod
+    def sends(cls, settings: Any) -> Uplink:  # noqa: ARG003 - most send all
+        """Return what clients may send with these `Settings`: all of `uplink`, or less of it."""
+        return cls.uplink
+
     def build(self) -> None:
         """Create the plugin's own modules. Runs once, at the end of construction."""
 

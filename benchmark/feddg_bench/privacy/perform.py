@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from feddg_bench.common.errors import DataError, SettingsError, unknown
 from feddg_bench.common.files import write_whole
-from feddg_bench.config.layers import merge
+from feddg_bench.config.layers import merge, validate
 from feddg_bench.config.schema import MANY, Resources
 from feddg_bench.data.federated import Federation, spread
 from feddg_bench.engine.devices import open_executor
-from feddg_bench.plugins import load_method, outline
+from feddg_bench.plugins import load_method
 from feddg_bench.privacy.attack import Attack, OnStep, Scene, silent
 from feddg_bench.privacy.capture import Capture
 from feddg_bench.privacy.gradient_inversion import GradientInversion
@@ -155,7 +155,9 @@ class Lab:
         digests = dict(self.judges.digests) if attack.judged else {}
         if record is not None and digests.items() <= record.judges.items():
             return record
-        attack.check(plan.settings, attacker, load_method(plan.settings.method).uplink)
+        method = load_method(plan.settings.method)
+        hyper = validate(method.Settings, plan.settings.hyper, "hyper.")
+        attack.check(plan.settings, attacker, method.sends(hyper))
         federation, seen = self._run(plan)
         scene = Scene(plan.settings, federation, seen.exchanges, attacker, self.step, self.judges)
         begun = time.perf_counter()
@@ -173,7 +175,7 @@ class Lab:
             scenario=s.scenario,
             seed=s.seed,
             recipe=plan.recipe,
-            labels={k: str(s.hyper[k]) for k in outline(s.method).Settings.labels},
+            labels={k: str(s.hyper[k]) for k in method.Settings.labels},
             settings=plan.canonical,
             clients=len(federation.clients),
             images=round(statistics.median(map(len, federation.clients.values()))),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from feddg_bench.common.errors import SettingsError
+from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import PrivacySettings, RunSettings
 from feddg_bench.core.messages import Payload, Reply, Task, content
 from feddg_bench.core.server import Protection, Server
@@ -62,7 +63,7 @@ def guarantee(settings: RunSettings, method: type[Method], clients: int) -> Priv
     if p.mechanism == "none":
         return record if p.aggregation == "secure" else None
     if p.mechanism == "dp_style":
-        sent = covered(method)
+        sent = covered(method.sends(validate(method.Settings, settings.hyper, "hyper.")))
         whose = "an image" if any(s.of_images for s in sent) else "a client"
         names = " and ".join(s.name for s in sent)
         # Noised where it is made, it may change from any value to any other: by two clip norms.
@@ -134,7 +135,7 @@ def noised(value: Any, task: Task, method: Method, settings: PrivacySettings, se
     """
     if settings.mechanism != "dp_style" or "weights" in content(value):
         return value
-    sent = {s.name: s for s in covered(type(method)) if s.call == task.call}
+    sent = {s.name: s for s in covered(method.sends(method.settings)) if s.call == task.call}
     result: Payload = {}
     for name, tensor in value.items():
         parts = list(tensor) if sent[name].of_images else [tensor]

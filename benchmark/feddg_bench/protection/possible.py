@@ -12,6 +12,7 @@ from feddg_bench.protection.accounting import check_extra
 
 if TYPE_CHECKING:
     from feddg_bench.core.method import Method
+    from feddg_bench.core.server import Uplink
 
 _SERVER_HALF = ("prepare", "run_round", "aggregate")
 _TENSOR = re.compile(r"float\d+ \[")
@@ -64,18 +65,18 @@ def check_protection(settings: RunSettings, method: type[Method]) -> None:
         check_extra("cryptography", "privacy.aggregation=secure")
 
 
-def sent_by(method: type[Method]) -> Iterator[Sent]:
+def sent_by(uplink: Uplink) -> Iterator[Sent]:
     """Yield what a method declares in `uplink`."""
-    for call, declared in method.uplink.items():
+    for call, declared in uplink.items():
         for name in declared:
             form = declared[name] if isinstance(declared, Mapping) else ""
             yield Sent(call, name, form if isinstance(form, str) else "")
 
 
-def covered(method: type[Method]) -> list[Sent]:
+def covered(uplink: Uplink) -> list[Sent]:
     """Return what ``dp_style`` covers: tensors of calls that send no weights."""
-    trained = {sent.call for sent in sent_by(method) if sent.name == "weights"}
-    return [s for s in sent_by(method) if s.call not in trained and _TENSOR.match(s.form)]
+    trained = {sent.call for sent in sent_by(uplink) if sent.name == "weights"}
+    return [s for s in sent_by(uplink) if s.call not in trained and _TENSOR.match(s.form)]
 
 
 def _no_sums(method: type[Method]) -> str:
@@ -94,7 +95,7 @@ def _no_sums(method: type[Method]) -> str:
 
 def _not_weights_alone(method: type[Method]) -> str:
     """Say what a method's server half gets besides the mean of the weights; "" if nothing."""
-    others = [sent.name for sent in sent_by(method) if sent.name != "weights"]
+    others = [sent.name for sent in sent_by(method.uplink) if sent.name != "weights"]
     if others:
         return f"it covers the weights alone, and clients also send {', '.join(others)}"
     if any("tally" in vars(kind) for kind in _own(method)):
@@ -104,8 +105,8 @@ def _not_weights_alone(method: type[Method]) -> str:
 
 def _nothing_sent_once(method: type[Method]) -> str:
     """Say why ``dp_style`` would leave something besides the weights as it is; "" if not."""
-    noised = covered(method)
-    others = [s.name for s in sent_by(method) if s.name != "weights" and s not in noised]
+    noised = covered(method.uplink)
+    others = [s.name for s in sent_by(method.uplink) if s.name != "weights" and s not in noised]
     if others:
         return (
             f"it covers tensors that are sent once, before round 1, and clients also send "

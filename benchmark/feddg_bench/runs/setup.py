@@ -158,7 +158,7 @@ def open_server(
         executor,
         seed=settings.seed,
         federation=settings.federation,
-        uplink=method.uplink,
+        uplink=method.sends(method.settings),
         downlink=method.downlink,
         protection=open_protection(settings, method, len(federation.clients)),
     )
