@@ -45,6 +45,7 @@ def tables_command(
     """Make tables from records. Papers' tables have published numbers beside ours.
 
     Every table says which runs its numbers come from, and which command would fill what is missing.
+    With all, tables without a number of ours are left out; each is written by its own name.
     """
     from feddg_bench.analysis.claims import claims, claims_text, tally
     from feddg_bench.analysis.tables.make import make_tables
@@ -66,12 +67,18 @@ def tables_command(
     finally:
         gc.enable()
     folder = out or folders[0] / "tables"
+    written = []
     for grid in grids:
+        filled, cells = grid.filled()
+        left_out = not filled and "all" in names and grid.name not in names
+        said_of = f"{filled} of {cells} cells filled" + (": not written" if left_out else "")
+        print(f"{grid.name}: {grid.title} ({said_of})")  # noqa: T201
+        if left_out:
+            continue
+        written.append(grid.name)
         for ending in endings:
             text = WRITERS[ending](grid)
             write_whole(folder / f"{grid.name}.{ending}", text.encode(), sync=False)
-        filled, cells = grid.filled()
-        print(f"{grid.name}: {grid.title} ({filled} of {cells} cells filled)")  # noqa: T201
     if found is not None:
         write_whole((out or folders[0]) / "claims.md", claims_text(found).encode(), sync=False)
         print(f"claims: {tally(found)}")  # noqa: T201
@@ -89,7 +96,7 @@ def tables_command(
                     path = folder / f"privacy.{ending}"
                     write_whole(path, write(methods, attacks, runs).encode(), sync=False)
             print(f"privacy: {len(attacks)} attacks")  # noqa: T201
-    if "tex" in endings and grids:
-        document = latex_document([grid.name for grid in grids])
+    if "tex" in endings and written:
+        document = latex_document(written)
         write_whole(folder / "tables.tex", document.encode(), sync=False)
     print(f"{len(runs)} runs of {said}; written to {folder}: {', '.join(endings)}")  # noqa: T201
