@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from feddg_bench.cli.options import Folders, record_folders
 from feddg_bench.config.reading import read_names
+
+if TYPE_CHECKING:
+    from feddg_bench.records.runs import RecordedRun
 
 TableNames = Annotated[
     list[str] | None,
@@ -70,33 +74,45 @@ def tables_command(
     written = []
     for grid in grids:
         filled, cells = grid.filled()
-        left_out = not filled and "all" in names and grid.name not in names
-        said_of = f"{filled} of {cells} cells filled" + (": not written" if left_out else "")
-        print(f"{grid.name}: {grid.title} ({said_of})")  # noqa: T201
-        if left_out:
-            continue
-        written.append(grid.name)
-        for ending in endings:
-            text = WRITERS[ending](grid)
-            write_whole(folder / f"{grid.name}.{ending}", text.encode(), sync=False)
+        wanted = filled or "all" not in names or grid.name in names
+        note = "" if wanted else ": not written"
+        print(f"{grid.name}: {grid.title} ({filled} of {cells} cells filled{note})")  # noqa: T201
+        if wanted:
+            written.append(grid.name)
+            for ending in endings:
+                text = WRITERS[ending](grid)
+                write_whole(folder / f"{grid.name}.{ending}", text.encode(), sync=False)
     if found is not None:
         write_whole((out or folders[0]) / "claims.md", claims_text(found).encode(), sync=False)
         print(f"claims: {tally(found)}")  # noqa: T201
     if {"all", "privacy"} & {*names}:
-        from feddg_bench.analysis.exposure import privacy_csv, privacy_text
-        from feddg_bench.plugins import names as plugin_names
-        from feddg_bench.plugins import outline
-        from feddg_bench.records.attacks import read_attacks
-
-        methods = {name: outline(name) for name in plugin_names("method")}
-        attacks = read_attacks(folders)
-        if attacks or "privacy" in names:
-            for ending, write in (("md", privacy_text), ("csv", privacy_csv)):
-                if ending in endings:
-                    path = folder / f"privacy.{ending}"
-                    write_whole(path, write(methods, attacks, runs).encode(), sync=False)
-            print(f"privacy: {len(attacks)} attacks")  # noqa: T201
+        _privacy(folder, endings, folders, runs, anyway="privacy" in names)
     if "tex" in endings and written:
         document = latex_document(written)
         write_whole(folder / "tables.tex", document.encode(), sync=False)
     print(f"{len(runs)} runs of {said}; written to {folder}: {', '.join(endings)}")  # noqa: T201
+
+
+def _privacy(
+    folder: Path,
+    endings: Sequence[str],
+    folders: Sequence[Path],
+    runs: Sequence[RecordedRun],
+    *,
+    anyway: bool,
+) -> None:
+    """Write the table of privacy, if there are attacks or it is wanted anyway."""
+    from feddg_bench.analysis.exposure import privacy_csv, privacy_text
+    from feddg_bench.common.files import write_whole
+    from feddg_bench.plugins import names, outline
+    from feddg_bench.records.attacks import read_attacks
+
+    attacks = read_attacks(folders)
+    if not attacks and not anyway:
+        return
+    methods = {name: outline(name) for name in names("method")}
+    for ending, write in (("md", privacy_text), ("csv", privacy_csv)):
+        if ending in endings:
+            text = write(methods, attacks, runs)
+            write_whole(folder / f"privacy.{ending}", text.encode(), sync=False)
+    print(f"privacy: {len(attacks)} attacks")  # noqa: T201
