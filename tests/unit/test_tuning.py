@@ -37,14 +37,19 @@ SPACE = {
 
 def write(root: Path, method: str, *trials: Trial, **more: Any) -> Path:
     dataset, protocol, recipe = FRAME
-    values: dict[str, Any] = {"scenario": "ip-o-c", "seed": 100, "given": (), "metric": "accuracy"}
+    values: dict[str, Any] = {
+        "scenario": "ip-o-c",
+        "seeds": (100,),
+        "given": (),
+        "metric": "accuracy",
+    }
     values |= {"method": method, "dataset": dataset, "protocol": protocol, "recipe": recipe}
     return Ledger(**{**values, "trials": trials, "chosen": best(trials), **more}).save(root)
 
 
 def trial(value: float | None, **settings: Any) -> Trial:
     found = {name.replace("_", ".", 1): value for name, value in settings.items()}
-    return Trial(settings=found, key="ab", id_val=value, seconds=1.0)
+    return Trial(settings=found, keys=("ab",), id_val=value, seconds=1.0)
 
 
 def asked(root: Path, **words: Any) -> Request:
@@ -110,7 +115,7 @@ def test_what_is_given_is_not_tuned(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ({"seeds": "100,101"}, "one seed"),
+        ({"seeds": "100,3"}, "seed 3 is that of 1 runs"),
         ({"protocol": "ltdo,lodo"}, "one protocol"),
         ({"scenario": "all"}, "one scenario"),
         ({"settings": {"data.id_val_fraction": 0.0}}, "holds out none"),
@@ -138,8 +143,11 @@ def test_a_method_of_ones_own_has_its_ranges_in_a_file(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------- ledgers
 
 
-def made(tuning: Tuning, number: int, id_val: list[float], test: float) -> RunRecord:
-    job = tuning.jobs[number]
+def made(
+    tuning: Tuning, number: int, id_val: list[float], test: float, place: int = 0
+) -> RunRecord:
+    """Return a trial's record, with the seed of that place."""
+    job = tuning.trials[number][place]
     plan = Request.read(pairs=job.pairs).plan(check=False)[0]
     rounds = [
         entry(
@@ -152,7 +160,10 @@ def made(tuning: Tuning, number: int, id_val: list[float], test: float) -> RunRe
         )
         for n, value in enumerate(id_val)
     ]
-    base = record(seed=100).as_json() | {"key": plan.key, "settings": plan.canonical}
+    base = record(seed=tuning.seeds[place]).as_json() | {
+        "key": plan.key,
+        "settings": plan.canonical,
+    }
     base |= {"method": plan.settings.method, "method_version": plan.version, "rounds": rounds}
     return RunRecord.model_validate(base)
 
@@ -173,6 +184,43 @@ def test_held_out_images_of_training_domains_choose(tmp_path: Path) -> None:
     assert ledger == one.ledger(root)  # from records alone
     ledger.save(tmp_path)
     assert load_ledger(tmp_path, *FRAME, "fedavg") == ledger
+
+
+def test_of_several_seeds_the_mean_chooses(tmp_path: Path) -> None:
+    (one,) = open_tuning(asked(tmp_path, seeds="100-102", method="fedavg"), 2)[0]
+    assert [len(runs) for runs in one.trials] == [3, 3]
+    assert len({job.key for job in one.jobs}) == 6
+    root = tmp_path / "tuning"
+    for number, values in enumerate(([0.9, 0.1, 0.2], [0.5, 0.4, 0.6])):
+        for seed, value in enumerate(values):
+            assert not one.is_done(root)
+            save(root, made(one, number, [value], 0, seed))
+    ledger = one.ledger(root)
+    assert ledger.seeds == (100, 101, 102)
+    assert [t.id_val for t in ledger.trials] == pytest.approx([0.4, 0.5])
+    assert ledger.chosen == 1
+    assert ledger.trials[0].keys == tuple(job.key for job in one.trials[0])
+    ledger.save(tmp_path)
+    asking = asked(tmp_path, method="fedavg", tuned=True)
+    assert asking.plan(check=False)[0].tuned == TunedRecord(
+        trials=2, settings=ledger.settings, seeds=3
+    )
+    with refused(SettingsError, "seed 102 chose"):
+        asked(tmp_path, method="fedavg", tuned=True, seeds="102").plan(check=False)
+
+
+def test_a_ledger_of_the_first_form_is_read(tmp_path: Path) -> None:
+    path = write(tmp_path, "fedavg", trial(0.1), trial(0.2, train_lr=0.5))
+    first = json.loads(path.read_text())
+    first |= {"format": 1, "seed": first.pop("seeds")[0]}
+    for one in first["trials"]:
+        (one["key"],) = one.pop("keys")
+    path.write_text(json.dumps(first))
+    found = load_ledger(tmp_path, *FRAME, "fedavg")
+    assert found.seeds == (100,)
+    assert found.trials[0].keys == ("ab",)
+    assert found.settings == {"train.lr": 0.5}
+    assert asked(tmp_path, tuned=True).plan(check=False)[0].tuned.seeds is None
 
 
 def test_the_mean_of_the_last_fifth_of_the_rounds_counts(tmp_path: Path) -> None:
@@ -239,7 +287,7 @@ def test_what_was_not_tuned_is_refused(tmp_path: Path, words: dict[str, Any], sa
         lambda text: text.replace('"chosen": 1', '"chosen": 0'),
         lambda text: text.replace("train.lr", "data.split_csv"),
         lambda text: text.replace("0.5", "[0.5]"),
-        lambda text: text.replace('"format": 1', '"format": 2'),
+        lambda text: text.replace('"format": 2', '"format": 3'),
     ],
 )
 def test_a_ledger_that_was_changed_is_refused(tmp_path: Path, change: Any) -> None:

@@ -31,9 +31,9 @@ def tune_command(
     """Try the same number of settings for every method and write down which won.
 
     Learning rate first, then the method's own ranges; on one scenario and a seed that no table
-    uses (default 100), by held-out images of the training domains alone. Goes on where it was
-    stopped, and shares the work with others as `sweep` does. RESULTS/tuning holds the trials and
-    the ledgers that `run --tuned` reads.
+    uses (default 100; of several the mean counts), by held-out images of the training domains
+    alone. Goes on where it was stopped, and shares the work with others as `sweep` does.
+    RESULTS/tuning holds the trials and the ledgers that `run --tuned` reads.
     """
     from feddg_bench.records.tuning import FOLDER, ledger_path
     from feddg_bench.runs.request import Datasets
@@ -80,9 +80,10 @@ def _show(ledgers: Sequence[Ledger], place: Path) -> None:
         chosen = "-" if ledger.chosen is None else values[ledger.chosen]
         said = "every trial failed" if ledger.chosen is None else settings
         rows.append((ledger.method, values[0] or "-", chosen or "-", said, f"{seconds:.0f}"))
+    seeds = f"seed{'s' * (len(first.seeds) > 1)} {', '.join(map(str, first.seeds))}"
     title = f"{first.dataset}, {first.protocol} {first.scenario}, recipe {first.recipe}"
     drawn = table(
-        f"{title}, seed {first.seed}: {len(first.trials)} trials each",
+        f"{title}, {seeds}: {len(first.trials)} trials each",
         ("method", "recipe", "tuned", "settings", "seconds"),
         rows,
         caption=f"{find_metric(first.metric).title} on held-out images of the training domains, "

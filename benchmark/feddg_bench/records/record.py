@@ -207,6 +207,7 @@ class TunedRecord(RecordPart):
 
     trials: Count  # how many there were
     settings: dict[str, bool | int | float | str] = {}  # chosen; empty: the recipe's own were best
+    seeds: Later[Count] = None  # with each of which a trial was made; none: one
 
 
 class RunRecord(RecordPart):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -30,31 +30,48 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+def _several(values: Any, one: str, several: str) -> Any:
+    """Read the first form of ledgers, which had one seed."""
+    if not isinstance(values, dict) or one not in values:
+        return values
+    return {name: v for name, v in values.items() if name != one} | {several: [values[one]]}
+
+
 class Trial(_Part):
     """One trial."""
 
     settings: dict[Setting, bool | int | float | str]  # by dotted key; empty: the recipe's own
-    key: str  # of its run
-    id_val: float | None  # what chooses, see `Rule`; `None` if the run failed
-    seconds: float | None  # what the run took
-    error: str | None = None  # why it failed
+    keys: tuple[str, ...]  # of its runs, one a seed
+    id_val: float | None  # what chooses, see `Rule`: the mean over seeds; `None` if a run failed
+    seconds: float | None  # what its runs took
+    error: str | None = None  # why one failed
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_seed(cls, values: Any) -> Any:
+        return _several(values, "key", "keys")
 
 
 class Ledger(_Part):
     """The trials of one method in one frame, and which of them won."""
 
-    format: Literal[1] = 1
+    format: Literal[1, 2] = 2
     method: str
     dataset: str
     protocol: str
     recipe: str
     scenario: str
-    seed: int
+    seeds: tuple[int, ...]  # with each of which every trial was made
     given: tuple[str, ...]  # ``KEY=VALUE`` of all trials, beside the recipe's
     metric: str  # the data set's key metric
     rule: Rule = "mean_last_fifth"
     trials: tuple[Trial, ...]
     chosen: int | None  # place of the best among them, the earliest of equals; `None`: all failed
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_seed(cls, values: Any) -> Any:
+        return _several(values, "seed", "seeds")
 
     @model_validator(mode="after")
     def _best(self) -> Ledger:

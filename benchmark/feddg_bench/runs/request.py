@@ -257,12 +257,13 @@ class Request:
         (protocol,) = read_names("protocol", protocol, PROTOCOLS)
         method = named["method"]
         found = load_ledger(self.resources.results, self.dataset, protocol, recipe, method)
-        if found.seed in read_seeds(self.seeds):
+        for seed in set(found.seeds).intersection(read_seeds(self.seeds)):
             raise SettingsError(
-                f"seed {found.seed} chose the tuned settings of {method}: give other seeds to the "
+                f"seed {seed} chose the tuned settings of {method}: give other seeds to the "
                 f"runs that are compared"
             )
-        return TunedRecord(trials=len(found.trials), settings=found.settings)
+        several = len(found.seeds) if len(found.seeds) > 1 else None
+        return TunedRecord(trials=len(found.trials), settings=found.settings, seeds=several)
 
     def one_scenario(self, datasets: Datasets | None = None) -> Request:
         """Return the request for one scenario: the protocol's first if none is named.

@@ -25,7 +25,7 @@ from feddg_bench.records.runs import read_runs
 from feddg_bench.records.sources import holds_records
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.records.tuning import Ledger, Trial, best, worth
-from feddg_bench.runs.request import Datasets, Plan, Request
+from feddg_bench.runs.request import Datasets, Plan, Request, read_seeds
 from feddg_bench.sweeps.definition import Choice, Point, Range, load_sweep
 from feddg_bench.sweeps.failures import Failures
 from feddg_bench.sweeps.jobs import Job, jobs
@@ -50,10 +50,16 @@ _LEVELS = 8
 class Tuning:
     """The trials of one method."""
 
-    plan: Plan  # the recipe as it is
+    plan: Plan  # the recipe as it is, with the first seed
+    seeds: tuple[int, ...]
     given: tuple[str, ...]  # `KEY=VALUE` of all trials
     points: tuple[Point, ...]  # settings of each, by dotted key
-    jobs: tuple[Job, ...]  # the run of each
+    trials: tuple[tuple[Job, ...], ...]  # the runs of each, one a seed
+
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        """The runs of all trials."""
+        return tuple(job for trial in self.trials for job in trial)
 
     def is_done(self, root: Path) -> bool:
         """Return whether every trial is recorded in a results folder, or failed."""
@@ -68,8 +74,8 @@ class Tuning:
         """
         store, failures = ResultsStore(root), Failures(root)
         trials = tuple(
-            _trial(point, job.key, store.load(job.key), failures)
-            for point, job in zip(self.points, self.jobs, strict=True)
+            _trial(point, {job.key: store.load(job.key) for job in runs}, failures)
+            for point, runs in zip(self.points, self.trials, strict=True)
         )
         s = self.plan.settings
         return Ledger(
@@ -78,7 +84,7 @@ class Tuning:
             protocol=s.protocol,
             recipe=self.plan.recipe,
             scenario=s.scenario,
-            seed=s.seed,
+            seeds=self.seeds,
             given=self.given,
             metric=self.plan.dataset.metrics[0],
             trials=trials,
@@ -92,29 +98,31 @@ def open_tuning(
     """Return each method's trials, settled and checked, and a search of all their runs.
 
     Args:
-        request: Methods, data set, recipe and seed; the protocol's first scenario if none is named.
+        request: Methods, data set, recipe and seeds, with each of which every trial is made; the
+            protocol's first scenario if none is named.
         trials: How many each method has.
         ranges: Folder of ``METHOD.yaml``; ``None`` for ``sweeps/tune``. A method without a file is
             tuned in its learning rate alone.
 
     Raises:
-        SettingsError: If there are several scenarios or seeds, the seed is that of a run in the
-            results folder, no images of the training domains are held out, or a trial is out of
-            range.
+        SettingsError: If there are several scenarios, a seed is that of a run in the results
+            folder, no images of the training domains are held out, or a trial is out of range.
         DataError: If the data set has its domains on a disk where they cannot be read.
     """
     root = request.resources.results
     datasets = Datasets(request.resources.data_root)
     request = replace(request, tuned=False, settings=merge(request.settings, MEASURED))
     request = request.one_scenario(datasets)
-    plans = request.plan(datasets, check=False)
-    _check(plans, root)
+    seeds = read_seeds(request.seeds)
+    plans = replace(request, seeds=seeds[:1]).plan(datasets, check=False)
+    _check(plans[0], seeds, root)
     given = tuple(f"{k}={json.dumps(v)}" for k, v in dotted(request.settings).items())
     found = []
     for plan in plans:
         s = plan.settings
         named = {"method": s.method, "dataset": s.dataset, "protocol": s.protocol}
-        named |= {"scenario": s.scenario, "seed": str(s.seed), "readings": request.readings}
+        named |= {"scenario": s.scenario, "seeds": ",".join(map(str, seeds))}
+        named["readings"] = request.readings
         if request.recipe is not None:
             named["recipe"] = request.recipe
         space = _space(s.method, dotted(request.settings), ranges)
@@ -123,28 +131,26 @@ def open_tuning(
         for point in points:
             values = [f"{key}={json.dumps(value)}" for key, value in point.items()]
             pairs = [*(f"{key}={value}" for key, value in named.items()), *given, *values]
-            made += jobs(pairs, datasets, root)
-        if len({job.key for job in made}) < trials:
+            made.append(tuple(jobs(pairs, datasets, root)))
+        if len({runs[0].key for runs in made}) < trials:
             raise SettingsError(
                 f"{s.method} has nothing left to tune in {trials} trials beside what is given: "
                 f"{', '.join(given)}"
             )
-        found.append(Tuning(plan, given, tuple(points), tuple(made)))
+        found.append(Tuning(plan, seeds, given, tuple(points), tuple(made)))
     return found, Search(*(job for tuning in found for job in tuning.jobs))
 
 
-def _check(plans: Sequence[Plan], root: Path) -> None:
+def _check(plan: Plan, seeds: Sequence[int], root: Path) -> None:
     """Refuse what would not be honest tuning."""
-    s = plans[0].settings
-    if len({plan.settings.seed for plan in plans}) > 1:
-        raise SettingsError(f"tuning takes one seed: give --seed {SEED}")
+    s = plan.settings
     runs = read_runs(root) if holds_records(root) else ()
-    same = [run for run in runs if run.dataset == s.dataset and run.seed == s.seed]
-    if same:
-        raise SettingsError(
-            f"seed {s.seed} is that of {len(same)} runs on {s.dataset} in {root}, which tables "
-            f"show: tune with another, such as --seed {SEED}"
-        )
+    for seed in seeds:
+        if same := [run for run in runs if run.dataset == s.dataset and run.seed == seed]:
+            raise SettingsError(
+                f"seed {seed} is that of {len(same)} runs on {s.dataset} in {root}, which tables "
+                f"show: tune with another, such as --seed {SEED}"
+            )
     drawn = s.data.split_csv is None and s.protocol != "wilds"
     if drawn and s.data.id_val_fraction == 0:
         raise SettingsError(
@@ -201,15 +207,25 @@ def _short(value: Any) -> Any:
     return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
 
 
-def _trial(point: Point, key: str, record: RunRecord | None, failures: Failures) -> Trial:
-    """Return a trial's line in the ledger, by held-out images of the training domains alone."""
-    if record is None:
-        return Trial(settings=point, key=key, id_val=None, seconds=None, error=failures.error(key))
-    value = worth(record)
+def _trial(point: Point, records: Mapping[str, RunRecord | None], failures: Failures) -> Trial:
+    """Return a trial's line in the ledger, by held-out images of the training domains alone.
+
+    ``records`` are its runs' by key, ``None`` where one failed.
+    """
+    made = {key: record for key, record in records.items() if record is not None}
+    values = [worth(record) for record in made.values()]
+    known = [value for value in values if value is not None]
+    seconds = [r.time.seconds for r in made.values() if math.isfinite(r.time.seconds)]
+    if len(made) < len(records):
+        error = next(failures.error(key) for key in records if key not in made)
+    elif len(known) < len(values):
+        error = f"no {next(iter(made.values())).metric.name} on id_val was measured"
+    else:
+        error = None
     return Trial(
         settings=point,
-        key=key,
-        id_val=value,
-        seconds=record.time.seconds if math.isfinite(record.time.seconds) else None,
-        error=f"no {record.metric.name} on id_val was measured" if value is None else None,
+        keys=tuple(records),
+        id_val=sum(known) / len(known) if error is None and len(known) == len(records) else None,
+        seconds=sum(seconds) if seconds else None,
+        error=error,
     )

@@ -153,8 +153,7 @@ def tuning(rows: Sequence[Row]) -> list[str]:
     by_trials: dict[str, list[str]] = {}
     runs = {row.label: row.variant.runs for row in rows if row.variant}
     for label, mine in runs.items():
-        counts = {run.tuned["trials"] if run.tuned else 0 for run in mine}
-        said = "not tuned" if counts == {0} else f"{' or '.join(map(str, sorted(counts)))} trials"
+        said = " or ".join(sorted({_trials(run) for run in mine}))
         by_trials.setdefault(said, []).append(label)
     if not any(run.changed for mine in runs.values() for run in mine):
         return []
@@ -165,6 +164,13 @@ def tuning(rows: Sequence[Row]) -> list[str]:
             f"{said}: {', '.join(labels)}" for said, labels in sorted(by_trials.items())
         )
     return [f"settings were tuned by held-out images of the training domains, {how}"]
+
+
+def _trials(run: RecordedRun) -> str:
+    if not run.tuned:
+        return "not tuned"
+    seeds = run.tuned.get("seeds")
+    return f"{run.tuned['trials']} trials" + (f" of {seeds} seeds" if seeds else "")
 
 
 def _privacy(rows: Sequence[Row]) -> list[str]:
