@@ -9,6 +9,7 @@ import numpy as np
 from feddg_bench.data.federated import Federation
 from feddg_bench.privacy.attack import Scene
 from feddg_bench.privacy.capture import Capture
+from feddg_bench.privacy.perform import looked_at
 from feddg_bench.testing.toy import ToyRun, start_toy_run
 
 CLIENTS, EACH = 8, 6
@@ -57,11 +58,12 @@ def captured(
     *layers: Mapping[str, Any],
     rounds: int = 1,
     federation: Federation | None = None,
+    limited: bool = False,
 ) -> tuple[ToyRun, Capture]:
     """Return a run of some rounds, in which all clients take part, and what crossed in it."""
     whole = {"partition": {"clients": CLIENTS}, "federation": {"per_round": None}}
     toy = start_toy_run(method, whole, *layers, federation=federation or attacked_federation())
-    capture = Capture()
+    capture = Capture(looked_at(toy.settings, toy.federation)) if limited else Capture()
     toy.executor.on_reply = lambda task, reply: capture.replied(toy, task, reply)  # type: ignore[arg-type]
     toy.rounds(rounds)
     return toy, capture
@@ -69,6 +71,6 @@ def captured(
 
 def scene_of(method: str, *layers: Mapping[str, Any], **how: Any) -> Scene:
     """Return the scene of such a run; ``how`` says the attacker and what `captured` takes."""
-    own = {name: how.pop(name) for name in ("rounds", "federation") if name in how}
+    own = {name: how.pop(name) for name in ("rounds", "federation", "limited") if name in how}
     toy, capture = captured(method, *layers, **own)
     return Scene(toy.settings, toy.federation, capture.exchanges, **how)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -47,9 +47,15 @@ class Message:
 
 
 class Capture(Observer):
-    """Keeps what crosses in a run, on the CPU: what the method declares, and nothing else."""
+    """Keeps what crosses in a run, on the CPU: what the method declares, and nothing else.
 
-    def __init__(self) -> None:
+    Args:
+        wanted: Says of a question whether an attack looks at the update that answers it. Others
+            are forgotten: the models of hundreds of clients fill any memory.
+    """
+
+    def __init__(self, wanted: Callable[[Task], bool] = lambda _: True) -> None:
+        self.wanted = wanted
         self.exchanges: list[Exchange] = []
 
     def replied(self, run: Run, task: Task, reply: Reply[Any]) -> None:
@@ -59,6 +65,8 @@ class Capture(Observer):
         broadcast = {k: v for k, v in task.broadcast.items() if k in method.downlink}
         declared = method.uplink.get(task.call, ())
         sent = {k: v for k, v in content(reply.value).items() if k in declared}
+        if "weights" in sent and not self.wanted(task):
+            sent = dict.fromkeys(sent)
         seen = replace(task, memory={}, told=copied(told, cpu), broadcast=copied(broadcast, cpu))
         self.exchanges.append(Exchange(seen, copied(sent, cpu), reply.num_examples))
 
@@ -80,9 +88,12 @@ def visible(
 
 
 def by_item(messages: Iterable[Message], clients: Collection[str]) -> list[list[Message]]:
-    """Return the messages of some clients, a list for each thing and the call it crossed with."""
+    """Return the messages of some clients, a list for each thing and the call it crossed with.
+
+    Those that were not kept are left out.
+    """
     groups: dict[tuple[str, str], list[Message]] = {}
     for message in messages:
         group = groups.setdefault((message.item, message.when[1]), [])
-        group += [message] if message.client in clients else []
+        group += [message] if message.client in clients and message.value is not None else []
     return [group for group in groups.values() if group]

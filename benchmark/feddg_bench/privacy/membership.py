@@ -167,8 +167,7 @@ class Membership(Attack):
         public, others = scene.part("id_val", MOST_PUBLIC), scene.part("id_test", MOST_OTHERS)
         sent = [message for message in scene.messages() if message.up]
         names = sorted({message.client for message in sent})
-        if len(names) > MOST_CLIENTS:
-            names = sorted(scene.draw("clients").choice(names, MOST_CLIENTS, replace=False))
+        names = draw_clients(names, scene.draw("clients"))
         if not names:
             raise self.nothing(scene)
         holders, index = held_by(scene, names)
@@ -296,6 +295,13 @@ class Membership(Attack):
                 planted_leak=planted_leak(interval(there, draw), FOUND),
                 figures={"auc": interval([shares[holders == n] for n in names], draw)},
             ).withheld()
+
+
+def draw_clients(names: Sequence[str], draw: np.random.Generator) -> list[str]:
+    """Return at most `MOST_CLIENTS` of sorted names, drawn."""
+    if len(names) <= MOST_CLIENTS:
+        return list(names)
+    return sorted(draw.choice(names, MOST_CLIENTS, replace=False))
 
 
 def planted(

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from feddg_bench.common.errors import DataError, SettingsError, unknown
 from feddg_bench.common.files import write_whole
+from feddg_bench.common.streams import generator
 from feddg_bench.config.layers import merge, validate
-from feddg_bench.config.schema import MANY, Resources
+from feddg_bench.config.schema import MANY, Resources, RunSettings
 from feddg_bench.data.federated import Federation, spread
 from feddg_bench.engine.devices import open_executor
 from feddg_bench.plugins import load_method
 from feddg_bench.privacy.attack import Attack, OnStep, Scene, silent
 from feddg_bench.privacy.capture import Capture
-from feddg_bench.privacy.gradient_inversion import GradientInversion
+from feddg_bench.privacy.gradient_inversion import DRAWS, GradientInversion
 from feddg_bench.privacy.judges import NOBODY, Judges
-from feddg_bench.privacy.membership import Membership
+from feddg_bench.privacy.membership import (
+    MOST_CLIENTS,
+    MOST_ROUNDS,
+    Membership,
+    draw_clients,
+)
 from feddg_bench.privacy.properties import Properties
 from feddg_bench.privacy.style_inversion import StyleInversion
 from feddg_bench.records.attacks import Attacker, AttackRecord, attack_key, load_attack, save_attack
@@ -30,6 +36,7 @@ from feddg_bench.runs.setup import RunData, open_federation, start
 
 if TYPE_CHECKING:
     from feddg_bench.core.loop import RoundResult
+    from feddg_bench.core.messages import Task
     from feddg_bench.runs.setup import Run
 
 ATTACKS: Mapping[str, type[Attack]] = {
@@ -107,11 +114,23 @@ def check_withheld(plan: Plan) -> int:
     return sum(map(len, parts.clients.values()))
 
 
+def looked_at(settings: RunSettings, federation: Federation) -> Callable[[Task], bool]:
+    """Return what says of a question whether an attack looks at the update that answers it.
+
+    Of clients that are all asked in each round, attacks draw some, or take the first.
+    """
+    names, asked = sorted(federation.clients), settings.federation.per_round
+    drawn = draw_clients(names, generator(settings.seed, "attack", "clients"))
+    some = {*drawn, *names[:MOST_CLIENTS], *list(federation.clients)[:DRAWS]}
+    every = asked is None or asked >= len(names)
+    return lambda task: not every or (task.client in some and task.round <= MOST_ROUNDS)
+
+
 class _Last(Capture):
     """Keeps the last evaluation too, and says how far the run is."""
 
-    def __init__(self, step: OnStep) -> None:
-        super().__init__()
+    def __init__(self, step: OnStep, settings: RunSettings, federation: Federation) -> None:
+        super().__init__(looked_at(settings, federation))
         self.step = step
         self.measured: dict[str, float] = {}
 
@@ -199,7 +218,8 @@ class Lab:
             name = plan.settings.dataset
             data = self._data.setdefault(name, RunData(plan.dataset, self.resources.cache_dir))
             federation, _, _ = open_federation(plan, data)
-            executor, seen = open_executor(self.resources), _Last(self.step)
+            executor = open_executor(self.resources)
+            seen = _Last(self.step, plan.settings, federation)
             try:
                 train(start(plan, federation, executor, self.resources), seen)
             finally:

@@ -1,0 +1,49 @@
+"""Updates that no attack looks at are forgotten, and no figure notices."""
+
+import pytest
+
+from feddg_bench.privacy import membership, perform, properties
+from feddg_bench.privacy.attack import Attack
+from feddg_bench.privacy.gradient_inversion import GradientInversion
+from feddg_bench.privacy.membership import Membership
+from feddg_bench.privacy.properties import Properties
+from feddg_bench.records.attacks import ATTACKERS
+from tests.privacy.scenes import CLIENTS, captured, scene_of
+
+
+@pytest.fixture(autouse=True)
+def _few(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (membership, properties, perform):
+        monkeypatch.setattr(module, "MOST_CLIENTS", 3)
+    monkeypatch.setattr(GradientInversion, "steps", 2)
+
+
+@pytest.mark.parametrize("attacker", ATTACKERS)
+@pytest.mark.parametrize("attack", [Membership, Properties, GradientInversion])
+def test_what_no_attack_looks_at_moves_no_figure(attack: type[Attack], attacker: str) -> None:
+    def found(*, limited: bool) -> object:
+        try:
+            scene = scene_of("fedavg", rounds=2, limited=limited, attacker=attacker)
+            return list(attack().measure(scene))
+        except perform.SettingsError as refused:
+            return str(refused)
+
+    assert found(limited=True) == found(limited=False)
+
+
+def test_updates_of_most_clients_and_of_late_rounds_are_not_kept() -> None:
+    _, capture = captured("fedavg", rounds=4, limited=True)
+    kept = {
+        (e.task.client, e.task.round) for e in capture.exchanges if e.sent["weights"] is not None
+    }
+    assert len(capture.exchanges) == 4 * CLIENTS
+    assert {number for _, number in kept} == {1, 2, 3}
+    assert {f"client_{i}" for i in range(4)} <= {client for client, _ in kept}
+    assert len(kept) <= 3 * (4 + 3)
+
+
+def test_all_are_kept_where_only_some_clients_are_asked() -> None:
+    few = {"federation": {"per_round": 3}}
+    _, capture = captured("fedavg", few, rounds=4, limited=True)
+    assert len(capture.exchanges) == 12
+    assert all(e.sent["weights"] is not None for e in capture.exchanges)
