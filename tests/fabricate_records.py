@@ -119,8 +119,9 @@ def _hits(rng: np.random.Generator, done: float, *, better: bool) -> int:
 
 
 def in_frame(recipe: str, dataset: str, method: str) -> dict[str, Any]:
-    """Return the sections of settings of a recipe, as a run of it has them."""
-    return merge(*load_recipe(recipe, dataset, method))
+    """Return the sections of settings of a recipe, as a run of it has them; PARDON is whole."""
+    own = {"hyper": {"ablation": "v5"}} if method == "pardon" else {}
+    return merge(own, *load_recipe(recipe, dataset, method))
 
 
 def save(root: Path, *records: RunRecord) -> None:

@@ -33,8 +33,6 @@ def runs(
         for scenario in scenarios:
             for seed in seeds:
                 settings: dict[str, Any] = in_frame(recipe, "pacs", method)
-                if method == "pardon":
-                    settings["hyper"] = {**settings.get("hyper", {}), "ablation": "v5"}
                 if tuned:
                     settings["train"] = {**settings["train"], "lr": 0.5}
                 one = record(
