@@ -16,9 +16,9 @@ pacs: $(if $(DATA),.venv/pretrained)  ## a first table of real images, half an h
 	cat demo-pacs/tables/pacs-ltdo-laptop.md
 
 # Three processes on any machine, which take one test after the other: many wait for processes that
-# they start, and none is left with all the slow ones. Threads of theirs would only wait in turn.
+# they start, and none is left with all the slow ones.
 test: .venv/developed  ## all tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist load --maxschedchunk 1
+	$(BIN)/python -m pytest -n 3 --dist load --maxschedchunk 1
 
 check: .venv/developed  ## lint and types
 	$(BIN)/ruff format --check .
