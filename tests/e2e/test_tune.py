@@ -72,7 +72,7 @@ def test_tune_then_run_with_what_won(feddg: Run, tmp_path: Path) -> None:
 
 
 def test_a_sweep_of_tuned_runs(feddg: Run, tmp_path: Path) -> None:
-    assert feddg(*tune("--workers", "1", "--results", "R")).code == 0
+    assert feddg(*tune("--seeds", "100,101", "--workers", "1", "--results", "R")).code == 0
     layer = {"program": "feddg-bench", "method": "grid", "parameters": TINY}
     layer |= {"command": ["${env}", "${program}", "run", "tuned=true", "${args_no_hyphens}"]}
     (tmp_path / "s.yaml").write_text(yaml.safe_dump(layer))
@@ -84,6 +84,7 @@ def test_a_sweep_of_tuned_runs(feddg: Run, tmp_path: Path) -> None:
     assert record.tuned.trials == 2
     ran = feddg("run", "--tuned", *PAIRS, "--results", "R", "--workers", "1")
     assert "already done" in ran.err
+    assert "tuned in 2 trials of 2 seeds" in ran.out
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
