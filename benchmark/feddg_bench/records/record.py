@@ -209,6 +209,11 @@ class TunedRecord(RecordPart):
     settings: dict[str, bool | int | float | str] = {}  # chosen; empty: the recipe's own were best
     seeds: Later[Count] = None  # with each of which a trial was made; none: one
 
+    @property
+    def words(self) -> str:
+        """How many trials there were, for a sentence."""
+        return f"{self.trials} trials" + (f" of {self.seeds} seeds" if self.seeds else "")
+
 
 class RunRecord(RecordPart):
     """Everything about one run; never a path, never a host name."""

@@ -257,9 +257,9 @@ class Request:
         (protocol,) = read_names("protocol", protocol, PROTOCOLS)
         method = named["method"]
         found = load_ledger(self.resources.results, self.dataset, protocol, recipe, method)
-        for seed in set(found.seeds).intersection(read_seeds(self.seeds)):
+        if both := sorted(set(found.seeds).intersection(read_seeds(self.seeds))):
             raise SettingsError(
-                f"seed {seed} chose the tuned settings of {method}: give other seeds to the "
+                f"seed {both[0]} chose the tuned settings of {method}: give other seeds to the "
                 f"runs that are compared"
             )
         several = len(found.seeds) if len(found.seeds) > 1 else None

@@ -225,7 +225,7 @@ def _trial(point: Point, records: Mapping[str, RunRecord | None], failures: Fail
     return Trial(
         settings=point,
         keys=tuple(records),
-        id_val=sum(known) / len(known) if error is None and len(known) == len(records) else None,
+        id_val=sum(known) / len(known) if len(known) == len(records) else None,
         seconds=sum(seconds) if seconds else None,
         error=error,
     )

@@ -14,7 +14,7 @@ from feddg_bench.analysis.tables.rows import Row
 from feddg_bench.common.errors import FeddgError
 from feddg_bench.plugins import load_dataset
 from feddg_bench.records.metrics import find_metric
-from feddg_bench.records.record import PrivacyRecord
+from feddg_bench.records.record import PrivacyRecord, TunedRecord
 from feddg_bench.records.rules import LAST, Rule
 from feddg_bench.records.runs import RecordedRun
 from feddg_bench.records.statistics import FEWEST
@@ -153,7 +153,9 @@ def tuning(rows: Sequence[Row]) -> list[str]:
     by_trials: dict[str, list[str]] = {}
     runs = {row.label: row.variant.runs for row in rows if row.variant}
     for label, mine in runs.items():
-        said = " or ".join(sorted({_trials(run) for run in mine}))
+        said = " or ".join(
+            sorted({TunedRecord(**run.tuned).words if run.tuned else "not tuned" for run in mine})
+        )
         by_trials.setdefault(said, []).append(label)
     if not any(run.changed for mine in runs.values() for run in mine):
         return []
@@ -164,13 +166,6 @@ def tuning(rows: Sequence[Row]) -> list[str]:
             f"{said}: {', '.join(labels)}" for said, labels in sorted(by_trials.items())
         )
     return [f"settings were tuned by held-out images of the training domains, {how}"]
-
-
-def _trials(run: RecordedRun) -> str:
-    if not run.tuned:
-        return "not tuned"
-    seeds = run.tuned.get("seeds")
-    return f"{run.tuned['trials']} trials" + (f" of {seeds} seeds" if seeds else "")
 
 
 def _privacy(rows: Sequence[Row]) -> list[str]:

@@ -120,9 +120,7 @@ def _caption(records: Sequence[RunRecord], sources: Sequence[str]) -> str:
     seeds = sorted({record.seed for record in records})
     parts = [
         "last round",
-        f"recipe {first.recipe}"
-        + (f", tuned in {first.tuned.trials} trials" if first.tuned else "")
-        + (f" of {first.tuned.seeds} seeds" if first.tuned and first.tuned.seeds else ""),
+        f"recipe {first.recipe}" + (f", tuned in {first.tuned.words}" if first.tuned else ""),
         f"backbone {backbone['name']} at {first.settings['data']['image_size']} px"
         + (", pretrained" if backbone["pretrained"] else ", from scratch"),
         *(f"{name} {value}" for name, value in first.labels.items()),
