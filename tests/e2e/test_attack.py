@@ -30,9 +30,12 @@ def attack(feddg: Run, root: Path, *words: str) -> Any:
 def test_an_attack_is_recorded_with_both_controls_is_not_repeated_and_is_in_the_table(
     feddg: Run, tmp_path: Path
 ) -> None:
-    outcome = attack(feddg, tmp_path, *STORED)
+    (part,) = json.loads(attack(feddg, tmp_path, *STORED, "--items", "style").out)
+    assert [result["item"] for result in part["results"]] == ["style"]
+    outcome = attack(feddg, tmp_path, *STORED, "--items", "style,weights")
     assert outcome.code == 0, outcome.err
     (record,) = json.loads(outcome.out)
+    assert record["results"][0] == part["results"][0]
     (path,) = (tmp_path / "attacks").iterdir()
     assert json.loads(path.read_bytes()) == record
     assert record["public"] > 100
@@ -42,7 +45,7 @@ def test_an_attack_is_recorded_with_both_controls_is_not_repeated_and_is_in_the_
     assert style["planted_leak"]["measured"]["value"] > 0.9
     assert weights["figures"]["auc"]["low"] > 0.6
     before = path.stat().st_mtime_ns
-    again = attack(feddg, tmp_path, *STORED)
+    again = attack(feddg, tmp_path, *STORED, "--items", "weights")
     assert json.loads(again.out) == [record]
     assert path.stat().st_mtime_ns == before
     done = feddg("tables", "privacy", "--results", str(tmp_path))
@@ -81,6 +84,10 @@ def test_what_the_messages_cannot_hold_is_refused_before_there_is_a_run(
     assert style.code == 2
     assert "reads styles or statistics of images" in style.err
     assert "of fedavg a server sees weights: choose another --kind" in style.err
+    items = attack(feddg, tmp_path, "--method", "fedavg", "--items", "wieghts")
+    assert items.code == 2
+    assert "of fedavg a server sees weights" in items.err
+    assert "or other --items" in items.err
     hidden = attack(feddg, tmp_path, "--method", "fedavg", "privacy.aggregation=secure")
     assert hidden.code == 2
     assert "of fedavg a server sees nothing: choose another --kind" in hidden.err

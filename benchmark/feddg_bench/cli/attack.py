@@ -52,6 +52,10 @@ def attack_command(
     sizes: Annotated[
         str | None, typer.Option(help="Images a client, such as 10,30,60; a run for each.")
     ] = None,
+    items: Annotated[
+        str | None,
+        typer.Option(help="Such as style: attack these alone of what crosses."),
+    ] = None,
     lpips: Annotated[
         Path | None,
         typer.Option(help="Weights of torchvision's squeezenet1_1: pictures are judged by LPIPS."),
@@ -77,6 +81,7 @@ def attack_command(
         raise SettingsError(unknown("attacker", attacker, ATTACKERS))
     eyes: Attacker = attacker
     wanted = read_sizes(sizes)
+    only = frozenset(listed(items)) if items else frozenset()
     resources = machine.resources()
     datasets = Datasets(resources.data_root)
     request = experiment.request(resources)
@@ -97,7 +102,7 @@ def attack_command(
         for name, plan in plans:
             display.begin(f"{plan.title}: {name}")
             try:
-                found.append(lab.attack(plan, name, eyes, again=again))
+                found.append(lab.attack(plan, name, eyes, items=only, again=again))
             except SettingsError as why:  # of one method among several
                 refused.append(why)
             except RunInterruptedError as stop:

@@ -9,7 +9,7 @@ the target alone and must find it. A figure whose controls fail is withheld.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -67,6 +67,7 @@ class Scene:
         attacker: Whose eyes look.
         step: Is told how far the attack is.
         judges: Of pictures.
+        items: Declared names of what is looked at; all if there is none.
     """
 
     settings: RunSettings
@@ -75,6 +76,7 @@ class Scene:
     attacker: Attacker = "server"
     step: OnStep = silent
     judges: Judges = NOBODY
+    items: Set[str] = frozenset()
 
     @property
     def own(self) -> str:
@@ -82,10 +84,15 @@ class Scene:
         return next(iter(self.federation.clients))
 
     def messages(self) -> list[Message]:
-        """Return what the attacker sees: under secure sums no reply of a single client."""
+        """Return what the attacker looks at: under secure sums no reply of a single client."""
         seen = visible(self.exchanges, self.attacker, self.own)
         hidden = self.settings.privacy.aggregation == "secure"
-        return [message for message in seen if not (message.up and hidden)]
+        return [
+            message
+            for message in seen
+            if not (message.up and hidden)
+            and (not self.items or message.item.partition(".")[0] in self.items)
+        ]
 
     def pictures(self, index: np.ndarray) -> Pictures:
         """Return images by their place in the data set."""
@@ -131,20 +138,27 @@ class Attack(ABC):
         """Return whether messages of this name may be of the kind that it reads."""
         return True
 
-    def check(self, settings: RunSettings, attacker: Attacker, uplink: Uplink) -> None:
+    def check(
+        self,
+        settings: RunSettings,
+        attacker: Attacker,
+        uplink: Uplink,
+        items: Set[str] = frozenset(),
+    ) -> None:
         """Refuse, before there is a run, an attack that none of its messages can serve.
 
         Args:
             settings: Of the run.
             attacker: Whose eyes look; what a client is sent shows only in a run.
             uplink: What the method declares.
+            items: Of it, what is to be looked at; all if there is none.
 
         Raises:
             SettingsError: If the attacker will see nothing of the kind that this reads.
         """
         secure = settings.privacy.aggregation == "secure"
         seen = set() if secure else {item for items in uplink.values() for item in items}
-        if attacker != "client" and not any(map(self.reads, seen)):
+        if attacker != "client" and not any(map(self.reads, seen & items if items else seen)):
             raise self._unread(settings.method, attacker, seen, self.wants)
 
     @abstractmethod
@@ -163,7 +177,8 @@ class Attack(ABC):
     def _unread(self, method: str, attacker: str, seen: set[str], wants: str) -> SettingsError:
         return SettingsError(
             f"{self.kind} reads {wants}, and of {method} a {attacker} sees "
-            f"{', '.join(sorted(seen)) or 'nothing'}: choose another --kind, --attacker or --method"
+            f"{', '.join(sorted(seen)) or 'nothing'}: choose another --kind, --attacker or "
+            f"--method, or other --items"
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -160,9 +160,18 @@ class Lab:
         self._made: tuple[str, Federation, _Last] | None = None
 
     def attack(
-        self, plan: Plan, kind: str, attacker: Attacker, *, again: bool = False
+        self,
+        plan: Plan,
+        kind: str,
+        attacker: Attacker,
+        *,
+        items: Set[str] = frozenset(),
+        again: bool = False,
     ) -> AttackRecord:
         """Attack a run and record what was found, unless the record is there.
+
+        With ``items`` only these of the things that cross are looked at, besides those that the
+        record has already.
 
         Raises:
             SettingsError: If nothing crosses that an attack of this kind reads.
@@ -170,15 +179,21 @@ class Lab:
         """
         root, attack = self.resources.results, ATTACKS[kind]()
         key = attack_key(kind, attack.version, attacker, plan.key)
-        record = None if again else load_attack(root, key)
+        record = load_attack(root, key)
         digests = dict(self.judges.digests) if attack.judged else {}
-        if record is not None and digests.items() <= record.judges.items():
-            return record
+        if record is not None:
+            judged = digests.items() <= record.judges.items()
+            if not again and judged and record.has(items):
+                return record
+            both = items and record.items
+            items = frozenset(record.items).union(items) if both else frozenset()
         method = load_method(plan.settings.method)
         hyper = validate(method.Settings, plan.settings.hyper, "hyper.")
-        attack.check(plan.settings, attacker, method.sends(hyper))
+        attack.check(plan.settings, attacker, method.sends(hyper), items)
         federation, seen = self._run(plan)
-        scene = Scene(plan.settings, federation, seen.exchanges, attacker, self.step, self.judges)
+        scene = Scene(
+            plan.settings, federation, seen.exchanges, attacker, self.step, self.judges, items
+        )
         begun = time.perf_counter()
         results = list(attack.measure(scene))
         s = plan.settings
@@ -204,6 +219,7 @@ class Lab:
             seconds=round(time.perf_counter() - begun, 3),
             pictures=[f"{key}-{name}.png" for name in attack.pictures],
             judges=digests,
+            items=sorted(items),
             results=results,
         )
         for name, picture in attack.pictures.items():

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -125,7 +125,12 @@ class AttackRecord(AttackPart):
     seconds: float
     pictures: list[str] = Field(default_factory=list)  # files beside this one
     judges: dict[str, str] = Field(default_factory=dict)  # SHA-256 of the weights of each
+    items: list[str] = Field(default_factory=list)  # what alone was looked at; empty: everything
     results: list[AttackResult]
+
+    def has(self, items: Set[str]) -> bool:
+        """Return whether these things were looked at; everything, if there is none."""
+        return not self.items or (bool(items) and items <= set(self.items))
 
 
 def attack_key(kind: str, version: int, attacker: str, run_key: str) -> str:
