@@ -49,11 +49,9 @@ class Found:
     @property
     def text(self) -> str:
         """The mean over runs, the interval or the range of intervals, and the client's images."""
-        which = f"(n = {self.images}{self.how and f', {self.how}'})"
-        if self.interval is None:
-            return f"withheld {which}"
         i = self.interval
-        return f"{i.value:.2f} [{i.low:.2f}, {i.high:.2f}] {which}"
+        figure = "withheld" if i is None else f"{i.value:.2f} [{i.low:.2f}, {i.high:.2f}]"
+        return f"{figure} (n = {self.images})"
 
 
 @dataclass(frozen=True)
@@ -184,19 +182,33 @@ def privacy_text(
     records: Sequence[AttackRecord],
     runs: Sequence[RecordedRun] = (),
 ) -> str:
-    """Return the table ``privacy`` as Markdown: one row for each thing that a method sends."""
+    """Return the table ``privacy`` as Markdown: one row for each thing that a method sends.
+
+    Where settings were varied there is one for each of them. What nobody attacked has no column.
+    """
     lines = ["# What clients send, and what attacks make of it", ""]
-    heads = ["method", "sends", "bytes", "secure sums", "dp_client", "dp_style", *MEASURED, EPSILON]
+    known = ["method", "sends", "bytes", "secure sums", "dp_client", "dp_style"]
     frames = frames_of(records, runs) or {("no data set", "none"): Of([], [])}
     for (dataset, recipe), of in frames.items():
+        rows = list(exposures(methods, *of))
+        measured = [head for head in MEASURED if any(row.found[head] for row in rows)]
+        heads = [*known, *measured, *([EPSILON] if any(row.guarantees for row in rows) else [])]
         lines += [f"## {dataset}, recipe {recipe}", "", f"| {' | '.join(heads)} |"]
         lines.append("|" + " --- |" * len(heads))
-        for row in exposures(methods, *of):
+        for row in rows:
             size = "-" if row.bytes is None else f"{row.bytes:,}"
             possible = ["no" if why else "yes" for why in (row.secure, row.client, row.style)]
-            cells = ["; ".join(f.text for f in row.found[head]) or "-" for head in MEASURED]
-            cells.append("; ".join(g.text for g in row.guarantees) or "-")
-            lines.append(f"| {' | '.join([row.method, row.item, size, *possible, *cells])} |")
+            hows = sorted({f.how for head in measured for f in row.found[head]}) or [""]
+            for how in hows:
+                cells = [
+                    "; ".join(f.text for f in row.found[head] if f.how == how) for head in measured
+                ]
+                if EPSILON in heads:
+                    guarantees = row.guarantees if how == hows[0] else ()
+                    cells.append("; ".join(g.text for g in guarantees))
+                item = f"{row.item} ({how.replace('hyper.', '')})" if how else row.item
+                cells = [row.method, item, size, *possible, *(cell or "-" for cell in cells)]
+                lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
     lines += [
         "The server sees single replies, unless sums are secure. n: images of a client. AUC and "
@@ -270,7 +282,7 @@ def exposure_text(name: str, method: type[Method], records: Sequence[AttackRecor
     for (dataset, recipe), of in frames_of(records).items():
         for row in exposures({name: method}, *of):
             for head, found in row.found.items():
-                texts = "; ".join(f.text for f in found)
+                texts = "; ".join(f.text + (f.how and f" with {f.how}") for f in found)
                 if texts:
                     measured.append(f"- {dataset}, {recipe}: {head} from `{row.item}`: {texts}.")
     lines += measured or [f"- Nothing is measured yet: `feddg-bench attack --method {name}`."]
