@@ -26,13 +26,18 @@ def noisy(noise: float, scenario: str = "ip-o-c", seed: int = 0, **changes: Any)
     return record("pardon", scenario=scenario, seed=seed, settings=settings)
 
 
-def attack(noise: float, auc: float | None, **changes: Any) -> AttackRecord:
+FEW = {"partition": {"clients": 70}, "federation": {"per_round": 35}}
+
+
+def attack(
+    noise: float, auc: float | None, settings: dict[str, Any] | None = None, **changes: Any
+) -> AttackRecord:
     results = [
         result({} if value is None else {"auc": interval(value, 0.05)}, item=item)
         for item, value in (("style", auc), ("weights", 0.99))
     ]
-    made = noisy(noise)
-    same = {"key": f"{noise:016}", "run_key": made.key, "settings": made.settings}
+    made = noisy(noise, **(settings or {}))
+    same = {"key": made.key, "run_key": made.key, "settings": made.settings}
     return fabricated(*results, **(same | changes))
 
 
@@ -75,6 +80,14 @@ def test_only_what_all_points_have_counts(tmp_path: Path) -> None:
 )
 def test_a_curve_needs_two_points(tmp_path: Path, attacks: list[AttackRecord]) -> None:
     assert "no method" in drawn(tmp_path, [noisy(0.0), noisy(0.1)], attacks)
+
+
+def test_other_clients_have_a_figure_of_their_own(tmp_path: Path) -> None:
+    runs = [noisy(noise, **changes) for noise in (0.0, 0.1) for changes in ({}, FEW)]
+    attacks = [attack(noise, 0.9 - noise, settings=FEW) for noise in (0.0, 0.1)]
+    picture = drawn(tmp_path, runs, [*attacks, attack(0.0, 0.5)])  # one of 20 clients is no curve
+    assert picture.name == "utility-digits4-ltdo-quick-N-70-K-35"
+    assert [row[:3] for row in picture.sheet.rows] == [("pardon", 0.0, 0.9), ("pardon", 0.1, 0.8)]
 
 
 def test_runs_in_other_frames_are_left_out(tmp_path: Path) -> None:

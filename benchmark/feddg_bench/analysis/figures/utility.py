@@ -17,17 +17,18 @@ from feddg_bench.analysis.figures.drawing import (
     entitle,
     new_figure,
 )
-from feddg_bench.analysis.figures.series import SPLIT_NAMES, Selection
-from feddg_bench.analysis.tables.commands import overrides
+from feddg_bench.analysis.figures.series import Selection
+from feddg_bench.analysis.tables.generic import Frame, frames
 from feddg_bench.config.layers import dotted
 from feddg_bench.records.attacks import AttackRecord, Interval, overall
 from feddg_bench.records.runs import RecordedRun, key_metric
 
 NOISE = ("hyper.perturb_noise", "privacy.noise_multiplier")
 """Settings that may differ along a curve: the noise of FISC's Table 10, or that of ``dp_style``."""
+OWN = ("hyper.", "privacy.")
+"""A method's own settings, and those of its protection."""
 WITH_NOISE = {*NOISE, "hyper.perturb_shrink", "privacy.mechanism", "privacy.clip_norm"}
 
-Frame = tuple[str, str, str]  # data set, protocol, recipe
 Settings = tuple[tuple[str, Any], ...]  # a method's own and those of its protection
 
 
@@ -46,16 +47,15 @@ def utility(
     """Yield a figure for each frame in which a method was run and attacked under two noises."""
     found = list(attacks)
     drawn = False
-    for frame in sorted({(run.dataset, run.protocol, run.recipe) for run in runs}):
-        mine = [run for run in runs if (run.dataset, run.protocol, run.recipe) == frame]
+    for frame in frames(runs):
         curves = {
             method: points
-            for method in sorted({run.method for run in mine})
-            if len(points := _points(method, mine, found, choice)) > 1
+            for method in sorted({run.method for run in frame.runs})
+            if len(points := _points(method, frame, found, choice)) > 1
         }
         if curves:
             drawn = True
-            yield _draw(frame, mine[0], curves, choice)
+            yield _draw(frame, curves, choice)
     if not drawn:
         yield (
             "utility: no method is recorded under two noises, with attacks under the same; see "
@@ -64,49 +64,50 @@ def utility(
 
 
 def _points(
-    method: str, runs: Sequence[RecordedRun], attacks: Sequence[AttackRecord], choice: Selection
+    method: str, frame: Frame, attacks: Sequence[AttackRecord], choice: Selection
 ) -> list[Point]:
-    """Return a method's points by noise, over the scenarios and seeds that all of them have."""
-    made: dict[Settings, dict[tuple[str, int], float]] = {}
-    clients = set()
-    for run in runs:
-        if run.method != method or set(overrides(run)) - WITH_NOISE or run.tuned:
-            continue
-        value = key_metric(run, run.evaluation(choice.rule), choice.split)
-        if value is not None:
-            made.setdefault(_own(run.settings), {})[run.scenario, run.seed] = value
-            clients.add(run.settings["partition.clients"])
+    """Return a method's points by noise, over the scenarios and seeds that all of them have.
+
+    Of several readings it is the one with the most points.
+    """
+    mine = [run for run in frame.runs if run.method == method]
+    first = mine[0]
     told: dict[Settings, list[Interval]] = {}
     for attack in attacks:
         settings = dotted(attack.settings)
         of_runs = (attack.dataset, attack.protocol, attack.recipe, attack.method)
-        same = of_runs == (runs[0].dataset, runs[0].protocol, runs[0].recipe, method)
+        same = of_runs == (first.dataset, first.protocol, first.recipe, method)
         same = same and (attack.kind, attack.attacker) == ("membership", "server")
-        if same and settings["partition.clients"] in clients:
+        if same and settings["partition.clients"] == first.settings["partition.clients"]:
             told.setdefault(_own(settings), []).extend(
                 result.figures["auc"]
                 for result in attack.results
                 if result.item != "weights" and "auc" in result.figures
             )
-    curves: dict[Settings, list[Settings]] = {}
-    for own in made:
-        if told.get(own):
-            curves.setdefault(tuple(x for x in own if x[0] not in WITH_NOISE), []).append(own)
-    chosen = max(curves.values(), key=len, default=[])
-    common = set.intersection(*(set(made[own]) for own in chosen)) if chosen else set()
+    curves: dict[tuple[Settings, str], dict[Settings, dict[tuple[str, int], float]]] = {}
+    for run in mine:
+        own = _own(run.settings)
+        value = key_metric(run, run.evaluation(choice.rule), choice.split)
+        if told.get(own) and value is not None:
+            reading = tuple(x for x in own if x[0] not in WITH_NOISE)
+            others = {k: v for k, v in run.settings.items() if not k.startswith(OWN)}
+            curve = curves.setdefault((reading, repr(sorted(others.items()))), {})
+            curve.setdefault(own, {})[run.scenario, run.seed] = value
+    made = max(curves.values(), key=len, default={})
+    common = set.intersection(*map(set, made.values())) if made else set()
     if not common:
         return []
     return sorted(
         (
-            Point(_noise(own), overall(told[own]), tuple(made[own][at] for at in sorted(common)))
-            for own in chosen
+            Point(_noise(own), overall(told[own]), tuple(values[at] for at in sorted(common)))
+            for own, values in made.items()
         ),
         key=lambda point: point.noise,
     )
 
 
 def _own(settings: Mapping[str, Any]) -> Settings:
-    own = {k: v for k, v in settings.items() if k.startswith(("hyper.", "privacy."))}
+    own = {k: v for k, v in settings.items() if k.startswith(OWN)}
     # What is off is as good as absent.
     return tuple(sorted((k, repr(v)) for k, v in own.items() if v or k not in WITH_NOISE))
 
@@ -116,9 +117,7 @@ def _noise(own: Settings) -> float:
     return next((float(known[name]) for name in NOISE if name in known), 0.0)
 
 
-def _draw(
-    frame: Frame, run: RecordedRun, curves: Mapping[str, Sequence[Point]], choice: Selection
-) -> Picture:
+def _draw(frame: Frame, curves: Mapping[str, Sequence[Point]], choice: Selection) -> Picture:
     figure = new_figure(5.2, 3.8)
     axes = figure.subplots()
     rows: list[tuple[Any, ...]] = []
@@ -147,12 +146,12 @@ def _draw(
             rows.append((method, point.noise, i.value, i.low, i.high, height, len(point.values)))
     axes.axvline(0.5, color=PALE, linewidth=0.6, zorder=0)
     axes.set_xlabel("membership AUC from what clients send beside weights; 0.5 is chance")
-    axes.set_ylabel(f"{run.metric.name}, {SPLIT_NAMES[choice.split]}")
+    axes.set_ylabel(frame.metric_label(choice.split))
     axes.grid()
     handles, labels = axes.get_legend_handles_labels()
-    title = f"{frame[0]}, {frame[1]}, recipe {frame[2]}: utility against leakage"
+    title = f"{frame.title}: utility against leakage"
     about = "Numbers at marks: deviation of the noise on styles; bars: 95 % intervals."
     entitle(figure, title, about, handles, labels)
-    head = ("method", "noise", "auc", "auc_low", "auc_high", run.metric.name, "runs")
-    name = "-".join(("utility", *frame))
-    return Picture(f"{name}{choice.suffix}", figure, Sheet(head, tuple(rows)))
+    metric = frame.runs[0].metric.name
+    head = ("method", "noise", "auc", "auc_low", "auc_high", metric, "runs")
+    return Picture(f"utility-{frame.name}{choice.suffix}", figure, Sheet(head, tuple(rows)))
