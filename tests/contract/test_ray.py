@@ -151,7 +151,7 @@ class TestOneMachine:
 def test_two_machines_one_of_which_is_lost_in_the_middle_of_a_round(tmp_path, caplog, monkeypatch):
     monkeypatch.setenv(FOLDER, str(tmp_path))
     with cluster(2) as machines, executor(2) as there:  # one CPU each: one actor each
-        assert [case for case in CASES[:22:2] if not same_on(there, *case)] == []
+        assert same_on(there, "scaffold")  # of whose clients the server keeps something
         (victim,) = machines.worker_nodes
         (tmp_path / victim.node_id).touch()
 

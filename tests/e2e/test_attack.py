@@ -58,7 +58,7 @@ def test_an_attack_is_recorded_with_both_controls_is_not_repeated_and_is_in_the_
 
 
 def test_a_broken_record_is_made_anew(feddg: Run, tmp_path: Path) -> None:
-    words = ("--method", "fedavg", "--kind", "property", "--json")
+    words = ("--method", "pardon", "--kind", "property", "--items", "style", "--json")
     (record,) = json.loads(attack(feddg, tmp_path, *words).out)
     (path,) = (tmp_path / "attacks").iterdir()
     path.write_bytes(path.read_bytes()[:100])
