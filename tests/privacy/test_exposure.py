@@ -39,11 +39,26 @@ def test_scenarios_and_seeds_are_averaged_and_other_settings_kept_apart() -> Non
     text = privacy_text(METHODS, [*plain, record(0.8, seed=2, hyper={"noise": 0})])
     assert row_of(text, "pardon", "style")[6] == "0.67 [0.50, 0.90] (n = 10)"
     text = privacy_text(METHODS, [*plain, record(0.5, hyper={"noise": 1})])
-    quiet, loud = (row_of(text, "pardon", f"style (noise={s})") for s in (0, 1))
+    quiet, loud = (row_of(text, "pardon", f"style (noise={s})") for s in (0, 1))  # none is usual
     assert quiet[6:] == ["0.60 [0.50, 0.70] (n = 10)"]  # the other figures have no column
     assert loud[6:] == ["0.50 [0.40, 0.60] (n = 10)"]
     card = exposure_text("pardon", Pardon, [*plain, record(0.5, hyper={"noise": 1})])
-    assert "[0.40, 0.60] (n = 10) with hyper.noise=1." in card
+    assert "[0.40, 0.60] (n = 10) with noise=1." in card
+
+
+def test_what_is_as_usual_is_not_said() -> None:
+    records = [record(0.6, hyper={"style_augment": True}), record(0.8, hyper={"strength": 1.0})]
+    text = privacy_text(METHODS, [*records, record(0.9, hyper={"style": "pixel"})])
+    assert row_of(text, "pardon", "style")[6] == "0.75 [0.50, 1.00] (n = 10)"
+    assert row_of(text, "pardon", "style (strength=1)")[6] == "0.80 [0.70, 0.90] (n = 10)"
+
+
+def test_what_was_seen_more_often_is_told_apart() -> None:
+    once = record(0.6)
+    often = [result.model_copy(update={"times": 2}) for result in once.results]
+    text = privacy_text(METHODS, [once, once.model_copy(update={"results": often, "seed": 1})])
+    seen = ("style", "style (messages of 1 of 2 rounds)")
+    assert [row_of(text, "pardon", what)[6] for what in seen] == ["0.60 [0.50, 0.70] (n = 10)"] * 2
 
 
 def test_sizes_of_clients_stand_beside_each_other() -> None:

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from io import StringIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from feddg_bench.config.layers import dotted
+from feddg_bench.analysis.tables.commands import recipe_settings
+from feddg_bench.config.layers import dotted, validate
 from feddg_bench.protection.possible import obstacles, sent_by
 from feddg_bench.records.attacks import AttackRecord, AttackResult, Interval, overall
 from feddg_bench.records.record import rounded_up
 from feddg_bench.records.runs import RecordedRun, key_metric
+from feddg_bench.records.variants import assignments
 
 if TYPE_CHECKING:
     from feddg_bench.core.method import Method
@@ -33,7 +35,10 @@ MEASURED: Mapping[str, tuple[str, str, str]] = {
 EPSILON = "epsilon at"
 """Head of the column of guarantees."""
 
-SAME = {"seed", "scenario", "protocol", "partition.clients"}
+SAME = {
+    *("seed", "scenario", "protocol", "partition.clients"),
+    *("federation.rounds", "federation.per_round"),  # how often a thing was seen says more
+}
 """Settings by dotted key in which runs may differ that stand in one cell."""
 
 
@@ -42,7 +47,7 @@ class Found:
     """A figure of some records that differ in nothing but scenario and seed."""
 
     images: int  # of a client
-    how: str  # settings that set it apart from others
+    how: str  # settings in which the runs were not as usual, and others were
     interval: Interval | None  # `None` where a control failed
     runs: int
 
@@ -96,6 +101,7 @@ def exposures(
     by_server = [record for record in records if record.attacker == "server"]
     for name, method in methods.items():
         own = [record for record in by_server if record.method == name]
+        usual = _usual(own[0], method) if own else {}
         why = obstacles(method)
         for sent in sent_by(method.uplink):
             seen = [r for record in own for r in record.results if r.item == sent.name]
@@ -107,7 +113,8 @@ def exposures(
                 client=why["dp_client"],
                 style=why["dp_style"],
                 found={
-                    head: list(_found(own, sent.name, *which)) for head, which in MEASURED.items()
+                    head: list(_found(own, usual, sent.name, *which))
+                    for head, which in MEASURED.items()
                 },
                 guarantees=_guarantees(
                     [run for run in runs if run.method == name],
@@ -134,24 +141,45 @@ def _guarantees(runs: Sequence[RecordedRun], mechanism: str) -> list[Guarantee]:
     )
 
 
+def _usual(record: AttackRecord, method: type[Method]) -> dict[str, Any]:
+    """Return the settings by dotted key with which a method runs if nobody says otherwise."""
+    recipe = recipe_settings(record.recipe, record.dataset, record.method) or {}
+    own = {k.removeprefix("hyper."): v for k, v in recipe.items() if k.startswith("hyper.")}
+    hyper = validate(method.Settings, own, "hyper.").model_dump(mode="json")
+    return {**recipe, **{f"hyper.{key}": value for key, value in hyper.items()}}
+
+
 def _found(
-    records: Sequence[AttackRecord], item: str, kind: str, about: str, figure: str
+    records: Sequence[AttackRecord],
+    usual: Mapping[str, Any],
+    item: str,
+    kind: str,
+    about: str,
+    figure: str,
 ) -> Iterator[Found]:
     """Yield one figure for each size of client and each way in which settings differ."""
     of_kind = [record for record in records if record.kind == kind]
-    flat = [dict(dotted(record.settings)) for record in of_kind]
-    varied = sorted(
+    flat = [dotted(record.settings) for record in of_kind]
+    varied = {
         key
         for key in {key for settings in flat for key in settings} - SAME
         if len({repr(settings.get(key)) for settings in flat}) > 1
-    )
+    }
     alike: dict[tuple[int, str], list[AttackResult]] = {}
+    most = max((r.times for record in of_kind for r in record.results if r.item == item), default=0)
     for record, settings in zip(of_kind, flat, strict=True):
-        how = ", ".join(f"{key}={settings.get(key)}" for key in varied)
+        unusual = {
+            key: settings[key]
+            for key in sorted(varied & set(settings))
+            if settings[key] != usual.get(key) and not isinstance(settings[key], list)
+        }
         for result in record.results:
             whatever = kind == "style-inversion" and not result.perceptual
             if result.item == item and (whatever or result.about == about):
-                alike.setdefault((record.images, how), []).append(result)
+                said = assignments(unusual)
+                if result.times < most:
+                    said.append(f"messages of {result.times} of {most} rounds")
+                alike.setdefault((record.images, ", ".join(said)), []).append(result)
     for (images, how), results in sorted(alike.items()):
         there = [r.figures[figure] for r in results if figure in r.figures]
         yield Found(images, how, overall(there) if there else None, len(there))
@@ -206,7 +234,7 @@ def privacy_text(
                 if EPSILON in heads:
                     guarantees = row.guarantees if how == hows[0] else ()
                     cells.append("; ".join(g.text for g in guarantees))
-                item = f"{row.item} ({how.replace('hyper.', '')})" if how else row.item
+                item = f"{row.item} ({how})" if how else row.item
                 cells = [row.method, item, size, *possible, *(cell or "-" for cell in cells)]
                 lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
