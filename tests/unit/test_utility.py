@@ -21,7 +21,8 @@ from tests.fabricate_records import record, save
 
 
 def noisy(noise: float, scenario: str = "ip-o-c", seed: int = 0, **changes: Any) -> RunRecord:
-    own = {"hyper": {"perturb_noise": noise} if noise else {}, **changes}
+    hyper = {"style_weights": [], **({"perturb_noise": noise} if noise else {})}
+    own = {"hyper": hyper, **changes}
     settings = merge(*load_recipe("quick", "digits4", "pardon"), own)
     return record("pardon", scenario=scenario, seed=seed, settings=settings)
 

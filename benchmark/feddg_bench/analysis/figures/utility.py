@@ -19,9 +19,8 @@ from feddg_bench.analysis.figures.drawing import (
 )
 from feddg_bench.analysis.figures.series import Selection
 from feddg_bench.analysis.tables.generic import Frame, frames
-from feddg_bench.config.layers import dotted
 from feddg_bench.records.attacks import AttackRecord, Interval, overall
-from feddg_bench.records.runs import RecordedRun, key_metric
+from feddg_bench.records.runs import RecordedRun, flatten, key_metric
 
 NOISE = ("hyper.perturb_noise", "privacy.noise_multiplier")
 """Settings that may differ along a curve: the noise of FISC's Table 10, or that of ``dp_style``."""
@@ -74,7 +73,7 @@ def _points(
     first = mine[0]
     told: dict[Settings, list[Interval]] = {}
     for attack in attacks:
-        settings = dotted(attack.settings)
+        settings = flatten(attack.settings)
         of_runs = (attack.dataset, attack.protocol, attack.recipe, attack.method)
         same = of_runs == (first.dataset, first.protocol, first.recipe, method)
         same = same and (attack.kind, attack.attacker) == ("membership", "server")
