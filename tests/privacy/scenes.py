@@ -15,18 +15,18 @@ from feddg_bench.testing.toy import ToyRun, start_toy_run
 CLIENTS, EACH = 8, 6
 
 
-def attacked_federation() -> Federation:
-    """Return 8 clients of 6 images of two domains, 60 public images and 60 that nobody holds."""
+def attacked_federation(many: int = CLIENTS) -> Federation:
+    """Return clients of 6 images of two domains, 60 public images and 60 that nobody holds."""
     rng = np.random.default_rng(5)
-    count = CLIENTS * EACH + 120
+    count = many * EACH + 120
     domains = np.arange(count) % 2
     labels = np.arange(count) // 2 % 3
     level = rng.uniform(20, 200, (count, 1, 1, 3)) * (0.6 + 0.4 * domains[:, None, None, None])
     grain = rng.uniform(5, 50, (count, 1, 1, 3))
     images = level + grain * rng.standard_normal((count, 16, 16, 3))
     images[np.arange(count), :, 5 * labels] += 30
-    held, rest = np.arange(CLIENTS * EACH), np.arange(CLIENTS * EACH, count)
-    clients = {f"client_{i}": part for i, part in enumerate(np.split(held, CLIENTS))}
+    held, rest = np.arange(many * EACH), np.arange(many * EACH, count)
+    clients = {f"client_{i}": part for i, part in enumerate(np.split(held, many))}
     parts = {"id_val": rest[:60], "id_test": rest[60:]}
     evaluation = tuple(
         (split, name, index[domains[index] == place])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from feddg_bench.privacy import membership, perform, properties
+from feddg_bench.privacy import membership, perform
 from feddg_bench.privacy.attack import Attack
 from feddg_bench.privacy.gradient_inversion import GradientInversion
 from feddg_bench.privacy.membership import Membership
@@ -13,8 +13,7 @@ from tests.privacy.scenes import CLIENTS, captured, scene_of
 
 @pytest.fixture(autouse=True)
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (membership, properties, perform):
-        monkeypatch.setattr(module, "MOST_CLIENTS", 3)
+    monkeypatch.setattr(membership, "MOST_CLIENTS", 3)
     monkeypatch.setattr(GradientInversion, "steps", 2)
 
 

@@ -1,13 +1,16 @@
 """The mixture of a client against hand-made ones."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from feddg_bench.privacy.attack import Pictures
+from feddg_bench.privacy.membership import MOST_CLIENTS
 from feddg_bench.privacy.properties import Mixture, Properties, along, plant, ranks
 from feddg_bench.privacy.shadow import Rows
-from tests.privacy.scenes import CLIENTS, scene_of, sorted_federation
+from tests.privacy.scenes import CLIENTS, attacked_federation, scene_of, sorted_federation
 
 CELLS = np.array([[0, 0], [0, 1], [1, 0], [1, 1]])
 
@@ -74,6 +77,18 @@ def test_updates_tell_the_classes_of_a_client(method: str) -> None:
     assert not result.failed
     assert result.figures["rank"].value > 0.8
     assert result.figures["error"].high < result.figures["guess"].low
+
+
+def test_of_many_clients_not_the_first_are_attacked() -> None:
+    """They may all hold the same class: a partition can deal images out in this order."""
+    whole = attacked_federation(3 * (MOST_CLIENTS + 1))
+    held = np.concatenate(list(whole.clients.values()))
+    parts = np.split(held[np.argsort(whole.labels[held], kind="stable")], len(whole.clients))
+    federation = replace(whole, clients=dict(zip(sorted(whole.clients), parts, strict=True)))
+    scene = scene_of("fedavg", federation=federation)
+    found = {(r.item, r.about): r for r in Properties().measure(scene)}
+    assert found["weights", "classes"].messages == MOST_CLIENTS
+    assert found["weights", "classes"].figures["rank"].value > 0.8
 
 
 def test_where_clients_are_alike_there_is_nothing_to_tell() -> None:

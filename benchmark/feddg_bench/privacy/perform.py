@@ -21,7 +21,6 @@ from feddg_bench.privacy.capture import Capture
 from feddg_bench.privacy.gradient_inversion import DRAWS, GradientInversion
 from feddg_bench.privacy.judges import NOBODY, Judges
 from feddg_bench.privacy.membership import (
-    MOST_CLIENTS,
     MOST_ROUNDS,
     Membership,
     draw_clients,
@@ -121,7 +120,7 @@ def looked_at(settings: RunSettings, federation: Federation) -> Callable[[Task],
     """
     names, asked = sorted(federation.clients), settings.federation.per_round
     drawn = draw_clients(names, generator(settings.seed, "attack", "clients"))
-    some = {*drawn, *names[:MOST_CLIENTS], *list(federation.clients)[:DRAWS]}
+    some = {*drawn, *list(federation.clients)[:DRAWS]}
     every = asked is None or asked >= len(names)
     return lambda task: not every or (task.client in some and task.round <= MOST_ROUNDS)
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from feddg_bench.core.messages import nbytes
 from feddg_bench.privacy.attack import Attack, Pictures, Scene, interval, no_leak, planted_leak
 from feddg_bench.privacy.capture import Message, by_item
-from feddg_bench.privacy.membership import MOST_CLIENTS, MOST_OTHERS, MOST_PUBLIC, Likelihood
+from feddg_bench.privacy.membership import MOST_OTHERS, MOST_PUBLIC, Likelihood, draw_clients
 from feddg_bench.privacy.shadow import Rows, Shadow
 from feddg_bench.records.attacks import AttackResult
 
@@ -90,12 +90,14 @@ class Properties(Attack):
     """The scorer's half: is a client's mixture told from those of others?"""
 
     kind = "property"
+    version = 2
 
     def measure(self, scene: Scene) -> Iterator[AttackResult]:
         """Attack each item that clients send, for domains and for classes."""
         public, others = scene.part("id_val", MOST_PUBLIC), scene.part("id_test", MOST_OTHERS)
         sent = [message for message in scene.messages() if message.up]
-        names = sorted({message.client for message in sent})[:MOST_CLIENTS]
+        names = sorted({message.client for message in sent})
+        names = draw_clients(names, scene.draw("clients"))
         shadow = Shadow(scene.settings, scene.federation, public + others)
         count = 0
         for chosen in by_item(sent, names):

@@ -37,7 +37,7 @@ from feddg_bench.privacy.attack import (
 from feddg_bench.privacy.capture import Message, by_item
 from feddg_bench.privacy.gradient_inversion import measures_of, nearest, psnr, rank
 from feddg_bench.privacy.judges import Perceptual, Seen, judged
-from feddg_bench.privacy.membership import MOST_CLIENTS, MOST_OTHERS, MOST_PLANTED
+from feddg_bench.privacy.membership import MOST_OTHERS, MOST_PLANTED, draw_clients
 from feddg_bench.privacy.pictures import sheet
 from feddg_bench.privacy.shadow import Rows, Shadow
 from feddg_bench.records.attacks import PERCEPTUAL, AttackResult, Interval
@@ -162,6 +162,7 @@ class StyleInversion(Attack):
     """
 
     kind = "style-inversion"
+    version = 2
     wants = "styles or statistics of images that two clients send"
     judged = True
     epochs = 60
@@ -176,7 +177,8 @@ class StyleInversion(Attack):
         sent = [m for m in seen if m.up and self.reads(m.item)]
         if scene.attacker == "client":
             sent = list(_passed_on(scene, [m for m in seen if not m.up]))
-        names = sorted({message.client for message in sent})[:MOST_CLIENTS]
+        names = sorted({message.client for message in sent})
+        names = draw_clients(names, scene.draw("clients"))
         public, others = scene.part("id_val", MOST_PUBLIC), scene.part("id_test", MOST_OTHERS)
         shadow = Shadow(scene.settings, scene.federation, public + others)
         count = 0
