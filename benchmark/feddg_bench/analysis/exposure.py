@@ -81,12 +81,13 @@ class Guarantee:
     delta: float
     value: float  # mean of the key metric on test, as shown
     runs: int
+    clients: int
 
     @property
     def text(self) -> str:
         """The guarantee at the accuracy that it leaves; epsilon is rounded up."""
         said = f"{rounded_up(self.epsilon)} at {self.value:.1f}"
-        return f"{said} (delta {self.delta:g}, {self.runs} runs)"
+        return f"{said} (delta {self.delta:g}, N = {self.clients}, {self.runs} runs)"
 
 
 def exposures(
@@ -124,18 +125,24 @@ def exposures(
 
 
 def _guarantees(runs: Sequence[RecordedRun], mechanism: str) -> list[Guarantee]:
-    """Return one guarantee for each amount of noise, the strictest first."""
-    found: dict[tuple[Any, float], list[tuple[float, float]]] = {}
+    """Return one guarantee for runs that differ in scenario and seed alone, the strictest first."""
+    found: dict[tuple[str, float, int], list[tuple[float, float]]] = {}
     for run in runs:
-        p = run.privacy or {}
+        p, s = run.privacy or {}, run.settings
         value = key_metric(run, run.evaluation("last"), "test")
         if p.get("mechanism") == mechanism and value is not None:
-            noise = run.settings.get("privacy.noise_multiplier")
-            found.setdefault((noise, p["delta"]), []).append((p["epsilon"], value))
+            alike = (repr(sorted(s.items())), p["delta"], s["partition.clients"])
+            found.setdefault(alike, []).append((p["epsilon"], value))
     return sorted(
         (
-            Guarantee(max(e for e, _ in of), delta, statistics.mean(v for _, v in of), len(of))
-            for (_, delta), of in found.items()
+            Guarantee(
+                epsilon=max(e for e, _ in of),
+                delta=delta,
+                value=statistics.mean(v for _, v in of),
+                runs=len(of),
+                clients=clients,
+            )
+            for (_, delta, clients), of in found.items()
         ),
         key=lambda guarantee: guarantee.epsilon,
     )
