@@ -104,7 +104,8 @@ def test_epsilon_stands_at_the_accuracy_that_it_leaves(tmp_path: Path) -> None:
     text = privacy_text(METHODS, [], read_runs([tmp_path]))
     mean = 100 * sum(values) / 2
     assert (
-        row_of(text, "fedavg", "weights")[-1] == f"3.01 at {mean:.1f} (delta 0.001, N = 100, 2 runs)"
+        row_of(text, "fedavg", "weights")[-1]
+        == f"3.01 at {mean:.1f} (delta 0.001, N = 100, 2 runs)"
     )
     assert row_of(text, "pardon", "weights")[-1] == "-"
     (row,) = csv.DictReader(StringIO(privacy_csv(METHODS, [], read_runs([tmp_path]))))

@@ -353,6 +353,15 @@ def test_runs_with_other_settings_are_rows_of_their_own(
     assert values == {20.0, 40.0}
 
 
+def test_the_variant_with_the_most_runs_has_the_bare_name(add: Add, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        add("fedprox", seed=seed, hyper={"mu": 0.1, "norm": "l2"})
+    add("fedprox", hyper={"mu": 0.5, "norm": "l2"})
+    add("fedprox", hyper={"mu": 0.1, "norm": "squared"})
+    labels = {line.label for line in generic(tmp_path).lines}
+    assert labels == {"fedprox", "fedprox (mu=0.5)", "fedprox (norm=squared)"}
+
+
 def test_frames_are_tables_of_their_own_and_pooled_runs_join_them(add: Add, tmp_path: Path) -> None:
     for heterogeneity in (0.0, 0.1):
         add("fedavg", partition__heterogeneity=heterogeneity, federation__rounds=50)

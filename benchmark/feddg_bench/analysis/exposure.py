@@ -47,6 +47,7 @@ class Found:
     """A figure of some records that differ in nothing but scenario and seed."""
 
     images: int  # of a client
+    bytes: int  # of its message
     how: str  # settings in which the runs were not as usual, and others were
     interval: Interval | None  # `None` where a control failed
     runs: int
@@ -65,7 +66,6 @@ class Exposure:
 
     method: str
     item: str
-    bytes: int | None  # of one client's message, where an attack saw one
     secure: str  # why it does not work under secure sums; "" if it does
     client: str  # why there is no guarantee for clients' updates; "" if there can be one
     style: str  # likewise for what is sent once
@@ -105,11 +105,9 @@ def exposures(
         usual = _usual(own[0], method) if own else {}
         why = obstacles(method)
         for sent in sent_by(method.uplink):
-            seen = [r for record in own for r in record.results if r.item == sent.name]
             yield Exposure(
                 method=name,
                 item=sent.name,
-                bytes=max((result.bytes for result in seen), default=0) or None,
                 secure=why["secure"],
                 client=why["dp_client"],
                 style=why["dp_style"],
@@ -189,7 +187,8 @@ def _found(
                 alike.setdefault((record.images, ", ".join(said)), []).append(result)
     for (images, how), results in sorted(alike.items()):
         there = [r.figures[figure] for r in results if figure in r.figures]
-        yield Found(images, how, overall(there) if there else None, len(there))
+        size = max(result.bytes for result in results)
+        yield Found(images, size, how, overall(there) if there else None, len(there))
 
 
 class Of(NamedTuple):
@@ -231,10 +230,11 @@ def privacy_text(
         lines += [f"## {dataset}, recipe {recipe}", "", f"| {' | '.join(heads)} |"]
         lines.append("|" + " --- |" * len(heads))
         for row in rows:
-            size = "-" if row.bytes is None else f"{row.bytes:,}"
             possible = ["no" if why else "yes" for why in (row.secure, row.client, row.style)]
             hows = sorted({f.how for head in measured for f in row.found[head]}) or [""]
             for how in hows:
+                sizes = [f.bytes for fs in row.found.values() for f in fs if f.how == how]
+                size = f"{max(sizes):,}" if sizes else "-"
                 cells = [
                     "; ".join(f.text for f in row.found[head] if f.how == how) for head in measured
                 ]

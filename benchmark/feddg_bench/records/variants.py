@@ -61,11 +61,26 @@ def split(runs: Sequence[RecordedRun], free: Collection[str] = ()) -> list[Varia
             mark = tuple(map(repr, differences.values()))
             together.setdefault(mark, (differences, []))[1].extend(entry.runs)
         said = _telling([differences for differences, _ in together.values()], mine)
+        usual = _usual(list(together.values()))
         for differences, members in together.values():
-            text = label({key: value for key, value in differences.items() if key in said})
+            own = {key: value for key, value in differences.items() if key in said}
+            text = label({k: v for k, v in own.items() if k not in usual or v != usual[k]})
             found.append(Variant(text, differences, tuple(members)))
     found.sort(key=lambda variant: [natural(setting_text(v)) for v in variant.differences.values()])
     return _distinct(found)
+
+
+def _usual(
+    together: Sequence[tuple[Mapping[str, Any], Sequence[RecordedRun]]],
+) -> Mapping[str, Any]:
+    """Return what the variant differs in that has more runs than any other, if there is one.
+
+    It goes by the bare name, and the others by what they change: a whole leaderboard beside some
+    runs of an ablation.
+    """
+    most = max(len(members) for _, members in together)
+    found = [differences for differences, members in together if len(members) == most]
+    return {k: v for k, v in found[0].items() if k != "recipe"} if len(found) == 1 else {}
 
 
 def _telling(named: Sequence[Mapping[str, Any]], entries: Sequence[_Entry]) -> set[str]:
