@@ -362,6 +362,12 @@ def test_the_variant_with_the_most_runs_has_the_bare_name(add: Add, tmp_path: Pa
     assert labels == {"fedprox", "fedprox (mu=0.5)", "fedprox (norm=squared)"}
 
 
+def test_what_a_run_does_not_have_is_not_in_its_name(add: Add, tmp_path: Path) -> None:
+    add("fedprox", hyper={"mu": 0.1})
+    add("fedprox", hyper={"mu": 0.1, "noise": 3})
+    assert {line.label for line in generic(tmp_path).lines} == {"fedprox", "fedprox (noise=3)"}
+
+
 def test_frames_are_tables_of_their_own_and_pooled_runs_join_them(add: Add, tmp_path: Path) -> None:
     for heterogeneity in (0.0, 0.1):
         add("fedavg", partition__heterogeneity=heterogeneity, federation__rounds=50)

@@ -115,20 +115,20 @@ def exposures(
                     head: list(_found(own, usual, sent.name, *which))
                     for head, which in MEASURED.items()
                 },
-                guarantees=_guarantees(
-                    [run for run in runs if run.method == name],
-                    "dp_client" if sent.name == "weights" else "dp_style",
-                ),
+                guarantees=_guarantees([run for run in runs if run.method == name], sent.name),
             )
 
 
-def _guarantees(runs: Sequence[RecordedRun], mechanism: str) -> list[Guarantee]:
+def _guarantees(runs: Sequence[RecordedRun], item: str) -> list[Guarantee]:
     """Return one guarantee for runs that differ in scenario and seed alone, the strictest first."""
+    mechanism = "dp_client" if item == "weights" else "dp_style"
     found: dict[tuple[str, float, int], list[tuple[float, float]]] = {}
     for run in runs:
         p, s = run.privacy or {}, run.settings
         value = key_metric(run, run.evaluation("last"), "test")
-        if p.get("mechanism") == mechanism and value is not None:
+        # `dp_style` names in its words what of several things was sent.
+        covered = mechanism == "dp_client" or item in str(p.get("protects"))
+        if p.get("mechanism") == mechanism and covered and value is not None:
             alike = (repr(sorted(s.items())), p["delta"], s["partition.clients"])
             found.setdefault(alike, []).append((p["epsilon"], value))
     return sorted(

@@ -24,7 +24,9 @@ class Variant:
     """Runs that agree in all settings but seed, scenario and what columns vary."""
 
     label: str  # what sets it apart from the other variants of the row; may be empty
-    differences: Mapping[str, Any]  # the same by key: settings, recipe, version or images
+    # The same by key: settings, recipe, version or images. A setting that was not there yet when a
+    # run was made, or has no effect in it, is absent.
+    differences: Mapping[str, Any]
     runs: tuple[RecordedRun, ...]
 
 
@@ -57,8 +59,8 @@ def split(runs: Sequence[RecordedRun], free: Collection[str] = ()) -> list[Varia
         together: dict[tuple[str, ...], tuple[dict[str, Any], list[RecordedRun]]] = {}
         for entry in mine:
             differences: dict[str, Any] = {"recipe": recipe} if len(recipes) > 1 else {}
-            differences |= {key: entry.signature.get(key) for key in keys}
-            mark = tuple(map(repr, differences.values()))
+            differences |= {key: entry.signature[key] for key in keys if key in entry.signature}
+            mark = tuple(repr(item) for item in differences.items())
             together.setdefault(mark, (differences, []))[1].extend(entry.runs)
         said = _telling([differences for differences, _ in together.values()], mine)
         usual = _usual(list(together.values()))
@@ -66,7 +68,13 @@ def split(runs: Sequence[RecordedRun], free: Collection[str] = ()) -> list[Varia
             own = {key: value for key, value in differences.items() if key in said}
             text = label({k: v for k, v in own.items() if k not in usual or v != usual[k]})
             found.append(Variant(text, differences, tuple(members)))
-    found.sort(key=lambda variant: [natural(setting_text(v)) for v in variant.differences.values()])
+    order = list(dict.fromkeys(key for variant in found for key in variant.differences))
+    found.sort(
+        key=lambda variant: [
+            natural(setting_text(variant.differences[key])) if key in variant.differences else []
+            for key in order
+        ]
+    )
     return _distinct(found)
 
 
@@ -89,10 +97,12 @@ def _telling(named: Sequence[Mapping[str, Any]], entries: Sequence[_Entry]) -> s
     Of a method's own settings they are those that it declares for labels, if these tell all
     variants apart: a preset's name stands for what it sets.
     """
-    keys = set(named[0])
+    keys = {key for differences in named for key in differences}
     declared = {f"hyper.{name}" for entry in entries for run in entry.runs for name in run.labels}
     few = {key for key in keys if not key.startswith("hyper.") or key in declared}
-    marks = {tuple(repr(differences[key]) for key in sorted(few)) for differences in named}
+    marks = {
+        tuple(repr(found[key]) if key in found else "" for key in sorted(few)) for found in named
+    }
     return few if len(marks) == len(named) else keys
 
 
