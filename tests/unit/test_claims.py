@@ -107,6 +107,20 @@ def test_parts_of_a_method_are_claims_too() -> None:
     assert {c.worse[-9:] for c in found if c.better == "PPDG, ResNet-50"} == {"ResNet-50"}
 
 
+def test_a_part_is_missed_in_the_reading_that_it_was_taken_from(tmp_path: Path) -> None:
+    """PARDON as its paper reads it was run, too, and is far better."""
+    for preset, ablation in (("paper", "v5"), ("released", "v5"), ("released", "v3")):
+        for seed in (0, 1, 2):
+            settings = in_frame("quick", "pacs", "pardon")
+            settings["hyper"] = {**settings["hyper"], "preset": preset, "ablation": ablation}
+            better = preset == "paper"
+            made = {"scenario": "cs-a-p", "seed": seed, "recipe": "quick", "better": better}
+            save(tmp_path, record("pardon", "pacs", settings=settings, **made))
+    (found,) = [c for c in claims(read_runs(tmp_path)) if c.worse.startswith("v3") and c.tested]
+    assert found.tested is not None
+    assert abs(found.tested.comparison.difference.value) < 5
+
+
 def test_every_paper_has_claims_and_the_same_records_the_same_text(tmp_path: Path) -> None:
     sources = {c.source.partition(",")[0] for c in claims(())}
     assert sources == {"PARDON", "FISC", "FedCCRL", "PPDG"}

@@ -149,9 +149,11 @@ def _test(
     numbers: frozenset[int],
 ) -> Test | None:
     """Return the comparison of two rows in a frame, if it has runs of both."""
-    mine, theirs = (_fullest(rows, label, numbers) for label in labels)
-    if mine is None or theirs is None:
+    better, worse = ([row for row in rows if row.spec.label == label] for label in labels)
+    pairs = list(product(better, worse))
+    if not pairs:
         return None
+    mine, theirs = max(pairs, key=lambda pair: _comparable(pair[0], pair[1], numbers))
     ours: Sample = mine.part(numbers)
     their: Sample = theirs.part(numbers)
     both = [pair for pair in ours if pair in their]
@@ -162,14 +164,19 @@ def _test(
         ours, their = _by_seed(ours, both), _by_seed(their, both)
     run = next(run for number in sorted(numbers) for run in mine.runs.get(number, ()))
     departs = bool(departures(run.settings, recipe, run.dataset, run.method))
-    found = compare(ours, their, lower_is_better=description.lower_is_better)
-    return Test(frame.title, departs, found, len(scenarios), len(seeds))
+    compared = compare(ours, their, lower_is_better=description.lower_is_better)
+    return Test(frame.title, departs, compared, len(scenarios), len(seeds))
 
 
-def _fullest(rows: Sequence[Row], label: str, numbers: frozenset[int]) -> Row | None:
-    """Return the row of a label that has most values, of several whose settings differ."""
-    found = [row for row in rows if row.spec.label == label and row.part(numbers)]
-    return max(found, key=lambda row: len(row.part(numbers)), default=None)
+def _comparable(mine: Row, theirs: Row, numbers: frozenset[int]) -> tuple[int, int]:
+    """Return how well two rows go together: by what both measured, then by what differs in them.
+
+    A method is compared with itself without a part in the same reading.
+    """
+    both = mine.part(numbers).keys() & theirs.part(numbers).keys()
+    runs = [next(iter(row.variant.runs), None) if row.variant else None for row in (mine, theirs)]
+    one, other = (set(map(repr, run.settings.items())) if run else set() for run in runs)
+    return len(both), -len(one ^ other)
 
 
 def _by_seed(sample: Sample, pairs: Sequence[tuple[tuple[int, str], int]]) -> Sample:
