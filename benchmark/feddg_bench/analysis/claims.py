@@ -174,8 +174,8 @@ def _comparable(mine: Row, theirs: Row, numbers: frozenset[int]) -> tuple[int, i
     A method is compared with itself without a part in the same reading.
     """
     both = mine.part(numbers).keys() & theirs.part(numbers).keys()
-    runs = [next(iter(row.variant.runs), None) if row.variant else None for row in (mine, theirs)]
-    one, other = (set(map(repr, run.settings.items())) if run else set() for run in runs)
+    first = [row.variant.runs[0].settings if row.variant else {} for row in (mine, theirs)]
+    one, other = (set(map(repr, settings.items())) for settings in first)
     return len(both), -len(one ^ other)
 
 

@@ -16,7 +16,7 @@ false ones); Zhu et al., FedMIA, 2024 (updates over rounds).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -166,8 +166,7 @@ class Membership(Attack):
             return
         public, others = scene.part("id_val", MOST_PUBLIC), scene.part("id_test", MOST_OTHERS)
         sent = [message for message in scene.messages() if message.up]
-        names = sorted({message.client for message in sent})
-        names = draw_clients(names, scene.draw("clients"))
+        names = draw_clients({message.client for message in sent}, scene.draw("clients"))
         if not names:
             raise self.nothing(scene)
         holders, index = held_by(scene, names)
@@ -297,11 +296,12 @@ class Membership(Attack):
             ).withheld()
 
 
-def draw_clients(names: Sequence[str], draw: np.random.Generator) -> list[str]:
-    """Return at most `MOST_CLIENTS` of sorted names, drawn."""
-    if len(names) <= MOST_CLIENTS:
-        return list(names)
-    return sorted(draw.choice(names, MOST_CLIENTS, replace=False))
+def draw_clients(names: Iterable[str], draw: np.random.Generator) -> list[str]:
+    """Return at most `MOST_CLIENTS` names, drawn and sorted."""
+    known = sorted(names)
+    if len(known) <= MOST_CLIENTS:
+        return known
+    return sorted(draw.choice(known, MOST_CLIENTS, replace=False))
 
 
 def planted(

@@ -118,9 +118,9 @@ def looked_at(settings: RunSettings, federation: Federation) -> Callable[[Task],
 
     Of clients that are all asked in each round, attacks draw some, or take the first.
     """
-    names, asked = sorted(federation.clients), settings.federation.per_round
+    names, asked = list(federation.clients), settings.federation.per_round
     drawn = draw_clients(names, generator(settings.seed, "attack", "clients"))
-    some = {*drawn, *list(federation.clients)[:DRAWS]}
+    some = {*drawn, *names[:DRAWS]}
     every = asked is None or asked >= len(names)
     return lambda task: not every or (task.client in some and task.round <= MOST_ROUNDS)
 

@@ -96,8 +96,7 @@ class Properties(Attack):
         """Attack each item that clients send, for domains and for classes."""
         public, others = scene.part("id_val", MOST_PUBLIC), scene.part("id_test", MOST_OTHERS)
         sent = [message for message in scene.messages() if message.up]
-        names = sorted({message.client for message in sent})
-        names = draw_clients(names, scene.draw("clients"))
+        names = draw_clients({message.client for message in sent}, scene.draw("clients"))
         shadow = Shadow(scene.settings, scene.federation, public + others)
         count = 0
         for chosen in by_item(sent, names):

@@ -177,8 +177,7 @@ class StyleInversion(Attack):
         sent = [m for m in seen if m.up and self.reads(m.item)]
         if scene.attacker == "client":
             sent = list(_passed_on(scene, [m for m in seen if not m.up]))
-        names = sorted({message.client for message in sent})
-        names = draw_clients(names, scene.draw("clients"))
+        names = draw_clients({message.client for message in sent}, scene.draw("clients"))
         public, others = scene.part("id_val", MOST_PUBLIC), scene.part("id_test", MOST_OTHERS)
         shadow = Shadow(scene.settings, scene.federation, public + others)
         count = 0
