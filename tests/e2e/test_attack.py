@@ -32,6 +32,9 @@ def test_an_attack_is_recorded_with_both_controls_is_not_repeated_and_is_in_the_
 ) -> None:
     (part,) = json.loads(attack(feddg, tmp_path, *STORED, "--items", "style").out)
     assert [result["item"] for result in part["results"]] == ["style"]
+    typo = attack(feddg, tmp_path, *STORED, "--items", "wieghts")
+    assert typo.code == 2  # though there is a record to add to
+    assert "a server sees style, weights" in typo.err
     outcome = attack(feddg, tmp_path, *STORED, "--items", "style,weights")
     assert outcome.code == 0, outcome.err
     (record,) = json.loads(outcome.out)

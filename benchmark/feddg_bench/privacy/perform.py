@@ -180,15 +180,15 @@ class Lab:
         key = attack_key(kind, attack.version, attacker, plan.key)
         record = load_attack(root, key)
         digests = dict(self.judges.digests) if attack.judged else {}
-        if record is not None:
-            judged = digests.items() <= record.judges.items()
-            if not again and judged and record.has(items):
-                return record
-            both = items and record.items
-            items = frozenset(record.items).union(items) if both else frozenset()
+        judged = record is not None and digests.items() <= record.judges.items()
+        if record is not None and not again and judged and record.has(items):
+            return record
         method = load_method(plan.settings.method)
         hyper = validate(method.Settings, plan.settings.hyper, "hyper.")
         attack.check(plan.settings, attacker, method.sends(hyper), items)
+        if record is not None:  # what it has is looked at again
+            both = items and record.items
+            items = frozenset(record.items).union(items) if both else frozenset()
         federation, seen = self._run(plan)
         scene = Scene(
             plan.settings, federation, seen.exchanges, attacker, self.step, self.judges, items
