@@ -5,10 +5,19 @@ import torch
 
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.privacy.gradient_inversion import psnr
-from feddg_bench.privacy.style_inversion import StyleInversion, train_painter
+from feddg_bench.privacy.style_inversion import (
+    Painter,
+    StyleInversion,
+    new_painter,
+    train_painter,
+)
 from tests.privacy.scenes import CLIENTS, EACH, scene_of
 
 PIXEL = {"hyper": {"style": "pixel", "style_augment": False}}
+
+
+def trained(vectors: torch.Tensor, images: torch.Tensor, epochs: int) -> Painter:
+    return train_painter(new_painter(vectors, images, 0), vectors, images, 0, epochs)
 
 
 def inverted(method: str, *layers: object) -> StyleInversion:
@@ -24,7 +33,7 @@ def inverted(method: str, *layers: object) -> StyleInversion:
 def test_a_generator_learns_what_its_vectors_say() -> None:
     colours = torch.rand(80, 3, generator=torch.Generator().manual_seed(0)).double()
     images = colours.float()[:, :, None, None].expand(80, 3, 8, 8)
-    painter = train_painter(colours[:60], images[:60], seed=0, epochs=40)
+    painter = trained(colours[:60], images[:60], 40)
     with torch.no_grad():
         assert float(psnr(painter(colours[60:]), images[60:]).mean()) > 20
 
@@ -32,9 +41,9 @@ def test_a_generator_learns_what_its_vectors_say() -> None:
 def test_the_best_epoch_counts() -> None:
     colours = torch.rand(20, 3, generator=torch.Generator().manual_seed(0)).double()
     images = torch.rand(20, 3, 8, 8, generator=torch.Generator().manual_seed(1))
-    once, longer = (train_painter(colours, images, seed=0, epochs=n) for n in (3, 30))
+    once, longer = (trained(colours, images, n) for n in (3, 30))
     draw = [psnr(p(colours).detach(), images).mean() for p in (once, longer)]
-    again = train_painter(colours, images, seed=0, epochs=3)
+    again = trained(colours, images, 3)
     assert torch.equal(again(colours), once(colours))
     assert all(value > 0 for value in draw)
 

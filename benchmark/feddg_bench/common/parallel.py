@@ -33,14 +33,30 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def in_threads(function: Callable[[int], T], numbers: Sequence[int]) -> Iterator[T]:
-    """Yield the function's value for every number, in order, computed by a thread a core.
+def in_threads(
+    function: Callable[[int], T],
+    numbers: Sequence[int],
+    size: int = 0,
+    stop: threading.Event | None = None,
+) -> Iterator[T]:
+    """Yield the function's value for every number, in order, computed by threads.
 
     Few results wait at a time, whatever the number of numbers.
+
+    Args:
+        function: Called by the threads.
+        numbers: What it is called with.
+        size: Number of threads; 0 is one a core.
+        stop: Is set when nobody waits for results any more, such as after Ctrl-C: calls that take
+            long look at it now and then, for the threads are waited for.
     """
-    with ThreadPoolExecutor(cores()) as pool:
-        for start in range(0, len(numbers), _AHEAD):
-            yield from pool.map(function, numbers[start : start + _AHEAD])
+    with ThreadPoolExecutor(size or cores()) as pool:
+        try:
+            for start in range(0, len(numbers), _AHEAD):
+                yield from pool.map(function, numbers[start : start + _AHEAD])
+        finally:
+            if stop is not None:
+                stop.set()
 
 
 @contextmanager

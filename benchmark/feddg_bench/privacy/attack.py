@@ -68,6 +68,7 @@ class Scene:
         step: Is told how far the attack is.
         judges: Of pictures.
         items: Declared names of what is looked at; all if there is none.
+        workers: Threads that search at once; 0 is one a core. No figure depends on it.
     """
 
     settings: RunSettings
@@ -77,6 +78,7 @@ class Scene:
     step: OnStep = silent
     judges: Judges = NOBODY
     items: Set[str] = frozenset()
+    workers: int = 0
 
     @property
     def own(self) -> str:

@@ -10,7 +10,10 @@ cross-entropy, whatever else the method adds to its own. The attacked run makes 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
+from threading import Event
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -18,6 +21,7 @@ import torch
 from torch import Tensor
 from torchmetrics.functional.image import structural_similarity_index_measure
 
+from feddg_bench.common.parallel import in_threads
 from feddg_bench.common.streams import torch_generator
 from feddg_bench.core.messages import nbytes
 from feddg_bench.core.method import Method
@@ -89,6 +93,7 @@ def invert(
     generator: torch.Generator,
     steps: int,
     smooth: float = SMOOTH,
+    stop: Event | None = None,
 ) -> Tensor:
     """Return the images [B, C, H, W] in [0, 1] whose gradient is nearest to the one wanted.
 
@@ -101,12 +106,18 @@ def invert(
         generator: Draws where the search begins.
         steps: Of the search.
         smooth: b; of ``cosine`` alone.
+        stop: Set when nobody waits for the images any more.
+
+    Raises:
+        CancelledError: If it is.
     """
     begin = torch.rand(len(labels), *shape, generator=generator)
     x = begin.requires_grad_()
     names = list(wanted)
 
     def distance() -> Tensor:
+        if stop is not None and stop.is_set():
+            raise CancelledError
         found = gradient_of(method, x, labels, names, graph=True)
         prior = smooth * total_variation(x) if objective == "cosine" else x.new_zeros(())
         return mismatch(found, wanted, objective) + prior
@@ -194,35 +205,41 @@ class GradientInversion(Attack):
     ) -> AttackResult:
         candidates = to_float(torch.from_numpy(others.images))
         shape = tuple(candidates.shape[1:])
-
-        def search(gradient: Gradient, labels: np.ndarray, *names: str | int) -> Tensor:
-            scene.step(f"{self.kind} by {objective}", len(done), 2 * len(held))
-            done.append(1)
-            draw = torch_generator(scene.settings.seed, "attack", objective, *names)
-            return invert(
-                method, gradient, torch.from_numpy(labels), shape, objective, draw, self.steps
-            )
-
-        done: list[int] = []
         truth = [to_float(torch.from_numpy(h.images)) for h in held]
-        found = [
-            search(gradient, h.labels, i)
-            for i, (gradient, h) in enumerate(zip(wanted, held, strict=True))
-        ]
         places = range(len(held))
         away = [(place + 1) % len(held) for place in places]
-        planted = []
-        for place in scene.draw("planted").permutation(len(others))[: len(held)].tolist():
-            one = others[[place]]
-            labels = torch.from_numpy(one.labels)
-            names = list(wanted[0])
-            leak = {
-                n: g.detach()
-                for n, g in gradient_of(method, candidates[[place]], labels, names).items()
-            }
-            rest = np.arange(len(others)) != place
-            image = search(leak, one.labels, "planted", place)
-            planted.append(rank(image, candidates[[place]], one, candidates[rest], others[rest]))
+        plants = scene.draw("planted").permutation(len(others))[: len(held)].tolist()
+        names = list(wanted[0])
+        # What is searched for: updates that were sent, and gradients of one image alone.
+        sought: list[tuple[Gradient, np.ndarray, tuple[str | int, ...]]] = [
+            (g, h.labels, (i,)) for i, g, h in zip(places, wanted, held, strict=True)
+        ]
+        for plant in plants:
+            labels = torch.from_numpy(others[[plant]].labels)
+            image = candidates[[plant]].contiguous()  # as searches see it: bits depend on it
+            leak = gradient_of(method, image, labels, names)
+            alone = {n: g.detach() for n, g in leak.items()}
+            sought.append((alone, others[[plant]].labels, ("planted", plant)))
+
+        def search(number: int) -> Tensor:
+            gradient, labels, called = sought[number]
+            draw = torch_generator(scene.settings.seed, "attack", objective, *called)
+            own = copy.deepcopy(method)  # threads share nothing that a forward pass writes
+            wide = torch.from_numpy(labels)
+            return invert(own, gradient, wide, shape, objective, draw, self.steps, SMOOTH, stop)
+
+        stop = Event()
+        images: list[Tensor] = []
+        scene.step(f"{self.kind} by {objective}", 0, len(sought))
+        for searched in in_threads(search, range(len(sought)), scene.workers, stop):
+            images.append(searched)
+            scene.step(f"{self.kind} by {objective}", len(images), len(sought))
+        found, leaked = images[: len(held)], images[len(held) :]
+        rest = [np.arange(len(others)) != plant for plant in plants]
+        planted = [
+            rank(one, candidates[[at]], others[[at]], candidates[of], others[of])
+            for one, at, of in zip(leaked, plants, rest, strict=True)
+        ]
         draw = scene.draw("bootstrap", objective)
         ranks = [rank(found[i], truth[i], held[i], candidates, others) for i in places]
         wrong = [rank(found[a], truth[i], held[i], candidates, others) for i, a in enumerate(away)]

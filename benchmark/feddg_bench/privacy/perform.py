@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from feddg_bench.common.errors import DataError, SettingsError, unknown
 from feddg_bench.common.files import write_whole
 from feddg_bench.common.streams import generator
@@ -191,8 +193,16 @@ class Lab:
             items = frozenset(record.items).union(items) if both else frozenset()
         federation, seen = self._run(plan)
         scene = Scene(
-            plan.settings, federation, seen.exchanges, attacker, self.step, self.judges, items
+            plan.settings,
+            federation,
+            seen.exchanges,
+            attacker,
+            self.step,
+            self.judges,
+            items,
+            self.resources.workers,
         )
+        torch.set_num_threads(1)  # each search has a core, and the same bits on every machine
         begun = time.perf_counter()
         results = list(attack.measure(scene))
         s = plan.settings

@@ -16,13 +16,16 @@ FISC's.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
+from threading import Event
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from feddg_bench.common.parallel import in_threads
 from feddg_bench.common.streams import torch_generator, torch_stream
 from feddg_bench.core.messages import leaves, nbytes
 from feddg_bench.data.augment import to_float
@@ -87,20 +90,42 @@ class Painter(nn.Module):
         return F.interpolate(images, (self.side, self.side), mode="bilinear", antialias=True)
 
 
-def train_painter(
-    vectors: Tensor, images: Tensor, seed: int, epochs: int, loss: Perceptual | None = None
-) -> Painter:
-    """Return a generator trained on public images, as it was after its best epoch.
+def new_painter(vectors: Tensor, images: Tensor, seed: int) -> Painter:
+    """Return a generator that has not been trained.
 
     Args:
         vectors: What each image would send alone, float64 [m, P].
         images: [m, C, H, W] in [0, 1].
-        seed: Of weights and batches.
-        epochs: Of training; a fifth of the images validates them.
-        loss: Of pairs of pictures, beside the mean squared error.
+        seed: Of its weights.
     """
     with torch_stream(seed, "attack", "painter"):
         painter = Painter(vectors, images.shape[1], images.shape[-1])
+    return painter.to(memory_format=torch.channels_last)  # half the time for 64 pixels
+
+
+def train_painter(
+    painter: Painter,
+    vectors: Tensor,
+    images: Tensor,
+    seed: int,
+    epochs: int,
+    loss: Perceptual | None = None,
+    stop: Event | None = None,
+) -> Painter:
+    """Train a generator on public images and return it as it was after its best epoch.
+
+    Args:
+        painter: New.
+        vectors: What each image would send alone, float64 [m, P].
+        images: [m, C, H, W] in [0, 1].
+        seed: Of batches.
+        epochs: Of training; a fifth of the images validates them.
+        loss: Of pairs of pictures, beside the mean squared error.
+        stop: Set when nobody waits for it any more.
+
+    Raises:
+        CancelledError: If it is.
+    """
     draw = torch_generator(seed, "attack", "painter batches")
     order = torch.randperm(len(images), generator=draw)
     held = max(1, len(images) // 5)
@@ -109,6 +134,8 @@ def train_painter(
     best, kept = -1.0, {name: t.clone() for name, t in painter.state_dict().items()}
     for _ in range(epochs):
         for part in train[torch.randperm(len(train), generator=draw)].split(BATCH):
+            if stop is not None and stop.is_set():
+                raise CancelledError
             pair = painter(vectors[part]), images[part]
             error = F.mse_loss(*pair)
             if loss is not None:
@@ -162,7 +189,7 @@ class StyleInversion(Attack):
     """
 
     kind = "style-inversion"
-    version = 2
+    version = 3
     wants = "styles or statistics of images that two clients send"
     judged = True
     epochs = 60
@@ -188,7 +215,7 @@ class StyleInversion(Attack):
             fits = len(there) == len(first) >= 2 and isinstance(first[0].value, Tensor)
             if fits and shadow.answers(first[0]):
                 count += 1
-                scene.step(f"{self.kind} of {first[0].item}", 0, 3)
+                scene.step(f"{self.kind} of {first[0].item}", 0, 2)
                 held = [scene.pictures(scene.federation.clients[m.client]) for m in first]
                 places = range(len(public) + len(others))
                 vectors = shadow.vectors(first[0].exchange.task, first[0].item, places)
@@ -212,14 +239,19 @@ class StyleInversion(Attack):
     def _result(self, scene: Scene, case: _Case, loss: Perceptual | None) -> AttackResult:
         seed, item, held, truth = scene.settings.seed, case.item, case.held, case.truth
         others, candidates = case.others, case.candidates
-        scene.step(f"{self.kind} of {item}", 1, 3)
-        painter = train_painter(case.vectors, case.pictures, seed, self.epochs, loss)
-        scene.step(f"{self.kind} of {item}", 2, 3)
         small, given = (
             F.adaptive_avg_pool2d(i, THUMBNAIL).flatten(1).double()
             for i in (case.pictures, candidates)
         )
-        baseline = train_painter(small, case.pictures, seed, self.epochs, loss)
+        seen, stop = (case.vectors, small), Event()
+        new = [new_painter(vectors, case.pictures, seed) for vectors in seen]
+
+        def train(number: int) -> Painter:
+            whole = new[number], seen[number], case.pictures
+            return train_painter(*whole, seed, self.epochs, loss, stop)
+
+        scene.step(f"{self.kind} of {item}", 1, 2)
+        painter, baseline = in_threads(train, range(len(new)), scene.workers, stop)
         with torch.no_grad():
             found = [painter(row.vectors) for row in case.rows]
             alone, copied = painter(case.alone), baseline(given)
@@ -255,10 +287,10 @@ class StyleInversion(Attack):
         for name in ("psnr", "ssim"):
             for one, of in zip(drawn, values, strict=True):
                 figures[one.name.format(name)] = _interval(one, of[name], draw)
-        trained = "" if loss is None else PERCEPTUAL
+        judged_by = "" if loss is None else PERCEPTUAL
         result = AttackResult(
             item=item,
-            about=("single images" if case.rows[0].each else "clients") + trained,
+            about=("single images" if case.rows[0].each else "clients") + judged_by,
             up=scene.attacker != "client",
             call=case.messages[0].when[1],
             times=1,
