@@ -5,8 +5,9 @@ looks for images x whose own gradient is that one. ``dlg`` minimises |g(x) - g|^
 Liu and Han, NeurIPS 2019); ``cosine`` minimises 1 - cos(g(x), g) + b TV(x) by Adam with signed
 gradients (Geiping et al., NeurIPS 2020). Labels are known, as in the latter; the loss is
 cross-entropy, whatever else the method adds to its own. The attacked run makes clients of 1, 4 and
-16 images that take one step on images as stored, with a small network: a search takes thousands of
-gradients of gradients, and an EfficientNet's take hours. ``backbone.name`` attacks another.
+16 images that take one step on images as stored, with a small network without a projection: a
+search takes thousands of gradients of gradients, and an EfficientNet's take hours.
+``backbone.name`` attacks another.
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ class GradientInversion(Attack):
             "batch_size": 32,
         },
         "augment": PLAIN.model_dump(mode="json"),
-        "backbone": {"name": "small_cnn", "pretrained": False},
+        "backbone": {"name": "small_cnn", "pretrained": False, "projection": 0},
     }
 
     def reads(self, item: str) -> bool:
