@@ -1,4 +1,4 @@
-"""Names to methods, data sets and recipes: modules of our packages, entry points of others'.
+"""Names to methods, data sets and attacks: modules of our packages, entry points of others'.
 
 Only what is asked for is imported, so that one plugin's missing extra breaks no other, and the
 known names can be listed without importing any. What a method's class says of itself, its settings
@@ -35,8 +35,16 @@ if TYPE_CHECKING:
     from feddg_bench.core.method import Method
     from feddg_bench.data.dataset import DomainDataset
 
-_PACKAGES = {"method": "feddg_methods", "data set": "feddg_datasets"}
-_GROUPS = {"method": "feddg_bench.methods", "data set": "feddg_bench.datasets"}
+_PACKAGES = {
+    "method": "feddg_methods",
+    "data set": "feddg_datasets",
+    "attack": "feddg_bench.privacy.attacks",
+}
+_GROUPS = {
+    "method": "feddg_bench.methods",
+    "data set": "feddg_bench.datasets",
+    "attack": "feddg_bench.attacks",
+}
 
 
 @cache
@@ -45,7 +53,7 @@ def _found(kind: str) -> dict[str, EntryPoint]:
     package, group = _PACKAGES[kind], _GROUPS[kind]
     modules = pkgutil.iter_modules(importlib.import_module(package).__path__)
     own = [
-        EntryPoint(m.name, f"{package}.{m.name}", group)
+        EntryPoint(_called(kind, m.name), f"{package}.{m.name}", group)
         for m in modules
         if not m.ispkg and m.name != "functional"
     ]
@@ -53,8 +61,13 @@ def _found(kind: str) -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in (*own, *theirs)}
 
 
+def _called(kind: str, module: str) -> str:
+    """Return the name of a module's plugin; attacks have hyphens in theirs."""
+    return module.replace("_", "-") if kind == "attack" else module
+
+
 def names(kind: str) -> tuple[str, ...]:
-    """Return the known names of a kind, ``method`` or ``data set``, without importing any."""
+    """Return the known names of a kind: ``method``, ``data set`` or ``attack``; imports none."""
     return tuple(sorted(_found(kind)))
 
 
@@ -68,7 +81,7 @@ def load_method(name: str) -> type[Method]:
     """Return the class of a method; imports its module only."""
     from feddg_bench.core.method import Method
 
-    loaded: type[Method] = _load("method", name, Method)
+    loaded: type[Method] = load_plugin("method", name, Method)
     return loaded
 
 
@@ -76,12 +89,12 @@ def load_dataset(name: str) -> type[DomainDataset]:
     """Return the class of a data set; imports its module only."""
     from feddg_bench.data.dataset import DomainDataset
 
-    loaded: type[DomainDataset] = _load("data set", name, DomainDataset)
+    loaded: type[DomainDataset] = load_plugin("data set", name, DomainDataset)
     return loaded
 
 
-def _load(kind: str, name: str, base: type) -> Any:
-    """Import a plugin's class.
+def load_plugin(kind: str, name: str, base: type) -> Any:
+    """Return the class of a plugin; imports its module only.
 
     Raises:
         PluginError: If it cannot be imported, or is no subclass of ``base``.

@@ -13,8 +13,9 @@ import torch
 import torchvision
 from safetensors.torch import save_file
 
+from feddg_bench import plugins
 from feddg_bench.common.errors import RunInterruptedError
-from feddg_bench.privacy.gradient_inversion import GradientInversion
+from feddg_bench.privacy.attacks.gradient_inversion import GradientInversion
 from feddg_bench.privacy.perform import Lab
 from tests.e2e.test_cli import refused
 
@@ -58,6 +59,50 @@ def test_an_attack_is_recorded_with_both_controls_is_not_repeated_and_is_in_the_
     assert "## digits4, recipe quick" in text
     assert "| pardon | style | 24 | no | no | yes | 0." in text
     assert (tmp_path / "tables" / "privacy.csv").read_text().count("membership AUC") == 2
+
+
+THEIRS = """
+import numpy as np
+from feddg_bench.core.messages import nbytes
+from feddg_bench.privacy.attack import Attack, interval, no_leak, planted_leak
+from feddg_bench.records.attacks import AttackResult
+
+class Longest(Attack):
+    kind = "longest"
+
+    def measure(self, scene):
+        sent = [m for m in scene.messages() if m.up and m.item == "weights"]
+        draw = scene.draw("bootstrap")
+        sizes = [np.array([float(nbytes(m.value))]) for m in sent]
+        yield AttackResult(
+            item=sent[0].item, up=True, call=sent[0].when[1], times=1, messages=len(sent),
+            targets=len(sent), bytes=nbytes(sent[0].value),
+            no_leak=no_leak(interval([np.array([0.5])], draw), 0.5),
+            planted_leak=planted_leak(interval([np.array([1.0])], draw), 0.9),
+            figures={"bytes": interval(sizes, draw)},
+        )
+"""
+
+
+def test_an_attack_of_another_package_runs_by_name(
+    feddg: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "their_attack.py").write_text(THEIRS)
+    info = tmp_path / "theirs-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1\n")
+    entry = "[feddg_bench.attacks]\nlongest = their_attack:Longest\n"
+    (info / "entry_points.txt").write_text(entry)
+    monkeypatch.syspath_prepend(tmp_path)
+    plugins._found.cache_clear()
+    try:
+        (record,) = json.loads(attack(feddg, tmp_path, "--kind", "longest", "--json").out)
+        refused(attack(feddg, tmp_path, "--kind", "longer"), "attack", "longest")
+    finally:
+        plugins._found.cache_clear()
+    (result,) = record["results"]
+    assert (record["kind"], result["item"]) == ("longest", "weights")
+    assert result["figures"]["bytes"]["value"] == result["bytes"] > 0
 
 
 def test_a_broken_record_is_made_anew(feddg: Run, tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.plugins import load_method, names
-from feddg_bench.privacy.membership import Membership
-from feddg_bench.privacy.properties import Properties
+from feddg_bench.privacy.attacks.membership import Membership
+from feddg_bench.privacy.attacks.property import Properties
 from tests.privacy.scenes import CLIENTS, scene_of, sorted_federation
 
 PIXEL = {"ccst": {"hyper": {"style": "pixel"}}, "pardon": {"hyper": {"style": "pixel"}}}

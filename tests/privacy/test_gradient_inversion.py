@@ -11,7 +11,7 @@ from torch import nn
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.layers import merge
 from feddg_bench.engine.build import build_method
-from feddg_bench.privacy.gradient_inversion import (
+from feddg_bench.privacy.attacks.gradient_inversion import (
     GradientInversion,
     gradient_of,
     invert,

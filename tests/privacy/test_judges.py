@@ -19,6 +19,7 @@ from torchmetrics.image.fid import _compute_fid
 from torchmetrics.image.kid import poly_mmd
 
 from feddg_bench.common.errors import DataError
+from feddg_bench.privacy.attacks.style_inversion import StyleInversion
 from feddg_bench.privacy.judges import (
     Judges,
     Seen,
@@ -29,7 +30,6 @@ from feddg_bench.privacy.judges import (
     kid,
     open_judges,
 )
-from feddg_bench.privacy.style_inversion import StyleInversion
 from feddg_bench.records.attacks import PERCEPTUAL
 from tests.helpers import refused
 from tests.privacy.scenes import scene_of

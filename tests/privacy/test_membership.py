@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.privacy.attack import Pictures, interval, no_leak, planted_leak
-from feddg_bench.privacy.membership import (
+from feddg_bench.privacy.attacks.membership import (
     ABSENT,
     RIDGE,
     Likelihood,

@@ -2,11 +2,12 @@
 
 import pytest
 
-from feddg_bench.privacy import membership, perform
+from feddg_bench.privacy import perform
 from feddg_bench.privacy.attack import Attack
-from feddg_bench.privacy.gradient_inversion import GradientInversion
-from feddg_bench.privacy.membership import Membership
-from feddg_bench.privacy.properties import Properties
+from feddg_bench.privacy.attacks import membership
+from feddg_bench.privacy.attacks.gradient_inversion import GradientInversion
+from feddg_bench.privacy.attacks.membership import Membership
+from feddg_bench.privacy.attacks.property import Properties
 from feddg_bench.records.attacks import ATTACKERS
 from tests.privacy.scenes import CLIENTS, captured, scene_of
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from feddg_bench.privacy.attack import Pictures
-from feddg_bench.privacy.membership import MOST_CLIENTS
-from feddg_bench.privacy.properties import Mixture, Properties, along, plant, ranks
+from feddg_bench.privacy.attacks.membership import MOST_CLIENTS
+from feddg_bench.privacy.attacks.property import Mixture, Properties, along, plant, ranks
 from feddg_bench.privacy.shadow import Rows
 from tests.privacy.scenes import CLIENTS, attacked_federation, scene_of, sorted_federation
 

@@ -5,7 +5,7 @@ import pytest
 from feddg_bench.common.errors import DataError
 from feddg_bench.records.attacks import (
     attack_path,
-    load_attack,
+    find_attack,
     pack_attacks,
     read_attacks,
     save_attack,
@@ -28,8 +28,8 @@ def test_packed_records_are_those_that_were_packed_and_come_back(folder):
     (path,) = pack_attacks(folder)
     assert [p.name for p in (folder / "attacks").iterdir()] == ["digits4-ltdo-quick.jsonl.xz"]
     assert read_attacks([folder]) == before
-    assert load_attack(folder, KEYS[1]) == before[1]
-    assert load_attack(folder, "c" * 16) is None
+    assert find_attack(folder, KEYS[1]) == before[1]
+    assert find_attack(folder, "c" * 16) is None
     data = path.read_bytes()
     assert pack_attacks(folder) == []
     assert unpack_attacks(folder) == [path]
@@ -43,7 +43,7 @@ def test_a_single_file_wins_and_is_added(folder):
     again = record(0.9).model_copy(update={"key": KEYS[0]})
     save_attack(folder, again)
     save_attack(folder, again.model_copy(update={"key": "d" * 16}))
-    assert load_attack(folder, KEYS[0]) == again
+    assert find_attack(folder, KEYS[0]) == again
     assert pack_attacks(folder) == [path]
     found = read_attacks([folder])
     assert [r.key for r in found] == [*KEYS, "d" * 16]

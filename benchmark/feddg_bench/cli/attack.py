@@ -22,7 +22,8 @@ from feddg_bench.common.errors import RunInterruptedError, SettingsError, unknow
 from feddg_bench.common.terminal import Display, table, terminal, text
 from feddg_bench.config.reading import listed, read_names
 from feddg_bench.config.schema import MANY
-from feddg_bench.records.attacks import ATTACKERS, KINDS, Attacker
+from feddg_bench.plugins import names
+from feddg_bench.records.attacks import ATTACKERS, Attacker
 from feddg_bench.records.sources import FOLDERS
 from feddg_bench.runs.request import Datasets
 
@@ -42,8 +43,11 @@ class Attacking(Machine):
 @grouped
 def attack_command(
     kind: Annotated[
-        str, typer.Option("--kind", "--kinds", help=f"Comma-separated, or all: {', '.join(KINDS)}.")
-    ] = KINDS[0],
+        str,
+        typer.Option(
+            "--kind", "--kinds", help=f"Comma-separated, or all: {', '.join(names('attack'))}."
+        ),
+    ] = "membership",
     attacker: Annotated[
         str, typer.Option(help="Whose eyes: server, client or eavesdropper.")
     ] = ATTACKERS[0],
@@ -76,7 +80,8 @@ def attack_command(
     training domains' images with no client, as public images and as non-members. Records are in
     RESULTS/attacks; an attack that is there is not repeated.
     """
-    kinds = list(KINDS) if kind == "all" else read_names("kind of attack", kind, KINDS)
+    known = names("attack")
+    kinds = list(known) if kind == "all" else read_names("kind of attack", kind, known)
     if attacker not in ATTACKERS:
         raise SettingsError(unknown("attacker", attacker, ATTACKERS))
     eyes: Attacker = attacker
@@ -88,8 +93,9 @@ def attack_command(
     if request.scenario is None:
         request = request.one_scenario(datasets)
 
+    from feddg_bench.privacy.attack import load_attack
     from feddg_bench.privacy.judges import open_judges
-    from feddg_bench.privacy.perform import ATTACKS, Lab, attack_plans
+    from feddg_bench.privacy.perform import Lab, attack_plans
 
     plans = [
         (name, plan) for name in kinds for plan in attack_plans(request, name, datasets, wanted)
@@ -121,7 +127,7 @@ def attack_command(
         for result in record.results:
             if result.failed:
                 console.print(f"{record.method}, {record.kind} of {result.failed}")
-    if any(ATTACKS[record.kind].judged for record in found):
+    if any(load_attack(record.kind).judged for record in found):
         if lpips is None:
             console.print("LPIPS of pictures: not measured; give --lpips WEIGHTS")
         if inception is None:

@@ -20,6 +20,7 @@ from feddg_bench.common.streams import generator
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.core.server import Uplink
 from feddg_bench.data.federated import Federation
+from feddg_bench.plugins import load_plugin
 from feddg_bench.privacy.capture import Exchange, Message, visible
 from feddg_bench.privacy.judges import NOBODY, Judges
 from feddg_bench.records.attacks import Attacker, AttackResult, Control, Interval
@@ -182,6 +183,17 @@ class Attack(ABC):
             f"{', '.join(sorted(seen)) or 'nothing'}: choose another --kind, --attacker or "
             f"--method, or other --items"
         )
+
+
+def load_attack(name: str) -> type[Attack]:
+    """Return the class of a kind of attack.
+
+    Raises:
+        SettingsError: If there is no such kind.
+        PluginError: If it cannot be imported.
+    """
+    loaded: type[Attack] = load_plugin("attack", name, Attack)
+    return loaded
 
 
 def interval(groups: Sequence[np.ndarray], draw: np.random.Generator) -> Interval:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from feddg_bench.common.errors import DataError, SettingsError, unknown
+from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.common.files import write_whole
 from feddg_bench.common.streams import generator
 from feddg_bench.config.layers import merge, validate
@@ -18,18 +18,12 @@ from feddg_bench.config.schema import MANY, Resources, RunSettings
 from feddg_bench.data.federated import Federation, spread
 from feddg_bench.engine.devices import open_executor
 from feddg_bench.plugins import load_method
-from feddg_bench.privacy.attack import Attack, OnStep, Scene, silent
+from feddg_bench.privacy.attack import OnStep, Scene, load_attack, silent
+from feddg_bench.privacy.attacks.gradient_inversion import DRAWS
+from feddg_bench.privacy.attacks.membership import MOST_ROUNDS, draw_clients
 from feddg_bench.privacy.capture import Capture
-from feddg_bench.privacy.gradient_inversion import DRAWS, GradientInversion
 from feddg_bench.privacy.judges import NOBODY, Judges
-from feddg_bench.privacy.membership import (
-    MOST_ROUNDS,
-    Membership,
-    draw_clients,
-)
-from feddg_bench.privacy.properties import Properties
-from feddg_bench.privacy.style_inversion import StyleInversion
-from feddg_bench.records.attacks import Attacker, AttackRecord, attack_key, load_attack, save_attack
+from feddg_bench.records.attacks import Attacker, AttackRecord, attack_key, find_attack, save_attack
 from feddg_bench.records.rules import split_metric
 from feddg_bench.runs.request import Datasets, Plan, Request
 from feddg_bench.runs.run import train
@@ -39,11 +33,6 @@ if TYPE_CHECKING:
     from feddg_bench.core.loop import RoundResult
     from feddg_bench.core.messages import Task
     from feddg_bench.runs.setup import Run
-
-ATTACKS: Mapping[str, type[Attack]] = {
-    attack.kind: attack for attack in (Membership, Properties, GradientInversion, StyleInversion)
-}
-"""Kinds of attacks by name."""
 
 ATTACKED: dict[str, Any] = {
     "federation": {"rounds": 2, "per_round": None},
@@ -66,10 +55,9 @@ def attack_plans(
         SettingsError: If there is no such kind, a setting cannot be used, or no method is left.
         DataError: If the data set is not here or cannot be spread so.
     """
-    if kind not in ATTACKS:
-        raise SettingsError(unknown("kind of attack", kind, ATTACKS))
+    attack = load_attack(kind)
     own = WITHHELD if request.settings.get("data", {}).get("split_csv") is None else {}
-    layers = (ATTACKED, own, ATTACKS[kind].overrides, request.settings)
+    layers = (ATTACKED, own, attack.overrides, request.settings)
     settings = merge(*layers)
     asked = replace(request, settings=settings).plan(datasets)
     plans = [plan for plan in asked if plan.settings.partition.clients > 1]
@@ -79,7 +67,7 @@ def attack_plans(
             f"of two or more: choose another --method, or more clients"
         )
     images = {plan.key: check_withheld(plan) for plan in plans}
-    sizes = sizes or ATTACKS[kind].sizes
+    sizes = sizes or attack.sizes
     if not sizes or "clients" in request.settings.get("partition", {}):
         return plans
     return [
@@ -178,9 +166,9 @@ class Lab:
             SettingsError: If nothing crosses that an attack of this kind reads.
             DataError: If there are no public images, or a record cannot be written.
         """
-        root, attack = self.resources.results, ATTACKS[kind]()
+        root, attack = self.resources.results, load_attack(kind)()
         key = attack_key(kind, attack.version, attacker, plan.key)
-        record = load_attack(root, key)
+        record = find_attack(root, key)
         digests = dict(self.judges.digests) if attack.judged else {}
         judged = record is not None and digests.items() <= record.judges.items()
         if record is not None and not again and judged and record.has(items):

@@ -21,8 +21,6 @@ Attacker = Literal["server", "client", "eavesdropper"]
 """Whose eyes: ``server`` sees every reply, ``client`` what it is sent itself, ``eavesdropper``
 what passes both ways."""
 ATTACKERS: tuple[Attacker, ...] = get_args(Attacker)
-KINDS = ("membership", "property", "gradient-inversion", "style-inversion")
-"""Of attacks, as `feddg_bench.privacy` has them."""
 
 PERCEPTUAL = ", trained on LPIPS"
 """How a result says that its generator was; without it squared errors alone trained it."""
@@ -155,7 +153,7 @@ def save_attack(root: Path, record: AttackRecord) -> Path:
     return path
 
 
-def load_attack(root: Path, key: str) -> AttackRecord | None:
+def find_attack(root: Path, key: str) -> AttackRecord | None:
     """Return a finished attack's record; ``None`` if there is none that can be used."""
     return next((record for _, record in _read(root, key) if record.key == key), None)
 

@@ -30,9 +30,9 @@ from feddg_bench.core.method import Method
 from feddg_bench.data.augment import to_float
 from feddg_bench.engine.build import build_run_method
 from feddg_bench.privacy.attack import Attack, Pictures, Scene, interval, no_leak, planted_leak
+from feddg_bench.privacy.attacks.membership import MOST_OTHERS, percentiles
 from feddg_bench.privacy.capture import Message
 from feddg_bench.privacy.judges import Perceptual
-from feddg_bench.privacy.membership import MOST_OTHERS, percentiles
 from feddg_bench.privacy.pictures import sheet
 from feddg_bench.privacy.shadow import PLAIN
 from feddg_bench.records.attacks import AttackResult

@@ -6,9 +6,9 @@ inverse covariance inside groups, n the client's images and p0 the shares among 
 
     p = argmin n (S / a - M' p)' P (S / a - M' p) + |p - p0|^2 / t^2
 
-clipped at 0, where a is S's scale (`feddg_bench.privacy.membership`) and t what a share may differ
-from p0. Where rows of a message are of single images their mean is taken; where rows are of
-classes, these and no others are held. Source: Ateniese et al., IJSN 2015 (the question).
+clipped at 0, where a is S's scale (`feddg_bench.privacy.attacks.membership`) and t what a share
+may differ from p0. Where rows of a message are of single images their mean is taken; where rows are
+of classes, these and no others are held. Source: Ateniese et al., IJSN 2015 (the question).
 """
 
 from __future__ import annotations
@@ -21,8 +21,13 @@ from torch import Tensor
 
 from feddg_bench.core.messages import nbytes
 from feddg_bench.privacy.attack import Attack, Pictures, Scene, interval, no_leak, planted_leak
+from feddg_bench.privacy.attacks.membership import (
+    MOST_OTHERS,
+    MOST_PUBLIC,
+    Likelihood,
+    draw_clients,
+)
 from feddg_bench.privacy.capture import Message, by_item
-from feddg_bench.privacy.membership import MOST_OTHERS, MOST_PUBLIC, Likelihood, draw_clients
 from feddg_bench.privacy.shadow import Rows, Shadow
 from feddg_bench.records.attacks import AttackResult
 
