@@ -71,7 +71,7 @@ class Longest(Attack):
     kind = "longest"
 
     def measure(self, scene):
-        sent = [m for m in scene.messages() if m.up and m.item == "weights"]
+        sent = [m for m in scene.messages() if m.up and m.value is not None]
         draw = scene.draw("bootstrap")
         sizes = [np.array([float(nbytes(m.value))]) for m in sent]
         yield AttackResult(

@@ -168,6 +168,9 @@ class Attack(ABC):
     def measure(self, scene: Scene) -> Iterator[AttackResult]:
         """Attack what the attacker sees, item by item.
 
+        Of many clients that are all asked, the updates of those alone are kept that `looked_at` in
+        `perform` draws: `by_item` leaves the others out.
+
         Raises:
             SettingsError: If nothing that crosses is of the kind that this attacks.
         """

@@ -31,7 +31,7 @@ class Message:
     """One declared thing that crossed."""
 
     item: str  # declared name, and behind dots where in it: `style`, `bank.client_3.overall`
-    value: Any  # as it crossed
+    value: Any  # as it crossed; `None` if it was not kept, as updates of most of many clients
     up: bool  # whether a client sent it
     exchange: Exchange  # with what it crossed
 
