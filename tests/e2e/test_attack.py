@@ -33,9 +33,8 @@ def test_an_attack_is_recorded_with_both_controls_is_not_repeated_and_is_in_the_
 ) -> None:
     (part,) = json.loads(attack(feddg, tmp_path, *STORED, "--items", "style").out)
     assert [result["item"] for result in part["results"]] == ["style"]
-    typo = attack(feddg, tmp_path, *STORED, "--items", "wieghts")
-    assert typo.code == 2  # though there is a record to add to
-    assert "a server sees style, weights" in typo.err
+    typo = attack(feddg, tmp_path, *STORED, "--items", "style,wieghts")
+    refused(typo, "unknown item 'wieghts'", "'weights'")  # though there is a record to add to
     outcome = attack(feddg, tmp_path, *STORED, "--items", "style,weights")
     assert outcome.code == 0, outcome.err
     (record,) = json.loads(outcome.out)
@@ -132,7 +131,8 @@ def test_what_the_messages_cannot_hold_is_refused_before_there_is_a_run(
     assert style.code == 2
     assert "reads styles or statistics of images" in style.err
     assert "of fedavg a server sees weights: choose another --kind" in style.err
-    items = attack(feddg, tmp_path, "--method", "fedavg", "--items", "wieghts")
+    several = ("--method", "fedavg,pardon", "--kind", "style-inversion", "--items", "weights")
+    items = attack(feddg, tmp_path, *several)
     assert items.code == 2
     assert "of fedavg a server sees weights" in items.err
     assert "or other --items" in items.err

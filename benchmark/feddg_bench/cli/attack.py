@@ -95,11 +95,12 @@ def attack_command(
 
     from feddg_bench.privacy.attack import load_attack
     from feddg_bench.privacy.judges import open_judges
-    from feddg_bench.privacy.perform import Lab, attack_plans
+    from feddg_bench.privacy.perform import Lab, attack_plans, check_items
 
     plans = [
         (name, plan) for name in kinds for plan in attack_plans(request, name, datasets, wanted)
     ]
+    check_items(only, [plan for _, plan in plans])
     judges = open_judges(lpips, inception)
     found: list[AttackRecord] = []
     refused: list[SettingsError] = []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.common.errors import DataError, SettingsError, unknown
 from feddg_bench.common.files import write_whole
 from feddg_bench.common.streams import generator
 from feddg_bench.config.layers import merge, validate
@@ -83,6 +83,21 @@ def attack_plans(
             settings=merge(settings, {"partition": {"clients": max(1, images[plan.key] // size)}}),
         ).plan(datasets)
     ]
+
+
+def check_items(items: Set[str], plans: Sequence[Plan]) -> None:
+    """Refuse a name of what crosses that no method of these runs declares.
+
+    Raises:
+        SettingsError: If there is one; says the nearest.
+    """
+    known = {"weights"}
+    for plan in plans:
+        method = load_method(plan.settings.method)
+        hyper = validate(method.Settings, plan.settings.hyper, "hyper.")
+        known.update(method.downlink, *method.sends(hyper).values())
+    for item in sorted(items - known):
+        raise SettingsError(unknown("item", item, known))
 
 
 def check_withheld(plan: Plan) -> int:
