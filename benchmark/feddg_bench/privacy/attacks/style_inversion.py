@@ -8,9 +8,9 @@ its epochs the one counts that has the best PSNR on a fifth of the public images
 what the same generator makes of images themselves, of 8 x 8 pixels: the papers' baseline, which is
 the planted leak too; and what it makes of styles of single images, whether they are sent or not.
 The papers report FID and Inception Scores, which say how good pictures are, not whose; here are
-PSNR, SSIM, how the true image ranks among others of its domain, and how often it is among the ten
-nearest of these; with the networks' weights also LPIPS, FID, KID and the Inception Score, and a
-second generator that is trained on LPIPS, as one of FISC's.
+PSNR, SSIM, how the true image ranks among others of its domain, and how often it is retrieved among
+the nearest tenth of these; with the networks' weights also LPIPS, FID, KID and the Inception Score,
+and a second generator that is trained on LPIPS, as one of FISC's.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ MOST_PUBLIC = 1000
 BATCH, RATE, WIDTH = 32, 2e-3, 64
 FOUND = 0.7
 """Rank that a planted leak must reach."""
-TOP = 10
-"""k: how many pictures a retrieval gives back."""
+TOP = 0.1
+"""Share of the candidates that a retrieval gives back, and so what chance finds."""
 THUMBNAIL = 8
 """Side of what the baseline sees of an image."""
 SHARE = 0.1
@@ -265,11 +265,10 @@ class StyleInversion(Attack):
         ]
         draw = scene.draw("bootstrap", item)
 
-        some = scene.draw("planted", item).permutation(len(others))[:MOST_PLANTED]
-        rest = [np.arange(len(others)) != place for place in some]
-
         def ranks_of(drawn: Tensor) -> list[np.ndarray]:
             """Return the ranks of images that nobody holds by what was drawn of each."""
+            some = scene.draw("planted", item).permutation(len(others))[:MOST_PLANTED]
+            rest = [np.arange(len(others)) != place for place in some]
             return [
                 rank(drawn[[at]], candidates[[at]], others[[at]], candidates[of], others[of])
                 for at, of in zip(some.tolist(), rest, strict=True)
@@ -295,14 +294,8 @@ class StyleInversion(Attack):
         for name in ("psnr", "ssim"):
             for one, of in zip(drawn, values, strict=True):
                 figures[one.name.format(name)] = _interval(one, of[name], draw)
-        of_clients = [(h.domains, others.domains) for h in held]
-        of_others = [
-            (others.domains[[at]], others.domains[of]) for at, of in zip(some, rest, strict=True)
-        ]
         for name, shares in by_name.items():
-            beside = of_clients if name == "{}" else of_others
-            found_again = [retrieved(s, *of) for s, of in zip(shares, beside, strict=True)]
-            figures[name.format(f"top_{TOP}")] = interval(found_again, draw)
+            figures[name.format("retrieved")] = interval([s > 1 - TOP for s in shares], draw)
         judged_by = "" if loss is None else PERCEPTUAL
         result = AttackResult(
             item=item,
@@ -354,19 +347,6 @@ class StyleInversion(Attack):
                     for name, figure in judged(found[at], truth[at]).items():
                         into[one.name.format(name)] = figure
         return result.model_copy(update={"figures": figures, "by_domain": by_domain})
-
-
-def retrieved(ranks: np.ndarray, domains: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Return for each true image whether it is among the `TOP` nearest of its domain: 0 or 1.
-
-    Args:
-        ranks: Share of others of its domain that are further off, [n].
-        domains: Of the true images, [n].
-        others: Domains of the others.
-    """
-    counts = np.array([np.count_nonzero(others == domain) for domain in domains])
-    found: np.ndarray = (1 - ranks) * counts < TOP - 0.25  # a tie is half, and rounding no picture
-    return found.astype(float)
 
 
 def _passed_on(scene: Scene, received: Sequence[Message]) -> Iterator[Message]:
