@@ -77,6 +77,29 @@ def test_what_was_not_attacked_is_there_with_what_is_possible() -> None:
     assert cells[2:6] == ["-", "yes", "yes", "no"]
 
 
+def test_a_kind_that_attacks_another_frame_says_so_and_its_bytes_are_not_the_recipe_s() -> None:
+    found = result({"rank": interval(0.9)}, item="weights", about="cosine", bytes=7)
+    frame = {"backbone": {"name": "lenet"}, "data": {"image_size": 16}}
+    text = privacy_text(METHODS, [attack(found, kind="gradient-inversion", settings=frame)])
+    cells = row_of(text, "pardon", "weights")
+    assert (cells[2], cells[6]) == ("-", "0.90 [0.80, 1.00] (n = 10)")
+    said = "Not the recipe's: `image` is of runs with backbone.name=lenet, data.image_size=16."
+    assert said in text.splitlines()
+    assert said not in privacy_text(METHODS, [record(0.6)])
+
+
+def test_what_was_not_measured_is_not_withheld() -> None:
+    drawn = result({"rank": interval(0.5)}, about="clients")
+    judged = result({"rank": interval(0.5), "lpips": interval(0.3)}, about="clients")
+    text = privacy_text(METHODS, [attack(drawn, kind="style-inversion")])
+    assert "LPIPS" not in text
+    both = [
+        attack(found, kind="style-inversion", images=n) for n, found in ((5, drawn), (9, judged))
+    ]
+    cells = row_of(privacy_text(METHODS, both), "pardon", "style")
+    assert cells[7] == "0.30 [0.20, 0.40] (n = 9)"
+
+
 def test_the_csv_has_a_row_a_figure() -> None:
     (row,) = csv.DictReader(StringIO(privacy_csv(METHODS, [record(0.6)])))
     assert (row["item"], row["figure"], row["value"]) == ("style", "membership AUC", "0.6")

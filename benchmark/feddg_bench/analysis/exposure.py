@@ -41,6 +41,9 @@ SAME = {
 }
 """Settings by dotted key in which runs may differ that stand in one cell."""
 
+FRAME = ("backbone.name", "data.image_size")
+"""Settings by dotted key that say what was attacked; a kind of attack may choose its own."""
+
 
 @dataclass(frozen=True)
 class Found:
@@ -49,8 +52,14 @@ class Found:
     images: int  # of a client
     bytes: int  # of its message
     how: str  # settings in which the runs were not as usual, and others were
+    frame: str  # settings of `FRAME` that all attacks of the kind have, and not the recipe
     interval: Interval | None  # `None` where a control failed
     runs: int
+
+    @property
+    def settings(self) -> str:
+        """How and in which frame, where either is not as usual."""
+        return ", ".join(filter(None, (self.how, self.frame)))
 
     @property
     def text(self) -> str:
@@ -170,7 +179,7 @@ def _found(
         for key in {key for settings in flat for key in settings} - SAME
         if len({repr(settings.get(key)) for settings in flat}) > 1
     }
-    alike: dict[tuple[int, str], list[AttackResult]] = {}
+    alike: dict[tuple[int, str, str], list[AttackResult]] = {}
     most = max((r.times for record in of_kind for r in record.results if r.item == item), default=0)
     for record, settings in zip(of_kind, flat, strict=True):
         unusual = {
@@ -178,17 +187,23 @@ def _found(
             for key in sorted(varied & set(settings))
             if settings[key] != usual.get(key) and not isinstance(settings[key], list)
         }
+        frame = ", ".join(
+            f"{key}={settings[key]}"
+            for key in FRAME
+            if key in settings and key not in varied and usual.get(key) not in (None, settings[key])
+        )
         for result in record.results:
             whatever = kind == "style-inversion" and not result.perceptual
-            if result.item == item and (whatever or result.about == about):
+            measured = figure in result.figures or not result.figures
+            if result.item == item and measured and (whatever or result.about == about):
                 said = assignments(unusual)
                 if result.times < most:
                     said.append(f"messages of {result.times} of {most} rounds")
-                alike.setdefault((record.images, ", ".join(said)), []).append(result)
-    for (images, how), results in sorted(alike.items()):
+                alike.setdefault((record.images, ", ".join(said), frame), []).append(result)
+    for (images, how, frame), results in sorted(alike.items()):
         there = [r.figures[figure] for r in results if figure in r.figures]
         size = max(result.bytes for result in results)
-        yield Found(images, size, how, overall(there) if there else None, len(there))
+        yield Found(images, size, how, frame, overall(there) if there else None, len(there))
 
 
 class Of(NamedTuple):
@@ -198,7 +213,7 @@ class Of(NamedTuple):
     runs: list[RecordedRun]
 
 
-def frames_of(
+def othersof(
     records: Iterable[AttackRecord], runs: Iterable[RecordedRun] = ()
 ) -> dict[tuple[str, str], Of]:
     """Return records of attacks, and runs with a guarantee, by data set and recipe."""
@@ -222,7 +237,7 @@ def privacy_text(
     """
     lines = ["# What clients send, and what attacks make of it", ""]
     known = ["method", "sends", "bytes", "secure sums", "dp_client", "dp_style"]
-    frames = frames_of(records, runs) or {("no data set", "none"): Of([], [])}
+    frames = othersof(records, runs) or {("no data set", "none"): Of([], [])}
     for (dataset, recipe), of in frames.items():
         rows = list(exposures(methods, *of))
         measured = [head for head in MEASURED if any(row.found[head] for row in rows)]
@@ -233,7 +248,8 @@ def privacy_text(
             possible = ["no" if why else "yes" for why in (row.secure, row.client, row.style)]
             hows = sorted({f.how for head in measured for f in row.found[head]}) or [""]
             for how in hows:
-                sizes = [f.bytes for fs in row.found.values() for f in fs if f.how == how]
+                alike = [f for fs in row.found.values() for f in fs if f.how == how]
+                sizes = [f.bytes for f in alike if not f.frame]
                 size = f"{max(sizes):,}" if sizes else "-"
                 cells = [
                     "; ".join(f.text for f in row.found[head] if f.how == how) for head in measured
@@ -244,7 +260,15 @@ def privacy_text(
                 item = f"{row.item} ({how})" if how else row.item
                 cells = [row.method, item, size, *possible, *(cell or "-" for cell in cells)]
                 lines.append(f"| {' | '.join(cells)} |")
-        lines.append("")
+        others = {
+            f"`{head.partition(',')[0]}` is of runs with {f.frame}."
+            for row in rows
+            for head in measured
+            for f in row.found[head]
+            if f.frame
+        }
+        lines += ["", *(f"Not the recipe's: {other}" for other in sorted(others))]
+        lines += [""] if others else []
     lines += [
         "The server sees single replies, unless sums are secure. n: images of a client. AUC and "
         "ranks: 0.5 is chance, 1 is all; means over scenarios and seeds, with the range of their "
@@ -271,7 +295,7 @@ def privacy_csv(
             *("value", "low", "high", "runs"),
         ]
     )
-    for (dataset, recipe), of in frames_of(records, runs).items():
+    for (dataset, recipe), of in othersof(records, runs).items():
         for row in exposures(methods, *of):
             for guarantee in row.guarantees:
                 said = f"epsilon {guarantee.epsilon:.6g}, delta {guarantee.delta:g}"
@@ -289,7 +313,7 @@ def privacy_csv(
                             row.item,
                             head,
                             f.images,
-                            f.how,
+                            f.settings,
                             *values,
                             f.runs,
                         ]
@@ -314,10 +338,10 @@ def exposure_text(name: str, method: type[Method], records: Sequence[AttackRecor
         f"- {title}: {(why[key] and f'no, {why[key]}') or 'yes'}." for key, title in titles.items()
     ]
     measured = []
-    for (dataset, recipe), of in frames_of(records).items():
+    for (dataset, recipe), of in othersof(records).items():
         for row in exposures({name: method}, *of):
             for head, found in row.found.items():
-                texts = "; ".join(f.text + (f.how and f" with {f.how}") for f in found)
+                texts = "; ".join(f.text + (f.settings and f" with {f.settings}") for f in found)
                 if texts:
                     measured.append(f"- {dataset}, {recipe}: {head} from `{row.item}`: {texts}.")
     lines += measured or [f"- Nothing is measured yet: `feddg-bench attack --method {name}`."]
