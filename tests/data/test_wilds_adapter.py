@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import ClassVar
 
@@ -218,16 +219,8 @@ class ShapesPlugin(AdaptedWilds):
 def test_a_plugin_runs_through_the_whole_command(tmp_path, monkeypatch, capsys):
     from feddg_bench import plugins as registry
 
-    load, names = registry._load, registry.names
-
-    def known(kind):
-        return (*names(kind), *(("shapes",) if kind == "data set" else ()))
-
-    def loaded(kind, name, base):
-        return ShapesPlugin if name == "shapes" else load(kind, name, base)
-
-    monkeypatch.setattr(registry, "_load", loaded)
-    monkeypatch.setattr(registry, "names", known)
+    entry = EntryPoint("shapes", f"{__name__}:ShapesPlugin", "feddg_bench.datasets")
+    monkeypatch.setitem(registry._found("data set"), entry.name, entry)
     for name in ("FEDDG_DATA", "FEDDG_CONFIG"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

@@ -79,6 +79,10 @@ def test_names_formats_and_default_folder(feddg: Run, results: Path, tmp_path: P
     assert {name.rsplit(".", 1)[0].split("-")[0] for name in found} == {"digits4"}
     assert feddg("fisc-6", "--out", "out", "--format", "tex").code == 0
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"fisc-6.tex", "tables.tex"}
+    assert feddg("fisc-7", "--out", "out", "--format", "tex").code == 0
+    document = (tmp_path / "out" / "tables.tex").read_text()
+    assert "input{fisc-7.tex}" in document
+    assert "input{fisc-6.tex}" in document  # one table does not drop the others
 
 
 def test_a_table_of_ones_own(feddg: Run, results: Path, tmp_path: Path) -> None:

@@ -88,7 +88,8 @@ def tables_command(
     if {"all", "privacy"} & {*names}:
         _privacy(folder, endings, folders, runs, anyway="privacy" in names)
     if "tex" in endings and written:
-        document = latex_document(written)
+        there = [] if "all" in names else sorted(path.stem for path in folder.glob("*.tex"))
+        document = latex_document([*written, *(n for n in there if n not in {*written, "tables"})])
         write_whole(folder / "tables.tex", document.encode(), sync=False)
     print(f"{len(runs)} runs of {said}; written to {folder}: {', '.join(endings)}")  # noqa: T201
 
