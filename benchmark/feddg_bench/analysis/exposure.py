@@ -236,21 +236,18 @@ def privacy_text(
     Where settings were varied there is one for each of them. What nobody attacked has no column.
     """
     lines = ["# What clients send, and what attacks make of it", ""]
-    known = ["method", "sends", "bytes", "secure sums", "dp_client", "dp_style"]
+    first = ["method", "sends", "bytes", "secure sums", "dp_client", "dp_style"]
     frames = othersof(records, runs) or {("no data set", "none"): Of([], [])}
     for (dataset, recipe), of in frames.items():
         rows = list(exposures(methods, *of))
         measured = [head for head in MEASURED if any(row.found[head] for row in rows)]
-        heads = [*known, *measured, *([EPSILON] if any(row.guarantees for row in rows) else [])]
+        heads = [*first, *measured, *([EPSILON] if any(row.guarantees for row in rows) else [])]
         lines += [f"## {dataset}, recipe {recipe}", "", f"| {' | '.join(heads)} |"]
         lines.append("|" + " --- |" * len(heads))
         for row in rows:
             possible = ["no" if why else "yes" for why in (row.secure, row.client, row.style)]
             hows = sorted({f.how for head in measured for f in row.found[head]}) or [""]
             for how in hows:
-                alike = [f for fs in row.found.values() for f in fs if f.how == how]
-                sizes = [f.bytes for f in alike if not f.frame]
-                size = f"{max(sizes):,}" if sizes else "-"
                 cells = [
                     "; ".join(f.text for f in row.found[head] if f.how == how) for head in measured
                 ]
@@ -258,17 +255,15 @@ def privacy_text(
                     guarantees = row.guarantees if how == hows[0] else ()
                     cells.append("; ".join(g.text for g in guarantees))
                 item = f"{row.item} ({how})" if how else row.item
-                cells = [row.method, item, size, *possible, *(cell or "-" for cell in cells)]
+                cells = [
+                    row.method,
+                    item,
+                    _bytes(row, how),
+                    *possible,
+                    *(cell or "-" for cell in cells),
+                ]
                 lines.append(f"| {' | '.join(cells)} |")
-        others = {
-            f"`{head.partition(',')[0]}` is of runs with {f.frame}."
-            for row in rows
-            for head in measured
-            for f in row.found[head]
-            if f.frame
-        }
-        lines += ["", *(f"Not the recipe's: {other}" for other in sorted(others))]
-        lines += [""] if others else []
+        lines += ["", *_other_frames(rows, measured)]
     lines += [
         "The server sees single replies, unless sums are secure. n: images of a client. AUC and "
         "ranks: 0.5 is chance, 1 is all; means over scenarios and seeds, with the range of their "
@@ -279,6 +274,26 @@ def privacy_text(
         "",
     ]
     return "\n".join(lines)
+
+
+def _bytes(row: Exposure, how: str) -> str:
+    """Return the size of a message, in the recipe's frame if one was attacked there."""
+    alike = [f for found in row.found.values() for f in found if f.how == how]
+    own = [f for f in alike if not f.frame]
+    size = f"{max(f.bytes for f in own or alike):,}" if alike else "-"
+    return size if own or not alike else f"{size} (another frame)"
+
+
+def _other_frames(rows: Sequence[Exposure], heads: Sequence[str]) -> list[str]:
+    """Return a sentence for each kind of attack on another frame than the recipe's."""
+    frames = {
+        f"Not the recipe's: `{head.partition(',')[0]}` is of runs with {f.frame}."
+        for row in rows
+        for head in heads
+        for f in row.found[head]
+        if f.frame
+    }
+    return [*sorted(frames), ""] if frames else []
 
 
 def privacy_csv(
