@@ -196,7 +196,7 @@ def draw_attacks(records: Sequence[AttackRecord]) -> RichTable:
             "planted are controls of the first figure: chance, and a leak that must be found."
         ),
         right=("n", "no leak", "planted"),
-        whole=("method",),
+        whole=("method", "attack"),
         gap=1,
     )
 
