@@ -213,7 +213,7 @@ class Of(NamedTuple):
     runs: list[RecordedRun]
 
 
-def othersof(
+def frames_of(
     records: Iterable[AttackRecord], runs: Iterable[RecordedRun] = ()
 ) -> dict[tuple[str, str], Of]:
     """Return records of attacks, and runs with a guarantee, by data set and recipe."""
@@ -237,7 +237,7 @@ def privacy_text(
     """
     lines = ["# What clients send, and what attacks make of it", ""]
     first = ["method", "sends", "bytes", "secure sums", "dp_client", "dp_style"]
-    frames = othersof(records, runs) or {("no data set", "none"): Of([], [])}
+    frames = frames_of(records, runs) or {("no data set", "none"): Of([], [])}
     for (dataset, recipe), of in frames.items():
         rows = list(exposures(methods, *of))
         measured = [head for head in MEASURED if any(row.found[head] for row in rows)]
@@ -310,7 +310,7 @@ def privacy_csv(
             *("value", "low", "high", "runs"),
         ]
     )
-    for (dataset, recipe), of in othersof(records, runs).items():
+    for (dataset, recipe), of in frames_of(records, runs).items():
         for row in exposures(methods, *of):
             for guarantee in row.guarantees:
                 said = f"epsilon {guarantee.epsilon:.6g}, delta {guarantee.delta:g}"
@@ -353,7 +353,7 @@ def exposure_text(name: str, method: type[Method], records: Sequence[AttackRecor
         f"- {title}: {(why[key] and f'no, {why[key]}') or 'yes'}." for key, title in titles.items()
     ]
     measured = []
-    for (dataset, recipe), of in othersof(records).items():
+    for (dataset, recipe), of in frames_of(records).items():
         for row in exposures({name: method}, *of):
             for head, found in row.found.items():
                 texts = "; ".join(f.text + (f.settings and f" with {f.settings}") for f in found)
