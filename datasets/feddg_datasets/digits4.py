@@ -52,7 +52,7 @@ class Digits4(DomainDataset):
     def scan(self) -> Listing:
         """List the digits in scikit-learn's order."""
         _, labels = self._digits
-        domains = deal(labels, len(self.domains))
+        domains = deal_classes(labels, len(self.domains))
         paths = tuple(
             f"{self.domains[domain]}/{label}/{index:04d}.png"
             for index, (domain, label) in enumerate(zip(domains, labels, strict=True))
@@ -94,7 +94,7 @@ class Digits4(DomainDataset):
         return table[:, :-1].reshape(-1, CELLS, CELLS), table[:, -1].astype(np.int64)
 
 
-def deal(labels: NDArray[np.int64], num_domains: int) -> NDArray[np.int64]:
+def deal_classes(labels: NDArray[np.int64], num_domains: int) -> NDArray[np.int64]:
     """Deal shuffled images, class by class, to domains in turn, whatever the run's seed.
 
     Returns:

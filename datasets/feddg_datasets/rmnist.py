@@ -114,7 +114,7 @@ class RotatedMNIST(DomainDataset):
     def scan(self) -> Listing:
         """List the digits in MNIST's order, training images first."""
         _, labels = self._digits
-        domains = deal(len(labels), len(self.domains))
+        domains = deal_images(len(labels), len(self.domains))
         paths = tuple(
             f"{self.domains[domain]}/{label}/{index:05d}.png"
             for index, (domain, label) in enumerate(zip(domains, labels, strict=True))
@@ -173,7 +173,7 @@ class RotatedMNIST(DomainDataset):
         return f" in {self.find()}"
 
 
-def deal(num_images: int, num_domains: int) -> NDArray[np.int64]:
+def deal_images(num_images: int, num_domains: int) -> NDArray[np.int64]:
     """Deal shuffled images to domains in turn, whatever the run's seed.
 
     The shuffle sorts PCG64's uniform numbers, which no version of NumPy changes.

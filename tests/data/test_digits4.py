@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from feddg_datasets.digits4 import CELLS, SIDE, Digits4, clouds, deal, enlarge, pattern
+from feddg_datasets.digits4 import CELLS, SIDE, Digits4, clouds, deal_classes, enlarge, pattern
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_domains_share_every_class_evenly(digits):
 
 
 def test_dealing_mixes_the_order():
-    domains = deal(np.zeros(1000, dtype=np.int64), 4)
+    domains = deal_classes(np.zeros(1000, dtype=np.int64), 4)
     assert np.bincount(domains).tolist() == [250] * 4
     assert np.bincount(domains[:100]).min() > 10
     assert (domains[:-1] == domains[1:]).any()

@@ -12,7 +12,7 @@ from PIL import Image
 
 from feddg_bench.common.errors import DataError
 from feddg_bench.data.protocols import scenarios
-from feddg_datasets.rmnist import RotatedMNIST, deal, read_idx
+from feddg_datasets.rmnist import RotatedMNIST, deal_images, read_idx
 from tests.fabricate import fabricate
 from tests.helpers import refused
 
@@ -38,7 +38,7 @@ def made(tmp_path):
 
 
 def test_sizes_and_the_frozen_shuffle():
-    domains = deal(70_000, 6)
+    domains = deal_images(70_000, 6)
     assert np.bincount(domains).tolist() == [11_667] * 4 + [11_666] * 2
     assert domains[:20].tolist() == [3, 1, 4, 0, 2, 3, 3, 3, 3, 4, 1, 5, 3, 4, 5, 3, 1, 4, 0, 2]
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from feddg_bench.common.errors import SettingsError
-from feddg_bench.protection.accounting import check_extra, epsilon
+from feddg_bench.protection.accounting import check_accountant, epsilon
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.store import ResultsStore
 from tests.helpers import refused
@@ -129,7 +129,7 @@ def test_what_does_not_go_is_refused_before_anything_is_done(
 
 def test_without_the_extra_one_sentence_says_what_to_install() -> None:
     with refused(SettingsError, "privacy.mechanism=dp_client", "pip install", "privacy]"):
-        check_extra("no_such_package", "privacy.mechanism=dp_client")
+        check_accountant("no_such_package", "privacy.mechanism=dp_client")
 
 
 @pytest.mark.slow

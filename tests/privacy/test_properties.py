@@ -8,7 +8,7 @@ import torch
 
 from feddg_bench.privacy.attack import Pictures
 from feddg_bench.privacy.attacks.membership import MOST_CLIENTS
-from feddg_bench.privacy.attacks.property import Mixture, Properties, along, plant, ranks
+from feddg_bench.privacy.attacks.property import Mixture, Properties, along, guess_ranks, plant
 from feddg_bench.privacy.shadow import Rows
 from tests.privacy.scenes import CLIENTS, attacked_federation, scene_of, sorted_federation
 
@@ -56,9 +56,9 @@ def test_shares_are_added_along_domains_and_classes() -> None:
 def test_a_rank_is_the_share_of_clients_that_fit_worse() -> None:
     truth = np.array([[1.0, 0.0], [0.8, 0.2], [0.0, 1.0]])
     guesses = np.array([[0.95, 0.05], [1.0, 0.0], [1.0, 0.0]])
-    assert ranks(guesses, truth, np.arange(3)).tolist() == [1.0, 0.5, 0.0]
+    assert guess_ranks(guesses, truth, np.arange(3)).tolist() == [1.0, 0.5, 0.0]
     alike = np.ones((3, 1))
-    assert ranks(alike, alike, np.arange(3)).tolist() == [0.5, 0.5, 0.5]
+    assert guess_ranks(alike, alike, np.arange(3)).tolist() == [0.5, 0.5, 0.5]
 
 
 def test_a_planted_message_is_the_mean_of_its_groups() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from feddg_bench.analysis.claims import Claim, claims, claims_text, tally
+from feddg_bench.analysis.claims import PaperClaim, claims, claims_text, tally
 from feddg_bench.analysis.tables.describe import load_description, named_tables
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.records.record import TunedRecord
@@ -18,6 +18,7 @@ from tests.helpers import refused
 
 TITLE = "PARDON, Table I: leave two domains out"
 PACS = ("cs-a-p", "ps-c-a")
+FISC_6 = (("art_painting", "cartoon"), "photo", "sketch")
 
 
 def runs(
@@ -48,7 +49,7 @@ def runs(
                 save(root, one.model_copy(update={"tuned": note}))
 
 
-def claim(root: Path, worse: str = "CCST") -> Claim:
+def claim(root: Path, worse: str = "CCST") -> PaperClaim:
     found = [c for c in claims(read_runs(root)) if (c.source, c.worse) == (TITLE, worse)]
     return next(c for c in found if c.where == "PACS test")
 
@@ -97,6 +98,31 @@ def test_the_papers_frame_goes_first_then_tuned_runs(tmp_path: Path) -> None:
     assert second is not None
     assert not second.departs
     assert "recipe pardon" in second.frame
+
+
+def test_a_mean_over_settings_says_which_and_takes_seeds_that_have_them_all(tmp_path: Path) -> None:
+    """Of FISC's Table 6 there are lambda 0 and 0.1, of seed 2 lambda 0.1 alone, far worse."""
+    for method in ("pardon", "ccst"):
+        for level, seed in ((0.0, 0), (0.1, 0), (0.0, 1), (0.1, 1), (0.1, 2)):
+            settings = in_frame("quick", "pacs", method)
+            parts = {"partition": {**settings["partition"], "heterogeneity": level}}
+            better = (method == "pardon") == (seed < 2)
+            made = {
+                "scenario": "ac-p-s",
+                "domains": FISC_6,
+                "seed": seed,
+                "recipe": "quick",
+                "better": better,
+            }
+            save(tmp_path, record(method, "pacs", settings=settings | parts, **made))
+    (found,) = [
+        c for c in claims(read_runs(tmp_path)) if c.source.startswith("FISC, Table 6") and c.tested
+    ]
+    assert found.tested is not None
+    assert found.tested.columns == ("lambda 0.0", "lambda 0.1")
+    assert (found.tested.scenarios, found.tested.seeds) == (1, 2)
+    assert found.tested.comparison.difference.value > 0
+    assert "1 scenario, 2 seeds; lambda 0.0, lambda 0.1)" in claims_text([found])
 
 
 def test_parts_of_a_method_are_claims_too() -> None:

@@ -17,7 +17,7 @@ from feddg_bench.records.metrics import (
     metrics_of,
     pearson,
 )
-from feddg_bench.records.rules import best_round, choose, pooled, split_metric
+from feddg_bench.records.rules import best_round, choose_evaluation, pooled_metric, split_metric
 
 TRUTH = np.array([0, 0, 1, 1, 2])
 PREDICTED = np.array([0, 1, 1, 1, 0])
@@ -150,7 +150,7 @@ EVALUATION = {
 )
 def test_a_metric_of_a_split(split, metric, expected):
     assert split_metric(EVALUATION, split, metric) == expected
-    assert pooled(EVALUATION, split, metric) == expected
+    assert pooled_metric(EVALUATION, split, metric) == expected
 
 
 def test_a_metric_that_one_domain_lacks_is_no_metric_of_the_split():
@@ -159,10 +159,10 @@ def test_a_metric_that_one_domain_lacks_is_no_metric_of_the_split():
 
 
 def test_the_whole_is_no_domain():
-    assert pooled(EVALUATION, "id_val", "pearson", "worst") == 0.7
-    assert pooled(EVALUATION, "id_val", "pearson", "domains") == pytest.approx(0.8)
+    assert pooled_metric(EVALUATION, "id_val", "pearson", "worst") == 0.7
+    assert pooled_metric(EVALUATION, "id_val", "pearson", "domains") == pytest.approx(0.8)
     only = {"test": {"all": {"accuracy": 0.5, "images": 2}}}
-    assert pooled(only, "test", "accuracy", "worst") == 0.5
+    assert pooled_metric(only, "test", "accuracy", "worst") == 0.5
 
 
 def test_rounds_are_chosen_by_the_key_metric():
@@ -172,8 +172,8 @@ def test_rounds_are_chosen_by_the_key_metric():
     ]
     assert best_round(rounds, "val", "accuracy") == 2
     assert best_round(rounds, "val", "macro_f1") == 1
-    assert choose(rounds, "best_by_val", "macro_f1") is rounds[1]
-    assert choose(rounds, "best_by_val", "pearson") is None
+    assert choose_evaluation(rounds, "best_by_val", "macro_f1") is rounds[1]
+    assert choose_evaluation(rounds, "best_by_val", "pearson") is None
 
 
 def test_shares_are_shown_in_percent():

@@ -186,6 +186,7 @@ def test_mean_deviation_worst_and_comparison(add: Add, tmp_path: Path) -> None:
     assert mine["text"] == "55.00 ± 7.07"
     assert mine["seeds"] == "0 1"
     assert len(mine["run_keys"].split()) == 2
+    assert found["fedavg", "test mean"]["run_keys"] == ""  # its cells have named them
     assert float(found["fedavg", "test mean"]["value"]) == pytest.approx(55)  # seeds: 60, 50
     assert float(found["fedavg", "test mean"]["std"]) == pytest.approx(math.sqrt(50))
     assert float(found["fedavg", "test worst"]["value"]) == pytest.approx(45)  # seeds: 50, 40

@@ -19,7 +19,7 @@ from feddg_bench.plugins import load_method, names
 from feddg_bench.records.record import RunRecord, TunedRecord
 from feddg_bench.records.runs import read_runs
 from feddg_bench.records.store import ResultsStore
-from feddg_bench.records.tuning import Ledger, Trial, best, ledger_path, load_ledger, worth
+from feddg_bench.records.tuning import Trial, TuningLedger, best, ledger_path, load_ledger, worth
 from feddg_bench.runs.request import Request
 from feddg_bench.sweeps.definition import Choice, Range
 from feddg_bench.sweeps.tuning import RATES, Tuning, open_tuning, trial_points
@@ -44,7 +44,7 @@ def write(root: Path, method: str, *trials: Trial, **more: Any) -> Path:
         "metric": "accuracy",
     }
     values |= {"method": method, "dataset": dataset, "protocol": protocol, "recipe": recipe}
-    return Ledger(**{**values, "trials": trials, "chosen": best(trials), **more}).save(root)
+    return TuningLedger(**{**values, "trials": trials, "chosen": best(trials), **more}).save(root)
 
 
 def trial(value: float | None, **settings: Any) -> Trial:

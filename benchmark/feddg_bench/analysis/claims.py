@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 from feddg_bench.analysis.tables.build import build
-from feddg_bench.analysis.tables.columns import measured_columns, varied_keys
+from feddg_bench.analysis.tables.columns import MeasuredColumn, measured_columns, varied_keys
 from feddg_bench.analysis.tables.describe import (
     Description,
     RowSpec,
@@ -26,16 +26,18 @@ from feddg_bench.analysis.tables.generic import Frame, frames
 from feddg_bench.analysis.tables.grid import Grid
 from feddg_bench.analysis.tables.rows import Row, make_rows
 from feddg_bench.records.runs import RecordedRun
-from feddg_bench.records.statistics import FEWEST, Comparison, Sample, compare
+from feddg_bench.records.statistics import FEWEST, Comparison, Sample, Unit, compare
 
 _OURS = ("partition.", "federation.", "backbone.")
 """Settings of a table's frame in which a claim may be tested outside of it."""
 _SPLIT = "test"
 """Papers claim more of validation domains; what they are for is choosing."""
+Measured = tuple[Unit, int]
+"""What two rows have runs of: column and scenario, and the seed."""
 
 
 @dataclass(frozen=True)
-class Claim:
+class PaperClaim:
     """That one row of a paper's table is better than another, and what our runs say of it."""
 
     source: str  # paper and table
@@ -56,6 +58,7 @@ class Test:
     comparison: Comparison  # over scenarios; over seeds, if there are too few of them
     scenarios: int  # how many
     seeds: int  # how many
+    columns: tuple[str, ...]  # heads of what it is a mean over, where these are settings
 
     @property
     def verdict(self) -> str:
@@ -67,7 +70,7 @@ class Test:
         return held or "cannot be told"
 
 
-def claims(runs: Sequence[RecordedRun]) -> Iterator[Claim]:
+def claims(runs: Sequence[RecordedRun]) -> Iterator[PaperClaim]:
     """Yield every claim of the papers' tables that come with the suite.
 
     Raises:
@@ -79,7 +82,9 @@ def claims(runs: Sequence[RecordedRun]) -> Iterator[Claim]:
             yield from _of_table(name, description, runs)
 
 
-def _of_table(name: str, description: Description, runs: Sequence[RecordedRun]) -> Iterator[Claim]:
+def _of_table(
+    name: str, description: Description, runs: Sequence[RecordedRun]
+) -> Iterator[PaperClaim]:
     where = {k: v for k, v in description.where.items() if not k.startswith(_OURS)}
     loose = description.model_copy(update={"where": where, "others": False})
     columns = measured_columns(loose, None)
@@ -91,8 +96,8 @@ def _of_table(name: str, description: Description, runs: Sequence[RecordedRun]) 
     printed = build(name, description, ())
     specs = {spec.label: spec for spec in description.rows if spec.where is not None}
     for number, group in enumerate(description.groups):
-        numbers = frozenset(c.number for c in columns if (c.group, c.split) == (number, _SPLIT))
-        values = _published(printed, numbers)
+        tested = [c for c in columns if (c.group, c.split) == (number, _SPLIT)]
+        values = _published(printed, frozenset(c.number for c in tested))
         for best, other in product(description.best, specs):
             alike = _frame_of(specs[best]) == _frame_of(specs[other])
             if not alike or not {best, other} <= values.keys():
@@ -100,10 +105,8 @@ def _of_table(name: str, description: Description, runs: Sequence[RecordedRun]) 
             gap = sum(a - b for a, b in zip(values[best], values[other], strict=True))
             if gap <= 0 or best == other:
                 continue
-            tests = (
-                _test(f, rows, description, recipe, (best, other), numbers) for f, rows in made
-            )
-            yield Claim(
+            tests = (_test(f, rows, description, recipe, (best, other), tested) for f, rows in made)
+            yield PaperClaim(
                 description.title,
                 group.head or _dataset(description, number),
                 best,
@@ -146,9 +149,10 @@ def _test(
     description: Description,
     recipe: str,
     labels: tuple[str, str],
-    numbers: frozenset[int],
+    columns: Sequence[MeasuredColumn],
 ) -> Test | None:
     """Return the comparison of two rows in a frame, if it has runs of both."""
+    numbers = frozenset(column.number for column in columns)
     better, worse = ([row for row in rows if row.spec.label == label] for label in labels)
     pairs = list(product(better, worse))
     if not pairs:
@@ -159,13 +163,17 @@ def _test(
     both = [pair for pair in ours if pair in their]
     if not both:
         return None
-    scenarios, seeds = {unit[1] for unit, _ in both}, {seed for _, seed in both}
+    scenarios = {unit[1] for unit, _ in both}
     if len(scenarios) < FEWEST:  # then the seeds are what it is about, in these scenarios alone
+        both = _complete(both)
         ours, their = _by_seed(ours, both), _by_seed(their, both)
+    held = {unit[0] for unit, _ in both}
+    heads = (c.spec.head for c in columns if c.number in held and _varies(c.spec.where))
     run = next(run for number in sorted(numbers) for run in mine.runs.get(number, ()))
     departs = bool(departures(run.settings, recipe, run.dataset, run.method))
     compared = compare(ours, their, lower_is_better=description.lower_is_better)
-    return Test(frame.title, departs, compared, len(scenarios), len(seeds))
+    seeds = {seed for _, seed in both}
+    return Test(frame.title, departs, compared, len(scenarios), len(seeds), tuple(heads))
 
 
 def _comparable(mine: Row, theirs: Row, numbers: frozenset[int]) -> tuple[int, int]:
@@ -179,7 +187,18 @@ def _comparable(mine: Row, theirs: Row, numbers: frozenset[int]) -> tuple[int, i
     return len(both), -len(one ^ other)
 
 
-def _by_seed(sample: Sample, pairs: Sequence[tuple[tuple[int, str], int]]) -> Sample:
+def _varies(where: Mapping[str, Any]) -> bool:
+    return any(key.startswith(_OURS) for key in where)
+
+
+def _complete(pairs: Sequence[Measured]) -> list[Measured]:
+    """Return those of the seeds that have most: means over different columns do not compare."""
+    held = Counter(seed for _, seed in pairs)
+    most = max(held.values())
+    return [(unit, seed) for unit, seed in pairs if held[seed] == most]
+
+
+def _by_seed(sample: Sample, pairs: Sequence[Measured]) -> Sample:
     """Return a sample whose units are seeds, each the mean over the pairs that it has."""
     values: dict[int, list[float]] = {}
     for unit, seed in pairs:
@@ -192,7 +211,7 @@ def _rank(test: Test) -> tuple[bool, bool, int, str]:
     return (test.departs, "tuned" not in test.frame, -test.scenarios * test.seeds, test.frame)
 
 
-def tally(found: Sequence[Claim]) -> str:
+def tally(found: Sequence[PaperClaim]) -> str:
     """Return how many claims hold, in words."""
     verdicts = Counter(claim.tested.verdict for claim in found if claim.tested)
     told = ", ".join(
@@ -207,7 +226,7 @@ def tally(found: Sequence[Claim]) -> str:
     return f"{len(found)} claims of papers: {told}, and of {silent} there are no runs"
 
 
-def claims_text(found: Sequence[Claim]) -> str:
+def claims_text(found: Sequence[PaperClaim]) -> str:
     """Return the claims as Markdown."""
     lines = [
         "# What the papers claim, and what our runs say",
@@ -235,7 +254,7 @@ def claims_text(found: Sequence[Claim]) -> str:
     return "\n".join(lines).replace("\n\n\n", "\n\n").rstrip() + "\n"
 
 
-def _line(claim: Claim) -> str:
+def _line(claim: PaperClaim) -> str:
     test = claim.tested
     assert test is not None  # noqa: S101 - asked for by the caller
     found, form = test.comparison.difference, f"+.{claim.decimals}f"
@@ -245,12 +264,13 @@ def _line(claim: Claim) -> str:
     inside = "yes" if found.low <= claim.published <= found.high else "no"
     size = "-" if math.isnan(found.low) else inside
     runs = f"{test.scenarios} scenario{'s' * (test.scenarios > 1)}, {test.seeds} seed"
+    over = f"; {', '.join(test.columns)}" if test.columns else ""
     cells = (
         f"{claim.better} above {claim.worse}, {claim.where}",
         f"{claim.published:{form}}",
         ours,
         test.verdict,
         size,
-        f"{test.frame}{'*' * test.departs} ({runs}{'s' * (test.seeds > 1)})",
+        f"{test.frame}{'*' * test.departs} ({runs}{'s' * (test.seeds > 1)}{over})",
     )
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"

@@ -14,9 +14,9 @@ from feddg_bench.cli.options import (
     Json,
     Machine,
     Where,
-    grouped,
     print_json,
     same_words,
+    with_groups,
 )
 from feddg_bench.common.errors import RunInterruptedError, SettingsError, unknown
 from feddg_bench.common.terminal import Display, table, terminal, text
@@ -40,7 +40,7 @@ class Attacking(Machine):
     results: Where = FOLDERS[0]
 
 
-@grouped
+@with_groups
 def attack_command(
     kind: Annotated[
         str,

@@ -17,7 +17,7 @@ from feddg_bench.cli.options import (
     Machine,
     Names,
     Recording,
-    grouped,
+    with_groups,
 )
 from feddg_bench.common.errors import SettingsError, unknown
 from feddg_bench.config.reading import listed, read_names
@@ -45,7 +45,7 @@ class Output:
         save(lambda: [draw()], self.out, listed(self.format))
 
 
-@grouped
+@with_groups
 def partition_command(
     lambdas: Annotated[
         str | None,
@@ -122,7 +122,7 @@ class Training(Output, Recording, Experiment):
             return trained_runs(plans, resources, at, report, updates=updates)
 
 
-@grouped
+@with_groups
 def tsne_command(
     at: At = None,
     images: Annotated[int, typer.Option(min=1, help="Images of a domain.")] = 100,
@@ -135,7 +135,7 @@ def tsne_command(
     training.save(lambda: tsne_picture(runs, images))
 
 
-@grouped
+@with_groups
 def gradcam_command(
     at: At = None,
     images: Annotated[int, typer.Option(min=1, help="Images of a domain.")] = 2,
@@ -148,7 +148,7 @@ def gradcam_command(
     training.save(lambda: gradcam_picture(runs, images))
 
 
-@grouped
+@with_groups
 def landscape_command(
     at: Annotated[int | None, typer.Option(min=1, help="Round to draw; default the last.")] = None,
     pair: Annotated[
@@ -167,7 +167,7 @@ def landscape_command(
     training.save(lambda: landscape_picture(runs, clients, images, steps))
 
 
-@grouped
+@with_groups
 def styles_command(
     images: Annotated[int, typer.Option(min=1, help="Images of a domain.")] = 2,
     training: Training = Training(),

@@ -17,7 +17,7 @@ from feddg_bench.cli.figure_models import (
     styles_command,
     tsne_command,
 )
-from feddg_bench.cli.options import Folders, grouped, record_folders
+from feddg_bench.cli.options import Folders, record_folders, with_groups
 from feddg_bench.common.errors import DataError
 from feddg_bench.config.reading import listed, read_names
 
@@ -131,7 +131,7 @@ def _unswept(name: str, choice: Selection) -> str:
 
 
 def _command(name: str) -> Callable[..., None]:
-    @grouped
+    @with_groups
     def command(records: Records = Records()) -> None:
         formats = read_names("format", records.format, FORMATS)
         choice = records.choice()

@@ -185,7 +185,7 @@ class Recording(Machine):
     address: Address = None
 
 
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
+def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the fields of its dataclass parameters as options of its own, for Typer."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from feddg_bench.cli.options import Experiment, Json, Machine, grouped, print_json
+from feddg_bench.cli.options import Experiment, Json, Machine, print_json, with_groups
 from feddg_bench.runs.request import Datasets
 
 
-@grouped
+@with_groups
 def profile_command(
     experiment: Experiment = Experiment(),
     synthetic: Annotated[

@@ -118,7 +118,7 @@ class ConsoleReport(Display, Observer):
         return f"[{self.number}/{self.total}] {plan.title}"
 
 
-def draw(results: Table) -> RichTable:
+def terminal_table(results: Table) -> RichTable:
     """Return the table for a terminal; a published number stands under ours."""
     rows: list[list[str] | None] = []
     for label, cells in results.rows:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from feddg_bench.cli.options import Experiment, Json, Recording, grouped, print_json
+from feddg_bench.cli.options import Experiment, Json, Recording, print_json, with_groups
 from feddg_bench.common.errors import RunInterruptedError, SettingsError
 from feddg_bench.config.reading import read_names
 from feddg_bench.config.schema import KEEP, Resources
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from feddg_bench.runs.request import Plan
 
 
-@grouped
+@with_groups
 def run_command(
     experiment: Experiment = Experiment(),
     recording: Recording = Recording(),
@@ -58,7 +58,7 @@ def run_command(
         _run_all(plans, resources, keep=wanted, again=again, as_json=json_)
 
 
-@grouped
+@with_groups
 def resume_command(
     run: Annotated[str, typer.Argument(help="A run's key, or the first part of it.")],
     recording: Recording = Recording(),
@@ -143,7 +143,7 @@ def _run_all(
 ) -> None:
     """Run what is not recorded yet, then print the table."""
     from feddg_bench.analysis.tables import summary
-    from feddg_bench.cli.progress import ConsoleReport, draw
+    from feddg_bench.cli.progress import ConsoleReport, terminal_table
     from feddg_bench.common.terminal import terminal
     from feddg_bench.records.store import ResultsStore
     from feddg_bench.runs.run import execute_all
@@ -184,7 +184,7 @@ def _run_all(
         return
     console = terminal()
     for table in tables:
-        console.print(draw(table))
+        console.print(terminal_table(table))
     places = {path.parent for path in (store.path(record.key) for record in records)}
     where = ", ".join(sorted(map(str, places)))
     console.print(f"Records: {where}", highlight=False, soft_wrap=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from feddg_bench.cli.options import Recording, grouped, same_words
+from feddg_bench.cli.options import Recording, same_words, with_groups
 from feddg_bench.common.errors import RunInterruptedError, SettingsError
 from feddg_bench.config.schema import Resources
 
@@ -47,7 +47,7 @@ class Slurm:
     ] = None
 
 
-@grouped
+@with_groups
 def sweep_command(
     file: Annotated[
         Path, typer.Argument(help="Sweep file, as for `wandb sweep`; or a name: ltdo.")

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from feddg_bench.cli.options import Names, grouped
+from feddg_bench.cli.options import Names, with_groups
 from feddg_bench.cli.sweep import SweepRecording, finish, listing
 from feddg_bench.common.errors import SettingsError
 
 if TYPE_CHECKING:
-    from feddg_bench.records.tuning import Ledger
+    from feddg_bench.records.tuning import TuningLedger
 
 
-@grouped
+@with_groups
 def tune_command(
     names: Names = Names(),
     trials: Annotated[int, typer.Option(min=1, max=1000, help="Trials of each method.")] = 8,
@@ -64,7 +64,7 @@ def tune_command(
         raise typer.Exit(1)
 
 
-def _show(ledgers: Sequence[Ledger], place: Path) -> None:
+def _show(ledgers: Sequence[TuningLedger], place: Path) -> None:
     """Draw what each method came to."""
     from feddg_bench.common.terminal import table, terminal
     from feddg_bench.records.metrics import find_metric

@@ -154,7 +154,7 @@ def heterogeneous_indices(
         np.bincount(domains), num_clients, heterogeneity, rounding=rounding
     )
     rng = np.random.default_rng(seed)
-    return deal(
+    return join_domains(
         np.split(rng.permutation(members), np.cumsum(column)[:-1])
         for members, column in zip(by_domain(domains), counts.T, strict=True)
     )
@@ -166,6 +166,6 @@ def by_domain(domains: NDArray[np.integer]) -> list[IntArray]:
     return np.split(np.argsort(domains, kind="stable"), bounds)
 
 
-def deal(parts_by_domain: Iterable[list[IntArray]]) -> list[IntArray]:
+def join_domains(parts_by_domain: Iterable[list[IntArray]]) -> list[IntArray]:
     """Join, for every client, its parts of all domains."""
     return [np.concatenate(parts) for parts in zip(*parts_by_domain, strict=True)]

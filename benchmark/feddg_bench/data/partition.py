@@ -19,9 +19,9 @@ from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.data.heterogeneity import (
     IntArray,
     by_domain,
-    deal,
     heterogeneous_counts,
     heterogeneous_indices,
+    join_domains,
 )
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def dirichlet_indices(
         shares = rng.dirichlet(np.full(num_clients, alpha))
         return np.split(shuffled, (np.cumsum(shares)[:-1] * len(members)).astype(np.int64))
 
-    return deal(cut(members) for members in filter(len, by_domain(domains)))
+    return join_domains(cut(members) for members in filter(len, by_domain(domains)))
 
 
 PartitionRule = Callable[["PartitionSettings", IntArray, int], list[IntArray]]

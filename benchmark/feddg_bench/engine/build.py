@@ -13,7 +13,7 @@ from feddg_bench.config.recipes import load_recipe
 from feddg_bench.config.schema import BackboneSettings, RunSettings, TrainSettings
 from feddg_bench.core.method import Method
 from feddg_bench.data.federated import Federation
-from feddg_bench.engine.compatibility import Pictures, check_fit, is_rgb
+from feddg_bench.engine.compatibility import ImageFacts, check_fit, is_rgb
 from feddg_bench.engine.portable import use_portable
 from feddg_bench.plugins import load_method
 
@@ -103,7 +103,7 @@ def build_method(
 
 
 def build_on(
-    method: type[Method], settings: RunSettings, images: Pictures, **arguments: Any
+    method: type[Method], settings: RunSettings, images: ImageFacts, **arguments: Any
 ) -> Method:
     """Build a module for images; ``arguments`` are the others of `Method`.
 

@@ -24,7 +24,7 @@ _COLOURS = ("brightness", "contrast", "saturation", "hue", "grayscale")
 """Settings of augmentation that need RGB in [0, 1]."""
 
 
-class Pictures(Protocol):
+class ImageFacts(Protocol):
     """What a data set and a federation both say of their images."""
 
     @property
@@ -40,12 +40,12 @@ class Pictures(Protocol):
         """``uint8`` or ``float16``."""
 
 
-def is_rgb(pictures: Pictures) -> bool:
+def is_rgb(pictures: ImageFacts) -> bool:
     """Tell whether images are red, green and blue in [0, 1]."""
     return pictures.channels == 3 and pictures.pixels == "uint8"
 
 
-def check_fit(settings: RunSettings, method: type[Method], pictures: Pictures) -> None:
+def check_fit(settings: RunSettings, method: type[Method], pictures: ImageFacts) -> None:
     """Check that a method can be run on a data set with these settings.
 
     Raises:

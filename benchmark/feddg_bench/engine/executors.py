@@ -143,7 +143,7 @@ class PoolExecutor(Executor):
     def __init__(self, members: Sequence[RemoteWorker]) -> None:
         super().__init__(len(members))
         self.members = members
-        self._again: deque[Job] = deque()
+        self._again: deque[WorkerJob] = deque()
         self._timeout: float | None = None
         self._together = 1
 
@@ -191,7 +191,7 @@ class PoolExecutor(Executor):
     def evaluate(self, weights: Weights, indices: Sequence[np.ndarray]) -> Iterator[Predictions]:
         """Measure the weights on each index array."""
         jobs = (
-            Job("an evaluation", {"index": torch.from_numpy(np.ascontiguousarray(index))})
+            WorkerJob("an evaluation", {"index": torch.from_numpy(np.ascontiguousarray(index))})
             for index in indices
         )
         for answer in self._share({"weights": weights, "broadcast": {}}, jobs):
@@ -209,7 +209,7 @@ class PoolExecutor(Executor):
         return round(peak_memory_mib() + workers, 1)
 
     def _share(
-        self, shared: Payload, jobs: Iterator[Job], timeout: float | None = None
+        self, shared: Payload, jobs: Iterator[WorkerJob], timeout: float | None = None
     ) -> Iterator[Any]:
         """Spread jobs over the workers and yield their answers in order.
 
@@ -264,7 +264,7 @@ class PoolExecutor(Executor):
                 member.replace()
                 yield job.number, job.payload | {"fault": f"did not come within {timeout:g} s"}
 
-    def _bury(self, member: RemoteWorker, job: Job) -> None:
+    def _bury(self, member: RemoteWorker, job: WorkerJob) -> None:
         """Replace a worker that died.
 
         Raises:
@@ -297,7 +297,7 @@ class PoolExecutor(Executor):
 
 
 @dataclass
-class Job:
+class WorkerJob:
     """Work for a worker elsewhere.
 
     Attributes:
@@ -332,7 +332,7 @@ class RemoteWorker(ABC):
     @abstractmethod
     def begin(self) -> None:
         """Begin one that is idle and not built."""
-        self.job: Job | None = None
+        self.job: WorkerJob | None = None
         self.since = 0.0
         self._has: Any = b""
 
@@ -357,7 +357,7 @@ class RemoteWorker(ABC):
         if self.job is not None:  # with another one
             self.end()
             self.begin()
-        self._spec, self._build = spec, Job("its start", building=True)
+        self._spec, self._build = spec, WorkerJob("its start", building=True)
         self.tell("build", spec)
         self.job = self._build
 
@@ -369,7 +369,7 @@ class RemoteWorker(ABC):
             self.tell("build", self._spec)
             self.job = self._build
 
-    def give(self, job: Job) -> None:
+    def give(self, job: WorkerJob) -> None:
         """Give it a job, and what jobs share if it has not got that yet."""
         if self._has is not self.shared:
             self.tell("share", self.shared)
@@ -551,14 +551,16 @@ def _sent(reply: Reply[Any]) -> Payload:
     }
 
 
-def _job(tasks: Sequence[Task]) -> Job:
+def _job(tasks: Sequence[Task]) -> WorkerJob:
     """Return tasks of one call as a job."""
     names = "client", "call", "round", "memory"
     content = [
         {**{name: getattr(task, name) for name in names}, "told": dict(task.told)} for task in tasks
     ]
     first, more = tasks[0], f" and {len(tasks) - 1} more" if len(tasks) > 1 else ""
-    return Job(f"{first.client}{more} in round {first.round} ({first.call})", {"tasks": content})
+    return WorkerJob(
+        f"{first.client}{more} in round {first.round} ({first.call})", {"tasks": content}
+    )
 
 
 def _replies(answer: Payload) -> Iterator[Reply[Any]]:

@@ -112,7 +112,7 @@ class RayExecutor(PoolExecutor):
 
     def start(self, spec: WorkerSpec, method: Method) -> None:
         """Build all workers, which must have what this machine has."""
-        self._here = facts(spec)
+        self._here = machine_facts(spec)
         super().start(spec, method)
 
     def placed(self, spec: WorkerSpec) -> list[WorkerSpec]:
@@ -210,7 +210,7 @@ class _RayEnd(WorkerEnd):
         node = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         images = spec.federation.images
         try:
-            here = facts(spec)
+            here = machine_facts(spec)
             if isinstance(images, Path):
                 _check_once(images, _layout(spec.federation))
             super().start(spec)
@@ -219,7 +219,7 @@ class _RayEnd(WorkerEnd):
         return here | {"node": node, "device": device_name(spec.device)}
 
 
-def facts(spec: WorkerSpec) -> dict[str, str]:
+def machine_facts(spec: WorkerSpec) -> dict[str, str]:
     """Return what numbers depend on and may be different on another machine.
 
     Raises:

@@ -19,7 +19,7 @@ from feddg_bench.core.messages import Task
 from feddg_bench.core.tasks import TASKS
 from feddg_bench.data.federated import Federation
 from feddg_bench.data.locations import cache_dir
-from feddg_bench.engine.compatibility import Pictures
+from feddg_bench.engine.compatibility import ImageFacts
 from feddg_bench.engine.devices import find_devices
 from feddg_bench.engine.flop import seconds_of
 from feddg_bench.engine.worker import Worker, WorkerSpec
@@ -34,7 +34,7 @@ def synthetic_federation(
     num_classes: int,
     *,
     seed: int = 0,
-    like: Pictures | None = None,
+    like: ImageFacts | None = None,
 ) -> Federation:
     """Return random images in clients of equal size, for speed alone; nothing is held out.
 
@@ -76,7 +76,7 @@ def synthetic_federation(
     )
 
 
-def faster_clients(settings: RunSettings, pictures: Pictures, resources: Resources) -> str:
+def faster_clients(settings: RunSettings, pictures: ImageFacts, resources: Resources) -> str:
     """Return whether ``exact`` or ``batched`` clients are faster here (`EngineSettings`).
 
     Measured once for a network, a size of batches and a machine: three steps of clients with one

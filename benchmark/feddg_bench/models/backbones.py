@@ -126,7 +126,7 @@ class Backbone(nn.Module):
 
 
 @dataclass(frozen=True)
-class Architecture:
+class BackboneArchitecture:
     """How to build one network without its classifier."""
 
     build: Callable[[], nn.Module]  # makes the full network with random weights
@@ -172,18 +172,20 @@ class Architecture:
 
 def _torchvision(
     name: str, num_features: int, classifier: str, *, weights: str = "IMAGENET1K_V1", **more: Any
-) -> Architecture:
+) -> BackboneArchitecture:
     url = models.get_model_weights(name)[weights].url
     build = partial(models.get_model, name)
-    return Architecture(build, num_features, classifier, url=url, **more)
+    return BackboneArchitecture(build, num_features, classifier, url=url, **more)
 
 
 BACKBONES = {
-    "small_cnn": Architecture(small_cnn, 128, normalisation="half"),
+    "small_cnn": BackboneArchitecture(small_cnn, 128, normalisation="half"),
     # All three read pixels in [0, 1] as they are, as their authors do; two flatten 28 px maps.
-    "lenet": Architecture(lenet, 84, smallest_side=28, largest_side=31, normalisation="none"),
-    "domainbed_mnist": Architecture(domainbed_mnist, 128, normalisation="none"),
-    "femnist_cnn": Architecture(
+    "lenet": BackboneArchitecture(
+        lenet, 84, smallest_side=28, largest_side=31, normalisation="none"
+    ),
+    "domainbed_mnist": BackboneArchitecture(domainbed_mnist, 128, normalisation="none"),
+    "femnist_cnn": BackboneArchitecture(
         femnist_cnn, 512, smallest_side=28, largest_side=31, normalisation="none"
     ),
     "squeezenet1_1": _torchvision(
@@ -201,14 +203,14 @@ BACKBONES = {
     "resnet18": _torchvision("resnet18", 512, "fc"),
     "resnet50": _torchvision("resnet50", 2048, "fc"),
     "densenet121": _torchvision("densenet121", 1024, "classifier", smallest_side=29),
-    "efficientnet_lite0": Architecture(
+    "efficientnet_lite0": BackboneArchitecture(
         efficientnet_lite0, 1280, "classifier", package=LITE0_WEIGHTS, normalisation="half"
     ),
 }
 """torchvision's and our own; `architecture_of` knows timm's too."""
 
 
-def architecture_of(name: str) -> Architecture:
+def architecture_of(name: str) -> BackboneArchitecture:
     """Return the architecture of a backbone's name.
 
     Raises:
@@ -233,7 +235,7 @@ def architecture_of(name: str) -> Architecture:
         net = build()
     config = resolve_model_data_config(net)
     classifier = net.pretrained_cfg.get("classifier") or ()
-    return Architecture(
+    return BackboneArchitecture(
         build,
         getattr(net, "head_hidden_size", None) or net.num_features,
         normalisation=(tuple(config["mean"]), tuple(config["std"])),
@@ -372,7 +374,7 @@ def check_image_size(settings: BackboneSettings, image_size: int) -> None:
                 ) from error
 
 
-def _load(net: nn.Module, architecture: Architecture, settings: BackboneSettings) -> None:
+def _load(net: nn.Module, architecture: BackboneArchitecture, settings: BackboneSettings) -> None:
     """Copy pretrained weights into ``net``, without its classifier."""
     name, source = settings.name, settings.weights or architecture.url
     if settings.weights is not None:

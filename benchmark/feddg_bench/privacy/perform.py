@@ -20,7 +20,7 @@ from feddg_bench.engine.devices import open_executor
 from feddg_bench.plugins import load_method
 from feddg_bench.privacy.attack import OnStep, Scene, load_attack, silent
 from feddg_bench.privacy.attacks.gradient_inversion import DRAWS
-from feddg_bench.privacy.attacks.membership import MOST_ROUNDS, draw_clients
+from feddg_bench.privacy.attacks.membership import MOST_ROUNDS, few_clients
 from feddg_bench.privacy.capture import Capture
 from feddg_bench.privacy.judges import NOBODY, Judges
 from feddg_bench.records.attacks import Attacker, AttackRecord, attack_key, find_attack, save_attack
@@ -124,7 +124,7 @@ def looked_at(settings: RunSettings, federation: Federation) -> Callable[[Task],
     Of clients that are all asked in each round, attacks draw some, or take the first.
     """
     names, asked = list(federation.clients), settings.federation.per_round
-    drawn = draw_clients(names, generator(settings.seed, "attack", "clients"))
+    drawn = few_clients(names, generator(settings.seed, "attack", "clients"))
     some = {*drawn, *names[:DRAWS]}
     every = asked is None or asked >= len(names)
     return lambda task: not every or (task.client in some and task.round <= MOST_ROUNDS)

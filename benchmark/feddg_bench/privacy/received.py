@@ -13,7 +13,7 @@ from feddg_bench.privacy.shadow import Rows, Shadow, read
 
 
 @dataclass(frozen=True)
-class Received:
+class ReceivedRows:
     """One message to a client, read as what a client sends."""
 
     item: str  # its name
@@ -26,7 +26,7 @@ class Received:
 
 def read_received(
     messages: Sequence[Message], own: Sequence[Exchange], shadow: Shadow
-) -> Iterator[Received]:
+) -> Iterator[ReceivedRows]:
     """Yield what can be read of the messages to a client.
 
     A client knows what it sends itself, and takes what ends in the same shape for the same thing of
@@ -45,13 +45,13 @@ def read_received(
             if task.round < e.task.round and task.call == "fit":
                 rows = read(message.value, "weights", "fit", shadow.method, task, {})
                 if rows is not None:
-                    yield Received("weights", "weights", task, (rows,), e.images, size)
+                    yield ReceivedRows("weights", "weights", task, (rows,), e.images, size)
             before = e
             continue
         for mine, item in ((x, name) for x in own for name in x.sent):
             found = tuple(_alike(message, mine, item, shadow))
             if found:
-                yield Received(message.item, item, mine.task, found, e.images, size)
+                yield ReceivedRows(message.item, item, mine.task, found, e.images, size)
                 break
 
 

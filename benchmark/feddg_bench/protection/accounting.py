@@ -13,7 +13,7 @@ ORDERS = (*(1 + x / 10 for x in range(1, 100)), *range(11, 65), 80, 96, 128, 192
 """Orders of Rényi divergences among which the best is taken."""
 
 
-def check_extra(module: str, what: str) -> None:
+def check_accountant(module: str, what: str) -> None:
     """Refuse what needs a package that is not installed.
 
     Raises:
@@ -49,7 +49,7 @@ def epsilon(
     Raises:
         SettingsError: If Opacus is not installed.
     """
-    check_extra("opacus", "an epsilon")
+    check_accountant("opacus", "an epsilon")
     with warnings.catch_warnings():  # its imports warn of PyTorch's own changes
         warnings.simplefilter("ignore")
         from opacus.accountants import create_accountant

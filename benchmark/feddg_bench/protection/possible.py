@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.schema import RunSettings
-from feddg_bench.protection.accounting import check_extra
+from feddg_bench.protection.accounting import check_accountant
 
 if TYPE_CHECKING:
     from feddg_bench.core.method import Method
@@ -60,9 +60,9 @@ def check_protection(settings: RunSettings, method: type[Method]) -> None:
                 f"privacy.{key}={protection} does not go with {settings.method}: {why}"
             )
     if privacy.mechanism != "none":
-        check_extra("opacus", f"privacy.mechanism={privacy.mechanism}")
+        check_accountant("opacus", f"privacy.mechanism={privacy.mechanism}")
     if privacy.aggregation == "secure":
-        check_extra("cryptography", "privacy.aggregation=secure")
+        check_accountant("cryptography", "privacy.aggregation=secure")
 
 
 def sent_by(uplink: Uplink) -> Iterator[Sent]:

@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from feddg_bench.common.errors import DataError, printable
 from feddg_bench.common.files import file_name, write_whole
 from feddg_bench.records.record import Count, RecordPart
-from feddg_bench.records.sources import ENDING, Source, listed, write_packed
+from feddg_bench.records.sources import ENDING, Source, find_sources, write_packed
 
 Attacker = Literal["server", "client", "eavesdropper"]
 """Whose eyes: ``server`` sees every reply, ``client`` what it is sent itself, ``eavesdropper``
@@ -220,7 +220,9 @@ def _read(root: Path, key: str = "") -> Iterator[tuple[Source, AttackRecord]]:
     With ``key`` the single files of others are not read.
     """
     folder = root / "attacks"
-    files = listed(folder, f"{key}.json", packed=False) + listed(folder, ENDING, packed=True)
+    files = find_sources(folder, f"{key}.json", packed=False) + find_sources(
+        folder, ENDING, packed=True
+    )
     for source in files:
         try:
             records = [AttackRecord.model_validate_json(text) for text in source.texts()]

@@ -51,7 +51,9 @@ def chosen_rounds(evaluations: Sequence[Evaluation], rule: Rule, metric: str) ->
     return [] if best is None else [best]
 
 
-def choose(evaluations: Sequence[Evaluation], rule: Rule, metric: str) -> Evaluation | None:
+def choose_evaluation(
+    evaluations: Sequence[Evaluation], rule: Rule, metric: str
+) -> Evaluation | None:
     """Return the evaluation that a rule chooses, ``None`` if there is none; see `chosen_rounds`."""
     places = chosen_rounds(evaluations, rule, metric)
     if len(places) < 2:
@@ -80,7 +82,9 @@ def best_round(evaluations: Sequence[Evaluation], split: str, metric: str) -> in
     return values.index(max(known)) if known else None
 
 
-def pooled(evaluation: Evaluation, split: str, metric: str, over: str = "images") -> float | None:
+def pooled_metric(
+    evaluation: Evaluation, split: str, metric: str, over: str = "images"
+) -> float | None:
     """Return a metric of a split: over all its images, or its mean or smallest over domains."""
     if over == "images":
         return split_metric(evaluation, split, metric)

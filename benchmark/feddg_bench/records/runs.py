@@ -23,7 +23,7 @@ from feddg_bench.common.errors import DataError, printable
 from feddg_bench.common.files import write_whole
 from feddg_bench.records.metrics import Metric, find_metric
 from feddg_bench.records.record import Evaluation, RunRecord
-from feddg_bench.records.rules import Rule, choose, split_metric
+from feddg_bench.records.rules import Rule, choose_evaluation, split_metric
 from feddg_bench.records.sources import Source, sources
 
 logger = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class RecordedRun:
         if rule not in self._chosen:
             found = from_json(self._last, cache_strings="keys") if rule == "last" else self.measured
             values = [evaluation for _, evaluation in found]
-            self._chosen[rule] = choose(values, rule, self.metric.name)
+            self._chosen[rule] = choose_evaluation(values, rule, self.metric.name)
         return self._chosen[rule]
 
     def text(self) -> bytes:

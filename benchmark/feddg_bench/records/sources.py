@@ -90,11 +90,11 @@ def sources(root: Path, *, packed: bool | None = None) -> list[Source]:
     return [
         source
         for folder, ending, kind in asked
-        for source in listed(root / folder, ending, packed=kind)
+        for source in find_sources(root / folder, ending, packed=kind)
     ]
 
 
-def listed(folder: Path, ending: str, *, packed: bool) -> list[Source]:
+def find_sources(folder: Path, ending: str, *, packed: bool) -> list[Source]:
     """Return the files in a folder whose names end so, by name; none where there is no folder.
 
     Raises:

@@ -52,7 +52,7 @@ class Trial(_Part):
         return _several(values, "key", "keys")
 
 
-class Ledger(_Part):
+class TuningLedger(_Part):
     """The trials of one method in one frame, and which of them won."""
 
     format: Literal[1, 2] = 2
@@ -74,7 +74,7 @@ class Ledger(_Part):
         return _several(values, "seed", "seeds")
 
     @model_validator(mode="after")
-    def _best(self) -> Ledger:
+    def _best(self) -> TuningLedger:
         if self.chosen != best(self.trials):
             raise ValueError(f"chosen is {self.chosen}, but trial {best(self.trials)} is the best")
         return self
@@ -113,7 +113,7 @@ def ledger_path(root: Path, dataset: str, protocol: str, recipe: str, method: st
     return root / FOLDER / frame / f"{file_name(method)}.json"
 
 
-def load_ledger(root: Path, dataset: str, protocol: str, recipe: str, method: str) -> Ledger:
+def load_ledger(root: Path, dataset: str, protocol: str, recipe: str, method: str) -> TuningLedger:
     """Return a method's ledger from a results folder, else from those that come with the suite.
 
     Raises:
@@ -132,7 +132,7 @@ def load_ledger(root: Path, dataset: str, protocol: str, recipe: str, method: st
             f"protocol's with tuned=PROTOCOL"
         )
     try:
-        ledger = Ledger.model_validate_json(path.read_bytes())
+        ledger = TuningLedger.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         raise DataError(
             f"{path} is no ledger of tuning; delete it and run {tune} again, which makes it from "

@@ -32,7 +32,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Message:
+class CardMessage:
     """What one client sends or receives with one call."""
 
     direction: str  # `down` to the client or `up` to the server
@@ -46,7 +46,7 @@ class Crossing:
     """What a method was seen to do, and how its published code differs."""
 
     backbone: str  # with which the messages were seen, and on how many classes
-    messages: tuple[Message, ...]  # what crosses, in the order of a round
+    messages: tuple[CardMessage, ...]  # what crosses, in the order of a round
     server: tuple[Item, ...]  # what the server keeps between rounds, besides the model
     client: tuple[Item, ...]  # what a client keeps between its tasks
     # Where published code differs from its paper, and what the method does: what its module
@@ -125,11 +125,11 @@ class _Listener(Observer):
         seen = self.seen.setdefault((direction, call), {})
         seen.update((item.name, item) for item in _items(payload))
 
-    def messages(self, clients: int, versions: Mapping[str, int]) -> Iterator[Message]:
+    def messages(self, clients: int, versions: Mapping[str, int]) -> Iterator[CardMessage]:
         """Yield what was seen, call by call; ``versions`` says how often the broadcast changed."""
         for name, item in self.seen.get(("down", ""), {}).items():
             often = "each round it has changed" if versions.get(name, 0) > 1 else "once"
-            yield Message("down", "broadcast", f"{often}, to every client asked", (item,))
+            yield CardMessage("down", "broadcast", f"{often}, to every client asked", (item,))
         for call, rounds in self.asked.items():
             phases = (("once, before round 1", 0 in rounds), ("each round", max(rounds) > 0))
             when = " and ".join(phase for phase, seen in phases if seen)
@@ -138,7 +138,7 @@ class _Listener(Observer):
             for direction in ("down", "up"):
                 items = tuple(self.seen.get((direction, call), {}).values())
                 if items:
-                    yield Message(direction, call, f"{when}, {who}", items)
+                    yield CardMessage(direction, call, f"{when}, {who}", items)
 
 
 def _items(payload: Mapping[str, Any]) -> Iterator[Item]:

@@ -24,7 +24,7 @@ from feddg_bench.records.record import RunRecord
 from feddg_bench.records.runs import read_runs
 from feddg_bench.records.sources import holds_records
 from feddg_bench.records.store import ResultsStore
-from feddg_bench.records.tuning import Ledger, Trial, best, worth
+from feddg_bench.records.tuning import Trial, TuningLedger, best, worth
 from feddg_bench.runs.request import Datasets, Plan, Request, read_seeds
 from feddg_bench.sweeps.definition import Choice, Point, Range, load_sweep
 from feddg_bench.sweeps.failures import Failures
@@ -66,7 +66,7 @@ class Tuning:
         over = ResultsStore(root).keys() | Failures(root).keys()
         return over.issuperset(job.key for job in self.jobs)
 
-    def ledger(self, root: Path) -> Ledger:
+    def ledger(self, root: Path) -> TuningLedger:
         """Return what the trials came to, from the records in a results folder.
 
         Raises:
@@ -78,7 +78,7 @@ class Tuning:
             for point, runs in zip(self.points, self.trials, strict=True)
         )
         s = self.plan.settings
-        return Ledger(
+        return TuningLedger(
             method=s.method,
             dataset=s.dataset,
             protocol=s.protocol,

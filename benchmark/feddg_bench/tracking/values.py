@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import feddg_bench
 from feddg_bench.records.record import Evaluation, RoundRecord, RunRecord
-from feddg_bench.records.rules import RULES, choose, chosen_rounds, pooled
+from feddg_bench.records.rules import RULES, choose_evaluation, chosen_rounds, pooled_metric
 
 if TYPE_CHECKING:
     from feddg_bench.runs.request import Plan
@@ -39,7 +39,7 @@ def run_summary(record: RunRecord) -> dict[str, float]:
         if rule == "oracle":
             continue
         places = chosen_rounds(evaluations, rule, record.metric.name)
-        chosen = choose(evaluations, rule, record.metric.name)
+        chosen = choose_evaluation(evaluations, rule, record.metric.name)
         if chosen is None:
             continue
         values[f"{rule}/round"] = evaluated[places[-1]][0]
@@ -60,7 +60,7 @@ def _measured(evaluation: Evaluation) -> dict[str, float]:
             found = {name: part[metric] for name, part in domains.items() if metric in part}
             known = {domain: value for domain, value in found.items() if math.isfinite(value)}
             values |= {f"{split}/{domain}/{metric}": value for domain, value in known.items()}
-            if known == found and (whole := pooled(evaluation, split, metric)) is not None:
+            if known == found and (whole := pooled_metric(evaluation, split, metric)) is not None:
                 values[f"{split}/{metric}"] = whole
     return values
 

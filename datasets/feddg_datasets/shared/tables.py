@@ -17,7 +17,7 @@ Fits = Callable[["pd.Series[str]"], "pd.Series[bool]"]
 
 
 @dataclass(frozen=True)
-class Column:
+class CheckedColumn:
     """A column that a table needs.
 
     Attributes:
@@ -33,7 +33,7 @@ class Column:
     without_gaps: bool = False
 
 
-def whole(name: str, below: int | None = None, *, without_gaps: bool = False) -> Column:
+def whole(name: str, below: int | None = None, *, without_gaps: bool = False) -> CheckedColumn:
     """Return a column of whole numbers from 0."""
     import pandas as pd
 
@@ -43,21 +43,21 @@ def whole(name: str, below: int | None = None, *, without_gaps: bool = False) ->
         return decimal & small
 
     limit = "" if below is None else f" below {below}"
-    return Column(name, f"a whole number{limit}", fits, without_gaps)
+    return CheckedColumn(name, f"a whole number{limit}", fits, without_gaps)
 
 
-def one_of(name: str, values: Sequence[str]) -> Column:
+def one_of(name: str, values: Sequence[str]) -> CheckedColumn:
     """Return a column of a few known values."""
     shown = ", ".join(values) if len(values) <= 12 else f"{', '.join(values[:3])} and so on"
-    return Column(name, f"one of {shown}", lambda cells: cells.isin(values))
+    return CheckedColumn(name, f"one of {shown}", lambda cells: cells.isin(values))
 
 
-def matching(name: str, pattern: str, expected: str) -> Column:
+def matching(name: str, pattern: str, expected: str) -> CheckedColumn:
     """Return a column of text that a regular expression fits as a whole."""
-    return Column(name, expected, lambda cells: cells.str.fullmatch(pattern))
+    return CheckedColumn(name, expected, lambda cells: cells.str.fullmatch(pattern))
 
 
-def time(name: str, pattern: str, form: str, expected: str) -> Column:
+def time(name: str, pattern: str, form: str, expected: str) -> CheckedColumn:
     """Return a column of times.
 
     Args:
@@ -73,7 +73,7 @@ def time(name: str, pattern: str, form: str, expected: str) -> Column:
         times = pd.to_datetime(cells.where(written), format=form, errors="coerce", utc=True)
         return written & times.notna()
 
-    return Column(name, expected, fits)
+    return CheckedColumn(name, expected, fits)
 
 
 def read_table(file: Path) -> pd.DataFrame:
@@ -99,7 +99,7 @@ def read_table(file: Path) -> pd.DataFrame:
     return table
 
 
-def check_columns(file: Path, table: pd.DataFrame, columns: Sequence[Column]) -> None:
+def check_columns(file: Path, table: pd.DataFrame, columns: Sequence[CheckedColumn]) -> None:
     """Check that a table has the columns and that their cells fit.
 
     Args:

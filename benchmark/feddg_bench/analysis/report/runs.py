@@ -10,7 +10,7 @@ from typing import Any
 from feddg_bench.analysis.tables.commands import repeat_command
 from feddg_bench.records.metrics import METRICS, find_metric, metrics_of
 from feddg_bench.records.record import Evaluation, RoundRecord
-from feddg_bench.records.rules import RULES, chosen_rounds, pooled
+from feddg_bench.records.rules import RULES, chosen_rounds, pooled_metric
 from feddg_bench.records.runs import RecordedRun
 from feddg_bench.records.variants import setting_text
 
@@ -158,7 +158,7 @@ def _curve(
     run: RecordedRun, evaluations: Sequence[Evaluation], split: str, metric: str
 ) -> list[float | None] | None:
     """Return a metric after each evaluation, or nothing where it was never measured."""
-    values = [pooled(evaluation, split, metric) for evaluation in evaluations]
+    values = [pooled_metric(evaluation, split, metric) for evaluation in evaluations]
     if all(value is None for value in values):
         return None
     shown = find_metric(metric, run.task)

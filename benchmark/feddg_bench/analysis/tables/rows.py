@@ -11,7 +11,7 @@ from feddg_bench.analysis.tables.columns import MeasuredColumn, varied_keys
 from feddg_bench.analysis.tables.describe import Description, RowSpec, RunFilter, fitting
 from feddg_bench.common.errors import DataError
 from feddg_bench.records.metrics import find_metric
-from feddg_bench.records.rules import pooled
+from feddg_bench.records.rules import pooled_metric
 from feddg_bench.records.runs import RecordedRun
 from feddg_bench.records.statistics import Unit
 from feddg_bench.records.variants import Variant, setting_text, split
@@ -148,5 +148,5 @@ def _value(run: RecordedRun, column: MeasuredColumn) -> float | None:
     evaluation = run.evaluation(column.rule)
     if evaluation is None:
         return None
-    value = pooled(evaluation, column.split, column.metric, column.spec.over)
+    value = pooled_metric(evaluation, column.split, column.metric, column.spec.over)
     return None if value is None else find_metric(column.metric, run.task).display(value)

@@ -69,9 +69,11 @@ def _md_entry(entry: Entry | None) -> str:
 
 
 def csv_text(grid: Grid) -> str:
-    """Return a table as tidy CSV: one row for each of its numbers, with run keys.
+    """Return a table as tidy CSV: one row for each of its numbers.
 
-    Cells without a number are left out: which commands fill them, the Markdown says once a row.
+    Measured cells name their runs by key; a mean or rank does so only if it has runs that no
+    measured cell of its row has. Cells without a number are left out: which commands fill them, the
+    Markdown says once a row.
     """
     rows = []
     lines = {(line.row, line.kind): line for line in grid.lines}
@@ -83,6 +85,12 @@ def csv_text(grid: Grid) -> str:
             lines.get((row, kind)) for kind in ("ours", "published", "difference")
         )
         facts = (ours or published).facts  # type: ignore[union-attr]
+        measured = {
+            key
+            for column, entry in zip(grid.columns, ours.entries if ours else (), strict=False)
+            if column.kind == "measured" and entry is not None
+            for key in entry.keys
+        }
         for n, place in enumerate(places):
             mine, paper, gap = (
                 line.entries[n] if line else None for line in (ours, published, gaps)
@@ -100,7 +108,9 @@ def csv_text(grid: Grid) -> str:
                     "mark": mine.mark or "",
                     "low": _full(mine.low),
                     "high": _full(mine.high),
-                    "run_keys": " ".join(mine.keys),
+                    "run_keys": ""
+                    if place["kind"] != "measured" and measured.issuperset(mine.keys)
+                    else " ".join(mine.keys),
                 }
                 marks += mine.footnotes
             if paper is not None:

@@ -36,7 +36,7 @@ class Tables(NamedTuple):
     sha256: dict[str, str]
 
 
-def check_extra() -> None:
+def check_hub() -> None:
     """Ask for the optional packages.
 
     Raises:

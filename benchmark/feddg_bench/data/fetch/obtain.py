@@ -118,7 +118,7 @@ def _from_hub(
     if not receipt.makes_way(offer.repository, places):
         yield f"{offer.repository}: was here already"
         return
-    hub.check_extra()
+    hub.check_hub()
     tables = hub.fetch_tables(offer, mirrors, folder / WORK, show("tables", "tables"))
     images = folder / WORK / "images"
     shutil.rmtree(images, ignore_errors=True)

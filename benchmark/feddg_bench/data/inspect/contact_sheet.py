@@ -57,7 +57,7 @@ def contact_sheet(dataset: DomainDataset, size: int = 96) -> bytes:
         draw.text(place, fitting(_ascii(domain), LEFT - 2 * _MARGIN), fill="black", font=font)
         for column, index in enumerate(_chosen(dataset, records, row, len(heads))):
             if index is not None:
-                picture = Image.fromarray(visible(dataset, dataset.read(index, size)))
+                picture = Image.fromarray(shown_image(dataset, dataset.read(index, size)))
                 sheet.paste(picture, (LEFT + step * column, TOP + step * row))
     if note:
         place = (_MARGIN, TOP + step * len(domains) + _MARGIN)
@@ -83,7 +83,7 @@ def _chosen(
     return ranked
 
 
-def visible(dataset: DomainDataset, image: NDArray[Any]) -> NDArray[np.uint8]:
+def shown_image(dataset: DomainDataset, image: NDArray[Any]) -> NDArray[np.uint8]:
     """Return an image as RGB bytes, [size, size, 3]: as it is, or channels stretched."""
     if image.dtype == np.uint8 and image.shape[2] == 3:
         return image

@@ -166,7 +166,7 @@ class Membership(Attack):
             return
         public, others = scene.part("id_val", MOST_PUBLIC), scene.part("id_test", MOST_OTHERS)
         sent = [message for message in scene.messages() if message.up]
-        names = draw_clients({message.client for message in sent}, scene.draw("clients"))
+        names = few_clients({message.client for message in sent}, scene.draw("clients"))
         if not names:
             raise self.nothing(scene)
         holders, index = held_by(scene, names)
@@ -296,7 +296,7 @@ class Membership(Attack):
             ).withheld()
 
 
-def draw_clients(names: Iterable[str], draw: np.random.Generator) -> list[str]:
+def few_clients(names: Iterable[str], draw: np.random.Generator) -> list[str]:
     """Return at most `MOST_CLIENTS` names, drawn and sorted."""
     known = sorted(names)
     if len(known) <= MOST_CLIENTS:

@@ -25,7 +25,7 @@ from feddg_bench.privacy.attacks.membership import (
     MOST_OTHERS,
     MOST_PUBLIC,
     Likelihood,
-    draw_clients,
+    few_clients,
 )
 from feddg_bench.privacy.capture import Message, by_item
 from feddg_bench.privacy.shadow import Rows, Shadow
@@ -76,7 +76,7 @@ def along(shares: np.ndarray, groups: np.ndarray, axis: int) -> np.ndarray:
     return np.stack(sums, -1)
 
 
-def ranks(guesses: np.ndarray, truth: np.ndarray, own: np.ndarray) -> np.ndarray:
+def guess_ranks(guesses: np.ndarray, truth: np.ndarray, own: np.ndarray) -> np.ndarray:
     """Return for each guess [N, G] the share of clients that it fits worse than its own client.
 
     Args:
@@ -101,7 +101,7 @@ class Properties(Attack):
         """Attack each item that clients send, for domains and for classes."""
         public, others = scene.part("id_val", MOST_PUBLIC), scene.part("id_test", MOST_OTHERS)
         sent = [message for message in scene.messages() if message.up]
-        names = draw_clients({message.client for message in sent}, scene.draw("clients"))
+        names = few_clients({message.client for message in sent}, scene.draw("clients"))
         shadow = Shadow(scene.settings, scene.federation, public + others)
         count = 0
         for chosen in by_item(sent, names):
@@ -155,10 +155,10 @@ class Properties(Attack):
         guesses, planted = found
         here = np.arange(len(truth))
         away = [(here + shift) % len(here) for shift in range(1, len(here))]
-        wrong = np.stack([ranks(guesses[other], truth, here) for other in away], 1)
+        wrong = np.stack([guess_ranks(guesses[other], truth, here) for other in away], 1)
         draw = scene.draw("bootstrap", message.item, about)
-        right = ranks(guesses, truth, here)
-        there = ranks(planted, truth, here)
+        right = guess_ranks(guesses, truth, here)
+        there = guess_ranks(planted, truth, here)
         return AttackResult(
             item=message.item,
             about=about,

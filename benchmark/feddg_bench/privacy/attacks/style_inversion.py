@@ -38,7 +38,7 @@ from feddg_bench.privacy.attack import (
     planted_leak,
 )
 from feddg_bench.privacy.attacks.gradient_inversion import measures_of, nearest, psnr, rank
-from feddg_bench.privacy.attacks.membership import MOST_OTHERS, MOST_PLANTED, draw_clients
+from feddg_bench.privacy.attacks.membership import MOST_OTHERS, MOST_PLANTED, few_clients
 from feddg_bench.privacy.capture import Message, by_item
 from feddg_bench.privacy.judges import Perceptual, Seen, judged
 from feddg_bench.privacy.pictures import sheet
@@ -206,7 +206,7 @@ class StyleInversion(Attack):
         sent = [m for m in seen if m.up and self.reads(m.item)]
         if scene.attacker == "client":
             sent = list(_passed_on(scene, [m for m in seen if not m.up]))
-        names = draw_clients({message.client for message in sent}, scene.draw("clients"))
+        names = few_clients({message.client for message in sent}, scene.draw("clients"))
         public, others = scene.part("id_val", MOST_PUBLIC), scene.part("id_test", MOST_OTHERS)
         shadow = Shadow(scene.settings, scene.federation, public + others)
         count = 0
