@@ -17,12 +17,12 @@ import pytest
 from feddg_bench.common.errors import DataError, FeddgError, SettingsError
 from feddg_bench.core.messages import encode
 from feddg_bench.data.decoding import Layout, checksum
+from feddg_bench.plugins import names
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.testing import start_toy_run, toy_federation
 from feddg_methods.fedavg import FedAvg
-from tests.contract.test_contract import CASES
 from tests.e2e.test_sweep import write
-from tests.helpers import Sleeping, numbers, same_on
+from tests.helpers import Sleeping, no_file, numbers, same_on
 
 ray = pytest.importorskip("ray")
 from feddg_bench.engine import ray_cluster  # noqa: E402 - after the check
@@ -113,7 +113,7 @@ def there(folder):  # noqa: ARG001 - where the cluster is
 class TestOneMachine:
     def test_every_method_gives_the_bits_of_this_process(self, there):
         """In one test, hence on one cluster: several at a time are too much for two cores."""
-        assert [case for case in CASES if not same_on(there, *case)] == []
+        assert [name for name in names("method") if not same_on(there, name, no_file(name))] == []
         assert there.peak_memory_mib() > 0
         limit = {"federation": {"per_round": None, "client_timeout": 5}}
         slow = start_toy_run(Sleeping, limit, executor=there).rounds(1)

@@ -307,7 +307,11 @@ def test_the_domains_of_a_folder_are_those_found(feddg: Run, tmp_path: Path) -> 
         ("datasets", "show", "rmnist"),
         ("settings", "--method", "fedadg"),
         ("data", "list"),
+        ("data", "check", "digits4"),
         ("run", "--help"),
+        ("run", "--dry-run", "--verbose"),
+        ("sweep", "leakage", "--dry-run"),
+        ("sweep", "ltdo", "--dry-run"),
     ],
     ids=" ".join,
 )

@@ -39,7 +39,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-def numbers(cache: Path, results: Path, changed: dict[str, str], *more: str) -> dict[str, object]:
+def elsewhere(cache: Path, results: Path, changed: dict[str, str], *more: str) -> None:
+    """Run in an environment of its own."""
     kept = {k: v for k, v in os.environ.items() if k not in (*FIXED, *ABSENT)}
     environment = kept | {
         "PYTHONPATH": os.pathsep.join(SOURCES),
@@ -53,9 +54,12 @@ def numbers(cache: Path, results: Path, changed: dict[str, str], *more: str) -> 
         check=True,
         capture_output=True,
     )
+
+
+def numbers(results: Path, portable: bool | None) -> dict[str, object]:
     (path,) = (results / "runs").glob("*.json")
     record = RunRecord.parse(path.read_bytes())
-    assert record.environment.portable == (True if more else None)
+    assert record.environment.portable == portable
     assert record.environment.cpu
     return record.numbers()
 
@@ -63,14 +67,15 @@ def numbers(cache: Path, results: Path, changed: dict[str, str], *more: str) -> 
 @pytest.mark.slow
 @needs_avx2
 def test_portable_runs_are_the_same_everywhere_and_others_are_not(
-    tmp_path: Path, cache: Path
+    tmp_path: Path, cache: Path, feddg: Callable[..., Any]
 ) -> None:
-    def same(*more: str) -> bool:
-        here = numbers(cache, tmp_path / f"here{len(more)}", {}, *more)
-        return here == numbers(cache, tmp_path / f"there{len(more)}", ELSEWHERE, *more)
-
-    assert same("--portable")
-    assert not same()
+    folders = [tmp_path / name for name in ("here", "there", "here portable", "there portable")]
+    assert feddg(*RUN, "--results", folders[0]).code == 0
+    elsewhere(cache, folders[1], ELSEWHERE)
+    elsewhere(cache, folders[2], {}, "--portable")
+    elsewhere(cache, folders[3], ELSEWHERE, "--portable")
+    assert numbers(folders[0], None) != numbers(folders[1], None)
+    assert numbers(folders[2], True) == numbers(folders[3], True)
 
 
 @needs_avx2

@@ -187,7 +187,7 @@ def _report(found: Diagnosis) -> Iterator[str]:
         yield f"differs: {finding.text}"
     for note in found.notes:
         yield f"note: {note}"
-    compared = "; ".join(found.compared) or "nothing, as nothing of the published one is known here"
+    compared = "; ".join(found.compared) or "nothing, as none of it is known here"
     yield f"compared with the published data set: {compared}"
     if not found.findings:
         yield "clean: nothing differs" + ("; results compare" if found.compared else "")

@@ -124,7 +124,7 @@ def _list(plans: Sequence[Plan], resources: Resources, *, verbose: bool, as_json
         lines.append(f"{plan.key}  {state:5}  {plan.settings.protocol} {plan.title}")
         if verbose:
             settings = plan.settings.model_dump(mode="json")
-            text = yaml.safe_dump(settings, sort_keys=False, default_flow_style=None)
+            text = yaml.safe_dump(settings, sort_keys=False, default_flow_style=None, width=52)
             lines += [f"    {line}" for line in text.splitlines()]
     counts = ", ".join(
         f"{states.count(state)} {state}" for state in ("there", "begun", "to do") if state in states

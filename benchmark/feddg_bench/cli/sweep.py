@@ -239,13 +239,17 @@ def listing(name: str, search: Search, results: Path) -> str:
     done, failed = ResultsStore(results).keys(), Failures(results).keys()
     begun = {path.stem for path in (results / "checkpoints").glob("*.safetensors")}
     lines = []
-    counts = {"done": 0, "failed": 0, "half done": 0, "to do": 0}
+    groups = [set(job.group.split()) for job in search.jobs()]
+    alike = set.intersection(*groups) if groups else set()
+    counts = {"there": 0, "failed": 0, "begun": 0, "to do": 0}
     for job in search.jobs():
-        state = "done" if job.key in done else "failed" if job.key in failed else "to do"
+        state = "there" if job.key in done else "failed" if job.key in failed else "to do"
         if state == "to do" and job.key in begun:
-            state = "half done"
+            state = "begun"
         counts[state] += 1
-        lines.append(f"{job.key}  {state:9}  {job.title}  {job.group}")
+        words = (word for word in job.group.split() if word not in alike)
+        own = (word for word in words if not word.startswith(("method=", "methods=", "protocol=")))
+        lines.append(" ".join([f"{job.key}  {state:6}  {job.title}", *own]))
     if search.left():
         lines.append(f"and {search.left()} points more, which depend on what comes out")
     facts = ", ".join(f"{n} {state}" for state, n in counts.items() if n)
