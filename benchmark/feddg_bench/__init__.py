@@ -1,7 +1,7 @@
 """feddg-bench: a benchmark suite for federated domain generalisation.
 
-``import feddg_bench as fb`` costs next to nothing: what is named below is imported when it is asked
-for.
+``import feddg_bench as fb`` costs next to nothing: each name below is imported when it is first
+used.
 """
 
 from __future__ import annotations

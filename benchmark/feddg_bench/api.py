@@ -1,4 +1,4 @@
-"""The Python face: what ``import feddg_bench as fb`` offers, in one page."""
+"""The Python interface: what ``import feddg_bench as fb`` offers, in one page."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(
     observers: Sequence[Observer] = (),
     **resources: Any,
 ) -> list[RunRecord]:
-    """Make runs, or take their records where they are there, and return all records.
+    """Make the runs that are not recorded yet, and return the records of all.
 
     Args:
         method: A method, several, or ``all``.
@@ -44,15 +44,17 @@ def run(
         dataset: Name of a data set.
         scenario: Scenarios, ``all``, or ``None`` for the protocol's own.
         recipe: A recipe's name or a YAML file; ``None`` for the data set's own.
-        seeds: A number of seeds counts from 0; a list names them; a text such as ``"0-2"`` too.
-        settings: By short, dotted or nested key, such as ``{"rounds": 1, "hyper.mu": 0.1}``.
-        readings: Of a paper's recipe: ``"published"`` or ``"corrected"`` (see `Request`).
-        tuned: Take the settings that ``feddg-bench tune`` chose, or those of a protocol by name.
+        seeds: A number of seeds, counted from 0; a list of seeds; or a text such as ``"0-2"``.
+        settings: Settings by short, dotted or nested key, such as ``{"rounds": 1, "hyper.mu":
+            0.1}``.
+        readings: What a paper's recipe takes: ``"published"`` or ``"corrected"`` (see `Request`).
+        tuned: Take the settings that ``feddg-bench tune`` chose on the same protocol, or on the one
+            that is named.
         results: Folder of records and checkpoints.
         keep: Global models to keep beside the record: ``"last"``, ``"best"``.
-        again: Repeat runs that are recorded; old records stay beside.
+        again: Repeat runs that are recorded; old records are set aside.
         quiet: Show no progress.
-        observers: Who else looks in (`feddg_bench.Observer`).
+        observers: Further observers of the runs (`feddg_bench.Observer`).
         resources: Fields of `feddg_bench.Resources`, such as ``data_root`` or ``workers``.
 
     Raises:
@@ -92,7 +94,7 @@ def tables(
 
     Args:
         names: ``generic`` (the default), ``all``, papers' tables such as ``pardon-1``, YAML files.
-        results: Folders of records; ``runs`` if it is there, else ``results``.
+        results: Folders of records; by default the first of ``runs`` and ``results`` with records.
         select: Selection rule in place of each table's own, such as ``mean_last_5``.
         against: Method that the others are compared with in every table.
 

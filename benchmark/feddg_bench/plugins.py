@@ -1,8 +1,8 @@
-"""Names to methods, data sets and attacks: modules of our packages, entry points of others'.
+"""Methods, data sets and attacks by name: modules of our packages, or entry points of others.
 
-Only what is asked for is imported, so that one plugin's missing extra breaks no other, and the
-known names can be listed without importing any. What a method's class says of itself, its settings
-included, can be had without PyTorch, too (`outline`).
+Only the plugin that is asked for is imported, so that one plugin's missing extra breaks no other,
+and the known names can be listed without importing any. What a method's class says about itself,
+including its settings, can be read without PyTorch (`outline`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _GROUPS = {
 
 @cache
 def _found(kind: str) -> dict[str, EntryPoint]:
-    """Return where each plugin of a kind is: another package's goes before a module of ours."""
+    """Return the entry point of each plugin of a kind; other packages' plugins replace ours."""
     package, group = _PACKAGES[kind], _GROUPS[kind]
     modules = pkgutil.iter_modules(importlib.import_module(package).__path__)
     own = [
@@ -62,7 +62,7 @@ def _found(kind: str) -> dict[str, EntryPoint]:
 
 
 def _called(kind: str, module: str) -> str:
-    """Return the name of a module's plugin; attacks have hyphens in theirs."""
+    """Return the name of a module's plugin; names of attacks have hyphens."""
     return module.replace("_", "-") if kind == "attack" else module
 
 
@@ -114,7 +114,7 @@ def load_plugin(kind: str, name: str, base: type) -> Any:
 
 
 def _where(kind: str, name: str) -> EntryPoint:
-    """Return where a plugin is."""
+    """Return the entry point of a plugin."""
     check_name(kind, name)
     return _found(kind)[name]
 
@@ -144,16 +144,16 @@ _QUICK = ("pydantic", "annotated_types", "numpy", "feddg_bench.common", "feddg_b
 
 @cache
 def outline(name: str) -> type[Method]:
-    """Return a method's class as far as it needs no PyTorch: its attributes and its settings.
+    """Return the part of a method's class that needs no PyTorch: its attributes and its settings.
 
-    The class has the docstring, ``Settings``, ``version``, ``needs`` and so on of the method's, and
-    none of its mathematics; it cannot be built. That takes milliseconds instead of seconds: the
-    module runs with a stand-in for every slow package. Where that fails, or the slow packages are
-    there already, the class is the real one.
+    The class has the method's docstring, ``Settings``, ``version``, ``needs`` and so on, but none
+    of its mathematics, and cannot be built. This takes milliseconds instead of seconds, because the
+    module runs with a stand-in for every slow package. If that fails, or the slow packages are
+    loaded already, the class is the real one.
     """
     where = _where("method", name)
     if _BASE not in sys.modules:
-        with suppress(Exception):  # whatever it is, the import below says it better
+        with suppress(Exception):  # the import below reports any error better
             outlines = _Outlines(where.module.partition(".")[0])
             module, base = outlines.run(where.module), outlines.run(_BASE).Method
             found = getattr(module, where.attr) if where.attr else _the_only(base, module)
@@ -190,7 +190,7 @@ class _Outlines:
         return self.modules[name]
 
     def fetch(self, name: str, *rest: Any) -> Any:
-        """Do what ``import`` does."""
+        """Act as ``import``, with a stand-in for every slow package."""
         first = name.partition(".")[0]
         if first in sys.stdlib_module_names or name.startswith(_QUICK):
             return builtins.__import__(name, *rest)
@@ -211,7 +211,7 @@ class _Face:
 
 
 class _StandIn:
-    """Whatever is asked of it, it is; as a base class it vanishes."""
+    """Its attributes, calls and items are all itself; as a base class it vanishes."""
 
     def __getattr__(self, name: str) -> Self:
         if name.startswith("__"):

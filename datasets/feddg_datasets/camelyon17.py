@@ -1,4 +1,4 @@
-"""Camelyon17-WILDS: tumour in patches of lymph nodes, a domain a hospital."""
+"""Camelyon17-WILDS: tumour in patches of lymph nodes, one domain per hospital."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Camelyon17(WildsDataset):
         table = read_table(file)
         check_columns(file, table, columns)
         first = table.columns[0]
-        if first in {column.name for column in columns}:  # wilds takes the first one for numbers
+        if first in {column.name for column in columns}:  # wilds takes the first for numbers
             raise DataError(
                 f"{file} begins with the column {first!r}; expected a column of row numbers before "
                 f"it"

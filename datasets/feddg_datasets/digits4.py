@@ -31,12 +31,12 @@ class Digits4(DomainDataset):
     every domain has a quarter of each class:
 
     - ``ink``: small slanted writing in uneven ink on stained paper;
-    - ``poster``: a large flat shape on a pattern, half of them lighter than it, half darker;
+    - ``poster``: a large flat shape on a pattern, which is lighter or darker than the shape;
     - ``outline``: a pencil line around the stroke, on ruled paper;
     - ``chalk``: soft and patchy pastel chalk on a dark board.
 
-    Every machine draws the same pixels: the numbers come from PCG64's uniform stream, one a digit,
-    and only operations that IEEE 754 defines to the last bit are used, in a fixed order.
+    Every machine draws the same pixels: each digit has its own uniform stream of PCG64, and only
+    operations that IEEE 754 defines to the last bit are used, in a fixed order.
     """
 
     name = "digits4"
@@ -224,7 +224,7 @@ def pattern(kind: int, period: int, rng: np.random.Generator) -> Array:
 
 
 def stroke(ink: Array, gain: float = 5) -> Array:
-    """Return where the ink is, with edges that ``gain`` makes steep."""
+    """Return where the ink is, from 0 to 1; a larger ``gain`` makes the edges steeper."""
     return ((ink - 0.5) * gain + 0.5).clip(0, 1)
 
 

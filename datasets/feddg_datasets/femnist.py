@@ -1,4 +1,4 @@
-"""FEMNIST: handwritten digits and letters, a domain a writer."""
+"""FEMNIST: handwritten digits and letters, one domain per writer."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class FEMNIST(ImageFolderDataset):
     Grey digits and letters of 28 x 28 pixels from NIST Special Database 19, 62 classes; every
     writer is a domain. ``metadata.csv`` lists path, split, writer (``domain_remapped``) and label
     (``y``) of every image. Its splits are the protocol ``wilds``: writers of ``val`` and ``test``
-    do not train. How many images and writers there are is not published consistently (LEAF:
-    805,263 images), so no number is demanded.
+    do not train. Published numbers of images and writers do not agree (LEAF: 805,263 images), so
+    none is required.
 
-    The class itself has no domains, an object has the writers of its folder.
+    The class itself has no domains; an object has the writers of its folder.
 
     Args:
         data_root: Folder given by the user.

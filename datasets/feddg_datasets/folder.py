@@ -26,11 +26,11 @@ UNREAD = (".gif", ".tif", ".tiff", ".svg", ".heic", ".avif")
 class Folder(ImageFolderDataset):
     """Your own data set: ``--dataset folder --data-root DIR`` reads ``DIR/<domain>/<class>/``.
 
-    Domains and classes are the names found, in alphabetical order; a class may lack in a domain.
-    They decide labels, scenarios and so numbers: a domain's code is its whole name, and the names
-    are part of a run's key and record, with a hash of all files' names and sizes: ``identity``.
+    Domains and classes are the names found, in alphabetical order; a domain may lack a class. They
+    decide labels and scenarios, and so the numbers. A domain's code is its whole name. The names
+    and a hash of all files' names and sizes (``identity``) are part of a run's key and record.
 
-    The class itself has neither domains nor classes, an object has those of its folder.
+    The class itself has neither domains nor classes; an object has those of its folder.
 
     Args:
         data_root: The folder of the domains; else the first one that the environment or the
@@ -76,7 +76,7 @@ class Folder(ImageFolderDataset):
 
     @cached_property
     def identity(self) -> Mapping[str, Sequence[str]]:  # type: ignore[override]
-        """Names on disk, and what tells two folders of the same names apart without reading all."""
+        """Names on disk, and a hash to tell apart folders with the same names; reads no image."""
         digest = hashlib.blake2b(digest_size=16)
         for path, file in sorted(self._files.items()):
             digest.update(os.fsencode(f"{path}\0{plain_file(file).st_size}\n"))
@@ -139,7 +139,7 @@ def _check_names(names: Iterable[str], folder: Path) -> None:
 
 
 def _merge(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the classes of all domains in order; of two spellings the first."""
+    """Return the classes of all domains in order; of two spellings, the first is taken."""
     first: dict[str, str] = {}
     for name in names:
         first.setdefault(plain(name), name)

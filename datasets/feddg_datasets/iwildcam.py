@@ -1,4 +1,4 @@
-"""iWildCam2020-WILDS: animals before camera traps, a domain a place."""
+"""iWildCam2020-WILDS: animals in front of camera traps, one domain per place."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class IWildCam(WildsDataset):
 
     203,029 images of 323 camera traps, 182 classes. The images of 243 places train, other images of
     the same places are ``id_val`` and ``id_test``, 32 places validate and 48 test. Classes have the
-    names of ``categories.csv`` where that lies beside ``metadata.csv``. Grey images become RGB,
+    names of ``categories.csv`` if that lies beside ``metadata.csv``. Grey images become RGB,
     which ``wilds`` does not do.
     """
 
@@ -40,7 +40,7 @@ class IWildCam(WildsDataset):
     }
     archive_bytes = 11_957_420_032
     measured_by_domain: ClassVar[bool] = False
-    """A place may have a handful of images and of classes."""
+    """A place may have only a handful of images and of classes."""
     default_recipe = "pardon"
     task = "classification"
     metrics = ("macro_f1", "accuracy")

@@ -89,7 +89,7 @@ class MiniDomainNet(ImageFolderDataset):
     def published_splits(self) -> NDArray[np.int64]:
         """Return the place in `feddg_bench.data.splits.SPLITS` of every image, by its list.
 
-        The test lists are ``id_test``: FedCCRL joins both lists of a domain; others train on the
+        The test lists are ``id_test``: FedCCRL joins both lists of a domain; others train on
         one and test on the other.
         """
         places = {"train": 0, "test": 2}
@@ -138,7 +138,7 @@ class MiniDomainNet(ImageFolderDataset):
         return listed
 
     def _lines(self, domain: str, kind: str) -> Iterator[tuple[str, str, str]]:
-        """Yield where, path and label of each line of a list."""
+        """Yield the place, path and label of each line of a list."""
         file = self.list_folder / f"{domain}_{kind}.txt"
         try:
             lines = file.read_text(encoding="utf-8").splitlines()

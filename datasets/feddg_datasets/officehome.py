@@ -14,7 +14,7 @@ class OfficeHome(ImageFolderDataset):
 
     Four domains of 2,427 (art), 4,365 (clipart), 4,439 (product) and 4,357 (real_world) images, 65
     classes. Completeness is checked by the number of images of every class in every domain, taken
-    from the image lists with which the authors of CDAN and of ATDOC ran (they agree).
+    from the image lists that the authors of CDAN and of ATDOC used (they agree).
     """
 
     name = "officehome"

@@ -1,4 +1,4 @@
-"""PACS: photographs, art paintings, cartoons and sketches of seven kinds of things."""
+"""PACS: photographs, art paintings, cartoons and sketches of seven kinds of objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PovertyMap-WILDS: wealth from satellite images, a domain a country's towns or countryside."""
+"""PovertyMap-WILDS: wealth from satellite images, two domains per country: rural and urban."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ class PovertyMap(WildsDataset):
         "val": 3_909,
         "test": 3_963,
     }
-    """Of fold A."""
+    """Sizes in fold A."""
     archive_bytes = 13_091_823_616
     measured_by_domain: ClassVar[bool] = False
-    """A correlation is one of all images of a split."""
+    """A correlation is measured over all images of a split."""
     default_recipe = "ppdg"
     task = "regression"
     metrics = ("pearson", "worst_group")

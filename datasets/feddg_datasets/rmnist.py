@@ -59,7 +59,7 @@ class RotatedMNIST(DomainDataset):
     in turn to the angles 0, 15, ..., 75 degrees, counter-clockwise: 11,667 digits for each of the
     first four and 11,666 for the last two. DomainBed (Gulrajani and Lopez-Paz, ICLR 2021) shuffles
     with PyTorch's global generator, so its digits change with the run; ours are the same in every
-    run and on every machine. Turning is Pillow's, bilinear, with black corners, as DomainBed's.
+    run and on every machine. As in DomainBed, Pillow turns images, bilinearly with black corners.
     """
 
     name = "rmnist"
@@ -80,7 +80,7 @@ class RotatedMNIST(DomainDataset):
         "60": (1132, 1284, 1182, 1169, 1190, 1035, 1156, 1212, 1161, 1145),
         "75": (1132, 1304, 1192, 1165, 1104, 1049, 1181, 1250, 1076, 1213),
     }
-    """Of the real MNIST under our shuffle."""
+    """Counts of the real MNIST under our shuffle."""
     archive_bytes = 11_594_722
     downloads = tuple(
         Download(name, MIRRORS, checksum=f"sha256:{digits}", unzipped=unzipped)
@@ -90,7 +90,7 @@ class RotatedMNIST(DomainDataset):
 
     @cached_property
     def files(self) -> dict[str, Path]:
-        """MNIST's four files, such as ``train-images``, as they are or compressed.
+        """MNIST's four files by name, such as ``train-images``, compressed or not.
 
         Raises:
             DataError: If they are not found.
@@ -222,7 +222,7 @@ def read_idx(path: Path, item: tuple[int, ...]) -> NDArray[np.uint8]:
 
 
 def _find(folder: Path, name: str) -> Path | None:
-    """Return ``train-images-idx3-ubyte``, for instance, in one of its spellings."""
+    """Return a file such as ``train-images-idx3-ubyte``, in any of its spellings, if any."""
     rank = "3" if name.endswith("images") else "1"
     for suffix in ("", ".gz"):
         for separator in ("-", "."):

@@ -1,4 +1,4 @@
-"""TerraIncognita: animals before camera traps at four places, as DomainBed cuts them out."""
+"""TerraIncognita: animals in front of camera traps at four places, as selected by DomainBed."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ IMAGE_FOLDERS = ("eccv_18_all_images_sm", "eccv_18_all_images")
 class TerraIncognita(ImageFolderDataset):
     """TerraIncognita (Beery et al., ECCV 2018), DomainBed's part of Caltech Camera Traps.
 
-    Four places (38, 43, 46, 100) and ten classes. The archives of the authors are read as they are
-    (five annotation files that are joined with the images by identifier), or the folders
+    Four places (38, 43, 46, 100) and ten classes. The authors' archives are read as they are (five
+    annotation files that are joined with the images by identifier), or the folders
     ``location_38/bird/...`` that DomainBed's script makes of them; both give the same records. An
-    image with animals of two classes is there twice, once with each label, as in DomainBed.
+    image with animals of two classes is listed twice, once with each label, as in DomainBed.
 
     DomainBed's paper counts 24,788 images; its present script is known to give 24,330
-    (`totals`), so no number is demanded.
+    (`totals`), so no number is required.
     """
 
     name = "terraincognita"
@@ -58,7 +58,7 @@ class TerraIncognita(ImageFolderDataset):
         "eccv_18_annotations.tar.gz)"
     )
     totals: ClassVar[Mapping[str, int]] = {"L100": 4741, "L38": 9736, "L43": 3970, "L46": 5883}
-    """Images of each domain as DomainBed's script is commonly reported to give them."""
+    """Images of each domain, as commonly reported for DomainBed's script."""
     archive_bytes = 6_495_612_672
     downloads = (
         Download(
@@ -75,7 +75,7 @@ class TerraIncognita(ImageFolderDataset):
             unpacked_bytes=16 * 2**30,
         ),
     )
-    """MD5 as DeepMind's NEVIS'22 (caltech_camera_traps.py) has them."""
+    """The MD5 are from DeepMind's NEVIS'22 (caltech_camera_traps.py)."""
     default_recipe = "ppdg"
     layouts = (
         "",

@@ -20,14 +20,14 @@ from feddg_methods.shared.sign_votes import SignVotes, sign_tally, warn_of_rare_
 
 
 class AgrRandSettings(MethodSettings):
-    """How agreeing updates are put together, and where the noise goes."""
+    """How agreeing updates are combined, and where the noise goes."""
 
     labels: ClassVar[tuple[str, ...]] = ("reduction",)
 
     reduction: Literal["mean", "sum"] = "mean"
-    """Mean of the updates, or their sum as in the paper: K times as long, the noise too."""
+    """Mean of the updates, or their sum as in the paper: K times as long, and K times the noise."""
     randomize_zeros: bool = False
-    """Put noise also where no client changed anything, as the authors' code does."""
+    """Also put noise where no client changed anything, as the authors' code does."""
 
 
 class AgrRand(Method):
@@ -65,7 +65,7 @@ class AgrRand(Method):
         new = average_updates(server, votes.count(updates), self.trainable, share=one_each)
         if s.reduction == "sum":
             new = server_step(old, new, votes.total, self.trainable)
-        # Of the step just taken, hence times the server's learning rate.
+        # Measured on the step just taken, so it includes the server's learning rate.
         sigma = noise_scale((new[n] - old[n], votes.unanimous(n)) for n in self.trainable)
         stream = torch_generator(server.seed, "agrrand", server.round)
         others = [~votes.unanimous(n) & votes.changed.get(n, True) for n in self.trainable]
@@ -86,7 +86,7 @@ def agreement_random(
 
     Args:
         deltas: Updates Delta_k, [K, P].
-        reduction: Mean or sum of the agreeing updates; the noise scales along.
+        reduction: Mean or sum of the agreeing updates; the noise scales with them.
         generator: Source of the noise, on the CPU; one number for each disagreed coordinate.
 
     Returns:

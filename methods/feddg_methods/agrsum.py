@@ -19,7 +19,7 @@ from feddg_methods.shared.sign_votes import SignVotes, sign_tally, warn_of_rare_
 
 
 class AgrSumSettings(MethodSettings):
-    """How agreeing updates are put together."""
+    """How agreeing updates are combined."""
 
     labels: ClassVar[tuple[str, ...]] = ("reduction",)
 
@@ -33,7 +33,7 @@ class AgrSum(Method):
     The paper is about the gradients of domains in one place; as a federated rule it is the
     baseline of domain generalisation papers such as PPDG's. Clients train as in FedAvg. A
     coordinate takes the mean of the updates if all have the same sign in it, and stays as it is
-    otherwise; no change is a disagreement. Clients count equally. Buffers are averaged.
+    otherwise; no change counts as disagreement. Clients count equally. Buffers are averaged.
     """
 
     Settings = AgrSumSettings
@@ -68,8 +68,8 @@ def agreement_sum(deltas: Tensor, *, reduction: Literal["mean", "sum"] = "mean")
     """Return the mean update, with 0 in every coordinate where the clients' signs differ.
 
     1/K sum_k Delta_k where |sum_k sign(Delta_k)| = K, and 0 elsewhere. A client that does not
-    change a coordinate disagrees there. The paper sums the gradients of domains, under Adam, to
-    which a constant factor means nothing; to a server step the sum is K times too long.
+    change a coordinate disagrees there. The paper sums the gradients of domains under Adam, which
+    a constant factor does not affect; as a server step the sum is K times too long.
 
     Args:
         deltas: Updates Delta_k, [K, P].

@@ -22,7 +22,7 @@ from feddg_methods.shared.perturbation import PerturbationSettings
 from feddg_methods.shared.style_settings import StyleSettings
 
 STYLES = {"overall": "float32 [1, 2, C]", "single": "float32 [j, 2, C]"}
-"""What clients send of each kind of bank."""
+"""Declared form of each kind of style that clients send."""
 PRESETS: dict[str, dict[str, Any]] = {
     "pardon": {},
     "official": {
@@ -45,8 +45,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "style_augment": False,
     },
 }
-"""What a preset changes of the defaults below: the readings of PARDON's code, of the authors' and
-of FedCCRL's."""
+"""The defaults below that each preset changes: as in PARDON's code, the authors' and FedCCRL's."""
 
 
 Styles = Mapping[str, Tensor]
@@ -57,23 +56,23 @@ Bank = Mapping[str, Styles]
 
 
 class CCSTSettings(PerturbationSettings, StyleSettings):
-    """Readings; defaults are those of PARDON's code, which its tables compare with."""
+    """Readings; defaults are those of PARDON's code, with which PARDON's tables compare."""
 
     labels: ClassVar[tuple[str, ...]] = ("preset", "style", "bank", "transfer")
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
 
     preset: Literal["pardon", "official", "fedccrl"] = "pardon"
-    """Sets the defaults of the settings below; each can still be given by itself."""
+    """Sets the defaults of the settings below; each can still be set individually."""
     bank: Literal["overall", "single", "both"] = "overall"
-    """What clients send: one style of all their images, one of each image, or both kinds, between
-    which a coin decides."""
+    """What clients send: one style of all their images, one of each image, or both kinds, with a
+    coin to choose between them."""
     selection: Literal["client", "image", "pass"] = "client"
     """Who draws styles. ``client``: the server draws ``styles`` other clients for each client, for
-    the whole run. ``image``: each image gets those of ``styles`` clients out of all; its own
-    client's leaves it as it is. ``pass``: each batch is restyled 0 to ``styles`` times, each image
-    to any style of another client."""
+    the whole run. ``image``: each image gets the styles of ``styles`` clients out of all; that of
+    its own client leaves it unchanged. ``pass``: each batch is restyled 0 to ``styles`` times, each
+    image to any style of another client."""
     styles: int = Field(1, ge=0)
-    """K; clipped where there are fewer. 0 is FedAvg."""
+    """K, the number of styles; clipped where there are fewer. 0 is FedAvg."""
     strength: float = Field(0.5, ge=0, le=1)
     """alpha of the transfer; 1 in the authors' code."""
     transfer: Literal["online", "cached"] = "online"
@@ -81,7 +80,7 @@ class CCSTSettings(PerturbationSettings, StyleSettings):
     refresh: Literal["once", "round"] = "once"
     """When clients send styles: before round 1, or in every round."""
     upload_ratio: float = Field(1.0, gt=0, le=1)
-    """Share of its images, at least one, from which a client's styles are."""
+    """Share of a client's images, at least one, from which its styles are taken."""
     style_augment: bool = True
     """Measure styles on augmented images, as PARDON's code does, or on the stored ones."""
 
@@ -103,10 +102,10 @@ class CCSTSettings(PerturbationSettings, StyleSettings):
 class CCST(Method):
     """CCST (Chen et al., WACV 2023, arXiv 2210.00912).
 
-    Clients send the channel statistics of their feature maps, and learn from their own images as
-    they are and restyled by AdaIN to those of other clients. The server is FedAvg's. With
-    ``selection=image`` an epoch goes through the client's images K times, each time with another
-    of the K styles of an image; else the loss is that of the originals plus that of all restyled
+    Clients send the channel statistics of their feature maps, and learn from their own images, both
+    unchanged and restyled by AdaIN to the statistics of other clients. The server is FedAvg's. With
+    ``selection=image`` an epoch goes through the client's images K times, each time in another of
+    the K styles of an image; otherwise the loss is that of the originals plus that of all restyled
     images, or plus that of each pass.
     """
 
@@ -147,7 +146,7 @@ class CCST(Method):
         server.weights = self.aggregate(server, server.ask(self.fit, tell=tell))
 
     def share_styles(self, server: Server) -> None:
-        """Ask all clients for styles; draw those of each client, or tell everybody all of them."""
+        """Ask all clients for styles; draw some for each client, or broadcast all of them."""
         s = self.settings
         if s.styles == 0 or len(server.clients) == 1:
             return
@@ -191,7 +190,7 @@ class CCST(Method):
         return super().fit(client)
 
     def open_bank(self, client: Client) -> None:
-        """Make ready to draw styles for the client's images."""
+        """Prepare to draw styles for the client's images."""
         self.generator = client.generator("styles")
         self.pools = pooled(without(client.broadcast.get("bank", {}), client.name))
 
@@ -296,19 +295,19 @@ def pooled(bank: Bank) -> dict[str, Tensor]:
 
 
 def draw_kind(styles: Styles, generator: torch.Generator) -> Tensor:
-    """Return the styles [J, 2, C] of one kind; all kinds are equally likely."""
+    """Draw a kind, all equally likely, and return its styles [J, 2, C]."""
     kinds = sorted(styles)
     return styles[kinds[int(torch.randint(len(kinds), (), generator=generator))]]
 
 
 def draw_style(styles: Styles, generator: torch.Generator) -> Tensor:
-    """Return one style [2, C] of a client, first its kind and then which."""
+    """Draw one style [2, C] of a client: first the kind, then a style of that kind."""
     rows = draw_kind(styles, generator)
     return rows[int(torch.randint(len(rows), (), generator=generator))]
 
 
 def draw_clients(bank: Bank, count: int, generator: torch.Generator) -> Tensor:
-    """Return a style each [K, 2, C] of ``count`` clients, or of all where there are fewer."""
+    """Draw ``count`` clients, or all if there are fewer, and one style of each: [K, 2, C]."""
     names = sorted(bank)
     drawn = draw_rows(len(names), min(count, len(names)), generator).tolist()
     return torch.stack([draw_style(bank[names[i]], generator) for i in drawn])
@@ -317,10 +316,10 @@ def draw_clients(bank: Bank, count: int, generator: torch.Generator) -> Tensor:
 def draw_for_images(
     bank: Bank, own: str, size: int, count: int, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Draw for every image ``count`` clients without replacement, its own among them.
+    """Draw ``count`` clients for every image without replacement; its own may be among them.
 
     Args:
-        bank: Of all clients, at least one.
+        bank: Styles of all clients, of which there is at least one.
         own: Client that holds the images.
         size: Number of images B.
         count: K; clipped to the number of clients.

@@ -19,11 +19,11 @@ from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
 
 MAX_CLIENT_SLOTS = 16
-"""Most clients that get a classifier each by default: all classifiers travel to everybody."""
+"""Most clients that each get a classifier by default: all classifiers travel to everybody."""
 
 
 class CopaSettings(MethodSettings):
-    """What has a classifier, how the others take part, and the normalisation."""
+    """What has a classifier, how other classifiers enter the loss, and the normalisation."""
 
     labels: ClassVar[tuple[str, ...]] = ("slot", "norm")
 
@@ -37,14 +37,14 @@ class CopaSettings(MethodSettings):
     """Turn every batch normalisation of the backbone into batch-instance normalisation, as in the
     paper, or leave it. A backbone without batch normalisation stays as it is."""
     ensemble: Literal["probabilities", "logits"] = "probabilities"
-    """What the classifiers' mean prediction is a mean of."""
+    """What the prediction averages over the classifiers."""
 
 
 class Copa(Method):
-    """COPA (Wu & Gong, ICCV 2021): a reconstruction, from what is known without any code.
+    """COPA (Wu & Gong, ICCV 2021): a reconstruction from publications, without any code.
 
-    The model is a feature extractor f and M classifiers c_1 ... c_M, one a slot. A client receives
-    them all and trains f and the classifier c_i of its slot on
+    The model is a feature extractor f and M classifiers c_1 ... c_M, one for each slot. A client
+    receives them all and trains f and the classifier c_i of its slot on
 
         CE(c_i(f(x)), y) + beta / (M - 1) sum over j != i of CE(c_j(f(x)), y)
 
@@ -96,7 +96,7 @@ class Copa(Method):
     # ------------------------------------------------------------------- client half
 
     def slot_of(self, client: Client) -> int:
-        """Return the number of the client's slot; of domains held alike, the first."""
+        """Return the number of the client's slot; the first of domains with equally many images."""
         if len(self.slots) < 2:
             return 0
         if self.by_domain:
@@ -132,7 +132,7 @@ class Copa(Method):
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
         super().on_train_batch_end(outputs, batch, batch_idx)
-        with torch.no_grad():  # without a server
+        with torch.no_grad():  # under a Trainer no server does this
             for name, parameter in self.classifier.named_parameters():
                 self.ensemble.get_buffer(name)[self.slot] = parameter
 
@@ -199,7 +199,7 @@ def ensemble_logits(
 ) -> Tensor:
     """Return the logits [B, C] of an ensemble whose members have the logits [B, S, C].
 
-    The logarithm of the mean of probabilities, or the mean of logits; of one member its own.
+    The logarithm of the mean of probabilities, or the mean of logits; a single member's own logits.
     """
     if logits.shape[1] == 1 or mean == "logits":
         return logits.mean(dim=1)
@@ -207,10 +207,10 @@ def ensemble_logits(
 
 
 def frozen_loss(logits: Tensor, labels: Tensor, slot: int) -> Tensor:
-    """Return the cross-entropy of all slots but one, mean over slots and images: a scalar.
+    """Return the mean cross-entropy of all slots but one, over slots and images: a scalar.
 
     Args:
-        logits: Of all slots, [B, S, C], with S at least 2.
+        logits: Logits of all slots, [B, S, C], with S at least 2.
         labels: Class ids, [B].
         slot: The one to leave out.
     """
@@ -221,11 +221,11 @@ def frozen_loss(logits: Tensor, labels: Tensor, slot: int) -> Tensor:
 def assemble(
     old: Mapping[str, Tensor], received: Mapping[int, list[tuple[Weights, float]]], lr: float = 1.0
 ) -> Weights:
-    """Put classifiers into their slots: new tensors, with slots nobody sent to as they were.
+    """Return new tensors with classifiers put into their slots; other slots stay as they were.
 
     Args:
         old: Tensors of all slots, [S, ...] each.
-        received: For a slot, what its clients sent, (...) each, with their shares in its mean.
+        received: For each slot, what its clients sent, (...) each, with their shares in its mean.
         lr: Step from a slot's old classifier to its new one.
     """
     new = {name: tensor.clone() for name, tensor in old.items()}
@@ -248,8 +248,8 @@ class BatchInstanceNorm(nn.Module):
     clipped after every optimizer step (`clip_rho`).
 
     The batch normalisation remains a layer of its own, so that code which looks for layers of that
-    type still finds it. To freeze it is to freeze its statistics only; to keep it with a client
-    leaves rho shared.
+    type still finds it. Freezing it freezes its statistics only; keeping it with a client leaves
+    rho shared.
 
     Attributes:
         batch: The batch normalisation.
@@ -281,7 +281,7 @@ class BatchInstanceNorm(nn.Module):
 def mix_batch_norm(module: nn.Module) -> None:
     """Replace every ``BatchNorm2d`` inside ``module`` by a `BatchInstanceNorm` that holds it.
 
-    Doing it twice changes nothing, and neither does it where there is no such layer.
+    A second call changes nothing, nor does a call on a module without such layers.
     """
     for parent in list(module.modules()):
         if isinstance(parent, BatchInstanceNorm):

@@ -53,7 +53,8 @@ class ERM(Method):
 def balanced_parts(domains: Tensor, size: int, generator: torch.Generator) -> list[Tensor]:
     """Return batches of positions with ``size`` images of every domain in each.
 
-    A domain that is used up is shuffled and used again; as many batches as the largest needs.
+    A domain that is used up is shuffled and used again; there are as many batches as the largest
+    domain needs.
 
     Args:
         domains: Domain id of each image, int64 [n].

@@ -49,11 +49,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "second_epochs": 3,
     },
 }
-"""What a variant changes of the defaults below."""
+"""The defaults below that each variant changes."""
 
 
 Form = Literal["pacs", "vlcs"]
-"""The data set that the published program is for: they differ in the losses of D and G."""
+"""The data set of the published program; the two programs differ in the losses of D and G."""
 
 
 class FedADGSettings(MethodSettings):
@@ -62,27 +62,28 @@ class FedADGSettings(MethodSettings):
     labels: ClassVar[tuple[str, ...]] = ("variant",)
 
     variant: Literal["default", "released_bai", "released_fedccrl"] = "default"
-    """Sets the defaults of the settings below, as FedDG_Benchmark (Bai et al.) or FedCCRL has
-    them; each can still be given by itself. In both the generator keeps its initial weights."""
+    """Sets the defaults of the settings below, as in FedDG_Benchmark (Bai et al.) or FedCCRL; each
+    can still be set individually. In both, the generator keeps its initial weights."""
     ce_weight: float = Field(0.85, ge=0, le=1)
-    """w, of the cross-entropy; 1 - w is the weight of the alignment. 1 is FedAvg."""
+    """w, the weight of the cross-entropy; that of the alignment is 1 - w. 1 is FedAvg."""
     smoothing: float = Field(0.1, ge=0, lt=0.5)
-    """Of labels: 0.1 is the default of the program published for PACS, 0.2 of that for VLCS."""
+    """Label smoothing: 0.1 by default in the program published for PACS, 0.2 in that for VLCS."""
     smoothing_in: Literal["both", "second"] = "both"
     """Phases with smoothed labels."""
     spread: Literal["others", "all"] = "others"
-    """Smoothing goes to the other classes, or to all, the right one included (PyTorch)."""
+    """Smoothing goes to the other classes, or to all including the right one, as in PyTorch."""
     label_scale: float = Field(0.7, gt=0)
-    """s, the entry of the class in the label that G and D see; 0.6 for VLCS."""
+    """s, the entry of the class in the label vector that G and D get; 0.6 for VLCS."""
     noise: float = Field(0.5, ge=0)
-    """q / D, numbers of noise by width of the features; 2048 / 4096 as published."""
+    """q / D, the length of the noise over the width of the features; 2048 / 4096 as published."""
     form: Literal["pacs", "vlcs"] = "pacs"
     """Losses of D and G, see `discriminator_loss` and `generator_loss`."""
     order: Literal["discriminator_first", "model_first"] = "discriminator_first"
-    """D, then F and C, then G; or F and C, then D, then G, where F and C stay in evaluation mode
-    from the first such batch of a round on, as in the derived programs."""
+    """Order in a batch of the second phase: D, then F and C, then G; or F and C, then D, then G. In
+    the latter, as in the derived programs, F and C stay in evaluation mode after a round's first
+    such batch."""
     train_generator: bool = True
-    """Train G, or leave it as it was drawn, as the released code does."""
+    """Train G, or keep its initial weights, as the released code does."""
     discriminator: Literal["local", "averaged"] = "local"
     """D stays with its client from round to round, or is sent and averaged."""
     label: Literal["before", "after"] = "before"
@@ -94,8 +95,8 @@ class FedADGSettings(MethodSettings):
     projection: int = Field(1024, ge=1)
     """Width of D's projection and hidden layer."""
     adversary_lr: float = Field(7e-4, gt=0)
-    """Learning rate of D and G, without a schedule; so for momentum and weight decay. Theirs is
-    SGD, whatever trains F and C."""
+    """Learning rate of D and G, without a schedule. They are trained by SGD, with the momentum and
+    weight decay below, whatever trains F and C."""
     adversary_momentum: float = Field(0.9, ge=0, lt=1)
     """Momentum of D and G."""
     adversary_weight_decay: float = Field(1e-5, ge=0)
@@ -114,7 +115,7 @@ class FedADGSettings(MethodSettings):
 
 
 class FedADG(Method):
-    """FedADG (Zhang et al., arXiv 2111.10487), by the programs published for VLCS and PACS.
+    """FedADG (Zhang et al., arXiv 2111.10487), after the programs published for VLCS and PACS.
 
     F is the backbone, C the classifier. A generator G makes features from noise and a label; a
     discriminator D at each client tells them from the features of images. F and C minimise
@@ -203,7 +204,7 @@ class FedADG(Method):
         like = self.classifier.weight
         y = (s.label_scale * F.one_hot(labels, self.num_classes)).to(like)  # [B, C]
         u = torch.rand(len(labels), self.generator.noise, generator=noise).to(like)  # [B, q]
-        # One block of autocast a step: it keeps the weights that it has rounded until it ends.
+        # One autocast block for each step: a block keeps the weights it has rounded to its end.
         with autocast():
             f, generated = self.features(images), self.generator(u, y)  # [B, D] each
         if s.order == "discriminator_first":
@@ -225,7 +226,7 @@ class FedADG(Method):
         return loss
 
     def discriminate(self, f: Tensor, generated: Tensor, y: Tensor) -> None:
-        """Train D on features of images and generated ones, [B, D] each, of labels y [B, C]."""
+        """Train D on features of images and generated ones, [B, D] each, with labels y [B, C]."""
         client = self.client
         with client.fabric.autocast():
             on_features = self.discriminator(f.detach(), y)
@@ -237,14 +238,14 @@ class FedADG(Method):
         client.log("D on generated", on_generated.detach().mean(), len(y))
 
     def descend(self, loss: Tensor, player: Literal["F, C", "D", "G"]) -> None:
-        """Step along the gradient of a player's parameters; the others' get none."""
+        """Take a gradient step with one player's parameters; the others get no gradient."""
         optimizer, group = self.players[player]
         optimizer.zero_grad()
         self.client.fabric.backward(loss, inputs=group["params"])
         optimizer.step()
 
     def start_adversary(self, client: Client) -> Optimizer:
-        """Return the SGD of D and G as this task starts with it: fresh, or as it was left."""
+        """Return the SGD optimizer of D and G: fresh, or with the momentum that the client kept."""
         s = self.settings
         optimizer = SGD(
             [{"params": list(m.parameters())} for m in (self.discriminator, self.generator)],
@@ -288,16 +289,16 @@ def phases(settings: FedADGSettings, local_epochs: int) -> tuple[int, int]:
 
 
 class Generator(nn.Module):
-    """G: noise and a label to a feature of that class, the reference that clients align with.
+    """G maps noise and a label to a feature of that class: the reference that clients align with.
 
-    [u || y] of q + C numbers to ``hidden`` to D, with a leaky ReLU between. Weights start
-    Xavier-uniform with gain 1/2.
+    Two layers take [u || y] of q + C numbers to ``hidden`` and to D, with a leaky ReLU between.
+    Weights start Xavier-uniform with gain 1/2.
 
     Args:
-        noise: q, numbers of noise; 0 leaves one feature a class.
+        noise: q, the length of the noise; 0 leaves one feature for each class.
         classes: C.
         features: D.
-        hidden: Width between.
+        hidden: Width of the hidden layer.
         relu: End with a ReLU, for features that cannot be negative.
     """
 
@@ -317,7 +318,7 @@ class Generator(nn.Module):
 
 
 class Discriminator(nn.Module):
-    """D: a feature and its label to the probability of one of the two origins.
+    """D maps a feature and its label to the probability that the feature is generated.
 
     A projection without bias, which starts random with Frobenius norm 1, then two layers with a
     leaky ReLU between. As in published code, the projection is trained with the rest.

@@ -30,8 +30,8 @@ class FedBNSettings(MethodSettings):
     evaluation: Literal["average", "batch"] = "average"
     """Batch normalisation where images come from no client: the mean of the round's clients, or
     their mean affine part with the statistics of the batch that is measured. ``batch`` depends on
-    ``evaluation.batch_size``, and on which images share a batch; one alone is measured with the
-    mean statistics."""
+    ``evaluation.batch_size``, and on which images share a batch; a single image is measured with
+    the mean statistics."""
 
 
 class FedBN(Method):
@@ -41,10 +41,10 @@ class FedBN(Method):
     statistics, found by layer type. A client that trains for the first time starts with the initial
     ones. The server averages every other tensor, as FedAvg does.
 
-    It personalises: a new domain has no batch normalisation of its own. To measure one, clients
+    It personalises: a new domain has no batch normalisation of its own. To measure on one, clients
     send theirs too; the server averages it, with the same shares, for evaluation only and sends
-    nothing of it back. So FedBN sends as much as FedAvg and receives less. The mean over the
-    clients' own models, measured each by itself, is not offered.
+    none of it back. So FedBN sends as much as FedAvg and receives less. The mean over the clients'
+    own models, each measured separately, is not offered.
     """
 
     tasks = ("classification", "regression")
@@ -95,7 +95,7 @@ class FedBN(Method):
 
 @contextmanager
 def batch_statistics(module: nn.Module) -> Iterator[None]:
-    """Make batch normalisation use the statistics of its batch for a block, and change nothing."""
+    """Within the block, let batch normalisation use its batch's statistics without keeping them."""
     layers = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
     before = [(layer.training, layer.track_running_stats) for layer in layers]
     for layer in layers:

@@ -26,7 +26,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "released": {"lambda2": 0.1, "count_self": True, "clamp": False, "upload_rounding": "floor"},
     "paper_mean_ce": {"classification": "mean"},
 }
-"""What a variant changes of the defaults: the authors' code, and the paper's mean over views."""
+"""The defaults that each variant changes: the authors' code, and the paper's mean over views."""
 
 MIN_PROBABILITY = 1e-7
 """Smallest mean probability inside the logarithm of the Jensen-Shannon divergence."""
@@ -35,7 +35,7 @@ EPS = 1e-6
 """Added to each variance before the root, so that a constant image can be divided by its std."""
 
 MOST_CHAINS = 3
-"""Chains at most where their number is drawn."""
+"""Most chains where their number is drawn."""
 
 
 class FedCCRLSettings(PerturbationSettings):
@@ -44,7 +44,7 @@ class FedCCRLSettings(PerturbationSettings):
     labels: ClassVar[tuple[str, ...]] = ("variant", "ccdt", "difp", "ra", "js")
 
     variant: Literal["default", "released", "paper_mean_ce"] = "default"
-    """Sets the defaults of the settings below; each can still be given by itself."""
+    """Sets the defaults of the settings below; each can still be set individually."""
     ccdt: bool = True
     """Cross-client domain transfer: views take on other clients' channel statistics."""
     difp: bool = True
@@ -55,13 +55,13 @@ class FedCCRLSettings(PerturbationSettings):
     js: bool = True
     """Prediction alignment; needs views."""
     upload_ratio: float = Field(0.1, gt=0, le=1)
-    """r: share of its images whose statistics a client sends."""
+    """r: share of a client's images whose statistics it sends."""
     upload_rounding: Literal["ceil", "floor"] = "ceil"
     """max(1, ceil(r n)) pairs as in the paper, or floor(r n) as in the code, which may be none."""
     upload_subset: Literal["each_round", "fixed"] = "each_round"
-    """Draw the images whose statistics are sent anew in each round, or once for the run."""
+    """When the images whose statistics are sent are drawn: in each round, or once for the run."""
     alpha: float = Field(0.1, gt=0)
-    """Of the Beta(alpha, alpha) distribution that weighs an image's own statistics."""
+    """Parameter of the Beta(alpha, alpha) distribution that weights an image's own statistics."""
     clamp: bool = True
     """Clamp and round images before AugMix; the code lets them wrap around at 0 and 255."""
     chains: int | None = Field(3, ge=1)
@@ -69,11 +69,12 @@ class FedCCRLSettings(PerturbationSettings):
     per_image: bool = False
     """Draw AugMix's operations for every image as in the paper, or once a batch as in the code."""
     classification: Literal["sum", "mean"] = "sum"
-    """Of the three views' cross-entropies: sum as in the code, or mean as in the text."""
+    """Sum of the three views' cross-entropies as in the code, or their mean as in the text."""
     temperature: float = Field(0.1, gt=0)
     """tau of the representation alignment."""
     contrast: Literal["mean", "sum"] = "mean"
-    """Over the 2B anchors of the representation alignment; the text's sum grows with the batch."""
+    """Mean over the 2B anchors of the representation alignment, or their sum as in the text, which
+    grows with the batch."""
     count_self: bool = False
     """Count an anchor among its own positives, as the code does."""
     lambda1: float = Field(0.1, ge=0)
@@ -238,7 +239,7 @@ def supervised_contrastive(
         z: Features, [2B, D], one view after the other, not normalised.
         labels: Class ids of the features, [2B], or of one view, [B].
         temperature: Divides the cosine similarities, above 0.
-        reduction: How anchors are put together.
+        reduction: How the anchors' losses are combined.
         count_self: Count an anchor as a positive of itself; for the authors' code.
 
     Returns:
@@ -292,8 +293,8 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
         images: [B, C, H, W], any affine scale of pixel values.
 
     Returns:
-        Mean and standard deviation, [B, C] each. The variance is the unbiased one, and the biased
-        one, 0, for images of a single pixel, which have no unbiased variance.
+        Mean and standard deviation, [B, C] each. The variance is unbiased. Images of a single pixel
+        have no unbiased variance; theirs is the biased one, 0.
     """
     several = images.shape[-2] * images.shape[-1] > 1
     variance = images.var(dim=(-2, -1), correction=int(several))
@@ -310,7 +311,7 @@ def restyle(images: Tensor, mean: Tensor, std: Tensor, mix: Tensor) -> Tensor:
     the scale of the images.
     Nothing is clamped: the result may leave the range of the images.
 
-    FedCCRL (Wang et al., 2024) writes the weight on the foreign pair; for its symmetric Beta
+    FedCCRL (Wang et al., 2024) puts the weight on the foreign pair; for its symmetric Beta
     distribution the two readings are the same.
 
     Args:

@@ -38,28 +38,28 @@ PRESETS: dict[str, dict[str, Any]] = {
         "initial_weights": "batches",
     },
 }
-"""What a variant changes of the settings' defaults, besides the rule for the weights itself."""
+"""The defaults of settings that each variant changes, besides the rule for the weights itself."""
 
 NO_SPREAD = 1e-12
-"""Largest gap between generalisation gaps at which clients count as equal."""
+"""Clients count as equal if the largest gap is below this."""
 
 LAST_RESORT = 1e-300
-"""Share of a client without weight: it vanishes beside any weight, and is all there is without."""
+"""Share of a client without weight: it vanishes beside any weight, and counts only if all are 0."""
 
 
 class FedDGGASettings(MethodSettings):
-    """Readings of the gap and of the weights' rule."""
+    """Readings of the gap and of the rule for the weights."""
 
     labels: ClassVar[tuple[str, ...]] = ("variant", "gap_timing")
 
     variant: Literal["default", "official", "paper", "pardon", "fedccrl"] = "default"
-    """Rule for the weights (`adjusted_weights`); sets the defaults of
-    the settings below, of which each can still be given by itself."""
+    """Rule for the weights (`adjusted_weights`); sets the defaults of the settings below, each of
+    which can still be set individually."""
     metric: Literal["loss", "accuracy"] = "loss"
-    """What a gap is a difference of: cross-entropy as in the paper, or accuracy."""
+    """The metric whose difference is the gap: cross-entropy as in the paper, or accuracy."""
     gap_data: Literal["client_val", "client_train"] = "client_val"
     """The client's validation images; or its training batches, where the local term is the running
-    mean of the last local epoch, of the model while it was trained."""
+    mean over the last local epoch, measured while the model is trained."""
     gap_mean: Literal["images", "batches"] = "images"
     """Mean over images, or over the means of batches, of which the last may be smaller."""
     gap_timing: Literal["same_round", "next_participation"] = "same_round"
@@ -69,11 +69,11 @@ class FedDGGASettings(MethodSettings):
     initial_weights: Literal["uniform", "batches"] = "uniform"
     """a before round 1: 1/N, or by the clients' numbers of training batches."""
     without_history: Literal["keep", "zero"] = "keep"
-    """For ``next_participation``, a client that has no local term yet: keeps its weight, or takes
-    0 for it, so that its gap is the whole metric."""
+    """With ``next_participation``, a client without a local term yet keeps its weight, or takes 0
+    as its local term, so that its gap is the whole metric."""
     fallback: Literal["weights", "samples"] = "weights"
-    """``samples``: image counts weight the first round, and any round after a gap that is NaN,
-    whose other gaps are ignored; else a client without a gap keeps its weight."""
+    """``samples``: image counts are the weights in the first round and in any round after a NaN
+    gap, when the other gaps are ignored. ``weights``: a client without a gap keeps its weight."""
 
     @model_validator(mode="before")
     @classmethod
@@ -145,7 +145,7 @@ class FedDGGA(Method):
         return server_step(server.weights, mean, server.federation.server_lr, self.trainable)
 
     def adjust(self, server: Server, finished: int) -> None:
-        """Ask the cohort for gaps of the model after ``finished`` rounds, and move a by them."""
+        """Ask the cohort for gaps of the model after ``finished`` rounds, and adjust a by them."""
         s = self.settings
         number = {client: i for i, client in enumerate(server.clients)}
         gaps = {}
@@ -192,8 +192,8 @@ class FedDGGA(Method):
     def measure(self, client: Client) -> Payload:
         """Return the metric of the client's own last model and of the one it has received.
 
-        Either is ``None`` where it is not finite, and there is neither without an own model. The
-        local term is used once: it belongs to the model that was averaged last.
+        Either is ``None`` if it is not finite; both are missing if the client has no model of its
+        own yet. The local term is used once: it belongs to the model that was averaged last.
         """
         newcomers = self.settings.gap_timing, self.settings.without_history
         if newcomers == ("next_participation", "zero"):
@@ -205,10 +205,10 @@ class FedDGGA(Method):
 
     @torch.no_grad()
     def measured(self, client: Client) -> list[Tensor]:
-        """Return what `badness` makes of the client's batches, in evaluation mode."""
+        """Return the `badness` [B] of each of the client's batches, in evaluation mode."""
         if self.settings.gap_data == "client_val":
             batches = client.validation_batches()
-        else:  # an epoch that is not trained on: augmentation of its own
+        else:  # an epoch that is not trained on, so it has an augmentation of its own
             batches = client.batches(train=True, epoch=client.train.local_epochs)
         self.eval()
         values = []
@@ -220,7 +220,7 @@ class FedDGGA(Method):
         return values
 
     def mean(self, values: list[Tensor]) -> float | None:
-        """Return the mean of values of batches, [B] each; ``None`` if it is not finite."""
+        """Return the mean of the batches' values, [B] each; ``None`` if it is not finite."""
         if self.settings.gap_mean == "batches":
             values = [batch.mean(dtype=torch.float64, dim=0, keepdim=True) for batch in values]
         mean = float(torch.cat(values).mean(dtype=torch.float64))
@@ -256,12 +256,12 @@ def adjusted_weights(
     Clients without a gap, or whose gap is NaN or infinite, did not take part. By default they
     keep their weights, and the weights of the others keep their sum; in the other variants, made
     for full participation, they have a gap of 0 after centring, and all weights are divided by
-    their sum. Equal gaps where the mean is taken off, and gaps of 0, change nothing.
+    their sum. Gaps of 0 change nothing, nor do equal gaps where their mean is subtracted.
 
     Source: FedDG-GA (Zhang et al., CVPR 2023). ``paper`` is its formula, ``official`` its code
     (no centring, largest absolute gap, a factor 1/3, decay one round late), ``pardon`` and
-    ``fedccrl`` those codes. ``default`` is the paper's with the largest absolute gap, and with
-    its step relative to the uniform weight 1/N, as in the official code, where N is 3.
+    ``fedccrl`` the rules in those codes. ``default`` is the paper's with the largest absolute gap,
+    and with its step relative to the uniform weight 1/N, as in the official code, where N is 3.
 
     Args:
         weights: Weights of all clients, [N], in the simplex.
@@ -270,7 +270,7 @@ def adjusted_weights(
         round: Round in the formula of the step, which falls with ``round / rounds``.
         rounds: Rounds in the formula of the step.
         step: Step size before the decay: 0.2 in the paper, 1/3 in PARDON, 0.001 in FedCCRL.
-        variant: Whose rule.
+        variant: Whose rule it is.
 
     Returns:
         New weights, [N].
@@ -311,13 +311,13 @@ def adjusted_weights(
 def signed_mean(
     states: Iterable[tuple[Mapping[str, Tensor], float]], names: Sequence[str]
 ) -> Weights:
-    """Return the mean of model states by weights that may be 0 or negative.
+    """Return the mean of model states with weights that may be 0 or negative.
 
     Clients of weight 0 count only where no client has a positive one, and then equally; integer
     tensors take the maximum over all. Without negative weights this is
-    `feddg_bench.core.aggregation.streaming_mean`, bit for bit. Negative ones move trainable
-    parameters alone, since a running variance must not be extrapolated, and nothing where the
-    weights' sum is not positive. Streams: one of the given states is alive at a time.
+    `feddg_bench.core.aggregation.streaming_mean`, bit for bit. Negative ones affect trainable
+    parameters only, since a running variance must not be extrapolated, and nothing if the sum of
+    the weights is not positive. Only one of the given states is in memory at a time.
 
     Args:
         states: K states with equal names and shapes, each with its weight; normalised here.

@@ -25,10 +25,11 @@ from feddg_methods.shared.round_updates import (
 from feddg_methods.shared.sign_votes import SignVotes, sign_tally
 
 TIE = 1e-6
-"""Agreement this close to the threshold is equal to it: it is a ratio rounded in float32."""
+"""Agreement this close to the threshold counts as equal: it is a ratio rounded in float32."""
 
 VOTE_TIE = 1e-9
-"""What the product of a threshold and a number of votes may lack of an integer, or exceed it."""
+"""How far the product of a threshold and a number of votes may be from an integer and still count
+as one."""
 
 
 SHARES: dict[str | None, Share] = {"samples": image_count, "uniform": one_each}
@@ -40,7 +41,7 @@ class FedGMASettings(MethodSettings):
     labels: ClassVar[tuple[str, ...]] = ("variant",)
 
     threshold: float = Field(0.4, ge=0, le=1)
-    """tau: agreement from which a coordinate passes whole; FedDG_Benchmark used 0.1 to 0.4.
+    """tau: agreement from which a coordinate passes in full; FedDG_Benchmark used 0.1 to 0.4.
 
     Signs drawn at random reach 0.4 in 38 % of the coordinates for 5 clients, in 12 % for 20 and
     in 0.008 % for 100.
@@ -57,7 +58,7 @@ class FedGMASettings(MethodSettings):
     """``reference``: the factors of FedDG_Benchmark and PARDON, 1 + agreement and 0.
 
     PARDON: threshold 0.4, ``server_lr`` 1. FedDG_Benchmark: ``server_lr`` equal to the
-    threshold. ``below`` has no say in it.
+    threshold. ``below`` has no effect on it.
     """
 
 
@@ -123,12 +124,12 @@ def agreement_mask(
         agreement: A, the absolute mean of the clients' signs, any shape, in [0, 1]; or the absolute
             sum of their votes, integers in [0, total], which are compared as such: 2 of 5 votes
             reach the threshold 0.4 whatever 2 / 5 is rounded to.
-        threshold: tau, the agreement from which a coordinate passes whole, in [0, 1].
+        threshold: tau, the agreement from which a coordinate passes in full, in [0, 1].
         total: Votes that were cast, where ``agreement`` is a sum of votes.
         below: Factor below the threshold: the agreement itself, or 0.
         compare: Whether a coordinate at the threshold passes.
         variant: ``reference`` is what FedDG_Benchmark and PARDON compute by mistake, 1 + A from
-            the threshold on and 0 below; ``below`` has no say in it.
+            the threshold on and 0 below; ``below`` has no effect on it.
 
     Returns:
         Factors of the shape of ``agreement``, float32 where it holds integers.
@@ -138,7 +139,7 @@ def agreement_mask(
     """
     if agreement.is_floating_point():
         limits = {"ge": threshold - TIE, "gt": threshold + TIE}
-    else:  # the sums of votes next to the threshold, on the side where they pass
+    else:  # the threshold as a whole number of votes, exact in spite of rounding
         needed = threshold * total
         limits = {"ge": math.ceil(needed - VOTE_TIE), "gt": math.floor(needed + VOTE_TIE)}
     limit = choose("comparison", compare, limits)
@@ -168,7 +169,7 @@ def masked_update(
         deltas: Updates Delta_k, [K, P].
         shares: Weights p_k of the clients in the mean, [K], with sum 1.
         threshold: tau, in [0, 1].
-        below: See `agreement_mask`; so for ``compare`` and ``variant``.
+        below: See `agreement_mask`.
         compare: See `agreement_mask`.
         variant: See `agreement_mask`.
 

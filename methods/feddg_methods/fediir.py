@@ -21,22 +21,22 @@ Gradient = dict[str, Tensor]
 
 
 class FedIIRSettings(MethodSettings):
-    """Strength of the penalty, how the mean gradient is made, and of what."""
+    """Strength of the penalty, how the mean gradient is formed, and the classifier."""
 
     labels: ClassVar[tuple[str, ...]] = ("mean", "head")
 
     gamma: float = Field(1e-3, ge=0)
     """Weight of the penalty: 1e-3 for PACS, 1e-2 for Rotated MNIST, 5e-3 for VLCS and 5e-4 for
-    Office-Home in the authors' code, out of 1e-4 to 1e-2; 5e-4 in FedCCRL. 0 is FedAvg."""
+    Office-Home in the authors' code, chosen from 1e-4 to 1e-2; 5e-4 in FedCCRL. 0 is FedAvg."""
     ema: float = Field(0.95, ge=0, lt=1)
-    """Share of the old mean gradient in the new one: 0.95 out of 0.90, 0.95 and 0.99 in the
-    authors' code, 0.9 in FedCCRL."""
+    """Share of the old mean gradient in the new one: 0.95 in the authors' code, chosen from 0.90,
+    0.95 and 0.99, and 0.9 in FedCCRL."""
     ema_bias_correction: bool = False
     """Divide by 1 - ema^t after t rounds. The authors' code does not: starting from zero, the mean
     reaches 14 % of a constant gradient after 3 rounds."""
     mean: Literal["batches", "clients"] = "batches"
-    """Over what gradients are averaged: all batches, as in the authors' code, or the clients'
-    means, as in FedCCRL."""
+    """What the mean gradient averages: all batches, as in the authors' code, or the clients' means,
+    as in FedCCRL."""
     head: Literal["linear", "mlp"] = "linear"
     """The classifier: linear as in every other method and in FedCCRL, or with a hidden layer of
     half the width, as in the authors' code for all but Rotated MNIST."""
@@ -46,8 +46,8 @@ class FedIIR(Method):
     """FedIIR (Guo et al., ICML 2023).
 
     A round has two exchanges. First each client sends the gradients of its cross-entropy with
-    respect to the classifier, at the received weights: their sum over its batches, and how many
-    these are. The server keeps a moving average g of their mean and tells it to all. Then clients
+    respect to the classifier, at the received weights: their sum over its batches, and the number
+    of batches. The server keeps a moving average g of their mean and sends it to all. Then clients
     minimise CE + gamma ||grad CE - g||^2 over the whole model, where grad CE is the batch's own
     gradient with respect to the classifier.
 

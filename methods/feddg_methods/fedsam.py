@@ -71,10 +71,10 @@ class FedSAM(Method):
                 loss = self.training_step(batch, index)
             loss.backward() if self.alone else self.client.fabric.backward(loss)
         with torch.no_grad():
-            torch._foreach_copy_(theta, values)  # taking epsilon off again would leave its rounding
+            torch._foreach_copy_(theta, values)  # subtracting epsilon would leave its rounding
 
     def autocast(self) -> AbstractContextManager[None]:
-        """Return the context of mixed precision of the client's Fabric or of the Trainer."""
+        """Return the mixed-precision context of the client's Fabric or of the Trainer."""
         if self.alone:
             return self.trainer.precision_plugin.forward_context()
         return self.client.fabric.autocast()
@@ -108,7 +108,7 @@ def random_state(device: torch.device) -> list[Tensor]:
 
 @contextmanager
 def same_random_numbers(states: list[Tensor], device: torch.device) -> Iterator[None]:
-    """Draw the numbers again that followed ``states``; afterwards go on as if nothing was drawn."""
+    """Repeat the draws that followed ``states`` in the block; afterwards restore the generators."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.set_rng_state(states[0])
         if device.type == "cuda":

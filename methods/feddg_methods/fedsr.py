@@ -21,7 +21,7 @@ MIN_STD = 1e-6
 
 
 class FedSRSettings(MethodSettings):
-    """Weights of the regularisers, whose reading of them, and how test images are predicted."""
+    """Weights and readings of the regularisers, and how test images are predicted."""
 
     labels: ClassVar[tuple[str, ...]] = ("variant", "test")
 
@@ -31,10 +31,10 @@ class FedSRSettings(MethodSettings):
     ``pardon``: the same, but the reference starts anew whenever a client is sampled;
     ``aggregated``: FedCCRL's, as ``official`` with reference and scale sent and averaged."""
     l2_weight: float = Field(0.01, ge=0)
-    """a, of the L2 regulariser: 0.01 in the authors' code; FedCCRL has 0.001."""
+    """a, the weight of the L2 regulariser: 0.01 in the authors' code, 0.001 in FedCCRL."""
     cmi_weight: float = Field(0.001, ge=0)
-    """b, of the conditional mutual information: 0.001 in the authors' instructions for PACS,
-    0.0005 if none is given to their code."""
+    """b, the weight of the conditional mutual information: 0.001 in the authors' instructions for
+    PACS, 0.0005 by default in their code."""
     test: Literal["samples", "mean"] = "samples"
     """Average the probabilities of samples of z, or classify the mean of z."""
     test_samples: int = Field(20, ge=1)
@@ -44,13 +44,13 @@ class FedSRSettings(MethodSettings):
 class FedSR(Method):
     """FedSR (Nguyen et al., NeurIPS 2022).
 
-    The backbone gives mean and standard deviation of a Gaussian over the representation z, of which
-    training draws one sample an image. Clients minimise CE + a L2R + b CMI, where CMI is measured
-    against a learned Gaussian of each class. The server is FedAvg's.
+    The backbone gives the mean and standard deviation of a Gaussian over the representation z, and
+    training draws one sample of it for each image. Clients minimise CE + a L2R + b CMI, where CMI
+    is measured against a learned Gaussian of each class. The server is FedAvg's.
 
     The layer that makes the features is twice as wide, 2 d_z: the backbone's projection where it
     has one (2048 to 4096 for FedDG_Benchmark's ResNet-50), else a new linear layer on its D pooled
-    features, with d_z = D. Rows of a class that a client lacks get no gradient.
+    features, with d_z = D. The Gaussians of classes that a client lacks get no gradient.
     """
 
     group = "alignment"
@@ -75,7 +75,7 @@ class FedSR(Method):
         self.squared = s.variant in ("bai", "pardon")
         r_mu = torch.full((self.num_classes, d_z), 1.0 if self.squared else 0.0)
         self.reference = nn.ParameterDict({"mu": r_mu, "sigma": torch.ones_like(r_mu)})
-        if not self.squared:  # of the logarithm, so that C = exp(log_scale) stays positive
+        if not self.squared:  # the logarithm, so that C = exp(log_scale) stays positive
             self.reference["log_scale"] = torch.zeros(())
         if s.variant == "aggregated":
             self.local = ()  # type: ignore[misc] # this variant sends it
@@ -132,17 +132,17 @@ class FedSR(Method):
 
 
 def draw(mu: Tensor, sigma: Tensor) -> Tensor:
-    """Return one sample of N(mu, sigma^2) in every entry, with gradients into both."""
+    """Draw one sample of N(mu, sigma^2) for each entry; gradients flow into both."""
     return mu + sigma * torch.randn_like(sigma)
 
 
 def l2_regulariser(z: Tensor, *, squared: bool = False) -> Tensor:
-    """Return the mean norm of the rows of z [B, d_z], a scalar; the mean of squares if asked."""
+    """Return the mean norm of the rows of z [B, d_z], or their mean squared norm: a scalar."""
     return z.square().sum(dim=1).mean() if squared else z.norm(dim=1).mean()
 
 
 def mean_log_probabilities(logits: Tensor) -> Tensor:
-    """Return the logarithm of the mean softmax of S samples' logits [S, B, C]: [B, C]."""
+    """Return the logarithm [B, C] of the mean softmax over S samples' logits [S, B, C]."""
     return widened(logits).log_softmax(dim=-1).logsumexp(dim=0) - math.log(len(logits))
 
 
@@ -155,7 +155,7 @@ def conditional_mutual_information(
     *,
     scale: float | Tensor = 1.0,
 ) -> Tensor:
-    """Bound the information that a feature has on its image beyond the class: CMI.
+    """Bound the information about its image that a feature holds beyond the class: CMI.
 
     The mean over images of KL(N(C mu_z, (C sigma_z)^2) || N(r_mu[y], r_sigma[y]^2)).
 

@@ -1,4 +1,4 @@
-"""FPL: features are drawn to class prototypes that the server clusters over clients."""
+"""FPL: pull features towards class prototypes that the server clusters over clients."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FPLSettings(MethodSettings):
     """PARDON's copy: no contrast for the class stored first, which changes from round to round,
     and only the first prototype of every other class among the negatives."""
     keep_absent: int = Field(0, ge=0)
-    """Rounds that a class's prototypes stay while no sampled client holds it; 0 in both codes."""
+    """Rounds that prototypes stay while no sampled client holds their class; 0 in both codes."""
 
 
 class FPL(Method):
@@ -46,7 +46,7 @@ class FPL(Method):
     are the cluster prototypes P_c, and their mean is the unbiased prototype u_c. In the next round
     clients learn from L = L_CE + the contrast of z with P_c + the mean square of z - u_c, in round
     1 from L_CE alone. The table of prototypes is replaced each round, also where a class is absent;
-    a skipped round leaves it. The model's server is FedAvg's.
+    a skipped round leaves it. The server averages models as FedAvg does.
     """
 
     Settings = FPLSettings
@@ -76,7 +76,7 @@ class FPL(Method):
         return LocalUpdate(update.weights, {"prototypes": prototypes, "classes": classes})
 
     def batches(self, client: Client, epoch: int) -> Iterator[Batch]:
-        # Begun anew in every epoch, so that those of the last one remain.
+        # Started anew in every epoch, so that the sums of the last one remain.
         self.sums = ClassSums(self.num_classes, self.num_features, self.device)
         return super().batches(client, epoch)
 
@@ -146,7 +146,7 @@ class ClassSums:
 
 
 def cluster_prototypes(prototypes: Tensor) -> Tensor:
-    """Return the means [J, D] of the clusters of one class's prototypes, from n clients: [n, D].
+    """Cluster the n clients' prototypes [n, D] of one class; return the clusters' means [J, D].
 
     FINCH by cosine distance, last partition; every client counts once, however many images it has.
     """
@@ -229,7 +229,7 @@ def prototype_loss_by(
 
 
 def _masked_logsumexp(values: Tensor, mask: Tensor) -> Tensor:
-    # The lowest finite number keeps the gradient of rows without any entry finite.
+    # With -inf the gradient of rows without any entry would be NaN.
     return values.masked_fill(~mask, torch.finfo(values.dtype).min).logsumexp(dim=1)
 
 

@@ -1,4 +1,4 @@
-"""MOON: representations near the global model's, away from the previous local model's."""
+"""MOON: keep representations near the global model's and away from the last local model's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from feddg_bench.core.method import Method
 
 
 class MoonSettings(MethodSettings):
-    """Weight and temperature of the contrast, and the representation it is taken of."""
+    """Weight and temperature of the contrast, and the representation that it compares."""
 
     mu: float = Field(1.0, ge=0)
     """Weight of the contrastive term; 1 is the default of the authors' code, which tries 0.001 to
@@ -27,8 +27,8 @@ class MoonSettings(MethodSettings):
     temperature: float = Field(0.5, gt=0)
     """tau, by which cosine similarities are divided; 0.5 in the authors' code."""
     proj_dim: int | None = Field(None, ge=1)
-    """Width of a two-layer projection head before the classifier; 256 in the authors' code, there
-    for every method compared. ``none``: the features themselves, so that all methods here train
+    """Width of a two-layer projection head before the classifier; 256 in the authors' code,
+    for every method it compares. ``none``: the features themselves, so that all methods here train
     the same network."""
 
     @field_validator("proj_dim", mode="before")
@@ -41,11 +41,11 @@ class Moon(Method):
     """MOON (Li, He and Song, CVPR 2021, arXiv 2103.16257, Algorithm 1).
 
     Each client minimises its loss plus mu times the contrast of its representation z with z_glob,
-    that of the model received, and z_prev, that of its own model as it last left it. Both are
+    that of the model received, and z_prev, that of its own model after its last task. Both are
     frozen and in evaluation mode. Where a client never trained, the model received stands in for
     the previous one too: the contrast is then log 2 and has no gradient. The server is FedAvg's.
 
-    Memory: every client keeps its last model but for the classifier, so that a simulation of N
+    Memory: every client keeps its last model except the classifier, so that a simulation of N
     clients holds up to N x |w| in memory and in each checkpoint: 9.4 GB for 100 times ResNet-50. A
     step costs two more forward passes.
     """

@@ -1,4 +1,4 @@
-"""PARDON: every client learns the one style that interpolates all clients' styles."""
+"""PARDON: every client also learns in the one style that interpolates all clients' styles."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ PRESETS: dict[str, dict[str, Any]] = {
     "paper": _PAPER,
     "fisc": _PAPER,
 }
-"""What a preset changes of the defaults below: the readings of the authors' code, of the style
-files that ship with it, of the paper, and of its earlier version FISC, which reads alike."""
+"""The defaults below that each preset changes: as in the authors' code, in the style files that go
+with it, in the paper, and in its earlier version FISC, which reads the same."""
 
 
 DISTANCE_EPS = 1e-7
-"""Added to every coordinate of a difference: the distance of equal features has a gradient."""
+"""Added to every coordinate of a difference, so that equal features have a gradient."""
 
 
 Preset = Literal["released", "paper", "artefact"]
@@ -58,13 +58,13 @@ class PardonSettings(PerturbationSettings, StyleSettings):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
 
     preset: Literal["released", "paper", "artefact", "fisc"] = "released"
-    """Sets the defaults of the settings below; each can still be given by itself."""
+    """Sets the defaults of the settings below; each can still be set individually."""
     client_sigma: Literal["mixture", "mean"] = "mixture"
-    """A client's deviation: of the mixture of its clusters, or the mean of theirs."""
+    """Deviation in a client's style: of the mixture of its clusters, or the mean of theirs."""
     server_style: Literal["released", "artefact"] = "released"
     """Cosine FINCH and means inside clusters, or Euclidean FINCH and medians."""
     median: Literal["lower", "average"] = "lower"
-    """Median over an even number of clusters."""
+    """Median over an even number of clusters: the lower of the middle two, or their average."""
     style_augment: bool = True
     """Measure styles on augmented images, as the code does, or on the stored ones."""
     strength: float = Field(0.5, ge=0, le=1)
@@ -72,15 +72,15 @@ class PardonSettings(PerturbationSettings, StyleSettings):
     transfer: Literal["online", "cached"] = "online"
     """Transfer each augmented batch, or the stored images once and augment both alike."""
     negatives: Literal["random_one", "set_mean", "hardest"] = "random_one"
-    """Of an anchor: one drawn, all (the mean of their losses), or the nearest."""
+    """Negatives of an anchor: one at random, all (the mean of their losses), or the nearest."""
     margin: float = Field(0.3, ge=0)
     """m of the triplet loss."""
     triplet_weight: float = Field(0.75, ge=0)
-    """gamma 1."""
+    """gamma 1, the weight of the triplet loss."""
     feature_weight: float = Field(0.2, ge=0)
-    """gamma 2; 0.1 for Office-Home, unpublished for iWildCam."""
+    """gamma 2, the weight of the feature penalty; 0.1 for Office-Home, unpublished for iWildCam."""
     feature_reduction: Literal["elements", "samples"] = "elements"
-    """Mean over all B x D entries of the feature penalty, or over samples."""
+    """Feature penalty as a mean over all B x D entries, or over samples."""
     ablation: Literal["v1", "v2", "v3", "v4", "v5"] = "v5"
     """v1 no clusters at clients, v2 none at the server, v3 no triplet, v4 no style, v5 full."""
 
@@ -90,7 +90,7 @@ class Pardon(Method):
 
     Before round 1 every client sends one style S_k, and the server answers with their
     interpolation S_g. In each batch the client restyles its images to S_g and learns from
-    L = L_CE + gamma 1 L_con + gamma 2 L_reg. The server of each round is FedAvg's.
+    L = L_CE + gamma 1 L_con + gamma 2 L_reg. In each round the server is FedAvg's.
     """
 
     Settings = PardonSettings
@@ -207,7 +207,7 @@ def cluster_style(maps: Tensor, labels: Tensor, *, sigma: Sigma = "mixture") -> 
 def gram_and_moments(
     encode_batches: Callable[[], Iterable[Tensor]], *, budget_bytes: int = 2**30
 ) -> tuple[Tensor, Tensor]:
-    """Return what a client's style needs of its maps, without holding more than a budget of them.
+    """Return the Gram matrix and the moments of a client's maps, holding few maps at a time.
 
     The maps of the first batches that fit are held in float64 and multiplied with those of all
     later batches; then the batches are encoded again for the next group, ceil(total / budget)
@@ -215,8 +215,8 @@ def gram_and_moments(
 
     Args:
         encode_batches: Returns maps [B, C, H, W] batch by batch, the same at every call.
-        budget_bytes: Size of the maps to hold, 8 bytes a number; one batch is held in any case
-            and one more passes by.
+        budget_bytes: Most bytes of maps to hold, at 8 bytes a number; at least one batch is held,
+            besides the one that is being multiplied.
 
     Returns:
         The Gram matrix [N, N] of the flattened maps and `image_moments` [N, 2, C], both float64
@@ -270,7 +270,7 @@ def cluster_centres(styles: Tensor, preset: Preset = "released") -> Tensor:
     """Return the centres [J, 2, C] of FINCH's finest clusters of styles [K, 2, C].
 
     Args:
-        styles: Of the clients, K >= 1.
+        styles: The clients' styles, K >= 1.
         preset: ``released`` and ``paper``: cosine distance, mean inside a cluster; ``artefact``:
             Euclidean distance, median inside a cluster (the average of the middle two of an even
             number), which reproduces the files shipped with PARDON's code.
@@ -284,7 +284,7 @@ def cluster_centres(styles: Tensor, preset: Preset = "released") -> Tensor:
 
 
 def median_of(rows: Tensor, middle: Literal["lower", "average"]) -> Tensor:
-    """Return the median over the first axis; of an even number, by the middle two."""
+    """Return the median over the first axis; ``middle`` settles an even number of rows."""
     ordered = rows.sort(0).values  # torch.median has no deterministic algorithm on a GPU
     lower = ordered[(len(rows) - 1) // 2]
     return lower if middle == "lower" else (lower + ordered[len(rows) // 2]) / 2
@@ -302,15 +302,15 @@ def triplet_loss(
     negatives: Literal["random_one", "set_mean", "hardest"] = "random_one",
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Pull features to those of the same image restyled, push them off other classes: L_con.
+    """Pull features towards those of the same image restyled, away from other classes: L_con.
 
     The mean over images i of max(0, ||z_i - z'_i|| - ||z_i - z'_n|| + m), where z is normalised, z'
     are the features of transferred images, and n is an image of another class than i.
 
     Anchors are the features of original images, positives those of the same images after style
     transfer, negatives those of transferred images of other classes. Features are normalised and
-    compared by Euclidean distance, not squared. Gradients flow through all three. In a batch of one
-    class nothing is negative: the loss is 0 and still part of the graph.
+    compared by Euclidean distance, not squared. Gradients flow through all three. A batch of one
+    class has no negatives: the loss is 0 and still part of the graph.
 
     Source: PARDON (Nguyen et al., ICDCS 2025, arXiv 2410.22622), Eq. 7; one random negative for
     an anchor as in FISC, its earlier version, and in the authors' code. ``set_mean`` is the
@@ -354,12 +354,12 @@ def triplet_loss(
     else:
         other = styled[random_negatives(labels, generator)]
         hinges = F.relu(near - F.pairwise_distance(anchors, other, eps=DISTANCE_EPS) + margin)
-    # Either every image of a batch has one of another class beside it, or none has.
+    # Either every image of a batch has a negative in it, or none has.
     return (hinges * (counts > 0)).mean()
 
 
 def random_negatives(labels: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw for every anchor one index among the examples of other classes, uniformly.
+    """Draw one index for each anchor, uniformly among the examples of other classes.
 
     The generator advances by one number an anchor, whatever the labels are.
 
@@ -368,7 +368,7 @@ def random_negatives(labels: Tensor, generator: torch.Generator) -> Tensor:
         generator: Source of randomness, usually on the CPU whatever device the labels are on.
 
     Returns:
-        Indices [B], int64; of no meaning in a batch of one class.
+        Indices [B], int64; meaningless in a batch of one class.
     """
     differs = labels[:, None] != labels  # [B, B]
     uniform = torch.rand(
@@ -385,8 +385,8 @@ def feature_penalty(
 ) -> Tensor:
     """Return L_reg = (||Z||^2 + ||Z'||^2) / (B D) of original and transferred images.
 
-    The authors' code takes the mean over all B x D elements; the text
-    reads like a mean over samples, which is D times larger and does not go with its coefficient.
+    The authors' code takes the mean over all B x D elements; the text reads like a mean over
+    samples, which is D times larger and does not fit its coefficient.
 
     Args:
         z: Features of original images, [B, D].

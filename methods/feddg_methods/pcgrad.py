@@ -1,4 +1,4 @@
-"""PCGrad: take off each update what conflicts with another."""
+"""PCGrad: remove from each update what conflicts with another."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from feddg_methods.shared.choices import reduced
 from feddg_methods.shared.round_updates import combine_updates, gram_matrix, one_each, permutation
 
 NO_DIRECTION = 1e-30
-"""Squared norm below which an update is taken as 0 and nothing is projected off it."""
+"""Squared norm below which an update counts as 0, and others are not projected off it."""
 
 
 class PCGradSettings(MethodSettings):
-    """How projected updates are put together."""
+    """How projected updates are combined."""
 
     labels: ClassVar[tuple[str, ...]] = ("reduction",)
 
     reduction: Literal["mean", "sum"] = "mean"
     """Mean of the projected updates, or their sum as in the paper: K times as long."""
     order: Literal["random", "ascending"] = "random"
-    """In which order an update meets the others: one permutation a round, or by name."""
+    """Order in which an update meets the others: one permutation a round, or by name."""
 
 
 class PCGrad(Method):
@@ -69,7 +69,7 @@ def project_conflicts(
     order: Sequence[int] | Tensor | None = None,
     reduction: Literal["mean", "sum"] = "mean",
 ) -> Tensor:
-    """Return the mean of updates without their components against others.
+    """Return the mean of updates from which conflicts with others are projected off.
 
     Each update h_i meets all original others in order; where <h_i, Delta_j> < 0,
     h_i <- h_i - <h_i, Delta_j> / ||Delta_j||^2 Delta_j. The paper sums the h_i; a server step of
@@ -84,7 +84,7 @@ def project_conflicts(
         Update, [P].
 
     Raises:
-        SettingsError: If ``reduction`` is unknown or ``order`` no permutation.
+        SettingsError: If ``reduction`` is unknown or ``order`` is no permutation.
     """
     rows = project_coefficients(gram_matrix(deltas), order=order)
     return reduced(rows, reduction).to(deltas) @ deltas

@@ -35,16 +35,17 @@ class PPDGSettings(MethodSettings):
     labels: ClassVar[tuple[str, ...]] = ("reading", "only_conflicts", "granularity")
 
     strength: float = Field(0.1, ge=0, lt=0.5)
-    """lambda, the paper's for Camelyon17 and PovertyMap; 0.5 would replace an update by the other,
-    and the paper's theorem wants less. 0 is federated averaging with these ``weights``."""
+    """lambda; the default is the paper's for Camelyon17 and PovertyMap. 0.5 would replace an update
+    by the other, and the paper's theorem requires less. 0 is federated averaging with these
+    ``weights``."""
     reading: Reading = "running"
     """``running``: both updates as modified so far, as in the proof (Eq. 9, 10). ``algorithm1``:
-    line 6 as printed, each step starts from the original. ``eq5``: originals alone, the last
-    conflict counts. ``pcgrad_style``: the modified update against originals of others."""
+    line 6 as printed, each step starts from the original. ``eq5``: originals only, so the last
+    conflict counts. ``pcgrad_style``: the modified update against the others' originals."""
     only_conflicts: bool = True
     """False aligns all pairs (the ablation of Table 6)."""
     order: Literal["random", "ascending"] = "random"
-    """In which order clients are visited: one permutation a round (Algorithm 1), or by name."""
+    """Order in which clients are visited: one permutation a round (Algorithm 1), or by name."""
     granularity: Literal["model", "tensor"] = "model"
     """Whether two updates conflict as whole vectors, or in each parameter tensor by itself."""
     weights: Literal["uniform", "samples"] = "uniform"
@@ -115,8 +116,8 @@ def align(
     The paper's Algorithm 1, Eq. 5 and its proof (Eq. 9, 10) say different things. ``running`` works
     on the copies modified so far: the only reading that agrees with the proof for two clients and
     stays a convex combination of the inputs for more. ``algorithm1`` (line 6 as printed) starts
-    each step from the original, ``eq5`` uses originals alone, so that the last conflict counts,
-    ``pcgrad_style`` compares with originals of others.
+    each step from the original, ``eq5`` uses originals only, so that the last conflict counts, and
+    ``pcgrad_style`` compares with the others' originals.
 
     Args:
         deltas: Updates Delta_k, [K, P].
@@ -129,7 +130,8 @@ def align(
         Update, [P].
 
     Raises:
-        SettingsError: For an unknown reading, a strength out of range or no permutation.
+        SettingsError: If the reading is unknown, the strength out of range or ``order`` no
+            permutation.
     """
     rows = align_coefficients(
         gram_matrix(deltas),
@@ -162,7 +164,7 @@ def align_coefficients(
         [K, K], float64, on the CPU; row i holds the aligned update of client i.
 
     Raises:
-        SettingsError: As `align`.
+        SettingsError: As for `align`.
     """
     if not 0 <= strength < 0.5:
         raise SettingsError(
@@ -172,7 +174,7 @@ def align_coefficients(
     products = gram.detach().double().cpu().numpy()
     delta = np.eye(len(products))
     h = delta.copy()
-    # From where a step starts, and which two updates it compares.
+    # Where a step starts, and which two updates it compares.
     readings = {
         "running": (h, h, h),
         "algorithm1": (delta, h, h),

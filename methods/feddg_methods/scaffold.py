@@ -1,4 +1,4 @@
-"""Scaffold: control variates take the drift towards its own data out of a client's gradients."""
+"""SCAFFOLD: control variates remove from a client's gradients the drift towards its own data."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Scaffold(Method):
     times the clients' shares among all N. The logged loss is that of the model alone.
 
     Shares follow ``federation.weighting`` for w and c alike: ``uniform`` is the paper's, where c
-    moves by K/N times the mean change. With ``samples`` c stays the mean of all c_k by images,
-    for which drifts cancel in the mean of the models by images.
+    moves by K/N times the mean change. With ``samples`` c stays the mean of all c_k weighted by
+    images, so that drifts cancel in the mean of the models, which has the same weights.
 
-    It needs SGD: the length of a step must say what the gradient was. The paper has no momentum.
+    It needs SGD: the length of a step must tell what the gradient was. The paper has no momentum.
     With momentum m a gradient moves the model again in later steps, and (w - theta) / (tau lr)
     would be up to 1 / (1 - m) gradients long, so that controls diverge; we divide by the sum of
     the weights with which gradients entered theta, tau lr if m = 0.

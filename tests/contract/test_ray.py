@@ -17,6 +17,7 @@ import pytest
 from feddg_bench.common.errors import DataError, FeddgError, SettingsError
 from feddg_bench.core.messages import encode
 from feddg_bench.data.decoding import Layout, checksum
+from feddg_bench.engine.worker import WorkerSpec
 from feddg_bench.plugins import names
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.testing import start_toy_run, toy_federation
@@ -146,6 +147,16 @@ class TestOneMachine:
             ray_cluster.RayExecutor(5)
         with pytest.raises(SettingsError, match="0 GPUs"):
             ray_cluster.RayExecutor(1, "cuda")
+
+
+@pytest.mark.parametrize("portable", [False, True])
+def test_portable_runs_ask_for_no_kind_of_cpu(monkeypatch, portable):
+    run = start_toy_run(FedAvg)
+    settings = run.settings.model_copy(update={"portable": portable})
+    spec = WorkerSpec(settings, run.federation, plugin=FedAvg)
+    here = ray_cluster.machine_facts(spec)
+    monkeypatch.setattr(ray_cluster, "describe_cpu", lambda: "another")
+    assert (ray_cluster.machine_facts(spec) == here) == portable
 
 
 def test_two_machines_one_of_which_is_lost_in_the_middle_of_a_round(tmp_path, caplog, monkeypatch):

@@ -363,6 +363,20 @@ def test_the_variant_with_the_most_runs_has_the_bare_name(add: Add, tmp_path: Pa
     assert labels == {"fedprox", "fedprox (mu=0.5)", "fedprox (norm=squared)"}
 
 
+def test_variants_of_one_method_do_not_outvote_the_others_in_the_caption(
+    add: Add, tmp_path: Path
+) -> None:
+    for method in ("fedavg", "ccst"):
+        add(method, train__lr=0.0004)
+    for mu in (0.1, 0.2, 0.3, 0.4):
+        add("fedprox", hyper={"mu": mu}, train__lr=0.0008)
+    grid = generic(tmp_path)
+    assert "lr 0.0004" in " ".join(grid.caption)
+    unlike = [note for note in grid.notes if "differs from most" in note]
+    assert len(unlike) == 4
+    assert all("fedprox" in note and "lr=0.0008" in note for note in unlike)
+
+
 def test_what_a_run_does_not_have_is_not_in_its_name(add: Add, tmp_path: Path) -> None:
     add("fedprox", hyper={"mu": 0.1})
     add("fedprox", hyper={"mu": 0.1, "noise": 3})

@@ -1,7 +1,8 @@
 """What papers claim, tested on our records: which method is better, and by how much.
 
-A claim is a row that its paper's table says is ``best``, another row of that table with a lower
-published number, and a group of its columns. It is tested in one frame of ours, which a line names.
+A claim says that a row listed under its table's ``best`` is better than another row with a lower
+published number, over one group of columns. It is tested in one of our frames, which its line
+names.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from feddg_bench.records.runs import RecordedRun
 from feddg_bench.records.statistics import FEWEST, Comparison, Sample, Unit, compare
 
 _OURS = ("partition.", "federation.", "backbone.")
-"""Settings of a table's frame in which a claim may be tested outside of it."""
+"""Prefixes of the settings in which a claim may be tested outside its table's frame."""
 _SPLIT = "test"
-"""Papers claim more of validation domains; what they are for is choosing."""
+"""Claims about validation domains are left out: those domains are for choosing a round."""
 Measured = tuple[Unit, int]
-"""What two rows have runs of: column and scenario, and the seed."""
+"""Column and scenario of a run, and its seed."""
 
 
 @dataclass(frozen=True)
 class PaperClaim:
-    """That one row of a paper's table is better than another, and what our runs say of it."""
+    """A claim that one row of a paper's table is better than another, and our test of it."""
 
     source: str  # paper and table
     where: str  # head of the columns
@@ -46,7 +47,7 @@ class PaperClaim:
     worse: str  # label of the other
     published: float  # the published difference, in the table's unit
     decimals: int  # digits that the table prints
-    tested: Test | None  # `None` without runs of both
+    tested: Test | None  # `None` without runs of both rows
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,11 @@ class Test:
     """A claim's comparison in a frame."""
 
     frame: str  # title of the frame
-    departs: bool  # whether it is another than the paper's
-    comparison: Comparison  # over scenarios; over seeds, if there are too few of them
-    scenarios: int  # how many
-    seeds: int  # how many
-    columns: tuple[str, ...]  # heads of what it is a mean over, where these are settings
+    departs: bool  # whether it is not the paper's frame
+    comparison: Comparison  # over scenarios, or over seeds if scenarios are too few
+    scenarios: int  # their number
+    seeds: int  # their number
+    columns: tuple[str, ...]  # heads of the columns averaged, if these vary settings
 
     @property
     def verdict(self) -> str:
@@ -103,6 +104,7 @@ def _of_table(
             if not alike or not {best, other} <= values.keys():
                 continue
             gap = sum(a - b for a, b in zip(values[best], values[other], strict=True))
+            gap = -gap if description.lower_is_better else gap
             if gap <= 0 or best == other:
                 continue
             tests = (_test(f, rows, description, recipe, (best, other), tested) for f, rows in made)
@@ -118,7 +120,7 @@ def _of_table(
 
 
 def _published(printed: Grid, numbers: frozenset[int]) -> dict[str, list[float]]:
-    """Return what a paper prints of each row in some columns: their mean alone, if it does."""
+    """Return each row's published numbers in some columns; only their mean, if there is one."""
     places = [
         place
         for place, column in enumerate(printed.columns)
@@ -151,7 +153,7 @@ def _test(
     labels: tuple[str, str],
     columns: Sequence[MeasuredColumn],
 ) -> Test | None:
-    """Return the comparison of two rows in a frame, if it has runs of both."""
+    """Return the comparison of two rows in a frame; ``None`` if it lacks runs of both."""
     numbers = frozenset(column.number for column in columns)
     better, worse = ([row for row in rows if row.spec.label == label] for label in labels)
     pairs = list(product(better, worse))
@@ -164,7 +166,7 @@ def _test(
     if not both:
         return None
     scenarios = {unit[1] for unit, _ in both}
-    if len(scenarios) < FEWEST:  # then the seeds are what it is about, in these scenarios alone
+    if len(scenarios) < FEWEST:  # then the test is about seeds, in these scenarios alone
         both = _complete(both)
         ours, their = _by_seed(ours, both), _by_seed(their, both)
     held = {unit[0] for unit, _ in both}
@@ -177,9 +179,9 @@ def _test(
 
 
 def _comparable(mine: Row, theirs: Row, numbers: frozenset[int]) -> tuple[int, int]:
-    """Return how well two rows go together: by what both measured, then by what differs in them.
+    """Return how well two rows match: by how much both measured, then by how few settings differ.
 
-    A method is compared with itself without a part in the same reading.
+    Thus a method and its ablation are compared in the same reading of the paper.
     """
     both = mine.part(numbers).keys() & theirs.part(numbers).keys()
     first = [row.variant.runs[0].settings if row.variant else {} for row in (mine, theirs)]
@@ -192,14 +194,14 @@ def _varies(where: Mapping[str, Any]) -> bool:
 
 
 def _complete(pairs: Sequence[Measured]) -> list[Measured]:
-    """Return those of the seeds that have most: means over different columns do not compare."""
+    """Return the pairs of the seeds with the most: means over different columns do not compare."""
     held = Counter(seed for _, seed in pairs)
     most = max(held.values())
     return [(unit, seed) for unit, seed in pairs if held[seed] == most]
 
 
 def _by_seed(sample: Sample, pairs: Sequence[Measured]) -> Sample:
-    """Return a sample whose units are seeds, each the mean over the pairs that it has."""
+    """Return a sample whose units are seeds, each with the mean over its pairs."""
     values: dict[int, list[float]] = {}
     for unit, seed in pairs:
         values.setdefault(seed, []).append(sample[unit, seed])
@@ -207,7 +209,7 @@ def _by_seed(sample: Sample, pairs: Sequence[Measured]) -> Sample:
 
 
 def _rank(test: Test) -> tuple[bool, bool, int, str]:
-    """Return what goes first: the paper's frame, then tuned runs, then most runs."""
+    """Return a sort key: the paper's frame comes first, then tuned runs, then the most runs."""
     return (test.departs, "tuned" not in test.frame, -test.scenarios * test.seeds, test.frame)
 
 
@@ -256,7 +258,7 @@ def claims_text(found: Sequence[PaperClaim]) -> str:
 
 def _line(claim: PaperClaim) -> str:
     test = claim.tested
-    assert test is not None  # noqa: S101 - asked for by the caller
+    assert test is not None  # noqa: S101 - the caller passes only tested claims
     found, form = test.comparison.difference, f"+.{claim.decimals}f"
     ours = f"{found.value:{form}}"
     if not math.isnan(found.low):

@@ -1,4 +1,4 @@
-"""What leaves a client, who sees it, and what attacks made of it: for the card and one table."""
+"""What leaves a client, who sees it and what attacks learn from it, for cards and one table."""
 
 from __future__ import annotations
 
@@ -30,35 +30,35 @@ MEASURED: Mapping[str, tuple[str, str, str]] = {
     "style drawn, rank": ("style-inversion", "", "rank"),
     "style drawn, LPIPS": ("style-inversion", "", "lpips"),
 }
-"""Head of a column -> kind of attack, what it asks, and which figure."""
+"""Head of a column -> kind of attack, what it asks about, and the figure shown."""
 
 EPSILON = "epsilon at"
 """Head of the column of guarantees."""
 
 SAME = {
     *("seed", "scenario", "protocol", "partition.clients"),
-    *("federation.rounds", "federation.per_round"),  # how often a thing was seen says more
+    *("federation.rounds", "federation.per_round"),  # how often an item was seen says more
 }
-"""Settings by dotted key in which runs may differ that stand in one cell."""
+"""Dotted keys of the settings in which the runs of one cell may differ."""
 
 FRAME = ("backbone.name", "data.image_size")
-"""Settings by dotted key that say what was attacked; a kind of attack may choose its own."""
+"""Dotted keys of the settings that say what was attacked; a kind of attack may set its own."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """A figure of some records that differ in nothing but scenario and seed."""
+    """A figure over records that differ only in settings of `SAME`, such as scenario and seed."""
 
     images: int  # of a client
     bytes: int  # of its message
-    how: str  # settings in which the runs were not as usual, and others were
-    frame: str  # settings of `FRAME` that all attacks of the kind have, and not the recipe
+    how: str  # settings that vary between records and are not the usual ones here
+    frame: str  # settings of `FRAME` that all attacks of the kind share, unlike the recipe
     interval: Interval | None  # `None` where a control failed
     runs: int
 
     @property
     def settings(self) -> str:
-        """How and in which frame, where either is not as usual."""
+        """The unusual settings: `how`, then `frame`; empty if there are none."""
         return ", ".join(filter(None, (self.how, self.frame)))
 
     @property
@@ -71,22 +71,22 @@ class Found:
 
 @dataclass(frozen=True)
 class Exposure:
-    """One thing that clients of a method send, and what is known of it."""
+    """One item that a method's clients send, and what is known about it."""
 
     method: str
     item: str
-    secure: str  # why it does not work under secure sums; "" if it does
+    secure: str  # why the method does not work under secure sums; "" if it does
     client: str  # why there is no guarantee for clients' updates; "" if there can be one
     style: str  # likewise for what is sent once
-    found: Mapping[str, Sequence[Found]]  # by head of column
+    found: Mapping[str, Sequence[Found]]  # figures by head of column
     guarantees: Sequence[Guarantee]  # of recorded runs
 
 
 @dataclass(frozen=True)
 class Guarantee:
-    """What some runs guarantee, and what their models are worth."""
+    """The guarantee of some runs, and the key metric of their models."""
 
-    epsilon: float  # the largest of the runs'
+    epsilon: float  # the largest among the runs
     delta: float
     value: float  # mean of the key metric on test, as shown
     runs: int
@@ -104,9 +104,9 @@ def exposures(
     records: Iterable[AttackRecord],
     runs: Sequence[RecordedRun] = (),
 ) -> Iterator[Exposure]:
-    """Yield what each method's clients send, with what attacks by the server made of it.
+    """Yield each item that a method's clients send, with what the server's attacks learn from it.
 
-    ``records`` and ``runs`` are of one data set and recipe.
+    ``records`` and ``runs`` must be of one data set and recipe.
     """
     by_server = [record for record in records if record.attacker == "server"]
     for name, method in methods.items():
@@ -129,13 +129,13 @@ def exposures(
 
 
 def _guarantees(runs: Sequence[RecordedRun], item: str) -> list[Guarantee]:
-    """Return one guarantee for runs that differ in scenario and seed alone, the strictest first."""
+    """Return a guarantee per set of runs that differ only in scenario and seed, strictest first."""
     mechanism = "dp_client" if item == "weights" else "dp_style"
     found: dict[tuple[str, float, int], list[tuple[float, float]]] = {}
     for run in runs:
         p, s = run.privacy or {}, run.settings
         value = key_metric(run, run.evaluation("last"), "test")
-        # `dp_style` names in its words what of several things was sent.
+        # With `dp_style`, the text of `protects` names the items that were sent.
         covered = mechanism == "dp_client" or item in str(p.get("protects"))
         if p.get("mechanism") == mechanism and covered and value is not None:
             alike = (repr(sorted(s.items())), p["delta"], s["partition.clients"])
@@ -156,7 +156,7 @@ def _guarantees(runs: Sequence[RecordedRun], item: str) -> list[Guarantee]:
 
 
 def _usual(record: AttackRecord, method: type[Method]) -> dict[str, Any]:
-    """Return the settings by dotted key with which a method runs if nobody says otherwise."""
+    """Return the settings by dotted key that the attacked runs have by default."""
     recipe = recipe_settings(record.recipe, record.dataset, record.method) or {}
     own = {k.removeprefix("hyper."): v for k, v in recipe.items() if k.startswith("hyper.")}
     hyper = validate(method.Settings, own, "hyper.").model_dump(mode="json")
@@ -171,7 +171,7 @@ def _found(
     about: str,
     figure: str,
 ) -> Iterator[Found]:
-    """Yield one figure for each size of client and each way in which settings differ."""
+    """Yield one figure for each client size and each combination of differing settings."""
     of_kind = [record for record in records if record.kind == kind]
     flat = [dotted(record.settings) for record in of_kind]
     varied = {
@@ -207,7 +207,7 @@ def _found(
 
 
 class Of(NamedTuple):
-    """What there is of one data set and recipe."""
+    """The attacks and runs of one data set and recipe."""
 
     attacks: list[AttackRecord]
     runs: list[RecordedRun]
@@ -231,9 +231,10 @@ def privacy_text(
     records: Sequence[AttackRecord],
     runs: Sequence[RecordedRun] = (),
 ) -> str:
-    """Return the table ``privacy`` as Markdown: one row for each thing that a method sends.
+    """Return the table ``privacy`` as Markdown: one row for each item that a method sends.
 
-    Where settings were varied there is one for each of them. What nobody attacked has no column.
+    Where settings were varied, each combination has its own row. A figure that no attack measured
+    has no column.
     """
     lines = ["# What clients send, and what attacks make of it", ""]
     first = ["method", "sends", "bytes", "secure sums", "dp_client", "dp_style"]
@@ -277,7 +278,7 @@ def privacy_text(
 
 
 def _bytes(row: Exposure, how: str) -> str:
-    """Return the size of a message, in the recipe's frame if one was attacked there."""
+    """Return a message's bytes as text, in the recipe's frame if it was attacked there."""
     alike = [f for found in row.found.values() for f in found if f.how == how]
     own = [f for f in alike if not f.frame]
     size = f"{max(f.bytes for f in own or alike):,}" if alike else "-"
@@ -285,7 +286,7 @@ def _bytes(row: Exposure, how: str) -> str:
 
 
 def _other_frames(rows: Sequence[Exposure], heads: Sequence[str]) -> list[str]:
-    """Return a sentence for each kind of attack on another frame than the recipe's."""
+    """Return a sentence for each kind of attack made in a frame other than the recipe's."""
     frames = {
         f"Not the recipe's: `{head.partition(',')[0]}` is of runs with {f.frame}."
         for row in rows
@@ -301,7 +302,7 @@ def privacy_csv(
     records: Sequence[AttackRecord],
     runs: Sequence[RecordedRun] = (),
 ) -> str:
-    """Return the same as CSV, one row a figure."""
+    """Return the table ``privacy`` as CSV, one row per figure."""
     file = StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 FORMULA = frozenset("=+-@\t\r")
-"""What a formula in a spreadsheet begins with."""
+"""Characters with which a spreadsheet formula begins."""
 
 
 def csv_lines(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -32,7 +32,7 @@ from feddg_bench.common.errors import FeddgError, RunInterruptedError, printable
 from feddg_bench.config.layers import dotted_keys
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-"""Of the click that Typer brings along or depends on, whichever it is."""
+"""click's UsageError, whether Typer brings click along or depends on it."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -71,12 +71,12 @@ def _options(
 
 @cache
 def _command() -> Any:
-    """Return the command made of `app`, which takes a while."""
+    """Return the command built from `app`; building it takes a while."""
     return typer.main.get_command(app)
 
 
 TWICE = 0.3
-"""Seconds within which a signal is the same one again, as of a terminal and of a parent process."""
+"""Seconds within which a second signal counts as the first: terminal and parent both send it."""
 
 
 def main() -> None:
@@ -103,7 +103,7 @@ def main() -> None:
 def _wrong_usage(error: Any) -> str:
     """Return one sentence about a wrong option, argument or subcommand, with the nearest right one.
 
-    A setting that was given as an option, such as ``--lr 0.1``, is shown as it should be.
+    A setting that was given as an option, such as ``--lr 0.1``, is shown in its right form.
     """
     context, given = error.ctx, getattr(error, "option_name", None)
     command = getattr(context, "command", None)
@@ -121,7 +121,7 @@ def _wrong_usage(error: Any) -> str:
 
 
 def _nearest(word: str, params: Sequence[Any]) -> str:
-    """Return what was meant by an option that is not there: another, or a setting."""
+    """Return a suggestion for an unknown option: the nearest option or setting, or nothing."""
     options = {name.strip("-").replace("-", "_"): name for p in params for name in p.opts}
     settings: dict[str, str] = {}
     if any(param.name == "pairs" for param in params):

@@ -1,4 +1,4 @@
-"""``feddg-bench attack``: what an attacker makes of what crosses."""
+"""``feddg-bench attack``: what an attacker learns from the messages of a run."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ def attack_command(
     again: Annotated[bool, typer.Option(help="Repeat recorded attacks.")] = False,
     json_: Json = False,
 ) -> None:
-    """Attack what crosses in a run. Every figure has two controls beside it.
+    """Attack the messages of a run. Every figure has two controls beside it.
 
-    The run is made for the attack: 2 rounds that every client takes part in, and half of the
-    training domains' images with no client, as public images and as non-members. Records are in
-    RESULTS/attacks; an attack that is there is not repeated.
+    The run is made for the attack. Every client takes part in its 2 rounds. Half of the training
+    domains' images are kept from clients: they are public images and non-members. Records go to
+    RESULTS/attacks; recorded attacks are not repeated.
     """
     known = names("attack")
     kinds = list(known) if kind == "all" else read_names("kind of attack", kind, known)
@@ -139,10 +139,10 @@ def attack_command(
 
 
 def read_sizes(given: str | None) -> list[int]:
-    """Return the sizes of clients that a text names.
+    """Return the sizes of clients in a comma-separated text.
 
     Raises:
-        SettingsError: If one is no number from 1.
+        SettingsError: If one is not a number from 1.
     """
     parts = listed(given) if given else []
     if not all(part.isdecimal() and 0 < int(part) <= MANY for part in parts):
@@ -151,7 +151,7 @@ def read_sizes(given: str | None) -> list[int]:
 
 
 class _Attacks(Display):
-    """Shows how far attacks are."""
+    """Shows the progress of attacks."""
 
     def __init__(self, total: int) -> None:
         super().__init__(text("{task.completed:.0f}/{task.total:.0f}"))
@@ -166,14 +166,14 @@ class _Attacks(Display):
             self.say(self.title)
 
     def step(self, what: str, done: int, total: int) -> None:
-        """Show that so much of something is done."""
+        """Show how much of a step is done."""
         self.progress.update(
             self.task, description=f"{self.title}, {what}", completed=done, total=total
         )
 
 
 def draw_attacks(records: Sequence[AttackRecord]) -> RichTable:
-    """Return what attacks found for a terminal: a row for each figure."""
+    """Return a table for a terminal of what attacks found: a row for each item attacked."""
     rows = [
         (
             record.method,

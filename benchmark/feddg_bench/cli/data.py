@@ -34,7 +34,7 @@ Name = Annotated[str, typer.Argument(metavar="DATASET", help="See `feddg-bench d
 def list_command(
     data_root: DataRoot = None, cache_dir: CacheDir = None, json_: Json = False
 ) -> None:
-    """List what data sets there are and which are here."""
+    """List the data sets and which of them are here."""
     from feddg_bench.data.locations import cache_dir as find_cache
 
     cache = find_cache(cache_dir)
@@ -55,7 +55,7 @@ def list_command(
 
 
 def _counts(row: dict[str, Any]) -> tuple[str, ...]:
-    """Return a line of the list."""
+    """Return one row of the list."""
     size = row["archive_bytes"]
     number = row["classes"] if row["task"] == "classification" else row["task"]
     return (
@@ -114,8 +114,9 @@ def check_command(
 ) -> None:
     """Compare a data set with the published one. Decoded images with their checksums, too.
 
-    It says what could be compared: every picture where signatures of the published ones are known,
-    which come with PACS and `data sign` makes from any clean copy; numbers of images; duplicates.
+    It says what could be compared: numbers of images, duplicates, and every picture if signatures
+    of the published ones are known. These come with PACS, and `data sign` makes them from any clean
+    copy.
 
     Exit status: 0 if nothing differs, 1 if something does, 2 if it cannot be checked.
     """
@@ -147,7 +148,7 @@ def sign_command(
 ) -> None:
     """Write signatures of a clean copy. `data check --against` compares other copies with them.
 
-    They are 11 bytes an image, from which no image can be made again.
+    They take 11 bytes an image, from which no image can be restored.
     """
     from feddg_bench.data.inspect.doctor import sign
     from feddg_bench.data.inspect.signatures import save_signatures
@@ -304,7 +305,7 @@ def path_command(
 
 
 class _Bar:
-    """Tells how far something is, on standard error where that is a terminal."""
+    """Shows progress on standard error, if that is a terminal."""
 
     told = False
 

@@ -1,4 +1,4 @@
-"""``feddg-bench data download``: a data set brought here, checked, and noted in the settings."""
+"""``feddg-bench data download``: fetch a data set, check it, and note it in the settings."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def download_command(
 
 @contextmanager
 def _bars() -> Iterator[Callable[[str, str], Callable[[int, int], None]]]:
-    """Show amount, speed and time left of one thing after the other, where that is a terminal."""
+    """Show amount, speed and time left of one step after another, if on a terminal."""
     from rich.progress import TimeRemainingColumn
 
     from feddg_bench.common.terminal import Display, text

@@ -97,7 +97,7 @@ At = Annotated[
 
 @dataclass(frozen=True)
 class Training(Output, Recording, Experiment):
-    """Which runs a figure needs the models of, where they are computed, and where it goes."""
+    """The runs whose models a figure needs, where they are computed, and where the figure goes."""
 
     def train(
         self, at: str | None, method: str | None = None, *, updates: bool = False

@@ -39,7 +39,7 @@ OF_RECORDS = {
     "utility": "Draw the key metric against what an attacker learns, under more and more noise.",
     "overhead": "Draw the seconds of a round by phase. Those before round 1 are apart.",
 }
-"""Figure -> its help. There is one for each data set, protocol, recipe and federation."""
+"""Figure -> its help. Most have a picture for each data set, protocol, recipe and federation."""
 
 
 figures_app = typer.Typer(
@@ -56,7 +56,7 @@ One = Annotated[str | None, typer.Option(help="Default: all that have records.")
 
 @dataclass(frozen=True)
 class Records:
-    """Which records are drawn, what of them, and where to."""
+    """Which records are drawn, what is drawn of them, and where it goes."""
 
     results: Folders = None
     out: Annotated[
@@ -75,7 +75,7 @@ class Records:
     format: Annotated[str, typer.Option(help="Comma-separated: png, pdf.")] = "png"
 
     def choice(self) -> Selection:
-        """Return what is asked for."""
+        """Return the selection of records that the options ask for."""
         from feddg_bench.analysis.figures.series import Selection
 
         return Selection(
@@ -91,7 +91,7 @@ class Records:
 
 
 def _pictures(name: str, runs: list[RecordedRun], choice: Selection) -> Iterable[Picture | str]:
-    """Yield the figures of a name, or why there is none."""
+    """Yield the figures called ``name``, or why there is none."""
     from feddg_bench.analysis.figures import noise, overhead, rankings, scores, utility
     from feddg_bench.analysis.tables.generic import frames
     from feddg_bench.records.attacks import read_attacks
@@ -121,7 +121,7 @@ def _pictures(name: str, runs: list[RecordedRun], choice: Selection) -> Iterable
 
 
 def _unswept(name: str, choice: Selection) -> str:
-    """Say that records hold one value of a setting only, and which command makes others."""
+    """Return the message that there are no two values to compare, and which command makes some."""
     on = f" dataset={choice.dataset}" if choice.dataset not in (None, "digits4") else ""
     what = "lambda" if name == "lambda" else "K/N"
     return (
@@ -150,7 +150,7 @@ def _command(name: str) -> Callable[..., None]:
 
 
 def _at_least_one(drawn: Iterable[Picture | str]) -> Iterable[Picture | str]:
-    """Yield pictures, then why there are no more.
+    """Yield the pictures, then the reasons why others are missing.
 
     Raises:
         DataError: If there is no picture.

@@ -1,4 +1,4 @@
-"""``feddg-bench methods``, ``datasets``, ``recipes`` and ``settings``: what there is."""
+"""``feddg-bench methods``, ``datasets``, ``recipes`` and ``settings``: list what is available."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from feddg_bench.data.dataset import DomainDataset
 
 _MOST = 24
-"""Values of a list that are shown."""
+"""Length of the longest list that is shown in full."""
 
 MethodName = Annotated[str, typer.Argument(help="See `feddg-bench methods`.")]
 Dataset = Annotated[str, typer.Argument(metavar="DATASET", help="See `feddg-bench datasets`.")]
@@ -49,9 +49,9 @@ def catalogue(
     find: Callable[[], list[dict[str, Any]]],
     cells: Callable[[dict[str, Any]], tuple[str, ...]],
 ) -> typer.Typer:
-    """Return a group of commands that lists what there is when it is called alone.
+    """Return a group of commands that lists all entries when called without a subcommand.
 
-    ``find`` returns what there is as JSON values, ``cells`` one of them as a row.
+    ``find`` returns the entries as JSON values, ``cells`` turns one of them into a row.
     """
     app = typer.Typer(invoke_without_command=True, rich_markup_mode=None, help=about)
 
@@ -135,7 +135,7 @@ def new_command(
         Path | None, typer.Option("--dir", help="Where to write; default ./NAME.")
     ] = None,
 ) -> None:
-    """Write a working plugin package. A method, its test, and what makes it found by name."""
+    """Write a working plugin package. A method, its test, and the entry point that names it."""
     from feddg_bench.runs.template import write_plugin
 
     written = write_plugin(name, directory or Path(name))
@@ -167,7 +167,7 @@ datasets_app = catalogue(
 def show_dataset_command(name: Dataset, data_root: DataRoot = None, json_: Json = False) -> None:
     """Print what is known of a data set. Domains, classes, images, metrics, licence, recipes."""
     dataset: DomainDataset | type[DomainDataset] = load_dataset(name)
-    if not dataset.domains:  # they are those on the disk
+    if not dataset.domains:  # its domains are those on the disk
         with suppress(DataError):
             dataset = load_dataset(name)(data_root)
     facts = _facts(name, dataset)
@@ -179,7 +179,7 @@ def show_dataset_command(name: Dataset, data_root: DataRoot = None, json_: Json 
 
 
 def _facts(name: str, dataset: DomainDataset | type[DomainDataset]) -> dict[str, Any]:
-    """Return what a data set says of itself."""
+    """Return the facts that a data set declares."""
     images = {domain: sum(counts) for domain, counts in dataset.counts.items()}
     return {
         "name": name,
@@ -272,7 +272,7 @@ def settings_command(
     """Show every setting of a run. Value, origin, kind, default and meaning.
 
     Give settings as KEY=VALUE, after the command or in a file for --config. A key may be cut to its
-    last part where only one ends so: lr=0.1 is train.lr=0.1.
+    last part if no other ends the same: lr=0.1 is train.lr=0.1.
     """
     recipe = recipe or load_dataset(dataset).default_recipe
     chosen: Layer = {}
@@ -345,14 +345,14 @@ def _pairs(values: Mapping[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
-    """Return a value as YAML would read it, long fractions cut."""
+    """Return a value as YAML would read it, with long fractions cut."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_value, value))}]"
     return _text(value)
 
 
 def _text(value: Any) -> str:
-    """Return a fact for people: of a long list its beginning and its length."""
+    """Return a value as readable text; a long list is cut to its beginning and its length."""
     if isinstance(value, str):
         return value
     if isinstance(value, float):

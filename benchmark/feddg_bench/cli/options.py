@@ -113,7 +113,7 @@ SplitCsv = Annotated[Path | None, typer.Option(help="Split file; replaces our ow
 
 @dataclass(frozen=True)
 class Names:
-    """Which runs a command is about, but for what it varies itself."""
+    """Which runs a command is about, except for what the command itself varies."""
 
     pairs: Pairs = None
     method: Methods = None
@@ -129,9 +129,9 @@ class Names:
     set_: Set = None
 
     def request(self, resources: Resources, **instead: Any) -> Request:
-        """Return what the words mean.
+        """Return the request that the options describe.
 
-        ``instead`` holds names and flags in place of what the user said of them.
+        ``instead`` holds names and flags that replace the user's.
 
         Raises:
             SettingsError: If a file cannot be read, or a setting is unknown.
@@ -233,5 +233,5 @@ def print_json(value: Any) -> None:
 
 
 def same_words(but: str) -> str:
-    """Return the words of this command without one option, as a shell takes them."""
+    """Return this command's arguments without one option, quoted for a shell."""
     return shlex.join(word for word in sys.argv[1:] if word != but)

@@ -39,7 +39,7 @@ class ConsoleReport(Display, Observer):
         self.decoded: TaskID | None = None
 
     def decoding(self, done: int, total: int) -> None:
-        """Show how far the decoding of images is; it happens once for a data set and a size."""
+        """Show the progress of decoding, which happens once for each data set and image size."""
         if self.console.is_terminal:
             if self.decoded is None:
                 self.decoded = self.progress.add_task("decoding images", total=total, facts="")
@@ -51,7 +51,7 @@ class ConsoleReport(Display, Observer):
             self.say(f"decoded {total} images")
 
     def already(self, plan: Plan, record: RunRecord) -> None:
-        """A run's record is there already."""
+        """A run is not repeated, because its record is there."""
         del record
         self.number += 1
         self.say(f"{self._title(plan)}: already done, {plan.key}")
@@ -67,7 +67,7 @@ class ConsoleReport(Display, Observer):
         title, most = self._title(plan), self.console.width // 2 - 8
         if len(title) > most:
             title = f"{title[: most - 1]}…"
-        # What the line has left beside title, bar, count and time.
+        # The columns that title, bar, count and time leave on the line.
         self.room = self.console.width - len(title) - self.bar - len(f"{rounds}/{rounds}") - 12
         self.task = self.progress.add_task(title, total=rounds, completed=done or 0, facts="")
         self.started, self.done = time.monotonic(), done or 0
@@ -171,7 +171,7 @@ def draw_profile(measured: Profile) -> RichTable:
 
 
 def draw_overheads(measured: Sequence[Profile]) -> RichTable:
-    """Return several methods' seconds a round by phase and bytes, as papers' overhead tables."""
+    """Return a table of methods: seconds a round by phase, and bytes, as papers show overheads."""
     first = measured[0]
     phases = list(first.round)
     numbers = ("once", *(f"{phase[:5]}." for phase in phases))

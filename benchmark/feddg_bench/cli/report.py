@@ -28,7 +28,7 @@ def report_command(
 ) -> None:
     """Make one HTML page of all records. It has leaderboards, runs, curves, tables and figures.
 
-    It opens in any browser, from disk or from anywhere, and asks for nothing outside itself.
+    The page opens in any browser, from disk or a server, and loads nothing from elsewhere.
     """
     from feddg_bench.analysis.report.gather import gather, read_filter
     from feddg_bench.analysis.report.page import figures, render

@@ -39,7 +39,7 @@ def pack_command(results: _Where = Path("runs")) -> None:
 
     Those of attacks go to RESULTS/attacks/*.jsonl.xz.
 
-    All commands read packed records as they read single ones.
+    All commands read packed records just as they read single ones.
     """
     from feddg_bench.records.attacks import pack_attacks
     from feddg_bench.records.store import pack
@@ -50,7 +50,7 @@ def pack_command(results: _Where = Path("runs")) -> None:
 
 @results_app.command("unpack")
 def unpack_command(results: _Where = Path("runs")) -> None:
-    """Move packed records into single JSON files. RESULTS/runs/KEY.json, as people like them."""
+    """Move packed records into single JSON files. RESULTS/runs/KEY.json, easy to read."""
     from feddg_bench.records.attacks import unpack_attacks
     from feddg_bench.records.store import unpack
 

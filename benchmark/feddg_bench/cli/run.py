@@ -41,7 +41,7 @@ def run_command(
     """Train methods, record every run and print a table of each.
 
     Runs whose record is there already are not repeated; interrupted ones go on from their
-    checkpoint. KEY may be short where one setting alone ends so: lr=0.1 is train.lr=0.1.
+    checkpoint. KEY may be cut to its last part if no other ends the same: lr=0.1 is train.lr=0.1.
     """
     wanted = [] if keep is None else read_names("model to keep", keep, KEEP)
     resources = recording.resources()
@@ -154,7 +154,7 @@ def _run_all(
     try:
         with ConsoleReport(len(plans)) as report, Tracker(resources, report.say) as tracker:
             for record in execute_all(plans, resources, report, tracker, keep=keep, again=again):
-                records.append(record)  # noqa: PERF402 - what is there tells what was stopped
+                records.append(record)  # noqa: PERF402 - their number tells which was stopped
     except RunInterruptedError as stop:
         key = plans[len(records)].key
         where = ""

@@ -64,8 +64,8 @@ def sweep_command(
     """Run a W&B sweep file, without an account or a network.
 
     Runs that are recorded are not repeated, interrupted ones go on, failed ones are kept with their
-    error. Start it on several machines that share the results folder: they share the runs.
-    --engine slurm or ray starts it on a cluster's.
+    error. Start it on several machines that share the results folder, and they share the runs.
+    --engine slurm or ray starts it on a cluster.
     """
     from feddg_bench.sweeps.definition import load_sweep
 
@@ -92,7 +92,7 @@ def sweep_command(
 
 
 def finish(search: Search, datasets: Datasets, resources: Resources, *, retry_failed: bool) -> bool:
-    """Make the runs that are left and return whether one failed; say how to go on if stopped."""
+    """Make the runs that are left and return whether one failed; if stopped, say how to go on."""
     try:
         return _run(search, datasets, resources, retry_failed=retry_failed)
     except RunInterruptedError as stop:
@@ -232,7 +232,7 @@ def _finished(search: Search, results: Path) -> tuple[int, int]:
 
 
 def listing(name: str, search: Search, results: Path) -> str:
-    """Return the runs of a sweep with what became of each."""
+    """Return the runs of a sweep with the state of each, as text."""
     from feddg_bench.records.store import ResultsStore
     from feddg_bench.sweeps.failures import Failures
 
@@ -257,7 +257,7 @@ def listing(name: str, search: Search, results: Path) -> str:
 
 
 def _summary(sweep: Sweep, search: Search, results: Path) -> str:
-    """Return what a finished sweep came to: counts, failures, and the best settings."""
+    """Return the summary of a finished sweep: counts, failures, and the best settings."""
     from feddg_bench.records.store import ResultsStore
     from feddg_bench.sweeps.failures import Failures
     from feddg_bench.sweeps.progress import failures_text

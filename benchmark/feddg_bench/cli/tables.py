@@ -49,7 +49,7 @@ def tables_command(
     """Make tables from records. Papers' tables have published numbers beside ours.
 
     Every table says which runs its numbers come from, and which command would fill what is missing.
-    With all, tables without a number of ours are left out; each is written by its own name.
+    With all, tables without a number of ours are left out; naming one writes it all the same.
     """
     from feddg_bench.analysis.claims import claims, claims_text, tally
     from feddg_bench.analysis.tables.make import make_tables
@@ -59,7 +59,7 @@ def tables_command(
     endings = read_names("format", formats, WRITERS)
     folders, said = record_folders(results)
     names = tables or ["all"]
-    gc.disable()  # all that is made stays to the end: looking for cycles in it costs a tenth
+    gc.disable()  # all that is made stays to the end; looking for garbage in it costs a tenth
     try:
         grids, runs = make_tables(
             [name for name in names if name not in ("claims", "privacy")],
@@ -102,7 +102,7 @@ def _privacy(
     *,
     anyway: bool,
 ) -> None:
-    """Write the table of privacy, if there are attacks or it is wanted anyway."""
+    """Write the privacy table if there are attacks, or ``anyway``."""
     from feddg_bench.analysis.exposure import privacy_csv, privacy_text
     from feddg_bench.common.files import write_whole
     from feddg_bench.plugins import names, outline

@@ -30,9 +30,9 @@ def tune_command(
 ) -> None:
     """Try the same number of settings for every method and write down which won.
 
-    Learning rate first, then the method's own ranges; on one scenario and a seed that no table
-    uses (default 100; of several the mean counts), by held-out images of the training domains
-    alone. Goes on where it was stopped, and shares the work with others as `sweep` does.
+    It tries the learning rate first, then the method's own ranges, on one scenario and a seed that
+    no table uses (default 100; of several the mean counts). Only held-out images of the training
+    domains decide. It goes on where it was stopped, and can share the work as `sweep` does.
     RESULTS/tuning holds the trials and the ledgers that `run --tuned` reads.
     """
     from feddg_bench.records.tuning import FOLDER, ledger_path
@@ -51,7 +51,7 @@ def tune_command(
     datasets = Datasets(resources.data_root)
     try:
         failed = finish(search, datasets, inner, retry_failed=retry_failed)
-    finally:  # stopped or not, what is whole is written down
+    finally:  # stopped or not, finished ledgers are saved
         ledgers = [t.ledger(inner.results) for t in tunings if t.is_done(inner.results)]
         for ledger in ledgers:
             ledger.save(resources.results)
@@ -65,7 +65,7 @@ def tune_command(
 
 
 def _show(ledgers: Sequence[TuningLedger], place: Path) -> None:
-    """Draw what each method came to."""
+    """Print a table of each method's tuning."""
     from feddg_bench.common.terminal import table, terminal
     from feddg_bench.records.metrics import find_metric
     from feddg_bench.records.variants import assignments

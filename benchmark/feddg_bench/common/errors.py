@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 MOST_LETTERS = 1000
-"""Of the known names that an error lists."""
+"""Most letters of the known names that an error lists."""
 
 
 class FeddgError(Exception):
-    """Something the user can mend. The message says what was found, what was expected and how."""
+    """Something the user can fix. The message says what was found, what was expected and how."""
 
 
 class SettingsError(FeddgError):
@@ -22,7 +22,7 @@ class PluginError(FeddgError):
 
 
 class ClientError(FeddgError):
-    """What went wrong at one client: an exception, or a reply where ``on_fault`` is ``fail``."""
+    """What went wrong at one client: an exception, or a bad reply if ``on_fault`` is ``fail``."""
 
 
 class DataError(FeddgError):
@@ -42,7 +42,7 @@ class RunInterruptedError(BaseException):
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """Return the sentence that names the nearest known name.
+    """Return the error message for an unknown name, which suggests the nearest known one.
 
     >>> unknown("method", "fedgam", ["fedavg", "fedgma"])
     "unknown method 'fedgam'; did you mean 'fedgma'? Known: fedavg, fedgma"
@@ -61,7 +61,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
 
 
 def in_a_line(error: BaseException) -> str:
-    """Return an exception in one line; one that is no `FeddgError` with its type and place.
+    """Return an exception in one line, with its type and place unless it is a `FeddgError`.
 
     >>> try:
     ...     int("many")
@@ -80,7 +80,7 @@ def in_a_line(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Return text that no terminal obeys: what is not to be printed is written as escapes.
+    r"""Return text that no terminal obeys: unprintable characters are written as escapes.
 
     >>> printable("a\x1b[31mb\n")
     'a\\x1b[31mb\\n'

@@ -19,8 +19,8 @@ from feddg_bench.common.errors import DataError, SettingsError, unknown
 def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
     """Open a new file that becomes ``path``, whole, when the block ends, and never otherwise.
 
-    With ``sync`` the disk has it, so that a power failure cannot undo it: not worth the time for
-    what can be made again.
+    With ``sync`` it is flushed to the disk, so that a power failure cannot undo it; this is not
+    worth the time for a file that can be made again.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
@@ -69,7 +69,7 @@ def plain_file(path: Path) -> os.stat_result:
 
 
 def below(folder: Path, name: str) -> Path:
-    """Return the path that a table's cell names below a folder.
+    """Return the path below a folder that a table's cell names.
 
     Raises:
         DataError: If it would lead out of the folder.
@@ -88,14 +88,14 @@ def shipped(folder: str) -> Path:
 
 
 def shipped_names(folder: str, *patterns: str) -> tuple[str, ...]:
-    """Return the names of the YAML files of such a folder, without their ending."""
+    """Return the names of the YAML files in a `shipped` folder, without their ending."""
     root = shipped(folder)
     found = {path for pattern in patterns or ("*.yaml",) for path in root.glob(pattern)}
     return tuple(sorted(path.relative_to(root).with_suffix("").as_posix() for path in found))
 
 
 def find_yaml(kind: str, folder: str, given: str, *patterns: str) -> Path:
-    """Return the YAML file that a user names: by its path, or one that comes with the package.
+    """Return the YAML file that a user names: by its path, or by name if it comes with the package.
 
     Raises:
         SettingsError: If there is no such name.
@@ -109,9 +109,9 @@ def find_yaml(kind: str, folder: str, given: str, *patterns: str) -> Path:
 
 
 def file_name(text: str) -> str:
-    """Return a text, such as a name in a record, as a part of a file's name that leads nowhere.
+    """Return a text, such as a name in a record, as a part of a file's name that is safe.
 
-    What had to change ends in a few digits of its hash, so that two texts stay two files.
+    A text that had to change ends in a few digits of its hash, so that two texts stay two files.
 
     >>> file_name("quick"), file_name("../x")
     ('quick', '_x-d6b96a')

@@ -41,14 +41,14 @@ def in_threads(
 ) -> Iterator[T]:
     """Yield the function's value for every number, in order, computed by threads.
 
-    Few results wait at a time, whatever the number of numbers.
+    Few results wait at a time, however many numbers there are.
 
     Args:
         function: Called by the threads.
         numbers: What it is called with.
-        size: Number of threads; 0 is one a core.
-        stop: Is set when nobody waits for results any more, such as after Ctrl-C: calls that take
-            long look at it now and then, for the threads are waited for.
+        size: Number of threads; 0 is one per core.
+        stop: Set when nobody wants results any more, such as after Ctrl-C. Long calls should look
+            at it now and then, because the threads are waited for.
     """
     with ThreadPoolExecutor(size or cores()) as pool:
         try:
@@ -61,7 +61,7 @@ def in_threads(
 
 @contextmanager
 def interrupts_ignored() -> Iterator[None]:
-    """Start processes that ignore Ctrl-C from their first instruction: the parent decides."""
+    """Let processes started here ignore Ctrl-C from their first instruction: the parent decides."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -77,8 +77,8 @@ def start_process(
 ) -> BaseProcess:
     """Start a process that computes on a device, ends with this one, and ignores Ctrl-C.
 
-    For a CPU, where forks are safe, as a fork of one server, which imports PyTorch and the engine
-    once: alone each process would take seconds and 300 MB for that.
+    For a CPU, where forks are safe, it is a fork of one server that imports PyTorch and the engine
+    once; otherwise each process would take seconds and 300 MB for that.
     """
 
     def start(way: SpawnContext | ForkServerContext) -> BaseProcess:
@@ -91,7 +91,7 @@ def start_process(
     if device == "cpu" and sys.platform == "linux":
         server = get_context("forkserver")
         server.set_forkserver_preload(["feddg_bench.engine.executors"])
-        with suppress(OSError):  # its socket is gone, such as swept from /tmp
+        with suppress(OSError):  # its socket is gone, perhaps swept from /tmp
             return start(server)
     return start(get_context("spawn"))
 
@@ -99,7 +99,7 @@ def start_process(
 def _with_environment(
     target: Callable[..., object], arguments: tuple[Any, ...], environment: dict[str, str]
 ) -> None:
-    """Begin with what the parent has now; the server of forks has what the first of them had."""
+    """Begin with the parent's present environment; the server of forks keeps an older one."""
     os.environ.clear()
     os.environ.update(environment)
     target(*arguments)
@@ -122,16 +122,16 @@ def in_processes(
 ) -> Iterator[int] | None:
     """Share numbered pieces of work among processes, which end with this one, however it ends.
 
-    Each calls ``make`` once, and what that returns for every number it gets.
+    Each process calls ``make`` once, and then the result for every number that it gets.
 
     Returns:
-        Each number when its work is done; or nothing where processes cannot do it: in one that may
-        have none, or where they cannot import what ``make`` is made of, such as a class from a
-        notebook.
+        Each number when its work is done; or ``None`` if processes cannot do it: in a process that
+        may not start others, or if they cannot import what ``make`` is made of, such as a class
+        from a notebook.
 
     Raises:
-        FeddgError: What the work raised, or if a process died.
-        OSError: What the work raised.
+        FeddgError: If the work raised it, or if a process died.
+        OSError: If the work raised it.
     """
     if current_process().daemon:
         return None
@@ -176,7 +176,7 @@ def _share(team: Mapping[Connection, BaseProcess], numbers: Sequence[int]) -> It
             done = [running.pop(pipe) for pipe in idle]
     except (EOFError, ConnectionError) as error:
         raise FeddgError(
-            "a process that decodes images died, most likely because memory ran out; the same "
+            "a helper process died, most likely because memory ran out; the same "
             "command goes on where it stopped"
         ) from error
     finally:
@@ -190,7 +190,7 @@ def _end(team: Mapping[Connection, BaseProcess]) -> None:
 
 
 def _serve(pipe: Connection) -> None:
-    """Be a process of `in_processes` until the pipe closes."""
+    """Work as a process of `in_processes` until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(EOFError, ConnectionError):
         try:

@@ -20,14 +20,14 @@ FIXED = {
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
 }
-"""What the environment must say when a process begins."""
+"""What the environment must contain when a process begins."""
 
 ABSENT = ("GLIBC_TUNABLES", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_DYNAMIC")
-"""What it must not say."""
+"""What it must not contain."""
 
 
 def is_fixed() -> bool:
-    """Tell whether this process's environment is the portable one."""
+    """Return whether this process's environment is the portable one."""
     return all(os.environ.get(name) == value for name, value in FIXED.items()) and not any(
         name in os.environ for name in ABSENT
     )
@@ -38,7 +38,7 @@ def begin_portable() -> None:
 
     Raises:
         SettingsError: If the CPU lacks AVX2, or this is not the command but a program that uses
-            the package, which would be lost.
+            the package, whose state would be lost.
     """
     if platform.machine() not in ("x86_64", "AMD64") or not {"avx2", "fma"} <= cpu_flags():
         raise SettingsError(
@@ -60,7 +60,7 @@ def begin_portable() -> None:
 
 
 def _is_command() -> bool:
-    """Tell whether this process is ``feddg-bench``, whose arguments are still its own."""
+    """Return whether this process is ``feddg-bench`` with its original arguments."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     module = spec is not None and spec.name == "feddg_bench.__main__"
     own = sys.orig_argv[-len(sys.argv[1:]) :] == sys.argv[1:]
@@ -75,7 +75,7 @@ def cpu_flags() -> set[str]:
 def describe_cpu() -> str:
     """Return the CPU's maker and its widest vector instructions; never its model or serial number.
 
-    Such as ``GenuineIntel, avx512f``.
+    For example ``GenuineIntel, avx512f``.
     """
     flags = cpu_flags()
     widest = next((name for name in ("avx512f", "avx2", "avx", "sse4_2") if name in flags), "")

@@ -1,7 +1,7 @@
 """Named random streams: every consumer derives its own from the run seed, none shares a state.
 
-A stream is a function of its name, not of what was drawn before it. Hence adding a consumer moves
-no other one, the order of clients does not matter, and resuming needs no stored generator state.
+A stream is a function of its name, not of what was drawn before it. Hence adding a consumer
+changes no other one, the order of clients does not matter, and resuming needs no stored state.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     import torch
 
 RandomBytes = Callable[[int], bytes]
-"""Returns as many random bytes as it is asked for, others each time."""
+"""Returns as many random bytes as it is asked for, different ones each time."""
 
 
 def derive_seed(root: int, *names: str | int) -> int:
-    """Return the seed, in [0, 2**63), of the stream that ``names`` call under ``root``.
+    """Return the seed, in [0, 2**63), of the stream that ``names`` identify under ``root``.
 
     >>> derive_seed(0, "sampling", 1) == derive_seed(0, "sampling", 1)
     True
@@ -39,7 +39,7 @@ def generator(root: int, *names: str | int) -> np.random.Generator:
 
 
 def byte_stream(root: int, *names: str | int) -> RandomBytes:
-    """Return the random bytes of the named stream."""
+    """Return a function that draws random bytes from the named stream."""
     drawn: RandomBytes = generator(root, *names).bytes
     return drawn
 
@@ -57,7 +57,7 @@ def torch_generator(
 def torch_stream(
     root: int, *names: str | int, device: torch.device | str = "cpu"
 ) -> Iterator[None]:
-    """Run a block on the named stream, and give PyTorch's global generators back unchanged.
+    """Run a block on the named stream, and leave PyTorch's global generators unchanged.
 
     Layers such as dropout draw from the global generator of their device; inside the block that
     generator starts from the named seed.
@@ -68,7 +68,7 @@ def torch_stream(
     seed = derive_seed(root, *names)
     generators = [torch.default_generator]
     if device.type != "cpu":
-        torch.empty(0, device=device)  # a GPU's generators are there once it is used
+        torch.empty(0, device=device)  # a GPU's generators exist only once it is used
         module = torch.get_device_module(device)
         generators.append(module.default_generators[device.index or 0])
     states = [generator.get_state() for generator in generators]

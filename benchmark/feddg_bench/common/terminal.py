@@ -1,4 +1,4 @@
-"""What is written for a person; names of domains, classes and folders stand as they are."""
+"""Output for people; names of domains, classes and folders are written as they are."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from rich.table import Table
 
 
 def terminal(*, stderr: bool = False) -> Console:
-    """Return a console that takes no brackets for commands: a domain may be called ``[dark]``."""
+    """Return a console that does not read brackets as markup: a domain may be called ``[dark]``."""
     return Console(stderr=stderr, markup=False)
 
 
 def print_markdown(markdown: str) -> None:
-    """Print Markdown: on a terminal no wider than it is, elsewhere as it stands."""
+    """Print Markdown, on a terminal wrapped to its width, elsewhere unchanged."""
     console = terminal()
     shown = wrapped(markdown, console.width) if console.is_terminal else markdown
-    print(shown, end="", flush=True)  # noqa: T201 - it is no markup of rich's
+    print(shown, end="", flush=True)  # noqa: T201 - it is not rich's markup
 
 
 def wrapped(markdown: str, width: int) -> str:
-    """Break lines between words so that they fit into ``width``; items of lists hang.
+    """Break lines between words so that they fit into ``width``; list items get a hanging indent.
 
     >>> wrapped("- one two three", 9).splitlines()
     ['- one two', '  three']
@@ -63,7 +63,7 @@ def table(
         rows: A text for each column; ``None`` draws a line.
         caption: Stands below.
         right: Columns of numbers.
-        whole: Columns that are never broken, as numbers are not.
+        whole: Columns that, like numbers, are never broken.
         gap: Blanks between columns.
     """
     drawn = Table(
@@ -98,7 +98,7 @@ def text(template: str) -> TextColumn:
 
 
 def duration(seconds: float) -> str:
-    """Return a time for people.
+    """Return a length of time as people write it.
 
     >>> [duration(s) for s in (4.2, 90, 8000)]
     ['4 s', '2 min', '2 h 13 min']
@@ -110,7 +110,7 @@ def duration(seconds: float) -> str:
 
 
 class Display:
-    """A live display on standard error, plain lines where it is no terminal; a context manager."""
+    """A live display on standard error, plain lines if that is no terminal; a context manager."""
 
     def __init__(self, *columns: ProgressColumn) -> None:
         self.console = terminal(stderr=True)

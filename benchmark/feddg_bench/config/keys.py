@@ -14,7 +14,7 @@ from feddg_bench.config.layers import Layer
 from feddg_bench.config.schema import MethodSettings, RunSettings, Section
 
 _FIRST: dict[str, Any] = json.loads(Path(__file__).with_name("first_settings.json").read_bytes())
-"""The settings that there were when keys were fixed: by section, and by method under ``hyper``."""
+"""The settings that existed when keys were fixed: by section, and by method under ``hyper``."""
 
 
 def canonical_settings(
@@ -22,9 +22,9 @@ def canonical_settings(
 ) -> Layer:
     """Return what is hashed into the run key, as JSON values.
 
-    Files stand by their content, not by their path. A setting that was added after keys were fixed
-    is left out while it has its default, so that no record is orphaned by a new setting. ``hyper``
-    is what checks ``settings.hyper``.
+    Files are represented by their content, not by their path. A setting that was added after keys
+    were fixed is left out while it has its default, so that no record is orphaned by a new setting.
+    ``hyper`` is the class that checks ``settings.hyper``.
 
     Raises:
         SettingsError: If a named file cannot be read.
@@ -47,7 +47,7 @@ def canonical_settings(
 
 
 def _leave_out_new(values: Layer, model: type[Section], first: Iterable[str]) -> None:
-    """Remove the fields that are not among the first ones and have their default."""
+    """Remove the fields that are not in ``first`` and have their default."""
     new = set(model.model_fields).difference(first) & set(values)
     defaults = model.model_construct().model_dump(mode="json", include=new) if new else {}
     for name in new:

@@ -1,6 +1,6 @@
-"""Layers of settings, later ones win.
+"""Layers of settings; later ones win.
 
-Defaults, the recipe, what the method needs, ``--config`` files, flags and ``KEY=VALUE``.
+Their order: defaults, the recipe, what the method needs, ``--config`` files, flags, ``KEY=VALUE``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def merge(*layers: Mapping[str, Any]) -> Layer:
 
 
 def dotted(layer: Mapping[str, Any], prefix: str = "") -> Layer:
-    """Return what a layer sets by dotted keys.
+    """Return a layer's settings by dotted key.
 
     >>> dotted({"train": {"lr": 0.1}, "seed": 0})
     {'train.lr': 0.1, 'seed': 0}
@@ -67,7 +67,7 @@ def dotted_keys(model: type[BaseModel] = RunSettings, prefix: str = "") -> Itera
 
 
 def kind_of(field: FieldInfo) -> str:
-    """Return what values a setting takes, in words.
+    """Return in words which values a setting takes.
 
     >>> kind_of(RunSettings.model_fields["seed"])
     'int >= 0'
@@ -98,14 +98,14 @@ def _type(annotation: Any) -> str:
 
 
 def paragraph(text: str | None) -> str:
-    """Return what a docstring says before its sections, in one line of plain text."""
+    """Return the text of a docstring before its sections, as one line of plain text."""
     return " ".join((text or "").partition("Args:")[0].replace("``", "").split())
 
 
 def parse_override(text: str, known: Iterable[str] = ()) -> Layer:
     """Return ``KEY=VALUE`` as a nested layer; the value is read as YAML.
 
-    A key may be given by its last part alone where only one known key ends so.
+    A key may be given by its last part alone if only one known key ends in it.
 
     Raises:
         SettingsError: If there is no ``=``, or the key is unknown or ambiguous.
@@ -124,12 +124,12 @@ def parse_override(text: str, known: Iterable[str] = ()) -> Layer:
 
 
 def full_key(key: str, known: Iterable[str] = ()) -> str:
-    """Return the dotted key that ``key`` is or is the last part of.
+    """Return the dotted key that ``key`` is, or is the last part of.
 
-    Those of ``engine`` have no short form: what computes a run must be asked for by name.
+    Keys of ``engine`` have no short form: how a run is computed must be asked for in full.
 
     Raises:
-        SettingsError: If no setting ends so, or several do.
+        SettingsError: If no setting ends in it, or several do.
     """
     keys = [*dotted_keys(), *known]
     if key in keys or key.startswith("hyper."):
@@ -145,7 +145,7 @@ def full_key(key: str, known: Iterable[str] = ()) -> str:
 
 
 def nested(key: str, value: Any) -> Layer:
-    """Return one setting by dotted key as a layer.
+    """Return a layer with one setting, given by dotted key.
 
     >>> nested("train.lr", 0.1)
     {'train': {'lr': 0.1}}
@@ -157,7 +157,7 @@ def nested(key: str, value: Any) -> Layer:
 
 
 def read_settings(values: Mapping[str, Any]) -> Layer:
-    """Return settings by short, dotted or nested key as one layer.
+    """Return one layer of settings that are given by short, dotted or nested key.
 
     Raises:
         SettingsError: If a key is unknown or ambiguous.
@@ -175,7 +175,7 @@ def read_settings(values: Mapping[str, Any]) -> Layer:
 
 
 def _number(text: str) -> str | float:
-    """Read what YAML 1.1 takes for text although every reader means a number, such as 1e-3."""
+    """Read as a number what YAML 1.1 takes for text, such as 1e-3."""
     try:
         return float(text)
     except ValueError:
@@ -189,7 +189,7 @@ def load_layer(path: Path, what: str = "settings file") -> Layer:
         SettingsError: If it is missing, not YAML or not a mapping.
     """
     try:
-        with path.open(encoding="utf-8") as file:  # no more than that: it may be /dev/zero
+        with path.open(encoding="utf-8") as file:  # with a limit: it may be /dev/zero
             layer = read_yaml(file.read(MAX_LENGTH + 1), f"{what} {path}")
     except OSError as error:
         raise SettingsError(f"cannot read {what} {path}: {error.strerror}") from error
@@ -227,6 +227,6 @@ def validate(model: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
 
 
 def _short(value: Any) -> str:
-    """Return a value as Python writes it, but not for pages."""
+    """Return a value as Python writes it, cut to 100 characters."""
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:97]}..."

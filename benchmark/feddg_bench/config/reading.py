@@ -10,16 +10,16 @@ import yaml
 from feddg_bench.common.errors import SettingsError, unknown
 
 MAX_LENGTH = 1_000_000
-"""Characters of a file."""
+"""Most characters of a file."""
 MAX_DEPTH = 16
-"""Levels of nesting."""
+"""Most levels of nesting."""
 MAX_VALUES = 100_000
-"""Values, counted as often as aliases repeat them."""
+"""Most values, counted as often as aliases repeat them."""
 MAX_WHOLE = 2**63
 """Bound of whole numbers: what 64 bits hold."""
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""PyYAML's loader in C, ten times as quick, where PyYAML was built with it."""
+"""PyYAML's loader in C, ten times as fast, if PyYAML was built with it."""
 
 
 def listed(text: str | Iterable[str]) -> list[str]:
@@ -32,7 +32,7 @@ def read_names(kind: str, text: str | Iterable[str], known: Collection[str]) -> 
     """Return the names in a list as `listed` reads it.
 
     Raises:
-        SettingsError: If one is unknown; says the nearest of its kind.
+        SettingsError: If one is unknown; the message suggests the nearest known one.
     """
     names = listed(text)
     for name in names:
@@ -42,12 +42,12 @@ def read_names(kind: str, text: str | Iterable[str], known: Collection[str]) -> 
 
 
 def read_yaml(text: str, what: str) -> Any:
-    """Return the one document of a text: mappings, lists, text, numbers, truth values, null.
+    """Return the only document in a text: mappings, lists, text, numbers, truth values, null.
 
     ``what`` is what the text is called in an error.
 
     Raises:
-        SettingsError: If it is not YAML, has a key twice, or holds what no setting can be.
+        SettingsError: If it is not YAML, has a key twice, or holds what no setting can hold.
     """
     try:
         _check_depth(text)  # before anything recurses over it
@@ -65,7 +65,7 @@ def read_yaml(text: str, what: str) -> Any:
         raise SettingsError(f"{what} is not YAML: {error.problem}{at}") from error
     except yaml.YAMLError as error:
         raise SettingsError(f"{what} is not YAML: {str(error).splitlines()[0]}") from error
-    except (ValueError, LookupError, AttributeError) as error:  # PyYAML's own, of a tag
+    except (ValueError, LookupError, AttributeError) as error:  # PyYAML's, for a tag
         raise SettingsError(
             f"cannot read {what}: a number or date in it is none; write text in quotation marks"
         ) from error
@@ -73,7 +73,7 @@ def read_yaml(text: str, what: str) -> Any:
 
 
 class _RefusedError(Exception):
-    """What is wrong with a text."""
+    """The message says what is wrong with a text."""
 
 
 def _check_depth(text: str) -> None:
@@ -115,7 +115,7 @@ def _check_values(value: Any) -> None:
 
 
 def _values(value: Any, depth: int) -> Iterator[None]:
-    """Yield once a value, and refuse what no setting can be; aliases may even be circular."""
+    """Yield once per value, and refuse what no setting can hold; aliases may even be circular."""
     yield
     if depth > MAX_DEPTH:
         raise _RefusedError(f"it is nested more than {MAX_DEPTH} deep")

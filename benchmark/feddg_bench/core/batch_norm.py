@@ -1,4 +1,4 @@
-"""Batch normalisation, found by module type: names of its tensors, and how to freeze it.
+"""Batch normalisation, found by module type: names of its tensors, freezing and folding.
 
 A search for "bn" in names would miss 4 of ResNet-50's 53 layers (``downsample.1``) and all 121 of
 DenseNet-121 (``norm``).
@@ -70,12 +70,12 @@ def _only_normalises(layer: nn.Module) -> bool:
 def freeze_batch_norm(module: nn.Module) -> None:
     """Replace every batch normalisation layer inside ``module`` by its `FrozenBatchNorm`.
 
-    One that does more than normalise, such as timm's, which activates too, stays, in evaluation
-    mode for good.
+    A layer that does more than normalise, such as timm's, which also applies the activation, is
+    not replaced but put into evaluation mode for good.
 
-    Names and tensors stay the same, so state dicts and optimisers notice nothing. As in
-    FedDG_Benchmark and PARDON (Nguyen et al., ICDCS 2025): statistics of the initial weights,
-    affine parameters trained. Freezing twice changes nothing.
+    Names and tensors stay the same, so state dicts and optimisers are not affected. As in
+    FedDG_Benchmark and PARDON (Nguyen et al., ICDCS 2025), the statistics stay those of the initial
+    weights and the affine parameters are trained. Freezing twice changes nothing.
     """
     for prefix, layer in list(_layers(module)):
         if _only_normalises(layer):
@@ -87,22 +87,23 @@ def freeze_batch_norm(module: nn.Module) -> None:
 
 
 Pair = tuple[nn.Conv2d, _BatchNorm]
-"""A convolution, and the batch normalisation of its result."""
+"""A convolution, and the batch normalisation that reads its output."""
 
 
 @torch.no_grad()
 def foldable(module: nn.Module, images: torch.Tensor) -> list[Pair]:
-    """Return each convolution with the batch normalisation that reads its very result.
+    """Return each convolution with the batch normalisation that directly reads its output.
 
-    They are found by what flows through ``module`` in evaluation mode, not by names or order.
+    Pairs are found from the tensors that flow through ``module`` in evaluation mode, not from names
+    or order.
 
     Args:
         module: Left in evaluation mode.
-        images: [B, C, H, W] such as it takes.
+        images: [B, C, H, W], valid inputs of ``module``.
 
     Raises:
-        SettingsError: If the module gives something else once they are folded, as where a result
-            goes elsewhere too.
+        SettingsError: If folding changes the module's output, for example because another layer
+            also reads a convolution's output.
     """
     if not any(True for _ in _layers(module)):
         return []
@@ -140,14 +141,14 @@ def foldable(module: nn.Module, images: torch.Tensor) -> list[Pair]:
 
 @contextmanager
 def folded(pairs: Sequence[Pair], *, once: bool) -> Iterator[None]:
-    """Let convolutions do the work of the batch normalisation behind them, for a block.
+    """Fold batch normalisation into the convolutions before it for the length of a block.
 
-    The same function by other arithmetic, with the same parameters. Batch normalisation must use
-    its running statistics throughout.
+    The function and its parameters stay the same; only the arithmetic differs. Batch normalisation
+    must use its running statistics throughout.
 
     Args:
         pairs: See `foldable`.
-        once: Fold the weights as they are now; else anew in each pass, through which gradients
+        once: Fold the current weights once; else fold again in each forward pass, so that gradients
             reach all parameters.
     """
     for conv, norm in pairs:

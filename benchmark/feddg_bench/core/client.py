@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 Batch = tuple[Tensor, Tensor]
 """Images, float [B, 3, H, W] in [0, 1], and labels, int64 [B].
 
-Other data sets have other numbers of channels, values that are normalised already, or targets of a
-regression, float32 [B], for labels.
-Images are [V, B, 3, H, W] where V > 1 views of each were asked for.
+Other data sets may have another number of channels, values that are already normalised, or
+regression targets, float32 [B], as labels.
+Images are [V, B, 3, H, W] if V > 1 views of each were requested.
 """
 
 
@@ -43,18 +43,18 @@ class ClientData(Protocol):
         generator: torch.Generator,
         parts: Iterable[Tensor] | None = None,
     ) -> Iterator[Batch]:
-        """Yield every image once, or the parts given, in batches."""
+        """Yield every image once, or only the given parts, in batches."""
 
 
 class Received(Mapping[str, Any]):
-    """What a client got from the server: an entry is copied when it is first read.
+    """What a client got from the server; each entry is copied when it is first read.
 
-    So nothing that a client writes into it reaches the server or another client, and what is not
-    read costs nothing.
+    So nothing that a client writes into it reaches the server or another client, and an entry that
+    is never read costs nothing.
 
     Args:
-        content: What it got.
-        device: Where copies lie; by default where the entries do.
+        content: The original entries.
+        device: Device of the copies; by default that of the entries.
     """
 
     def __init__(self, content: Mapping[str, Any], device: torch.device | None = None) -> None:
@@ -91,8 +91,8 @@ class Client:
         fabric: Precision and device of this worker.
         train: Settings of local training.
         seed: Root of this run's random streams.
-        domain_ids: Domain of each of its training images, int64 [n] on the CPU: equal numbers are
-            one domain, an index into ``sources``.
+        domain_ids: Domain of each of its training images, as an index into ``sources``: int64 [n]
+            on the CPU.
         sources: Names of the source domains.
         validation: Its validation images, where the method wants them; use `validation_batches`.
     """
@@ -114,12 +114,12 @@ class Client:
 
     @property
     def domains(self) -> dict[str, int]:
-        """Training images of each source domain that the client holds; no zeros."""
+        """The client's number of training images by source domain, without zeros."""
         counts = ((name, int((self.domain_ids == i).sum())) for i, name in enumerate(self.sources))
         return {name: count for name, count in counts if count}
 
     def generator(self, *names: str | int) -> torch.Generator:
-        """Return a CPU generator for a stream of this client and round, by name."""
+        """Return a CPU generator for the named random stream of this client and round."""
         return torch_generator(self.seed, *names, self.round, self.name)
 
     def batches(
@@ -134,17 +134,17 @@ class Client:
     ) -> Iterator[Batch]:
         """Yield one epoch of batches on the worker's device.
 
-        The same arguments yield the same batches, however often they are asked for in a task.
+        Within a task, the same arguments always yield the same batches.
 
         Args:
-            train: Shuffle and augment; else in order and as stored.
+            train: Shuffle and augment; else keep images in order and as stored.
             augment: Overrides whether images are augmented.
             epoch: Local epoch from 0; each has its own random stream.
             views: Independently augmented copies of each image (see `Batch`).
-            companions: One more image for each of the client's, uint8 [n, H, W, 3] in its order;
-                it comes as a further view, augmented with the same draws as the first.
-            parts: Which images make each batch, instead of each image once: positions among the
-                client's images, int64 [b] each, on the CPU.
+            companions: One more image for each of the client's images, in the same order: uint8
+                [n, H, W, 3]. It is added as a further view, with the same draws as the first.
+            parts: The images of each batch, instead of every image once: positions among the
+                client's images, int64 [b] for each batch, on the CPU.
         """
         return self.data.batches(
             shuffle=train,
@@ -159,7 +159,7 @@ class Client:
         """Yield the client's validation images in order and as stored, in batches on the device.
 
         Raises:
-            PluginError: If the method does not say that its clients keep validation images.
+            PluginError: If the method does not declare that its clients keep validation images.
         """
         if self.validation is None:
             raise PluginError(
@@ -174,7 +174,7 @@ class Client:
         )
 
     def lr_factor(self, epoch: int) -> float:
-        """Return what the learning rate is multiplied with in this local epoch (from 0)."""
+        """Return the factor of the learning rate in this local epoch (from 0)."""
         if self.train.schedule == "constant":
             return 1.0
         epochs = self.train.local_epochs

@@ -18,13 +18,14 @@ _HUGE = 2.0**64
 
 
 Form = str | Mapping[str, str]
-"""What a client's payload must look like.
+"""The form that a client's payload must have.
 
-For tensors by name ``model``, ``model without PREFIX`` or ``model within PREFIX`` (names behind
-it), each with ``part of`` before it where some may be missing; else the `form_of` a number, or of
-every tensor in the payload, or several with `` | `` between them. A size may be a capital, for what
-all clients share, or a small letter, for what is the same in one reply. "" allows everything; a
-mapping gives a form to each key of a dict, and all must be there.
+For a dict of model tensors: ``model``, ``model without PREFIX`` or ``model within PREFIX`` (names
+then lack the prefix), with ``part of`` before it if tensors may be missing. Otherwise: the
+`form_of` a number, or of every tensor in the payload, or several forms separated by `` | ``. In
+place of a size, a capital letter stands for a number that all clients share, and a small letter for
+one that is the same throughout one reply. "" allows everything. A mapping gives a form to each key
+of a dict, and all keys must be there.
 """
 
 
@@ -34,7 +35,7 @@ class Flaw(NamedTuple):
     Attributes:
         name: Path of the tensor or number.
         reason: What is wrong with it, to be read after its name.
-        form: Whether its name, shape or type is wrong, not its value.
+        form: Whether its name, shape or type is wrong, rather than its value.
     """
 
     name: str
@@ -54,11 +55,11 @@ def form_of(leaf: Any) -> str:
 
 
 def misfit(weights: Any, model: Mapping[str, Tensor], *, whole: bool = True) -> Flaw | None:
-    """Return where a state's names, shapes and types first differ from ``model``'s, if anywhere.
+    """Return the first difference in names, shapes or types between a state and ``model``, if any.
 
     Args:
         weights: Tensors by name, or anything else.
-        model: How they must be.
+        model: The expected tensors by name.
         whole: Whether all of the model's names must be there.
     """
     if not isinstance(weights, Mapping):
@@ -80,14 +81,14 @@ def misfit(weights: Any, model: Mapping[str, Tensor], *, whole: bool = True) -> 
 def misform(
     name: str, value: Any, form: Form, model: Mapping[str, Tensor], sizes: MutableMapping[str, int]
 ) -> Flaw | None:
-    """Return where what a client sends first differs from its declared form, if anywhere.
+    """Return the first difference between a sent value and its declared form, if any.
 
     Args:
-        name: Of what it sends.
-        value: What it sends.
+        name: Name of the value.
+        value: What the client sends.
         form: See `Form`.
         model: The global model.
-        sizes: What letters stand for, as far as it is known; new ones are added.
+        sizes: The number that each letter stands for, as far as known; new letters are added.
     """
     if not isinstance(form, str):
         if not isinstance(value, Mapping) or value.keys() != form.keys():
@@ -115,13 +116,13 @@ def misform(
 
 
 def nonfinite(payload: Any) -> Flaw | None:
-    """Return the first number, or tensor with numbers, that no sum may hold, if any.
+    """Return the first number or tensor of a payload that must not enter a sum, if any.
 
-    That is NaN, infinity, and in tensors what has an infinite square in float32: a model with such
-    a mean trains to NaN.
+    That means NaN and infinity, and in tensors also numbers whose square overflows float32: a model
+    with such a mean trains to NaN.
 
     Raises:
-        PluginError: If the payload holds anything that may not cross.
+        PluginError: If the payload holds anything that may not be sent.
     """
     tensors = {}
     for name, leaf in leaves(payload):
@@ -131,7 +132,7 @@ def nonfinite(payload: Any) -> Flaw | None:
             tensors[name] = leaf if leaf.element_size() > 1 else leaf.float()
     if not tensors:
         return None
-    # A 2-norm is never below the largest number, and takes a tenth of the time.
+    # A 2-norm is never below the largest absolute value, and takes a tenth of the time.
     if all(norm < _HUGE / 2 for norm in _norms(tensors.values(), 2)):
         return None
     for name, size in zip(tensors, _norms(tensors.values(), torch.inf), strict=True):

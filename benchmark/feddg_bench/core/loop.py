@@ -1,4 +1,4 @@
-"""The federated loop. It knows no method by name, and nothing of files or tables."""
+"""The federated loop. It knows no method by name, and nothing about files or tables."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class RoundResult:
         round: Round number.
         cohort: Clients that were asked.
         ledger: Bytes, seconds, dropped clients, training metrics.
-        skipped: Whether nothing sound came of it, so that the model stayed as it was.
-        evaluation: Metrics of the new global model; ``None`` where this round is not evaluated.
+        skipped: Whether the round had no valid result, so that the model is unchanged.
+        evaluation: Metrics of the new global model; ``None`` if this round is not evaluated.
     """
 
     round: int
@@ -53,7 +53,7 @@ def federate(
         rounds: Rounds of the whole run.
         per_round: K, the clients sampled each round; ``None`` for all.
         every: Evaluate after every n-th round and after the last.
-        start: But for the last, evaluate no round before this one.
+        start: Evaluate no round before this one, except the last.
     """
     if not server.prepared:
         with _phases(server):
@@ -94,7 +94,7 @@ def federate(
 
 @contextmanager
 def _phases(server: Server) -> Iterator[None]:
-    """Open a new ledger; at the end, what was neither training nor communication is aggregation."""
+    """Open a new ledger; time not spent on training or communication counts as aggregation."""
     server.ledger = Ledger()
     start = time.perf_counter()
     yield

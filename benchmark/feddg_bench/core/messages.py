@@ -1,8 +1,8 @@
-"""What server and clients say to each other: plain records, never pickled, counted in bytes.
+"""The messages between server and clients: plain records, never pickled, counted in bytes.
 
 A payload holds tensors, numbers, strings, booleans, ``None``, lists and dictionaries of these (with
-string keys), and nothing else. `encode` writes it as safetensors for the tensors with the rest as
-JSON in the header; that is what crosses processes and what a checkpoint holds.
+string keys), and nothing else. `encode` writes its tensors as safetensors and the rest as JSON in
+the header; this is what processes exchange and what a checkpoint holds.
 """
 
 from __future__ import annotations
@@ -74,11 +74,13 @@ class Reply(Generic[T]):
         metrics: Weighted means of what the client logged, such as ``loss``.
         memory: What the client keeps; it stays with the executor and is never sent to the server.
         seconds: Wall time of the call (``work``) and of copying weights in (``copy``).
-        counted: Of a worker's first task of each call, ``flop an image``, and ``peak flops`` of its
-            device in a second (`feddg_bench.engine.flop`).
-        fault: Why there is no value, such as that the client did not answer in time; "" if it did.
-        clients: How many clients it is of: more than one where single replies are hidden, and what
-            was sent is their mean (`feddg_bench.protection`).
+        counted: Only for a worker's first task of each call: operations for each image (``flop an
+            image``) and operations a second of its device (``peak flops``); see
+            `feddg_bench.engine.flop`.
+        fault: Why there is no value, such as that the client did not answer in time; "" if there
+            is one.
+        clients: Number of clients it comes from: more than one if single replies are hidden and
+            the value holds their mean (`feddg_bench.protection`).
     """
 
     client: str
@@ -93,7 +95,7 @@ class Reply(Generic[T]):
 
 
 def content(value: Any) -> Payload:
-    """Return what a reply's value sends, by declared name: ``weights`` and extras, or its keys.
+    """Return what a reply's value sends, by declared name: ``weights`` and extras, or the dict.
 
     Raises:
         PluginError: If the value is neither a `LocalUpdate` nor a dictionary.
@@ -112,7 +114,7 @@ def leaves(payload: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yield every tensor, number, string, boolean and None of a payload with its path.
 
     Raises:
-        PluginError: If the payload holds anything that may not cross.
+        PluginError: If the payload holds anything that may not be sent.
 
     >>> [path for path, _ in leaves({"style": [1.0, 2.0], "count": 3})]
     ['style[0]', 'style[1]', 'count']
@@ -144,13 +146,13 @@ def leaves(payload: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def nbytes(payload: Any) -> int:
-    """Return the size of the content in bytes: tensors as stored, 8 a number, UTF-8 strings.
+    """Return the size of the content in bytes: tensors as stored, 8 per number, UTF-8 strings.
 
     Keys and framing are not counted: both sides know them, and the published overheads leave
     them out too.
 
     Raises:
-        PluginError: If the payload holds anything that may not cross.
+        PluginError: If the payload holds anything that may not be sent.
 
     >>> nbytes({"style": torch.zeros(2, 512), "count": 3})
     4104
@@ -167,7 +169,7 @@ def _size(leaf: Any) -> int:
 
 
 def copied(payload: Any, device: torch.device | None = None) -> Any:
-    """Return the payload with tensors, lists and dictionaries of its own, on a device if named."""
+    """Return a deep copy of the payload, with its tensors on ``device`` if that is given."""
     if isinstance(payload, Tensor):
         return payload.to(device or payload.device, copy=True)
     if isinstance(payload, Mapping):
@@ -179,10 +181,10 @@ def encode(payload: Any) -> bytes:
     """Return the payload as safetensors bytes; tensors go to the CPU.
 
     Raises:
-        PluginError: If the payload holds anything that may not cross.
+        PluginError: If the payload holds anything that may not be sent.
     """
     tensors: dict[str, Tensor] = {}
-    deque(leaves(payload), maxlen=0)  # or refuse
+    deque(leaves(payload), maxlen=0)  # raises if anything may not be sent
     tree = json.dumps(_strip(payload, tensors))
     return save(tensors, metadata={"tree": tree})
 

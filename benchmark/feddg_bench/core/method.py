@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Method(LightningModule):
     """A federated domain generalisation method: a model, a client half and a server half.
 
-    Overrides fall in three groups, and each group has its own world:
+    Overrides fall into three groups, which see different things:
 
     - *model* (``features``, ``forward``): sees tensors only;
     - *client half* (``training_step``, ``fit`` and functions passed to ``server.ask``): sees this
@@ -39,17 +39,16 @@ class Method(LightningModule):
     The same object serves every client in turn: whatever a client must remember goes to
     ``client.memory``, whatever the server must remember to ``server.memory``.
 
-    Under ``lightning.Trainer`` it trains on batches of images and labels without a federation, and
-    with what is defined without one: what needs messages from others, such as styles, prototypes or
-    the model received, is left out (`alone`). It logs ``train_loss``, and ``val_`` and ``test_``
-    ``loss`` and ``accuracy`` (``pearson`` for a regression), and comes back by
-    ``load_from_checkpoint(path)``.
+    Under ``lightning.Trainer`` it trains on batches of images and labels without a federation. What
+    needs messages from others, such as styles, prototypes or the received model, is then left out
+    (`alone`). It logs ``train_loss``, and ``val_`` and ``test_`` ``loss`` and ``accuracy``
+    (``pearson`` for a regression), and can be restored with ``load_from_checkpoint(path)``.
 
     Args:
         settings: The method's own settings, an instance of ``Settings`` or its values.
         backbone: Maps images [B, 3, H, W] in [0, 1] to features [B, D]; or the values of
-            `BackboneSettings` and of the other arguments of `build_backbone`. A module is no
-            hyper-parameter: give it to ``load_from_checkpoint`` again.
+            `BackboneSettings` and of the other arguments of `build_backbone`. A module is not saved
+            as a hyper-parameter: pass it to ``load_from_checkpoint`` again.
         num_classes: C, or 1 for a regression: the width of the classifier.
         train: Settings of local training, or their values.
         bn: ``average``, ``frozen`` or ``local`` (see ``FederationSettings.bn``).
@@ -65,8 +64,8 @@ class Method(LightningModule):
     """Settings this method needs whatever the recipe says, such as a partition."""
     uplink: ClassVar[Uplink] = {"fit": ("weights",)}
     """What each client function may send to the server, by name; anything else is refused. A
-    mapping, such as ``{"style": "float32 [2, C]"}``, says its form too, and replies of another one
-    are dropped."""
+    mapping, such as ``{"style": "float32 [2, C]"}``, also gives the form, and replies of any other
+    form are dropped."""
     downlink: ClassVar[tuple[str, ...]] = ()
     """What the server may tell clients besides the model: keys of ``server.broadcast``."""
     local: ClassVar[tuple[str, ...]] = ()
@@ -76,17 +75,18 @@ class Method(LightningModule):
     client_validation: ClassVar[bool] = False
     """Whether clients keep validation images (`feddg_bench.data.partition.validation_parts`)."""
     tasks: ClassVar[tuple[str, ...]] = ("classification",)
-    """What the method can learn: its mathematics must make sense for it. A training step that is
-    good for both takes its loss from ``self.task``."""
+    """Tasks that the method can learn: its mathematics must make sense for them. A training step
+    that suits both tasks takes its loss from ``self.task``."""
     rgb_only: ClassVar[bool] = False
-    """Whether images must be red, green and blue in [0, 1], as for a transfer of style."""
+    """Whether images must be red, green and blue in [0, 1], as for style transfer."""
     vectorised: ClassVar[bool] = True
     """Whether ``training_step`` can be computed for several clients at once
-    (``engine.clients=batched``): it draws nothing, takes no gradients and looks at no values."""
+    (``engine.clients=batched``): it draws no random numbers, takes no gradients itself and reads no
+    tensor's values in Python."""
     singles: ClassVar[str] = ""
-    """Why the server half needs each client's reply by itself, to be read after "its server half";
-    "" if means by `Server.share` and the sums of `tally` are enough. A class with a ``prepare``,
-    ``run_round`` or ``aggregate`` of its own that does not say it counts as needing them."""
+    """Why the server half needs single replies, as a phrase that follows "its server half"; "" if
+    means weighted by `Server.share` and the sums of `tally` are enough. A class that overrides
+    ``prepare``, ``run_round`` or ``aggregate`` without setting this counts as needing them."""
     citation: ClassVar[str] = ""
     """Authors, title, venue and year, arXiv number."""
     group: ClassVar[str] = "aggregation"
@@ -144,7 +144,7 @@ class Method(LightningModule):
 
     @classmethod
     def sends(cls, settings: Any) -> Uplink:  # noqa: ARG003 - most send all
-        """Return what clients may send with these `Settings`: all of `uplink`, or less of it."""
+        """Return what clients may send with these `Settings`: all of `uplink`, or part of it."""
         return cls.uplink
 
     def build(self) -> None:
@@ -218,24 +218,25 @@ class Method(LightningModule):
         return LocalUpdate(self.state.federated_weights())
 
     def tally(self, reply: Reply[Any], received: Weights) -> Payload:
-        """Return what the server half needs the sums of, where single replies are hidden.
+        """Return the values whose sums the server half needs if single replies are hidden.
 
-        A client computes it from its reply and the weights it got. The server half gets one reply
-        for all: sums under these names, and means by `Server.share` of all else that was sent.
+        A client computes them from its reply and the weights it received. The server half then gets
+        one reply for all clients: sums under these names, and means weighted by `Server.share` of
+        everything else that was sent.
         """
         return {}
 
     def styled(self, client: Client) -> Tensor | None:
-        """Return ``client.broadcast["images"]``, [B, 3, H, W], as training here would restyle them.
+        """Return ``client.broadcast["images"]``, [B, 3, H, W], restyled as in training here.
 
-        For pictures only. ``None`` where a method restyles nothing.
+        Used for figures only. ``None`` if the method restyles nothing.
         """
         return None
 
     # ------------------------------------------------- under lightning.Trainer
 
     def setup(self, stage: str) -> None:
-        """Make the metrics of validation and test; without a Trainer there are none."""
+        """Create the metrics of validation and test, which exist only under a Trainer."""
         classes = self.task is CLASSIFICATION
         metrics: dict[str, Metric] = {
             split: MulticlassAccuracy(self.num_classes, average="micro")
@@ -282,9 +283,9 @@ class Method(LightningModule):
         return server_step(server.weights, mean, server.federation.server_lr, self.trainable)
 
     def global_model(self, server: Server) -> Weights:
-        """Return the state with which evaluation measures; it may hold more than is federated.
+        """Return the state to evaluate; it may hold more than the federated tensors.
 
-        What is left out, such as private state, is as it was before round 1.
+        Tensors that are left out, such as private state, are evaluated as they were before round 1.
         """
         return server.weights
 

@@ -1,4 +1,4 @@
-"""What is measured on the predictions for one part of a split."""
+"""The metrics of the predictions for one part of a split."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def worst_group(
     predictions: Values,
     groups: NDArray[np.int64],
 ) -> tuple[float, int] | None:
-    """Return the smallest value of a metric over the groups that have images, and which that is.
+    """Return the smallest value of a metric over the groups that have images, and its group.
 
     Args:
-        function: Of a `Metric`.
-        truth: Of n images.
-        predictions: Of n images.
+        function: The function of a `Metric`.
+        truth: Labels of n images.
+        predictions: Predictions for the same images.
         groups: Group of each image, -1 for none, int64 [n].
 
     Returns:
-        Value and group, the first of several that are equal; ``None`` if no image is in a group.
+        Value and group, the first group if several are equal; ``None`` if no image is in a group.
     """
     values = [
         (function(truth[groups == group], predictions[groups == group]), group)
@@ -46,15 +46,15 @@ def measure(
     groups: NDArray[np.int64],
     names: Sequence[str],
 ) -> dict[str, Any]:
-    """Return everything that is measured on a part of a split.
+    """Return all metrics of a part of a split.
 
     Args:
-        task: ``classification`` or ``regression``; says which metrics there are.
+        task: ``classification`` or ``regression``; decides which metrics there are.
         truth: Labels of n images, n at least 1.
-        predictions: Of the same images.
+        predictions: Predictions for the same images.
         loss: Sum of their losses.
-        groups: Group of each, as a position in ``names``, -1 for none.
-        names: Of the groups; empty where the data set has none.
+        groups: Group of each image, as a position in ``names``, -1 for none.
+        names: Names of the groups; empty if the data set has none.
 
     Returns:
         The task's main metric, ``loss`` (the mean; NaN if it overflowed), ``images``, the other

@@ -1,4 +1,4 @@
-"""Which clients take part in a round: the same for every method of equal seed."""
+"""Which clients take part in a round: the same for every method with the same seed."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def sample_clients(
         size: K, from 1 to the number of clients; ``None`` for all.
         seed: Seed of the run.
         round: Round number; every round has its own stream, whatever was drawn before.
-        poisson: Draw each client by itself with probability K / N: cohorts have K clients in the
-            mean, and may be empty.
+        poisson: Draw each client independently with probability K / N: cohorts have K clients on
+            average, and may be empty.
 
     Raises:
         SettingsError: If ``size`` is out of range.

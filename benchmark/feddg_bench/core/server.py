@@ -1,4 +1,4 @@
-"""The server half's world: the global model, what it tells everybody, one way to ask clients."""
+"""What the server half works with: the global model, the broadcast, one way to ask clients."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ T = TypeVar("T")
 Uplink = Mapping[str, tuple[str, ...] | Mapping[str, Form]]
 """Client function -> names of what it may send, or their forms (`feddg_bench.core.flaws.Form`).
 
-``weights`` has the form ``model`` where it is not said.
+``weights`` has the form ``model`` if no form is given.
 """
 
 
 class ClientPool(Protocol):
-    """What the server needs of an executor: a way to run tasks, and what clients keep."""
+    """What the server needs from an executor: a way to run tasks, and what clients keep."""
 
     memories: dict[str, Payload]
 
@@ -49,16 +49,16 @@ class Protection(Protocol):
     """What stands between the clients' replies and the server half."""
 
     poisson: bool
-    """Whether each client is sampled by itself."""
+    """Whether each client is sampled independently."""
 
     def applied(
         self, server: Server, call: str, clients: Sequence[str], replies: Iterator[Reply[Any]]
     ) -> Iterator[Reply[Any]]:
-        """Yield what the server half may see of the replies to a call, of the clients asked."""
+        """Yield what the server half may see of the asked clients' replies to a call."""
 
 
 class NoReplyError(Exception):
-    """Nothing sound came of a question or a sum; the round is skipped and counted."""
+    """No reply to a call was valid, or their sum was not; the round is skipped and counted."""
 
 
 class ServerState(BaseModel):
@@ -79,10 +79,10 @@ class ServerState(BaseModel):
 
 
 def checked_state(state: Any) -> ServerState:
-    """Return a `Server.state`.
+    """Return ``state`` as a validated `Server.state`.
 
     Raises:
-        DataError: If it is something else.
+        DataError: If it is not one.
     """
     try:
         return ServerState.model_validate(state)
@@ -93,7 +93,7 @@ def checked_state(state: Any) -> ServerState:
 
 
 class Broadcast(MutableMapping[str, Any]):
-    """What the server tells every client besides the model; counted when a client first gets it.
+    """What the server tells every client besides the model; counted when first sent to a client.
 
     Assign a new value to change an entry: a value changed in place is not sent again.
     """
@@ -121,7 +121,7 @@ class Broadcast(MutableMapping[str, Any]):
         self.versions[key] = self.versions.get(key, 0) + 1
 
     def deliver(self, client: str) -> int:
-        """Return the bytes that ``client`` must be sent to be up to date, and mark it so."""
+        """Return the bytes needed to bring ``client`` up to date, and mark it as up to date."""
         known = self.received.setdefault(client, {})
         stale = [key for key in self if known.get(key) != self.versions[key]]
         known.update((key, self.versions[key]) for key in stale)
@@ -132,11 +132,11 @@ class Ledger:
     """What one round cost and what went wrong in it.
 
     Attributes:
-        bytes: Sent, ``up`` and ``down``.
+        bytes: Bytes sent, ``up`` and ``down``.
         seconds: Wall time by phase.
         dropped: Replies, and sums (client ``server``), that were left out: client, tensor, reason.
         clients: Seconds of work by client.
-        protection: Bytes among those sent that there are for protection alone.
+        protection: The part of ``bytes`` that is sent only for protection.
     """
 
     def __init__(self) -> None:
@@ -152,7 +152,7 @@ class Ledger:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
 
     def log(self, metrics: Mapping[str, float], weight: int) -> None:
-        """Add a client's metrics to the round's means, weighted by its images; NaN is missing."""
+        """Add a client's finite metrics to the round's means, weighted by its images."""
         for name, value in metrics.items():
             if not math.isfinite(value):
                 continue
@@ -169,8 +169,8 @@ class Server:
 
     Attributes:
         weights: The global model; the server half assigns it, which makes a new version of it.
-        version: Number of the version.
-        received: Version that each client has got; a client is not sent it again.
+        version: Number of the current version.
+        received: Version that each client got last; a client is not sent the same one again.
         broadcast: What the server tells every client besides the model.
         memory: What the server half keeps between rounds; never sent.
         round: Current round from 1; 0 before the first.
@@ -232,16 +232,16 @@ class Server:
     ) -> Iterator[Reply[T]]:
         """Run a client-half function on the cohort and yield replies in client order.
 
-        Tasks are fixed at the call, work happens as replies are taken: with `streaming_mean`,
-        `fold` or ``map`` one reply is alive at a time. A reply that holds NaN or infinity is
-        dropped and logged; so is one whose weights differ in name, shape or type from the model,
-        or that did not come (``federation.on_fault``).
+        Tasks are fixed at the call, but run only as replies are taken: with `streaming_mean`,
+        `fold` or ``map``, one reply is alive at a time. A reply that holds NaN or infinity is
+        dropped and logged; so is one whose weights differ from the model in name, shape or type,
+        or one that did not arrive (``federation.on_fault``).
 
         Args:
             call: Bound method of the plugin, such as ``self.fit``. Only its name travels.
             everyone: Ask all clients, not only this round's cohort.
             weights: Send the global model along; ``False`` for calls that do not read it. Bytes
-                are counted where a client has not got this version of the model before.
+                are counted for clients that do not have this version of the model yet.
             tell: What to tell single clients, by name; each finds it in ``client.broadcast``, and
                 its keys must be declared in ``downlink``. Sent, and counted, at every call.
 
@@ -312,7 +312,7 @@ class Server:
             raise NoReplyError(f"the clients' answers to {call}")
 
     def _flaw(self, call: str, reply: Reply[Any]) -> Flaw | None:
-        """Count a reply, and say what is wrong with it, if anything."""
+        """Count a reply, and return what is wrong with it, if anything."""
         if reply.fault:
             return Flaw("answer", reply.fault)
         sent = content(reply.value)
@@ -356,10 +356,10 @@ class Server:
     def checking_sums(self) -> Iterator[None]:
         """Undo a block that leaves NaN, infinity or huge numbers in the model or the broadcast.
 
-        Tensors of the server are assigned anew in a block, never changed in place.
+        The block must assign new tensors to the server, never change them in place.
 
         Raises:
-            NoReplyError: After undoing it.
+            NoReplyError: After undoing the block.
             PluginError: If the model has other names, shapes or types than before.
             ClientError: If a fault ends the run.
         """
@@ -390,7 +390,7 @@ class Server:
         return float(reply.clients if uniform else reply.num_examples)
 
     def with_shares(self, updates: Iterable[Reply[LocalUpdate]]) -> Iterator[tuple[Weights, float]]:
-        """Yield each update's weights with its `share`, and hold on to none."""
+        """Yield each update's weights with its `share`, and keep none."""
 
         def pair(reply: Reply[LocalUpdate]) -> tuple[Weights, float]:
             return reply.value.weights, self.share(reply)
@@ -400,7 +400,7 @@ class Server:
     # ------------------------------------------------------------------- checkpoints
 
     def state(self) -> Payload:
-        """Return everything a later process needs to go on from here, a `ServerState`."""
+        """Return everything a later process needs to go on from here, as in `ServerState`."""
         return {
             "round": self.round,
             "prepared": self.prepared,
@@ -418,7 +418,7 @@ class Server:
         """Go on from what `state` returned; weights are copied in place.
 
         Raises:
-            DataError: If it is the state of another model or of other clients.
+            DataError: If the state belongs to another model or to other clients.
         """
         saved = checked_state(state)
         wrong = misfit(saved.weights, self.weights) or nonfinite(saved.weights)

@@ -1,4 +1,4 @@
-"""What a worker does with a method's module: weights in and out, an optimizer, a client."""
+"""The state of a method's module on a worker: its weights, optimizer and current client."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from feddg_bench.core.messages import Payload, Weights
 
 
 class Trainable(Protocol):
-    """What this needs of a method's module."""
+    """What `ModuleState` needs from a method's module."""
 
     def state_dict(self, *, keep_vars: bool) -> dict[str, Tensor]:
         """Return the tensors themselves by name."""
@@ -27,11 +27,11 @@ class ModuleState:
     """A method's tensors by name: which of them travel, and which stay with the client.
 
     Attributes:
-        tensors: All of the module's state, as it lies in the module.
+        tensors: All of the module's state: its own tensors, not copies.
         federated: Names of what travels between server and clients.
-        trainable: Those of them that take gradients.
+        trainable: Federated names whose tensors take gradients.
         private: Names of what stays with each client.
-        client: Whose task is running; ``None`` outside a task.
+        client: The client whose task is running; ``None`` outside a task.
 
     Args:
         module: The method.
@@ -51,15 +51,15 @@ class ModuleState:
         self.private = [n for n in self.tensors if n.startswith(private)]
 
     def bind(self) -> None:
-        """Look up the tensors by name; needed again where the module's have moved."""
+        """Look up the tensors by name; needed again once the module has moved."""
         self.tensors: dict[str, Tensor] = dict(self._module.state_dict(keep_vars=True))
 
     def federated_weights(self) -> Weights:
-        """Return copies of what travels, on its device."""
+        """Return copies of the federated tensors, on their device."""
         return self._copies(self.federated)
 
     def private_weights(self) -> Weights:
-        """Return copies of what stays with the client."""
+        """Return copies of the tensors that stay with the client."""
         return self._copies(self.private)
 
     def _copies(self, names: Iterable[str]) -> Weights:
@@ -83,9 +83,9 @@ class ModuleState:
 
     @contextmanager
     def optimizer(self, client: Client) -> Iterator[torch.optim.Optimizer]:
-        """Give the optimizer of one task: fresh, or as the client left it where settings say so.
+        """Yield the optimizer of one task: reset, or with the state that the client kept.
 
-        One object serves all tasks: to build one costs more than a step of a small model.
+        One object serves all tasks: building one costs more than a step of a small model.
         """
         if self._optimizer is None:
             self._optimizer = self._module.configure_optimizers()
@@ -101,11 +101,11 @@ class ModuleState:
 def restore(
     optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], entries: Mapping[str, Any]
 ) -> None:
-    """Give an optimizer what `kept` returned of these parameters."""
+    """Restore an optimizer's state for these parameters from what `kept` returned."""
     for index, entry in entries.items():
         parameter = parameters[int(index)]
         optimizer.state[parameter] = {
-            # a fused kernel walks memory, so that moments must lie as their parameter does
+            # a fused kernel walks raw memory, so moments need their parameter's memory layout
             key: torch.empty_like(parameter).copy_(value)
             if value.shape == parameter.shape
             else value.to(parameter.device, copy=True)
@@ -114,6 +114,6 @@ def restore(
 
 
 def kept(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> Payload:
-    """Return what an optimizer keeps of these parameters, such as moments, by their index."""
+    """Return an optimizer's state for these parameters, such as moments, by their index."""
     found = {str(i): optimizer.state[p] for i, p in enumerate(parameters) if p in optimizer.state}
     return {index: dict(entry) for index, entry in found.items()}

@@ -1,7 +1,7 @@
-"""What a model learns: classes or a number; with its loss and its predictions.
+"""What a model learns, classes or a number, with the loss and the predictions of each.
 
-Data sets and federations name their task (``classification`` or ``regression``); this module says
-what follows from the name wherever something is computed.
+Data sets and federations only name their task (``classification`` or ``regression``); this module
+defines what that name means for every computation.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class LearningTask:
 
     Attributes:
         name: ``classification`` or ``regression``.
-        loss: Outputs [B, C] or [B, 1], labels [B], and a reduction (``mean``, ``sum``, ``none``)
-            to the training loss: a scalar, or [B].
-        predict: Outputs to predictions [B]: class ids, int64, or numbers, float32.
+        loss: Maps outputs [B, C] or [B, 1], labels [B], and a reduction (``mean``, ``sum``,
+            ``none``) to the training loss: a scalar, or [B].
+        predict: Maps outputs to predictions [B]: class ids, int64, or numbers, float32.
         single_output: Whether there is one output, whatever the number of classes.
     """
 
@@ -58,4 +58,4 @@ REGRESSION = LearningTask(
     single_output=True,
 )
 TASKS: Mapping[str, LearningTask] = {task.name: task for task in (CLASSIFICATION, REGRESSION)}
-"""By name."""
+"""Tasks by name."""

@@ -1,4 +1,4 @@
-"""Training augmentation in batches on the images' device, drawn for every image by itself.
+"""Training augmentation in batches on the images' device, drawn separately for every image.
 
 The operations are those of torchvision's ``RandomResizedCrop``, ``RandomHorizontalFlip``,
 ``ColorJitter`` and ``RandomGrayscale``, in this order. Every parameter is drawn on the CPU, so a
@@ -25,21 +25,21 @@ CROP_TRIES = 10
 
 
 PIECE_BYTES = 3 * 2**19
-"""Size of the float32 images whose colours a CPU adjusts at a time."""
+"""Bytes of the float32 images whose colours a CPU adjusts at a time."""
 
 
 Images = Tensor | Sequence[Tensor]
 """Images of one size: uint8 [B, H, W, C], or a sequence of B of them, [1, H, W, C] each.
 
-Where pixels are float16 they are normalised already and keep their values. Crops and flips are for
-any number of channels, adjustments of colour for RGB in [0, 1] alone.
+float16 pixels are already normalised and keep their values. Crops and flips work for any number of
+channels, adjustments of colour only for RGB in [0, 1].
 """
 
 
 def to_float(images: Tensor) -> Tensor:
     """Map uint8 images [B, H, W, C] to float32 [B, C, H, W] in [0, 1], channels last in memory.
 
-    Floating images keep their values.
+    Floating-point images keep their values.
     """
     floats = images.permute(0, 3, 1, 2).float()
     return floats.div_(255) if images.dtype == torch.uint8 else floats
@@ -102,7 +102,7 @@ def draw_boxes(
     ratio: tuple[float, float],
     generator: torch.Generator,
 ) -> Tensor:
-    """Draw one crop an image, as torchvision's ``RandomResizedCrop.get_params`` does.
+    """Draw one crop per image, as torchvision's ``RandomResizedCrop.get_params`` does.
 
     Area is uniform in ``scale`` (share of the image), width over height log-uniform in ``ratio``.
     A crop that does not fit is drawn again; after ten tries it is the largest central crop whose
@@ -152,7 +152,7 @@ def crop_and_flip(
         float32 [B, C, H, W], see `to_float`.
     """
     whole = torch.tensor([0, 0, *images[0].shape[-3:-1]])
-    if not mirrored.any() and (boxes == whole).all():  # nothing to resize: the same, at once
+    if not mirrored.any() and (boxes == whole).all():  # nothing to resize: a shortcut
         batch = images if isinstance(images, Tensor) else torch.cat(list(images))
         return to_float(batch).contiguous(memory_format=layout)
     if isinstance(images, Tensor) and not images.is_cpu:
@@ -163,7 +163,7 @@ def crop_and_flip(
 def crop_and_flip_bytes(
     images: Images, boxes: Tensor, mirrored: Tensor, layout: torch.memory_format
 ) -> Tensor:
-    """Do `crop_and_flip` in 8 bits, image by image: the fastest on a CPU, which alone can.
+    """Do `crop_and_flip` in 8 bits, image by image: only a CPU can, and this is its fastest way.
 
     Images that are not bytes are resized in float32.
     """
@@ -217,7 +217,7 @@ def crop_and_flip_floats(
 
 # ------------------------------------------------------------------------------- colours
 # These work in place on float32 [B, 3, H, W] in [0, 1] and return it, still in [0, 1]; the other
-# argument holds one number an image.
+# argument holds one number per image.
 
 
 def luminance(images: Tensor) -> Tensor:
@@ -244,13 +244,13 @@ def adjust_saturation_(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def adjust_hue_(images: Tensor, shift: Tensor) -> Tensor:
-    """Turn hues by ``shift`` [B] turns of the colour circle, value and saturation kept.
+    """Turn hues by ``shift`` [B] turns of the colour circle; value and saturation stay the same.
 
-    The same function as a shift of H in HSV, without its case for each sixth of the circle. With
+    This equals a shift of H in HSV, without a separate case for each sixth of the circle. With
     hue h in sixths of a turn from red, in [-3, 3], low and high the least and the largest channel
     and c = high - low, each channel is a trapezium: low + c clamp(2 - |x|, 0, 1) where x is the
     way around the circle from the channel's own hue (0, 2 or 4). For |x| <= 6 that way is
-    3 - ||x| - 3|. Backwards, |h| = (high - red + green - low + blue - low) / c, and h has the
+    3 - ||x| - 3|. Conversely, |h| = (high - red + green - low + blue - low) / c, and h has the
     sign of green - blue.
     """
     red, green, blue = images.unbind(1)

@@ -1,4 +1,4 @@
-"""Images as the clients train on them: one array, of which everybody takes rows in batches."""
+"""Images as the clients train on them: one array, from which all take batches of rows."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class ImageBank:
     """All images of a run, mapped from disk or resident on a GPU.
 
     Args:
-        federation: Whose images.
-        device: Where they are wanted.
-        sharing: Workers on the device, each with images of its own.
+        federation: The federation whose images these are.
+        device: Where batches are wanted.
+        sharing: Workers on the device, each with its own copy of the images.
     """
 
     def __init__(self, federation: Federation, device: torch.device, sharing: int = 1) -> None:
@@ -32,7 +32,7 @@ class ImageBank:
         if isinstance(images, Path):
             side = federation.size
             shape = (len(federation.labels), side, side, federation.channels)
-            # Copy on write: nobody writes, but PyTorch takes no view of a read-only array.
+            # Copy on write: nobody writes, but PyTorch rejects a read-only array.
             images = np.memmap(images, dtype=federation.pixels, mode="c", shape=shape)
         self.images = torch.from_numpy(images)
         self.device = device

@@ -1,8 +1,8 @@
 """What a data set is: images of classes in domains, listed once and checked against promises.
 
 A plugin subclasses `DomainDataset`, `FileDataset` where every image is a file, or
-`feddg_bench.data.image_folders.ImageFolderDataset` where these lie in folders named by domain and
-class.
+`feddg_bench.data.image_folders.ImageFolderDataset` where the files lie in folders named by domain
+and class.
 This module imports neither torch nor an image library until an image is read.
 """
 
@@ -39,7 +39,7 @@ class Listing:
             a regression.
         domains: int64 [n], positions in the data set's ``domains``.
         groups: int64 [n], positions in the data set's ``groups``, -1 for images in none; or
-            nothing where the data set has no groups.
+            ``None`` if the data set has no groups.
     """
 
     paths: tuple[str, ...]
@@ -56,15 +56,15 @@ class DomainDataset(ABC):
     """
 
     name: ClassVar[str]
-    """As on the command line; also the name of the plugin's module."""
+    """Name on the command line, and of the plugin's module."""
     title: ClassVar[str]
-    """As in a table."""
+    """Name shown in tables."""
     domains: ClassVar[tuple[str, ...]]
     """In the cycle order of leave-two-domains-out: one validates, the next one tests."""
     letters: ClassVar[Mapping[str, str]]
     """Code of each domain; the order here is that of letters in a scenario's canonical name."""
     reference_domains: ClassVar[tuple[str, ...]] = ()
-    """The domains in the order of their ids in FedDG_Benchmark, if that is another one: its
+    """The domains in the order of their ids in FedDG_Benchmark, if that differs from `domains`: its
     partition hands out images domain by domain (``partition.rounding=reference``)."""
     classes: ClassVar[tuple[str, ...]]
     """Names of the classes; labels are positions in this tuple. Empty for a regression."""
@@ -74,30 +74,30 @@ class DomainDataset(ABC):
     version: ClassVar[int] = 1
     """Raised whenever the same files would give other images, labels or domains."""
     counts: ClassVar[Mapping[str, tuple[int, ...]]] = {}
-    """Images of each class in each domain, where they are known and so can be checked; of a
-    regression one number a domain."""
+    """Images of each class in each domain, where known, to be checked; for a regression, one number
+    per domain."""
     split_sizes: ClassVar[Mapping[str, int]] = {}
-    """Images of each published split, where they are known; the doctor alone compares them."""
+    """Images of each published split, where known; only the doctor compares them."""
     task: ClassVar[str] = "classification"
-    """Or ``regression``."""
+    """``classification`` or ``regression``."""
     metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
-    """What is reported, out of accuracy, macro_f1, worst_group and pearson; the first one is the
+    """Metrics reported, out of accuracy, macro_f1, worst_group and pearson; the first one is the
     key metric, by which rounds are chosen."""
     groups: tuple[str, ...] = ()
-    """Names of groups of images, over which the worst is measured."""
+    """Names of the groups of images among which the worst is measured."""
     group_title: ClassVar[str] = ""
     """What a group is, such as ``slide`` or ``region``."""
     channels: ClassVar[int] = 3
-    """Of an image."""
+    """Channels of an image."""
     pixels: ClassVar[str] = "uint8"
-    """Or ``float16``, for values that are normalised already."""
+    """Type of the pixels: ``uint8``, or ``float16`` for values that are already normalised."""
     bands: ClassVar[tuple[int, ...]] = (0, 1, 2)
     """Channels that a contact sheet shows as red, green and blue, where there are more."""
     official: Mapping[str, tuple[str, ...]] | Mapping[str, Mapping[str, tuple[str, ...]]] = {}
-    """Domains by role (train, val, test) in the published splits, where these are over domains; if
-    there are several, a name for each and this."""
+    """Domains by role (train, val, test) in the published splits, where these divide domains; if
+    there are several sets of splits, such a mapping for each by name."""
     identity: Mapping[str, Sequence[str]] = {}
-    """What tells a data set whose names are those on disk from others, in a run's key."""
+    """Enters a run's key: what identifies a data set whose names are those on disk."""
     measured_by_domain: ClassVar[bool] = True
     """Whether every domain of a split is measured by itself, or the split as a whole."""
     archive_bytes: ClassVar[int | None] = None
@@ -107,11 +107,11 @@ class DomainDataset(ABC):
     signatures: ClassVar[Path | None] = None
     """File of signatures of the published images (`feddg_bench.data.inspect.signatures`)."""
     downloads: ClassVar[tuple[Download | HubDownload, ...]] = ()
-    """What ``data download`` fetches: only what the licence lets it, and what can be checked."""
+    """What ``data download`` fetches: only what the licence allows and what can be checked."""
     no_download: ClassVar[str] = "no server is known from which its licence lets us fetch it"
-    """Why nothing is fetched, where `downloads` is empty: the rest of a sentence."""
+    """Why nothing is fetched if `downloads` is empty, worded as the rest of a sentence."""
     research_only: ClassVar[bool] = False
-    """Whether the licence is for research alone, so that a download wants ``--accept-licence``."""
+    """Whether the licence allows research only, so that a download needs ``--accept-licence``."""
     default_recipe: ClassVar[str] = "pardon"
     """Recipe of a run that names none."""
 
@@ -123,7 +123,7 @@ class DomainDataset(ABC):
         """List the images, in an order that depends on nothing but their names."""
 
     def find(self) -> Path | None:
-        """Return the folder that holds the images, or nothing for embedded ones; as fast as can be.
+        """Return the folder of the images, or ``None`` for embedded ones, as quickly as possible.
 
         Raises:
             DataError: If the data set is not on this machine.
@@ -132,12 +132,12 @@ class DomainDataset(ABC):
         return None
 
     def not_found(self, what: str, looked_in: Iterable[Path], folder: str) -> DataError:
-        """Return the error that something was in none of the folders, and how to mend it.
+        """Return an error that says what was missing, where it was looked for and how to get it.
 
         Args:
             what: What was looked for, in the singular.
             looked_in: The roots of `feddg_bench.data.locations.data_roots`.
-            folder: The folder that the user is to name.
+            folder: The folder that the user should name, in words.
         """
         looked = ", ".join(map(str, looked_in)) or "no folder, as none was given"
         if self.downloads:
@@ -151,11 +151,14 @@ class DomainDataset(ABC):
         )
 
     def published_splits(self) -> NDArray[np.int64] | None:
-        """Return the place in `feddg_bench.data.splits.SPLITS` of every image, if published."""
+        """Return each image's position in `feddg_bench.data.splits.SPLITS`.
+
+        ``None`` if no splits are published.
+        """
         return None
 
     def scenario_splits(self, scenario: str) -> NDArray[np.int64] | None:
-        """Return what `published_splits` does, for one of several published ones by its name."""
+        """Return the same as `published_splits`, for the published set of splits of that name."""
         return self.published_splits()
 
     @abstractmethod
@@ -184,7 +187,7 @@ class DomainDataset(ABC):
         return self._records
 
     def records_as_found(self) -> Listing:
-        """Return the images, and from now on let `records` do so, whatever promises they break.
+        """Return the images, whatever promises they break; from now on `records` does so too.
 
         Raises:
             DataError: If the data set is not on this machine.
@@ -221,7 +224,7 @@ class DomainDataset(ABC):
         return records
 
     def differences(self, records: Listing) -> Iterator[tuple[str, str | None, str]]:
-        """Yield domain, class if any, and how their number of images is not as published."""
+        """Yield domain, class (``None`` for a regression) and message for each unexpected count."""
         found = self.count(records)
         for domain, wanted in self.counts.items():
             have = found[self.domains.index(domain)].tolist()
@@ -232,7 +235,7 @@ class DomainDataset(ABC):
                     yield domain, name, f"{text} ({mine - published:+,})"
 
     def hint(self, domain: str, name: str | None = None) -> str:
-        """Return what may mend a domain, or its class, without images: the end of a sentence."""
+        """Return advice for a domain, or a class in it, without images: the end of a sentence."""
         return ""
 
     def count(self, records: Listing) -> NDArray[np.int64]:
@@ -248,7 +251,7 @@ class DomainDataset(ABC):
 
 
 class FileDataset(DomainDataset):
-    """Images that are one file each; their names and bytes are what is hashed."""
+    """Images in one file each; the fingerprint hashes the names and bytes of the files."""
 
     @abstractmethod
     def file(self, index: int) -> Path:
@@ -272,7 +275,7 @@ class FileDataset(DomainDataset):
             raise DataError(f"cannot read the image {file}: {error.strerror}") from error
 
     def combine(self, contents: Iterable[str]) -> str:
-        """Return the fingerprint that the images' `content`, in the order of records, makes."""
+        """Return the fingerprint, given the images' `content` in the order of `records`."""
         digest = hashlib.blake2b(digest_size=16)
         for path, content in zip(self.records().paths, contents, strict=True):
             digest.update(os.fsencode(f"{path}\0{content}\n"))
@@ -286,7 +289,7 @@ class FileDataset(DomainDataset):
         """Return a hash over every file's name, size and time of change.
 
         Raises:
-            DataError: If there is no such file.
+            DataError: If a file is missing, or not a plain file.
         """
         digest = hashlib.blake2b(digest_size=16)
         for index, path in enumerate(self.records().paths):
@@ -296,15 +299,15 @@ class FileDataset(DomainDataset):
 
 
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")
-"""Of images, whatever their suffix; Pillow would start programs to read some others."""
+"""Image formats that are read, whatever the suffix; for some others Pillow starts programs."""
 MOST_PIXELS = 2**26
-"""Of an image: what claims to have more is not decoded."""
+"""Most pixels of an image; a file that claims to have more is not decoded."""
 
 
 def read_image(path: Path, size: int) -> NDArray[np.uint8]:
     """Decode an image file to RGB and make it a `square`.
 
-    Of 16 bits the upper eight are taken. Notes on how a camera was held (EXIF) are not followed.
+    Of 16-bit values, the upper eight bits are kept. The orientation in EXIF is ignored.
 
     Raises:
         DataError: If the file cannot be decoded.
@@ -329,10 +332,10 @@ def read_image(path: Path, size: int) -> NDArray[np.uint8]:
 
 
 def image_facts(path: Path) -> tuple[int, bool, bool]:
-    """Return the shorter side of an image file, and whether it has 16 bits and a note to turn it.
+    """Return an image file's shorter side in pixels, whether it is 16-bit, and if EXIF turns it.
 
     Raises:
-        DataError: If it is no image file.
+        DataError: If it is not an image file.
     """
     from PIL.Image import open as open_image
 

@@ -1,7 +1,7 @@
 """Images decoded into a file by several processes, block by block, so that a kill costs little.
 
-A store is a file of pixels, then a checksum for every block of images, 0 until its pixels are on
-the disk. While it is unfinished a hash of the file that each image came from follows.
+A store is a file that holds the pixels, then a checksum for every block of images, which is 0 until
+the block's pixels are on the disk. In an unfinished store, hashes of the images' files follow.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from feddg_bench.common.parallel import cores, in_processes, in_threads
 from feddg_bench.data.dataset import DomainDataset, FileDataset
 
 BLOCK_IMAGES = 256
-"""Most images of a block, which is done or not; progress is told after each."""
+"""Most images in a block, which is decoded whole or not at all; progress is shown after each."""
 BLOCK_BYTES = 2**26
-"""Bytes of a block, which each process has in memory, unless one image has more."""
+"""Most bytes of a block, which each process holds in memory, unless one image has more."""
 WORTH_A_PROCESS = 1024
 """Images for which starting one more process pays."""
 
@@ -44,7 +44,7 @@ class NoRoomError(DataError):
 
 
 def hashed_by_file(dataset: DomainDataset) -> TypeGuard[FileDataset]:
-    """Tell whether the data set's fingerprint is the one that `FileDataset.combine` makes."""
+    """Return whether the data set's fingerprint is the one that `FileDataset.combine` makes."""
     return isinstance(dataset, FileDataset) and type(dataset).fingerprint is FileDataset.fingerprint
 
 
@@ -54,7 +54,7 @@ class Layout:
 
     images: int
     shape: tuple[int, int, int]  # of one, [size, size, channels]
-    pixels: str  # their type
+    pixels: str  # type of the pixels
 
     @classmethod
     def of(cls, dataset: DomainDataset, size: int) -> Layout:
@@ -97,7 +97,7 @@ class Layout:
             return np.frombuffer(file.read(self.blocks * _SUM.itemsize), dtype=_SUM).copy()
 
     def faults(self, path: Path, blocks: Iterable[int]) -> list[int]:
-        """Return those of the blocks whose pixels have not their checksum.
+        """Return the blocks whose pixels do not match their checksum.
 
         Raises:
             OSError: If the file cannot be read.
@@ -117,14 +117,14 @@ class Layout:
 
 
 def checksum(pixels: NDArray[np.generic]) -> int:
-    """Return what stands in a store for a block of pixels; never 0."""
+    """Return the checksum of a block of pixels, as a store holds it; never 0."""
     return zlib.crc32(pixels.reshape(-1).view(np.uint8).data) + 1
 
 
 class Unfinished:
-    """A store on its way.
+    """A store that is being written.
 
-    The name of the unfinished file must tell the contents of the data set.
+    The name of the unfinished file must identify the contents of the data set.
     """
 
     def __init__(self, dataset: DomainDataset, size: int, path: Path) -> None:
@@ -166,12 +166,12 @@ class Unfinished:
         try:
             yield
         finally:
-            if not self.path.exists():  # else who goes on with it needs the same lock
+            if not self.path.exists():  # else whoever continues it needs the same lock
                 Path(lock.lock_file).unlink(missing_ok=True)
             lock.release()
 
     def remove_if_idle(self) -> None:
-        """Remove what there is, unless a process works at it."""
+        """Remove the unfinished file and its lock, unless a process is working on it."""
         lock = self._lock()
         try:
             with lock:
@@ -202,11 +202,11 @@ class Unfinished:
                 self.path.unlink(missing_ok=True)
             raise
         except DataError:
-            self.path.unlink()  # mending an image changes the content, so this is of no use
+            self.path.unlink()  # a repaired image changes the content, so this is of no use
             raise
 
     def fingerprint(self) -> str:
-        """Return the fingerprint of the data set, from what was hashed while decoding if it was."""
+        """Return the data set's fingerprint, from hashes taken while decoding if there are any."""
         dataset = self.dataset
         if not hashed_by_file(dataset):
             return dataset.fingerprint()
@@ -215,12 +215,12 @@ class Unfinished:
             return dataset.combine(file.read(_HASH).hex() for _ in range(self.layout.images))
 
     def become(self, path: Path) -> None:
-        """Turn into the store ``path``."""
+        """Turn the unfinished file into the store ``path``."""
         os.truncate(self.path, self.layout.length)
         self.path.replace(path)
 
     def _prepare(self) -> NDArray[np.uint64]:
-        """Make room and return the checksums of blocks."""
+        """Give the file its full length, if the disk has room, and return the blocks' checksums."""
         if not self.path.exists() or self.path.stat().st_size != self.length:
             self.path.open("wb").close()
         status = self.path.stat()
@@ -255,14 +255,14 @@ class Unfinished:
 
 
 class Writer:
-    """Decodes blocks into the unfinished file, with a thread a core or with one."""
+    """Decodes blocks into the unfinished file, with one thread per core or with a single one."""
 
     def __init__(self, unfinished: Unfinished, *, threads: bool = True) -> None:
         self.unfinished = unfinished
         self.threads = threads
 
     def __call__(self, block: int) -> int:
-        """Decode a block and note that it is done, in this order also on the disk."""
+        """Decode a block, then mark it as done; both reach the disk in this order."""
         layout = self.unfinished.layout
         rows = layout.rows(block)
         pixels = np.empty((len(rows), *layout.shape), dtype=layout.pixels)
@@ -286,7 +286,7 @@ class Writer:
         """Return a hash of an image's file, where there is one, and the image."""
         dataset, layout = self.unfinished.dataset, self.unfinished.layout
         content = b""
-        if hashed_by_file(dataset):  # before it is decoded, which then finds it in memory
+        if hashed_by_file(dataset):  # hashed first, so that decoding finds the file in memory
             content = bytes.fromhex(dataset.content(index))
         image = dataset.read(index, self.unfinished.size)
         if image.shape != layout.shape or image.dtype != np.dtype(layout.pixels):

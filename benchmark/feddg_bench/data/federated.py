@@ -1,6 +1,6 @@
-"""Who holds which image: settings, labels and domains become clients and splits, without a pixel.
+"""Who holds which image: settings, labels and domains become clients and splits; no pixel is read.
 
-This module needs no PyTorch, so that what does not fit is refused before anything is decoded.
+This module needs no PyTorch, so that settings that do not fit are refused before any decoding.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Federation:
     size: int  # side of the images in pixels
     labels: np.ndarray  # class ids, int64 [N], or targets of a regression, float32 [N]
     clients: dict[str, np.ndarray]  # client name to the indices of its training images
-    evaluation: tuple[tuple[str, str, np.ndarray], ...]  # split, domain and indices of each
+    evaluation: tuple[tuple[str, str, np.ndarray], ...]  # split, domain and indices of each part
     num_classes: int  # C, or 1 for a regression: the number of a model's outputs
     sources: tuple[str, ...] = ()  # names of the training domains
     # Domain of each image, int64 [N]: an index into `sources`, -1 for others.
     domain_ids: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    validation: dict[str, np.ndarray] = field(default_factory=dict)  # where the method wants it
+    validation: dict[str, np.ndarray] = field(default_factory=dict)  # if the method wants it
     task: str = "classification"  # `classification` or `regression`
     metrics: tuple[str, ...] = ("accuracy",)  # the data set's own, the first is the key metric
     # Group of each image, int64 [N]: a place in `group_names`, -1 for none; empty without groups.
@@ -54,7 +54,7 @@ class Federation:
     pixels: str = "uint8"  # `uint8`, or `float16` for values that are normalised already
 
     def domains_of(self, client: str) -> np.ndarray:
-        """Return the domain id of each of a client's training images, in its order."""
+        """Return the domain id of each of a client's training images, in the client's order."""
         index = self.clients[client]
         return self.domain_ids[index] if len(self.domain_ids) else np.full(len(index), -1)
 
@@ -81,7 +81,7 @@ def spread(
         )
     train = splits["train"]
     missing = set(range(len(dataset.classes))) - set(records.labels[train].tolist())
-    # A regression has no classes, and published splits are as they are.
+    # A regression has no classes, and published splits are taken as they are.
     if missing and settings.protocol != "wilds":
         absent = ", ".join(dataset.classes[label] for label in sorted(missing))
         raise DataError(
@@ -143,8 +143,8 @@ def _splits(settings: RunSettings, dataset: DomainDataset, scenario: Scenario) -
 def measured_parts(splits: Splits, dataset: DomainDataset) -> Iterator[tuple[str, str, np.ndarray]]:
     """Yield split, domain and images of every part that is measured by itself, training included.
 
-    That is every non-empty part of a split that lies in one domain; or whole splits, whose domain
-    is then `WHOLE`, where domains are as small as a writer.
+    A part is the non-empty set of a split's images in one domain. Where domains are as small as a
+    writer it is the whole split instead, and its domain is `WHOLE`.
     """
     domains = dataset.records().domains
     for split, index in splits.items():
@@ -175,8 +175,8 @@ def make_federation(
 ) -> Federation:
     """Return what the workers see of a spread data set.
 
-    ``images`` is the store's file, or its array; ``measured`` are the splits that evaluations
-    measure, empty for all but the training images.
+    ``images`` is the store's file, or its array; ``measured`` names the splits to evaluate, and if
+    it is empty, all but ``train`` are.
     """
     records = dataset.records()
     places = {name: place for place, name in enumerate(scenario.train)}

@@ -1,7 +1,7 @@
 """How one number, lambda in [0, 1], spreads D domains over N clients (Bai et al., ICLR 2024).
 
-1 gives every client the same mixture of domains, 0 as few domains as possible: one, where there are
-enough clients. A domain is an integer id from 0; ids without images are allowed.
+1 gives every client the same mixture of domains, 0 as few domains as possible: only one, if there
+are enough clients. A domain is an integer id from 0; ids without images are allowed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FloatArray = NDArray[np.float64]
 
 ROUNDINGS = ("largest_remainder", "reference")
 TARGET_DECIMALS = 9
-"""What targets differ beyond this many decimals is binary noise."""
+"""Differences between targets beyond this many decimals are binary rounding noise."""
 
 
 def heterogeneous_counts(
@@ -28,14 +28,14 @@ def heterogeneous_counts(
 
     Where there are at least as many clients as domains, every client has one main domain, and its
     real-valued target for domain d is n_d ((1 - lambda) [d is its main domain] / u_d + lambda / N),
-    with u_d clients for d. Else whole domains are packed on clients, largest first, and lambda
-    mixes that packing with equal shares (Bai et al., ICLR 2024).
+    where u_d clients have d as their main domain. Otherwise whole domains are packed onto clients,
+    largest first, and lambda mixes that packing with equal shares (Bai et al., ICLR 2024).
 
     ``largest_remainder`` gives the images that the floors leave over to the largest fractions, ties
     to clients whose main domain it is, then to the smaller client, then to the lower number.
-    ``reference`` gives them to clients 0, 1, ... as the authors' code does, in its floating-point
-    arithmetic bit for bit; there clients with low numbers are larger, and lambda = 0 leaves foreign
-    images in pure clients.
+    ``reference`` gives them to clients 0, 1, ... as the authors' code does, and repeats its
+    floating-point arithmetic bit for bit. Clients with low numbers are then larger, and even
+    lambda = 0 leaves foreign images in pure clients.
 
     Args:
         sizes: Images of each domain, integers >= 0, [D].

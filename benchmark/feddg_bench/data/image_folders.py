@@ -25,16 +25,16 @@ class ImageFolderDataset(FileDataset):
     """
 
     layouts: ClassVar[tuple[str, ...]] = ("",)
-    """Folders below a data root that may hold the domains, first wins."""
+    """Folders below a data root that may hold the domains; the first with most of them is used."""
     spellings: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Other names of domains' folders."""
+    """Other names that the folder of a domain may have."""
 
     @cached_property
     def folder(self) -> Path:
         """The folder that holds the domains.
 
         Raises:
-            DataError: If there is none, or one without all of the domains.
+            DataError: If there is none, or it lacks a domain.
         """
         best = self._likely_folder()
         missing = [domain for domain in self.domains if domain not in self._domain_folders(best)]
@@ -55,7 +55,7 @@ class ImageFolderDataset(FileDataset):
         return super().records_as_found()
 
     def _likely_folder(self) -> Path:
-        """Return the folder that holds most of the domains, the first one of equals."""
+        """Return the folder that holds most of the domains, the first if several hold as many."""
         roots = data_roots(self.data_root, self.name)
         candidates = [root / layout for root in roots for layout in self.layouts]
         found = {folder: self._domain_folders(folder) for folder in candidates}
@@ -96,7 +96,7 @@ class ImageFolderDataset(FileDataset):
         return match_folders(folder, names)
 
     def hint(self, domain: str, name: str | None = None) -> str:
-        """Ask whether a folder that nothing was recognised in is the domain, or its class."""
+        """Return advice, such as an unrecognised folder that may be the domain, or its class."""
         folders, inside = self._domain_folders(self.folder), self.folder
         spelt = {name: (name,) for name in self.classes}
         if name is not None:
@@ -108,7 +108,7 @@ class ImageFolderDataset(FileDataset):
         strange = [path for path in entries(inside) if path.is_dir() and path not in known]
         missing = name or domain
         near = difflib.get_close_matches(missing, [path.name for path in strange], n=1)
-        if not near:  # a name in another language holds as many images as it should
+        if not near:  # a folder named in another language holds as many images as expected
             wanted = self.counts.get(domain, ())
             number = (
                 sum(wanted) if name is None else wanted[self.classes.index(name)] if wanted else 0
@@ -124,14 +124,14 @@ class ImageFolderDataset(FileDataset):
 
 
 def is_image(path: Path) -> bool:
-    """Tell by its name whether a file is an image."""
+    """Return whether a file is an image, by its name."""
     return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
 
 
 def match_folders(folder: Path, names: Mapping[str, Sequence[str]]) -> dict[str, Path]:
     """Return the sub-folder of ``folder`` for each key of ``names`` that has one.
 
-    Of several spellings the first that is there wins; a folder that is missing has none.
+    Of several spellings the first that exists wins. A missing ``folder`` has no sub-folders.
 
     Raises:
         DataError: If the folder may not be read.
@@ -145,7 +145,7 @@ def match_folders(folder: Path, names: Mapping[str, Sequence[str]]) -> dict[str,
 
 
 def entries(folder: Path) -> list[Path]:
-    """Return what lies in a folder, by name; nothing if there is no such folder.
+    """Return the entries of a folder sorted by name; none if there is no such folder.
 
     Raises:
         DataError: If it may not be read.
@@ -159,5 +159,5 @@ def entries(folder: Path) -> list[Path]:
 
 
 def plain(name: str) -> str:
-    """Return a name as folders' are compared: no case, blanks, hyphens or underscores."""
+    """Return a folder's name for comparisons: without case, blanks, hyphens and underscores."""
     return name.casefold().translate(str.maketrans("", "", " _-"))

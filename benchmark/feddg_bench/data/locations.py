@@ -14,17 +14,17 @@ from feddg_bench.config.layers import Layer, load_layer
 
 
 def settings_file() -> Path:
-    """Return the user's settings file: ``$FEDDG_CONFIG`` or that in ``~/.config``; it may lack."""
+    """Return the user's settings file, ``$FEDDG_CONFIG`` or in ``~/.config``; it may not exist."""
     named = os.environ.get("FEDDG_CONFIG")
     return Path(named or "~/.config/feddg-bench/settings.yaml").expanduser()
 
 
 def data_roots(explicit: Path | None = None, dataset: str | None = None) -> list[Path]:
-    """Return the folders to look for data sets in, the first one first.
+    """Return the folders in which to look for data sets, in order.
 
-    They are the one given, ``$FEDDG_DATA``, and in the user's `settings_file` that of the data set
-    under ``data_roots:`` and ``data_root:`` for all. A relative one there starts from the folder of
-    that file.
+    They are the folder given, ``$FEDDG_DATA``, and those in the user's `settings_file`: the data
+    set's own under ``data_roots:``, then ``data_root:`` for all. Relative ones there start from the
+    folder of that file.
 
     Raises:
         SettingsError: If the settings file is not YAML, a root in it is not text, or
@@ -55,12 +55,13 @@ def _own_roots(layer: Layer, path: Path) -> dict[Any, Any]:
 
 
 def remember_root(folder: Path, dataset: str | None = None) -> Path:
-    """Note in the settings file where a data set lies, or all do, and return that file.
+    """Note the folder of a data set, or of all, in the settings file, and return that file.
 
-    Whatever else the file holds stays as it is, comments too.
+    Whatever else the file holds stays as it is, including comments.
 
     Raises:
-        SettingsError: If the folder is none, or the file cannot be read as settings or changed.
+        SettingsError: If ``folder`` is not a folder, or the file cannot be read as settings or
+            changed.
         DataError: If the file cannot be written.
     """
     folder = folder.expanduser().absolute()
@@ -90,13 +91,13 @@ def _holds(text: str, layer: Layer) -> bool:
 
 
 def _with_entry(text: str, key: str, entry: str) -> str:
-    """Return YAML text in which the entry of a key at the top is replaced or added."""
+    """Return YAML text in which the entry of a top-level key is replaced or added."""
     document = yaml.compose(text)
     for name, value in document.value if isinstance(document, yaml.MappingNode) else ():
         if name.value == key:
             last = value
             while isinstance(last, yaml.MappingNode) and not last.flow_style and last.value:
-                last = last.value[-1][1]  # a block ends where what follows it begins
+                last = last.value[-1][1]  # a block ends only where the next entry begins
             if last.end_mark.index > name.start_mark.index:
                 rest = text[last.end_mark.index :]
                 return text[: name.start_mark.index] + entry.rstrip("\n") + rest
@@ -105,9 +106,9 @@ def _with_entry(text: str, key: str, entry: str) -> str:
 
 
 def data_home() -> Path:
-    """Return the folder that new data sets go to, each in one of its own.
+    """Return the folder that new data sets go to, each into a sub-folder.
 
-    The first one where all are looked for (`data_roots`), else ``feddg-bench`` in
+    It is the first of those in which all are looked for (`data_roots`), else ``feddg-bench`` in
     ``$XDG_DATA_HOME`` or ``~/.local/share``.
     """
     shared = Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser()
@@ -117,7 +118,7 @@ def data_home() -> Path:
 def cache_dir(explicit: Path | None = None) -> Path:
     """Return the folder for decoded images and downloads.
 
-    The one given, else ``$FEDDG_CACHE``, else ``~/.cache/feddg-bench``.
+    It is the one given, else ``$FEDDG_CACHE``, else ``~/.cache/feddg-bench``.
     """
     chosen = explicit or Path(os.environ.get("FEDDG_CACHE") or "~/.cache/feddg-bench")
     return chosen.expanduser()

@@ -45,7 +45,7 @@ class Partition:
 
     clients: tuple[str, ...]  # names, whose order as text is their order as numbers
     indices: tuple[IntArray, ...]  # for each client the data-set indices of its images, int64
-    rule: Mapping[str, Any]  # what made it: its kind, the settings that the kind reads, its seed
+    rule: Mapping[str, Any]  # how it was made: kind, the settings that the kind reads, seed
 
     @property
     def sizes(self) -> IntArray:
@@ -53,7 +53,7 @@ class Partition:
         return np.array([len(index) for index in self.indices], dtype=np.int64)
 
     def digest(self) -> str:
-        """Return the SHA-256 of names and index lists, whatever rule made them."""
+        """Return the SHA-256 of client names and index lists; the rule is not hashed."""
         content = [[name, index.tolist()] for name, index in self._items()]
         return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
 
@@ -66,7 +66,7 @@ class Partition:
         """Return the partition as JSON values: rule, hash, and for each client what it holds.
 
         A client's ``domains`` are image counts by name and its ``labels`` image counts by label
-        as text; what it has no image of is left out. Targets of a regression are not counted.
+        as text; counts of 0 are left out. Targets of a regression are not counted.
         """
         targets = np.issubdtype(labels.dtype, np.floating)
         clients = [
@@ -157,8 +157,8 @@ def make_partition(
 ) -> Partition:
     """Spread the training images over clients.
 
-    ``indices`` are those of the training images in the data set, [n], and ``domains`` their domain
-    ids, [n]; ``seed`` is of the partition's own stream.
+    ``indices`` are the data-set indices of the training images, [n], and ``domains`` their domain
+    ids, [n]; ``seed`` is that of the partition's own stream.
 
     Raises:
         DataError: If there are no training images.
@@ -169,7 +169,7 @@ def make_partition(
     make, used = PARTITION_RULES[settings.kind]
     smallest = settings.min_client_size
     for name in {"clients", "clients_per_domain"}.intersection(used):
-        # before the rule runs: a mistyped number of clients may not fill the memory
+        # before the rule runs, so that a mistyped number of clients cannot fill the memory
         if (wanted := getattr(settings, name)) * smallest > len(indices):
             raise SettingsError(
                 f"partition.{name} is {wanted} but there are only {len(indices)} training images, "
@@ -207,9 +207,9 @@ def validation_parts(
     """Give every client that holds images validation images too.
 
     The in-domain validation split is spread with the partition's own rule and seed. A client that
-    gets nothing of it gives up a tenth of its training images, rounded down and at least one; its
-    only image would serve for both. ``id_val`` are the data-set indices of the in-domain validation
-    images, [n], and ``domains`` their domain ids, [n].
+    gets none of it gives up a tenth of its training images, rounded down but at least one; a client
+    with a single image uses it for both. ``id_val`` are the data-set indices of the in-domain
+    validation images, [n], and ``domains`` their domain ids, [n].
 
     Returns:
         Training and validation images by client name: data-set indices.

@@ -21,11 +21,11 @@ PROTOCOLS: dict[str, tuple[str, ...]] = {"lodo": ("test",), "ltdo": ("val", "tes
 OFFICIAL = "official"
 """Name of the one scenario of ``wilds``, where the authors published one set of splits."""
 MOST_DOMAINS = 64
-"""Of a data set with more, such as one a writer, no domain is left out alone."""
+"""With more domains, such as one per writer, single domains are not left out."""
 
 
 Official = Mapping[str, Sequence[str]] | Mapping[str, Mapping[str, Sequence[str]]]
-"""Domains by role in the published splits, or that by the name of each of several."""
+"""Domains by role in the published splits; if there are several sets, such a mapping by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Scenario:
     protocol: str  # a key of `PROTOCOLS`
     train: tuple[str, ...]  # domains that clients hold
     # Domain that only chooses models, if the protocol has one. Under `wilds` val and test may be
-    # several domains: their names joined by `+`, or how many.
+    # several domains: their names joined by `+`, or their number.
     val: str | None
     test: str  # domain that no decision may see
 
@@ -52,15 +52,15 @@ def scenarios(
 
     Args:
         protocol: A key of `PROTOCOLS`.
-        domains: The data set's domains in cycle order: by default each domain is held out once,
-            LTDO validating on a domain and testing on the next, the first after the last.
+        domains: The data set's domains in cycle order: by default each domain is held out once;
+            LTDO validates on a domain and tests on the next, the first following the last.
         letters: Short code of each domain; its order is the order of codes in a name.
         select: ``None`` for the default set, ``all`` for every choice of held-out domains, or names
             separated by commas. A name gives codes or domains: ``ac-p-s`` with the training codes
             in any order, ``art_painting+cartoon-photo-sketch``, or without the training part,
             ``photo-sketch``.
-        official: Domains by role, ``train``, ``val`` and ``test``, in the published splits, or such
-            roles under the name of each, if there are several; empty if there are none.
+        official: Domains by role, ``train``, ``val`` and ``test``, in the published splits; if
+            there are several sets, such a mapping by name; empty if there are none.
 
     Raises:
         SettingsError: If the protocol or a scenario is unknown, or there are too few or too many

@@ -41,11 +41,11 @@ def split_by_domain(
     seed: int,
     published: NDArray[np.integer] | None = None,
 ) -> Splits:
-    """Hold out images of the training domains; held-out domains are splits as a whole.
+    """Hold out images of the training domains; each held-out domain is a split as a whole.
 
     Of the n images of a training domain and class, ``id_test`` gets round(f n) and ``id_val``
-    round(f (n - id_test)), halves rounded to the even number. Every scenario has its own draw. Of a
-    regression, whose labels are no whole numbers, a training domain is drawn from as a whole.
+    round(f (n - id_test)), halves rounded to the even number. Every scenario has its own draw. In
+    a regression, which has no classes, each training domain is drawn from as a whole.
 
     Args:
         scenario: Domains by role.
@@ -55,8 +55,8 @@ def split_by_domain(
         id_val_fraction: In [0, 1), of what ``id_test`` leaves.
         id_test_fraction: In [0, 1).
         seed: Seed of the run.
-        published: Place in `SPLITS` of every image as the authors have it: what is ``id_test``
-            there is so here instead of a draw, unless ``id_test_fraction`` is 0.
+        published: Position in `SPLITS` of every image in the authors' splits. Their ``id_test``
+            images are taken instead of a draw, unless ``id_test_fraction`` is 0.
 
     Raises:
         DataError: If no image is left to train on.
@@ -85,10 +85,10 @@ def split_by_domain(
 
 
 def published_splits(places: NDArray[np.integer]) -> Splits:
-    """Return the authors' splits, given the place in `SPLITS` of every image.
+    """Return the authors' splits, given the position in `SPLITS` of every image.
 
     Raises:
-        DataError: If no image trains.
+        DataError: If there are no training images.
     """
     return _collect(np.asarray(places, dtype=np.int64), "get the data set's split again")
 
@@ -100,13 +100,13 @@ def read_split_csv(
 
     Columns are found by name: split, domain and path are required, y and category are checked where
     present, others are ignored. Rows are matched to images by path, ``domain/category/file``, whose
-    suffix may differ, since copies of a data set are stored as JPEG or PNG. Of a regression neither
-    y nor category is checked.
+    suffix may differ, since copies of a data set are stored as JPEG or PNG. For a regression,
+    neither y nor category is checked.
 
     Args:
         path: The CSV file, UTF-8.
-        scenario: Domains by role, which the file must fit; ``None`` for those of the file.
-        dataset: Whose images the file lists.
+        scenario: Domains by role, which the file must fit; ``None`` to take those of the file.
+        dataset: The data set whose images the file lists.
         in_file_order: Return the images of a split in the order of the rows, not ascending.
 
     Raises:
@@ -119,7 +119,7 @@ def read_split_csv(
     stems = {_stem(name): image for name, image in exact.items()}
     split_of = np.full(len(exact), -1)
     lines: dict[int, int] = {}
-    faults: dict[str, str] = {}  # the first of each kind that is told only of a whole file
+    faults: dict[str, str] = {}  # the first of each kind, reported after the last line
     shifts = set()
     for line, cells in _read_cells(path):
         where, split, domain = f"{path}, line {line}: ", cells["split"], cells["domain"]
@@ -214,9 +214,9 @@ def scenarios_with_files(
         path: A split file, or a folder of split files, ``*.csv``, one for each scenario; copies
             and those for another protocol are passed over.
         protocol: A key of `feddg_bench.data.protocols.PROTOCOLS`.
-        dataset: Whose domains the files name.
-        select: Scenarios as in `feddg_bench.data.protocols.scenarios`. ``None`` for the protocol's
-            own that have a file; if none has, for all that have.
+        dataset: The data set whose domains the files name.
+        select: Scenarios as in `feddg_bench.data.protocols.scenarios`. ``None`` for those of
+            the protocol's default ones that have a file; if none has, for all that have one.
 
     Raises:
         SettingsError: If a scenario is unknown or has no file.

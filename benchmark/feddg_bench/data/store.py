@@ -23,8 +23,8 @@ from feddg_bench.data.decoding import Layout, Unfinished, hashed_by_file
 RESIZE_RULE = 1
 """Version of `feddg_bench.data.dataset.read_image`: RGB, squashed, bilinear with antialiasing."""
 CHECKED_BYTES = 4 * 2**30
-"""Of a store's pixels that are compared with their checksums when it is opened; of a larger store
-blocks at even distances. ``data check`` compares all."""
+"""About how many bytes of pixels are compared with their checksums when a store is opened; in a
+larger store these are evenly spaced blocks. ``data check`` compares all."""
 
 OnDecoded = Callable[[int, int], None]
 """Called with the number of images done and their total."""
@@ -55,7 +55,7 @@ def open_store(
 ) -> Store:
     """Open the store of ``dataset`` at ``size`` pixels a side, building it if need be.
 
-    ``processes`` decode, by default one a core, if there are images enough.
+    ``processes`` is how many decode; 0 means one per core, or fewer for few images.
 
     Raises:
         DataError: If an image cannot be decoded, the store cannot be written, or its pixels are not
@@ -99,7 +99,7 @@ def check_store(path: Path, layout: Layout, blocks: range | None = None) -> None
 
 
 def check_stores(dataset: DomainDataset, cache_dir: Path) -> Iterator[str]:
-    """Yield what is wrong with the stores of a data set, of any copy of as many images."""
+    """Yield what is wrong with the stores of a data set, of any copy with as many images."""
     for size in decoded_sizes(dataset, cache_dir):
         for path in _stores(dataset, size, cache_dir):
             try:
@@ -109,7 +109,7 @@ def check_stores(dataset: DomainDataset, cache_dir: Path) -> Iterator[str]:
 
 
 def known_fingerprint(dataset: DomainDataset, cache_dir: Path) -> str:
-    """Return the data set's fingerprint, read from files only if they changed since last time."""
+    """Return the data set's fingerprint; files are read only if they changed since last time."""
     note = _note(dataset, cache_dir, dataset.stamp())
     known = _noted(note)
     if known is None:
@@ -119,7 +119,7 @@ def known_fingerprint(dataset: DomainDataset, cache_dir: Path) -> str:
 
 
 def decoded_sizes(dataset: DomainDataset | type[DomainDataset], cache_dir: Path) -> list[int]:
-    """Return the sizes in pixels at which stores of a data set lie in the cache, of any copy."""
+    """Return the sizes in pixels of the stores in the cache, of any copy of a data set."""
     name = f"{dataset.name}-v{dataset.version}-*px-r{RESIZE_RULE}.{_kind(dataset)}"
     found = (cache_dir / "stores").glob(name)
     sizes = (path.name.rsplit("-", 2)[1].removesuffix("px") for path in found)
@@ -136,14 +136,14 @@ def _build(
 ) -> str:
     """Decode every image into its store, and return the fingerprint of what was decoded.
 
-    An interrupted build goes on where it stopped, as long as the files have the same stamp.
+    An interrupted build resumes where it stopped, as long as the files have the same stamp.
     """
     layout, note = Layout.of(dataset, size), _note(dataset, cache_dir, stamp)
     # `.unfinished` may neither look like a store nor be taken for one of another copy
     unfinished = Unfinished(dataset, size, _path(dataset, size, cache_dir, stamp, ".unfinished"))
     try:
         with unfinished.alone(progress):
-            known = _noted(note)  # by another process meanwhile
+            known = _noted(note)  # perhaps from another process meanwhile
             if known is None or not _whole(_path(dataset, size, cache_dir, known), layout):
                 _tidy(dataset, size, cache_dir, unfinished.path)
                 unfinished.decode(progress, processes)
@@ -168,13 +168,13 @@ def _path(
 
 
 def _kind(dataset: DomainDataset | type[DomainDataset]) -> str:
-    """Return what a store's name says of its pixels: ``rgb``, or such as ``8xfloat16``."""
+    """Return how a store's name describes its pixels: ``rgb``, or for example ``8xfloat16``."""
     channels, pixels = dataset.channels, dataset.pixels
     return "rgb" if (channels, pixels) == (3, "uint8") else f"{channels}x{pixels}"
 
 
 def _stores(dataset: DomainDataset, size: int, cache_dir: Path) -> list[Path]:
-    """Return the whole stores of the data set at a size, of whatever content."""
+    """Return the complete stores of the data set at a size, whatever their content."""
     pattern, layout = _path(dataset, size, cache_dir, "*"), Layout.of(dataset, size)
     return [path for path in pattern.parent.glob(pattern.name) if _whole(path, layout)]
 
@@ -187,13 +187,13 @@ def _whole(path: Path, layout: Layout) -> bool:
 
 
 def _tidy(dataset: DomainDataset, size: int, cache_dir: Path, present: Path) -> None:
-    """Remove what processes that were killed left, unless another one goes on with it."""
+    """Remove what killed processes left behind, unless another process is continuing it."""
     pattern = _path(dataset, size, cache_dir, "*", ".unfinished")
     for lock in pattern.parent.glob(f"{pattern.name}.lock"):
         if lock.with_suffix("") != present:
             Unfinished(dataset, size, lock.with_suffix("")).remove_if_idle()
     for note in (cache_dir / "fingerprints").glob("*.part"):
-        note.unlink(missing_ok=True)  # whoever writes it now only reads its files again
+        note.unlink(missing_ok=True)  # whoever is writing it only has to read its files again
 
 
 def _note(dataset: DomainDataset, cache_dir: Path, stamp: str) -> Path:

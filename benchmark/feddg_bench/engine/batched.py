@@ -1,9 +1,9 @@
-"""Several clients of one worker step together: one vectorised step in the place of one for each.
+"""Several clients of one worker step together: one vectorised step instead of one for each.
 
 Batches, draws and the optimizer's arithmetic are those of `Method.fit`; gradients are equal up to
-rounding, since PyTorch promises no more for many models at once. Hence these runs have keys of
-their own. What cannot be vectorised is refused: live batch normalisation, whose statistics change
-inside the step, and random layers, because ``vmap`` draws from no stream of ours.
+rounding, since PyTorch promises no more for many models at once. So these runs have their own keys.
+What cannot be vectorised is refused: live batch normalisation, whose statistics change inside the
+step, and random layers, because ``vmap`` does not draw from our streams.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from feddg_bench.core.state import kept, restore
 
 
 def grouped(tasks: Iterator[Task], size: int) -> Iterator[list[Task]]:
-    """Yield tasks in groups of ``size`` that train together, in order; others one by one."""
+    """Yield, in order, ``fit`` tasks in groups of ``size`` that train together, others singly."""
     for task in tasks:
         yield [task, *islice(tasks, size - 1 if task.call == "fit" else 0)]
 
@@ -36,13 +36,13 @@ def fit_together(
     """Do the work of `Method.fit` for several clients of one round, and return their weights.
 
     Epochs begin together; a client that has no batch left waits, and neither its parameters nor its
-    optimizer's moments move. Clients whose batches differ in size are padded with images of weight
-    0, or, where the method has a training step of its own, step apart.
+    optimizer's moments move. Where batches differ in size, the smaller ones are padded with images
+    of weight 0; if the method has its own training step, each size takes a separate step instead.
 
     Args:
-        method: The module, in training mode; what it holds of the clients' state is not read.
-        clients: With what they received; memories are changed as `Method.fit` changes them.
-        private: State of a client that never trained.
+        method: The module, in training mode; its own federated and private tensors are not used.
+        clients: Clients with what they received; memories change as in `Method.fit`.
+        private: Private state of a client that has not trained yet.
 
     Raises:
         SettingsError: If the method's training step cannot be vectorised.
@@ -54,7 +54,7 @@ def fit_together(
         for name in own[0]
     }
     names = [n for n, p in method.named_parameters() if p.requires_grad and n in stacks]
-    # One optimizer over the clients' parts of the stacks: what has no gradient it leaves alone.
+    # One optimizer over the clients' parts of the stacks: it skips tensors without a gradient.
     parts = [[stacks[name][k] for name in names] for k in range(len(clients))]
     optimizer = method.configure_optimizers()
     optimizer.param_groups[0]["params"] = list(chain(*parts))
@@ -99,7 +99,7 @@ class _Step(nn.Module):
         self.warm = False
 
     def groups(self, present: dict[int, Batch]) -> Iterator[dict[int, Batch]]:
-        """Yield batches by client that can be stacked."""
+        """Yield groups of batches, by client, that can be stacked."""
         sizes = [0] if self.plain else sorted({len(labels) for _, labels in present.values()})
         for size in sizes:
             yield {k: b for k, b in present.items() if self.plain or len(b[1]) == size}
@@ -107,7 +107,7 @@ class _Step(nn.Module):
     def gradients(
         self, stacks: Weights, names: Sequence[str], group: dict[int, Batch], index: int
     ) -> tuple[Tensor, list[Tensor | None]]:
-        """Return the losses [K] of a group, and its gradients [K, ...] by parameter."""
+        """Return the losses [K] of a group, and the gradients [K, ...] of each parameter."""
         self.index = index
         images, labels, shares = padded(list(group.values()))
         rows = list(group)
@@ -116,7 +116,7 @@ class _Step(nn.Module):
         leaves = [weights[name].requires_grad_() for name in names]
         try:
             with self.method.state.serving(self.client), self.autocast():
-                if not self.warm:  # what layers keep at their first call must be no vmap's
+                if not self.warm:  # what layers cache at their first call must not be vmap's
                     with torch.no_grad():
                         self.method(images[0, :1])
                     self.warm = True
@@ -147,7 +147,7 @@ def padded(batches: Sequence[Batch]) -> tuple[Tensor, Tensor, Tensor]:
 
     Returns:
         Images [K, B, C, H, W], labels [K, B], and shares [K, B] of the images in the mean of their
-        batch: 1 over its size, and 0 for what was added.
+        batch: 1 over its size, and 0 for padding.
     """
     most = max(len(labels) for _, labels in batches)
 

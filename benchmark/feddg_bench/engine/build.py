@@ -26,7 +26,7 @@ def build_run_method(
     Args:
         settings: What to run.
         federation: Clients, domains and classes.
-        plugin: The method's class, where it is not the one registered under its name.
+        plugin: The method's class, if it is not the one registered under its name.
 
     Raises:
         SettingsError: If method and settings do not suit the images and the task.
@@ -43,7 +43,7 @@ def build_run_method(
 
 
 class Images(NamedTuple):
-    """What a method must know of images that are no data set's."""
+    """What a method must know about images that belong to no data set."""
 
     task: str
     channels: int
@@ -62,17 +62,17 @@ def build_method(
 ) -> Method:
     """Build a method's module by itself, for ``lightning.Trainer`` or a loop of your own.
 
-    Settings that are not given are those of the recipe ``quick``.
+    Settings that are not given come from the recipe ``quick``.
 
     Args:
         name: The method's registered name, such as ``pardon``.
         num_classes: C; 1 for a regression.
-        backbone: Its name; its weights are random unless ``pretrained=True``.
-        channels: Of the images; three are red, green and blue in [0, 1].
+        backbone: Name of the backbone; its weights are random unless ``pretrained=True``.
+        channels: Channels of the images; three are red, green and blue in [0, 1].
         task: ``classification`` or ``regression``.
         seed: Decides the initial weights.
-        settings: The method's own settings, or those of training or the backbone, by their last
-            part: ``mu=0.1``, ``lr=0.01``.
+        settings: The method's own settings, or those of training or the backbone, by the last part
+            of their key: ``mu=0.1``, ``lr=0.01``.
 
     Raises:
         SettingsError: If a name or a value cannot be used.
@@ -105,7 +105,7 @@ def build_method(
 def build_on(
     method: type[Method], settings: RunSettings, images: ImageFacts, **arguments: Any
 ) -> Method:
-    """Build a module for images; ``arguments`` are the others of `Method`.
+    """Build a module for images; ``arguments`` are the remaining ones of `Method`.
 
     Raises:
         SettingsError: If method and settings do not suit the images and the task.

@@ -1,6 +1,6 @@
 """Whether a method and its settings suit the images and the task of a data set.
 
-What does not is refused before anything is decoded or trained.
+If they do not, the run is refused before anything is decoded or trained.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _COLOURS = ("brightness", "contrast", "saturation", "hue", "grayscale")
 
 
 class ImageFacts(Protocol):
-    """What a data set and a federation both say of their images."""
+    """What a data set and a federation both say about their images."""
 
     @property
     def task(self) -> str:
@@ -33,15 +33,15 @@ class ImageFacts(Protocol):
 
     @property
     def channels(self) -> int:
-        """Of an image."""
+        """Channels of an image."""
 
     @property
     def pixels(self) -> str:
-        """``uint8`` or ``float16``."""
+        """Type of the stored pixels: ``uint8`` or ``float16``."""
 
 
 def is_rgb(pictures: ImageFacts) -> bool:
-    """Tell whether images are red, green and blue in [0, 1]."""
+    """Return whether images are red, green and blue in [0, 1]."""
     return pictures.channels == 3 and pictures.pixels == "uint8"
 
 
@@ -49,8 +49,8 @@ def check_fit(settings: RunSettings, method: type[Method], pictures: ImageFacts)
     """Check that a method can be run on a data set with these settings.
 
     Raises:
-        SettingsError: If the method cannot learn the task or have the protection, or the method,
-            the augmentation or the normalisation is for RGB images and these are none.
+        SettingsError: If the method cannot learn the task or does not allow the protection, or if
+            the method, the augmentation or the normalisation needs RGB images and these are not.
     """
     check_protection(settings, method)
     if pictures.task not in method.tasks:
@@ -83,7 +83,7 @@ def check_fit(settings: RunSettings, method: type[Method], pictures: ImageFacts)
 
 
 def one_by_one(method: type[Method]) -> str:
-    """Say why a method's clients cannot step together; "" if they can."""
+    """Return why a method's clients cannot step together; "" if they can."""
     if not method.vectorised:
         return "a training step that draws numbers or takes gradients itself"
     base = next(c for c in method.__mro__ if c.__module__ == "feddg_bench.core.method")
@@ -94,7 +94,7 @@ def one_by_one(method: type[Method]) -> str:
 
 
 def settled_engine(settings: RunSettings, method: type[Method]) -> EngineSettings:
-    """Return how clients are computed; where they train one by one, this is the default's key."""
+    """Return the engine settings for the key: the defaults if clients cannot step together."""
     engine = settings.engine
     if engine.clients != "exact":
         why = one_by_one(method)
@@ -106,7 +106,7 @@ def settled_engine(settings: RunSettings, method: type[Method]) -> EngineSetting
 
 @cache
 def say_one_by_one(name: str, why: str) -> None:
-    """Say, once, that a method's clients do not step together."""
+    """Warn, only once, that a method's clients do not step together."""
     logger.warning("%s has %s: its clients train one by one (engine.clients=exact)", name, why)
 
 

@@ -18,11 +18,11 @@ from feddg_bench.records.record import WHOLE, Evaluation
 def evaluate(
     executor: Executor, federation: Federation, weights: Weights, *, chunk: int
 ) -> Evaluation:
-    """Return what `feddg_bench.core.metrics.measure` finds, by split and domain.
+    """Return the metrics of `feddg_bench.core.metrics.measure` by split and domain.
 
-    Images are measured in chunks of fixed size, put together in order, so that the numbers do not
-    depend on how many workers share them. Where a metric of the data set over a whole split is not
-    the mean over its domains, the whole split is measured too, as ``all``.
+    Images are evaluated in chunks of fixed size whose results are joined in order, so the numbers
+    do not depend on how many workers share them. If a metric of the data set over a whole split is
+    not the mean over its domains, the whole split is measured too, as ``all``.
     """
     jobs = list(_chunks(federation, chunk))
     results = executor.evaluate(weights, [index for _, _, index in jobs])
@@ -55,7 +55,7 @@ class _Part:
 
     @classmethod
     def together(cls, parts: Iterable[_Part]) -> _Part:
-        """Return several parts as one."""
+        """Return several parts joined into one."""
         whole = cls()
         for part in parts:
             whole.add(np.concatenate(part.indices), np.concatenate(part.predictions), part.loss)

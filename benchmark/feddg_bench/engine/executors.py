@@ -34,7 +34,7 @@ Predictions = tuple[np.ndarray, float]
 
 
 OnReply = Callable[[Task, Reply[Any]], None]
-"""Is shown each task, with what its client remembered before it, and the reply."""
+"""Called with each task, which holds what its client remembered before it, and the reply."""
 
 
 class Executor(ABC):
@@ -43,8 +43,9 @@ class Executor(ABC):
     Attributes:
         workers: Processes that run tasks.
         memories: What each client keeps between its tasks.
-        device_name: Model of the workers' GPUs or ``cpu``, where they are not this machine's.
-        on_reply: Looks at every task and its reply before the server does; may not change them.
+        device_name: Model of the workers' GPUs or ``cpu``; ``None`` if they run on this machine.
+        on_reply: Called with every task and its reply before the server sees them; must not change
+            them.
     """
 
     def __init__(self, workers: int = 1) -> None:
@@ -55,15 +56,15 @@ class Executor(ABC):
 
     @abstractmethod
     def start(self, spec: WorkerSpec, method: Method) -> None:
-        """Build the workers of a run and forget what clients kept in an earlier one.
+        """Build the workers of a run and forget what clients kept in an earlier run.
 
         Args:
             spec: What a worker is built from.
-            method: This process's module; a worker in this process uses it, others build theirs.
+            method: This process's module; a worker in this process uses it, others build their own.
         """
 
     def map(self, tasks: Iterable[Task]) -> Iterator[Reply[Any]]:
-        """Run the tasks as replies are taken; they share one model and one broadcast."""
+        """Run the tasks as replies are taken; all tasks share one model and one broadcast."""
         given: deque[Task] = deque()
 
         def remembering() -> Iterator[Task]:
@@ -81,18 +82,18 @@ class Executor(ABC):
 
     @abstractmethod
     def run(self, tasks: Iterator[Task]) -> Iterator[Reply[Any]]:
-        """Do the work of `map`, with tasks that bring what their clients remember."""
+        """Run tasks for `map`; each task holds what its client remembers."""
 
     @abstractmethod
     def evaluate(self, weights: Weights, indices: Sequence[np.ndarray]) -> Iterator[Predictions]:
-        """Measure the weights on each index array."""
+        """Evaluate the weights on the images of each index array."""
 
     def peak_memory_mib(self) -> float:
-        """Return the peak resident memory so far, of this process and its workers."""
+        """Return the peak resident memory so far of this process and its workers, in MiB."""
         return peak_memory_mib()
 
-    def close(self) -> None:  # noqa: B027 - most have nothing to let go of
-        """Let go of processes and memory."""
+    def close(self) -> None:  # noqa: B027 - most have nothing to release
+        """Release processes and memory."""
 
 
 class SerialExecutor(Executor):
@@ -102,7 +103,7 @@ class SerialExecutor(Executor):
         """Build the worker.
 
         Raises:
-            SettingsError: If clients have a limit of time, which only another process can keep.
+            SettingsError: If clients have a time limit, which needs workers in other processes.
         """
         if spec.settings.federation.client_timeout is not None:
             raise SettingsError(
@@ -110,12 +111,12 @@ class SerialExecutor(Executor):
                 "one: give --workers 2 or more"
             )
         self.memories = {}
-        if not hasattr(self, "worker"):  # later part of the GPU's memory is our own
+        if not hasattr(self, "worker"):  # later on, we use part of the GPU's memory ourselves
             check_gpus(spec.settings, spec.federation.channels, [spec.device])
         self.worker = Worker(spec, method)
 
     def run(self, tasks: Iterator[Task]) -> Iterator[Reply[Any]]:
-        """Run the tasks one by one, or those of a group together."""
+        """Run the tasks one by one, or in groups that train together."""
         size = self.worker.settings.engine.together if self.worker.batched else 1
         return chain.from_iterable(map(self._run, grouped(tasks, size)))
 
@@ -126,18 +127,19 @@ class SerialExecutor(Executor):
             raise _client_error(tasks[0], error) from error
 
     def evaluate(self, weights: Weights, indices: Sequence[np.ndarray]) -> Iterator[Predictions]:
-        """Measure the weights on each index array."""
+        """Evaluate the weights on the images of each index array."""
         return (self.worker.evaluate(weights, index) for index in indices)
 
 
 class PoolExecutor(Executor):
-    """Runs tasks on workers elsewhere, each with its own model; bytes cross, never pickled content.
+    """Runs tasks on workers in other processes, each with its own model; content is never pickled.
 
-    The model and the broadcast are sent to a worker once for all tasks that share them. Replies
-    that came early wait for their turn; at most two a worker are under way or waiting.
+    The model and the broadcast are sent to a worker once for all tasks that share them, as bytes.
+    Replies that come early wait for their turn; at most two per worker are under way or waiting.
 
-    A worker that dies is replaced, and whoever is free repeats its job, once. One that does not
-    answer within ``federation.client_timeout`` is replaced, and its client's reply is a fault.
+    A worker that dies is replaced, and its job is repeated once by any free worker. A worker that
+    does not answer within ``federation.client_timeout`` is also replaced, and its client's reply is
+    a fault.
     """
 
     def __init__(self, members: Sequence[RemoteWorker]) -> None:
@@ -149,18 +151,18 @@ class PoolExecutor(Executor):
 
     @abstractmethod
     def ready(self, busy: Sequence[RemoteWorker], seconds: float | None) -> list[RemoteWorker]:
-        """Return those of the busy workers that have an answer or died, waiting for the first."""
+        """Return the busy workers that answered or died; wait up to ``seconds`` for the first."""
 
     def placed(self, spec: WorkerSpec) -> list[WorkerSpec]:
-        """Return what each worker is built from."""
+        """Return the `WorkerSpec` of each worker."""
         return [spec] * len(self.members)
 
     def post(self, data: bytes) -> Any:
-        """Return what is handed to every worker in the place of something that goes to all."""
+        """Return what to send each worker in place of data that all workers need."""
         return data
 
     def built(self, member: RemoteWorker, answer: Payload) -> None:
-        """Look at what a worker says when it is built."""
+        """Check what a worker reports when it is built."""
 
     def start(self, spec: WorkerSpec, method: Method) -> None:
         """Build all workers, at the same time."""
@@ -171,7 +173,7 @@ class PoolExecutor(Executor):
         engine = spec.settings.engine
         self._together = 1 if engine.clients == "exact" else engine.together
         specs = self.placed(spec)
-        # Our own object to our own workers is pickled; all else is plain bytes.
+        # The specs, our own objects for our own workers, are pickled; all else is plain bytes.
         posted = {i: self.post(pickle.dumps(own)) for i, own in {id(s): s for s in specs}.items()}
         for member, own in zip(self.members, specs, strict=True):
             member.build(posted[id(own)])
@@ -189,7 +191,7 @@ class PoolExecutor(Executor):
         return chain.from_iterable(map(_replies, answers))
 
     def evaluate(self, weights: Weights, indices: Sequence[np.ndarray]) -> Iterator[Predictions]:
-        """Measure the weights on each index array."""
+        """Evaluate the weights on the images of each index array."""
         jobs = (
             WorkerJob("an evaluation", {"index": torch.from_numpy(np.ascontiguousarray(index))})
             for index in indices
@@ -198,7 +200,7 @@ class PoolExecutor(Executor):
             yield answer["predictions"].numpy(), answer["loss"]
 
     def peak_memory_mib(self) -> float:
-        """Return the sum of the peaks of this process and its workers; they share the store."""
+        """Return the sum of the peaks of this process and its workers, which share the store."""
         self._settle()
         workers = 0.0
         for member in self.members:
@@ -213,8 +215,8 @@ class PoolExecutor(Executor):
     ) -> Iterator[Any]:
         """Spread jobs over the workers and yield their answers in order.
 
-        A worker gets a job only when it is idle, hence always reading: were both ends to write
-        large messages at once, neither would ever finish.
+        A worker gets a job only when it is idle and therefore reading: if both ends wrote large
+        messages at once, neither would ever finish.
         """
         self._settle()
         posted = self.post(encode(shared))
@@ -239,7 +241,7 @@ class PoolExecutor(Executor):
                 answers.update(self._collect(timeout))
 
     def _collect(self, timeout: float | None) -> Iterator[tuple[int, Any]]:
-        """Wait for answers; replace workers that died, or took longer than ``timeout``."""
+        """Yield answers as they come; replace workers that died or took longer than ``timeout``."""
         busy = [(member, member.job) for member in self.members if member.job is not None]
         since = [member.since for member, job in busy if not job.building]
         left = None
@@ -268,7 +270,7 @@ class PoolExecutor(Executor):
         """Replace a worker that died.
 
         Raises:
-            FeddgError: If it is the second one to die over this job.
+            FeddgError: If it is the second worker to die over this job.
         """
         job.deaths += 1
         how = member.end()
@@ -283,7 +285,7 @@ class PoolExecutor(Executor):
         member.replace()
 
     def _settle(self) -> None:
-        """Throw away answers that nobody took: of a caller that stopped early, or failed."""
+        """Throw away answers that nobody took because the caller stopped early or failed."""
         self._again.clear()
         for member in self.members:
             if member.job is None or member.job.building:
@@ -298,14 +300,14 @@ class PoolExecutor(Executor):
 
 @dataclass
 class WorkerJob:
-    """Work for a worker elsewhere.
+    """Work for a worker in another process.
 
     Attributes:
-        name: What it is, for messages.
+        name: What the job is, for messages.
         payload: What the worker gets.
-        number: Place of its answer.
-        deaths: Workers that died over it.
-        building: Whether it is to build the worker.
+        number: Position of the job's answer.
+        deaths: Workers that died over the job.
+        building: Whether the job is to build the worker.
     """
 
     name: str
@@ -316,11 +318,11 @@ class WorkerJob:
 
 
 class RemoteWorker(ABC):
-    """This end of a worker elsewhere, or of the one that replaced it; see `WorkerEnd`.
+    """This end of a worker in another process, or of its replacement; see `WorkerEnd`.
 
     Attributes:
-        job: What it is doing; ``None`` if it is idle.
-        since: When it began with that.
+        job: What the worker is doing; ``None`` if it is idle.
+        since: When it began its job, in seconds of the monotonic clock.
         shared: Model and broadcast of its jobs, encoded and posted.
     """
 
@@ -331,30 +333,30 @@ class RemoteWorker(ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """Begin one that is idle and not built."""
+        """Start a worker that is idle and not built yet."""
         self.job: WorkerJob | None = None
         self.since = 0.0
         self._has: Any = b""
 
     @abstractmethod
     def tell(self, word: str, thing: Any) -> None:
-        """Let it call a method of its `WorkerEnd`; `take` has the answer, or shows that it died."""
+        """Call the named method of its `WorkerEnd`; `take` gets the answer, or finds it dead."""
 
     @abstractmethod
     def take(self) -> bytes:
-        """Return its answer.
+        """Return the worker's answer.
 
         Raises:
-            EOFError: If it died; or an ``OSError``.
+            EOFError: If the worker died; this may also be an ``OSError``.
         """
 
     @abstractmethod
     def end(self) -> str:
-        """End it, and return how it ended."""
+        """End the worker, and return how it ended."""
 
     def build(self, spec: Any) -> None:
-        """Let it build its worker."""
-        if self.job is not None:  # with another one
+        """Let the other end build its `Worker`."""
+        if self.job is not None:  # it is still busy with an earlier job
             self.end()
             self.begin()
         self._spec, self._build = spec, WorkerJob("its start", building=True)
@@ -362,7 +364,7 @@ class RemoteWorker(ABC):
         self.job = self._build
 
     def replace(self) -> None:
-        """End it and begin anew, with the same worker."""
+        """End the worker, and start another one from the same spec."""
         self.end()
         self.begin()
         if self._spec is not None:
@@ -370,7 +372,7 @@ class RemoteWorker(ABC):
             self.job = self._build
 
     def give(self, job: WorkerJob) -> None:
-        """Give it a job, and what jobs share if it has not got that yet."""
+        """Give the worker a job, and first what its jobs share, unless it has that already."""
         if self._has is not self.shared:
             self.tell("share", self.shared)
             self._has = self.shared
@@ -378,7 +380,7 @@ class RemoteWorker(ABC):
         self.job, self.since = job, time.monotonic()
 
     def receive(self) -> Any:
-        """Return its answer, or raise what went wrong there."""
+        """Return the worker's answer, or raise the error that it reports."""
         answer = decode(self.take())
         self.job = None
         if "error" in answer:
@@ -391,7 +393,7 @@ class RemoteWorker(ABC):
 
 
 class WorkerEnd:
-    """The far end of a `RemoteWorker`: a worker that is spoken to in bytes."""
+    """The far end of a `RemoteWorker`: a worker whose messages are bytes."""
 
     def __init__(self) -> None:
         self._worker: Worker | None = None
@@ -399,20 +401,20 @@ class WorkerEnd:
         self._shared: Payload = {}
 
     def build(self, spec: bytes) -> bytes:
-        """Build the worker of a pickled `WorkerSpec`, and return the answer to that."""
+        """Build the worker from a pickled `WorkerSpec`, and return the encoded answer."""
         return self._told(lambda: self.start(pickle.loads(spec)))  # noqa: S301 - our own
 
     def start(self, spec: WorkerSpec) -> Payload:
-        """Build the worker, and return what the executor should know of it."""
+        """Build the worker, and return what the executor should know about it."""
         self._worker = Worker(spec)
         return {}
 
     def share(self, data: bytes) -> None:
-        """Keep what the next jobs share."""
+        """Keep the encoded data that the next jobs share."""
         self._fresh = data
 
     def work(self, data: bytes) -> bytes:
-        """Do a job, and return the answer."""
+        """Do an encoded job, and return the encoded answer."""
         return self._told(lambda: self._do(decode(data)))
 
     def _do(self, job: Payload) -> Payload:
@@ -438,7 +440,7 @@ class ProcessExecutor(PoolExecutor):
 
     Args:
         n: Number of processes.
-        places: Device of each; by default the CPU.
+        places: Device of each process; by default the CPU.
     """
 
     def __init__(self, n: int, places: Sequence[str] = ()) -> None:
@@ -446,24 +448,24 @@ class ProcessExecutor(PoolExecutor):
         super().__init__([_Process(place) for place in self._places])
 
     def placed(self, spec: WorkerSpec) -> list[WorkerSpec]:
-        """Return what each worker is built from, with its device.
+        """Return the `WorkerSpec` of each worker, with its device.
 
         Raises:
-            SettingsError: If the GPUs are of several models, or their memory is short.
+            SettingsError: If the GPUs are of several models, or have too little memory.
         """
         places = self._places
-        if not self._checked:  # later part of the GPUs' memory is our own
+        if not self._checked:  # later on, our workers use part of the GPUs' memory
             check_gpus(spec.settings, spec.federation.channels, places)
             self._checked = True
         return [replace(spec, device=place, sharing=places.count(place)) for place in places]
 
     def ready(self, busy: Sequence[RemoteWorker], seconds: float | None) -> list[RemoteWorker]:
-        """Return those of the busy workers that have an answer or died, waiting for the first."""
+        """Return the busy workers that answered or died; wait up to ``seconds`` for the first."""
         pipes = {member.pipe: member for member in busy if isinstance(member, _Process)}
         return [pipes[pipe] for pipe in wait(list(pipes), seconds) if isinstance(pipe, Connection)]
 
     def close(self) -> None:
-        """End the processes; they hold nothing that is not here too."""
+        """End the processes; all that they hold is in this process too."""
         processes = [member for member in self.members if isinstance(member, _Process)]
         for process in processes:
             process.pipe.close()
@@ -474,9 +476,9 @@ class _Process(RemoteWorker):
     """A worker process.
 
     Attributes:
-        place: Its device.
-        pipe: To it.
-        process: As Python knows it.
+        place: Device of the process.
+        pipe: This end of the pipe to it.
+        process: Python's object for it.
     """
 
     def __init__(self, place: str) -> None:
@@ -484,25 +486,25 @@ class _Process(RemoteWorker):
         super().__init__()
 
     def begin(self) -> None:
-        """Begin one that is idle and not built."""
+        """Start a worker that is idle and not built yet."""
         super().begin()
         self.pipe, theirs = Pipe()
         self.process = start_process(_serve, (theirs,), self.place)
         theirs.close()
 
     def tell(self, word: str, thing: Any) -> None:
-        """Let it call a method of its `WorkerEnd`."""
+        """Call the named method of its `WorkerEnd`."""
         with suppress(OSError):
             self.pipe.send_bytes(word.encode())
             self.pipe.send_bytes(thing)
 
     def take(self) -> bytes:
-        """Return its answer."""
+        """Return the worker's answer."""
         return self.pipe.recv_bytes()
 
     def end(self) -> str:
-        """End it, and return how it ended."""
-        self.process.join(0.1)  # its pipe closes before it is over
+        """End the worker, and return how it ended."""
+        self.process.join(0.1)  # its pipe closes before it has ended
         code = self.process.exitcode
         self.pipe.close()
         end_processes([self.process])
@@ -510,7 +512,7 @@ class _Process(RemoteWorker):
 
 
 def _serve(pipe: Connection) -> None:
-    """Be a worker process until the pipe closes."""
+    """Run as a worker process until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end = WorkerEnd()
     with suppress(EOFError, ConnectionError):
@@ -564,7 +566,7 @@ def _job(tasks: Sequence[Task]) -> WorkerJob:
 
 
 def _replies(answer: Payload) -> Iterator[Reply[Any]]:
-    """Yield the replies that `_answer` made into a payload, or that did not come."""
+    """Yield the replies in an answer, or a fault for each client that did not answer in time."""
     if "fault" in answer:
         for task in answer["tasks"]:
             yield Reply(task["client"], 0, None, {}, task["memory"], fault=answer["fault"])
@@ -579,6 +581,6 @@ def _replies(answer: Payload) -> Iterator[Reply[Any]]:
 
 
 def _client_error(task: Task, error: Exception) -> ClientError:
-    """Return an exception that a client's task raised with the names of client and round."""
+    """Return a `ClientError` that names the client, round and call that raised ``error``."""
     where = f"{task.client} failed in round {task.round} ({task.call})"
     return ClientError(f"{where}: {in_a_line(error)}")

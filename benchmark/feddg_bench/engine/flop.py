@@ -1,4 +1,4 @@
-"""Floating point operations: of a piece of work, and what a device can do in a second."""
+"""Floating point operations: those of a piece of work, and a device's maximum per second."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from feddg_bench.core.messages import Reply, Task
 
 
 class Tally:
-    """Operations of clients' work, from replies of which the first of each call was counted.
+    """Operations of clients' work, estimated from the first reply to each call, which is counted.
 
     Attributes:
         flop: Operations so far; ``None`` if they are not known.
-        peak: What a worker's device can do in a second; ``None`` before the first reply.
+        peak: Operations a second that a worker's device can do; ``None`` before the first reply.
 
     Args:
-        flop: Where to begin.
+        flop: Operations to start from.
     """
 
     def __init__(self, flop: float | None = 0.0) -> None:
@@ -31,7 +31,7 @@ class Tally:
         self._an_image: dict[str, float] = {}
 
     def add(self, task: Task, reply: Reply[Any]) -> None:
-        """Add what a reply cost: for each image what was counted at the first of its call."""
+        """Add a reply's operations: its images times what one image cost in the counted reply."""
         if reply.counted:
             self._an_image[task.call] = reply.counted["flop an image"]
             self.peak = reply.counted["peak flops"]
@@ -54,8 +54,9 @@ def _convolution_backward_flop(
 ) -> int:
     """Return the operations of a convolution's backward pass.
 
-    As many as forward for each of the gradients of input and weight that is asked for. PyTorch's
-    own formula takes grouped convolutions for full ones: six times too much for MobileNetV2.
+    Each requested gradient, of the input or of the weight, costs as much as the forward pass.
+    PyTorch's own formula treats grouped convolutions as full ones, which is six times too much for
+    MobileNetV2.
     """
     wanted: Sequence[bool] = rest[7]
     return 2 * math.prod(grad_shape) * math.prod(weight_shape[1:]) * sum(wanted[:2])
@@ -65,12 +66,12 @@ def _convolution_backward_flop(
 def peak_flops(device: torch.device, precision: str, threads: int) -> float:
     """Return the operations a second of a large matrix product: the best of five.
 
-    Measured once a process, on a CPU within 0.05 s. Draws nothing.
+    Measured once per process, on a CPU within 0.05 s. Draws no random numbers.
 
     Args:
-        device: Of the product.
+        device: Device that computes the product.
         precision: ``32-true`` or ``bf16-mixed``.
-        threads: With which this process computes on a CPU.
+        threads: Threads with which this process computes on a CPU.
     """
     size = 8192 if device.type == "cuda" else 768 if threads < 8 else 2048
     dtype = torch.bfloat16 if precision == "bf16-mixed" else torch.float32
@@ -79,7 +80,7 @@ def peak_flops(device: torch.device, precision: str, threads: int) -> float:
 
 
 def seconds_of(work: Callable[[], object], device: torch.device) -> float:
-    """Return the wall time of some work, with all that it left to the device."""
+    """Return the wall time of some work in seconds, including what it queued on the device."""
     synchronize = torch.get_device_module(device).synchronize
     synchronize(device)
     start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""GPUs: which worker computes on which, how, and whether their memory is enough."""
+"""GPUs: which worker computes on which one, how, and whether their memory is enough."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ def placement(devices: Sequence[str], workers: int) -> list[str]:
 
 
 def use_gpu(settings: GpuSettings, device: torch.device) -> None:
-    """Make a GPU this process's own, and set how it computes."""
+    """Make a GPU this process's current device, and set how it computes."""
     torch.get_device_module(device).set_device(device)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or cuBLAS is not deterministic
     torch.backends.cuda.matmul.allow_tf32 = settings.tf32
     torch.backends.cudnn.allow_tf32 = settings.tf32
     torch.backends.cudnn.benchmark = settings.autotune
     torch.use_deterministic_algorithms(settings.deterministic)
-    # Only to find bugs, and slow.
+    # Filling memory only helps to find bugs, and is slow.
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010
 
 
 def training_memory(settings: RunSettings, channels: int) -> int:
     """Return the bytes that one worker needs at least, without allocating them.
 
-    That is its share of driver and libraries, the backbone's weights with gradients and the
-    optimizer's moments, and what one batch leaves for the backward pass. Methods with networks or
-    views of their own need more.
+    They cover driver and libraries, the backbone's weights with gradients and the optimizer's
+    moments, and what one batch stores for the backward pass. Methods with more networks or views
+    need more.
     """
     random = settings.backbone.model_copy(update={"pretrained": False, "weights": None})
     side = settings.data.image_size
@@ -64,21 +64,22 @@ def training_memory(settings: RunSettings, channels: int) -> int:
     weights = sum(parameter.nbytes for parameter in net.parameters())
     for parameter in net.parameters():
         kept.pop(parameter.untyped_storage()._cdata, None)
-    del features  # alive until now, and with it all that was kept
+    del features  # until here, it kept all saved tensors alive
     moments = 2 if settings.train.optimizer == "adam" else int(settings.train.momentum > 0)
     return CONTEXT + (2 + moments) * weights + sum(kept.values())
 
 
 def check_gpus(settings: RunSettings, channels: int, places: Sequence[str]) -> None:
-    """Check that the workers' GPUs are of one model and have the memory that is needed.
+    """Check that the workers' GPUs are of one model and have enough memory.
 
     Args:
-        settings: Of the run.
-        channels: Of the images.
+        settings: Settings of the run.
+        channels: Channels of the images.
         places: Each worker's device.
 
     Raises:
-        SettingsError: If they are of several models, whose last bits differ, or memory is short.
+        SettingsError: If the GPUs are of several models, whose results differ in the last bits, or
+            have too little memory.
     """
     workers = Counter(places)
     if "cpu" in workers:

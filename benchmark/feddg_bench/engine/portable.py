@@ -1,10 +1,10 @@
-"""Functions and draws that are the same on every CPU, in the place of PyTorch's own.
+"""Functions and random draws that are the same on every CPU, in place of PyTorch's own.
 
-PyTorch hands the functions below to Intel's MKL, which computes square roots, logarithms and arc
-tangents with other instructions on other makers' CPUs whatever it is told, and draws by them; here
-NumPy computes them in float64, and draws from a stream whose seed is an integer of PyTorch's
-generator. Matrix products, convolutions and all else are as `feddg_bench.common.portable` fixes
-them.
+PyTorch passes the functions below to Intel's MKL. On other makers' CPUs, MKL computes square roots,
+logarithms and arc tangents with other instructions, whatever its settings, and its draws use these
+functions. Here NumPy computes them in float64, and draws from a stream whose seed is an integer
+from PyTorch's generator. Matrix products, convolutions and everything else are fixed by
+`feddg_bench.common.portable`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(np, f"arc{name[1:]}") for name in ("asin", "acos", "atan")},
     **{name: getattr(special, name) for name in ("erf", "erfc", "erfinv")},
 }
-"""What PyTorch leaves to MKL's vector mathematics."""
+"""Functions that PyTorch leaves to MKL's vector mathematics."""
 
 _installed: list[torch.library.Library] = []
 
 
 def use_portable(*, wanted: bool, device: str = "cpu", threads: int = 1) -> None:
-    """Put the portable functions and draws in place in this process, or take them away.
+    """Install the portable functions and draws in this process, or remove them.
 
     Raises:
         SettingsError: If the process or the device cannot compute portably.
@@ -54,7 +54,7 @@ def use_portable(*, wanted: bool, device: str = "cpu", threads: int = 1) -> None
 def _library() -> torch.library.Library:
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that kernels are replaced is what is wanted
+        warnings.simplefilter("ignore")  # they say that kernels are replaced, as intended
         for name, function in _FUNCTIONS.items():
             for suffix, kernel in _kernels(function).items():
                 library.impl(f"{name}{suffix}", kernel, "CPU")
@@ -82,7 +82,7 @@ def _kernels(function: Callable[..., Any]) -> dict[str, Callable[..., Tensor]]:
 
 
 def _stream(generator: torch.Generator | None) -> np.random.Generator:
-    """Return a stream that an integer of PyTorch's generator begins."""
+    """Return a stream seeded with an integer from PyTorch's generator."""
     seed = torch.empty((), dtype=torch.int64).random_(generator=generator)
     return np.random.default_rng(int(seed))
 
@@ -123,4 +123,4 @@ _DRAWS: dict[str, Callable[..., Tensor]] = {
     "_standard_gamma": _gamma,
     "_sample_dirichlet": _dirichlet,
 }
-"""Draws that PyTorch makes with functions or streams of MKL or of its instruction sets."""
+"""Draws for which PyTorch uses functions or streams that depend on MKL or on instruction sets."""

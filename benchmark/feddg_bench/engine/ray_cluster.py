@@ -41,23 +41,24 @@ logger = logging.getLogger(__name__)
 _check_once = cache(check_store)
 
 PATIENCE = 60.0
-"""Seconds without room for a worker on the cluster after which that is said."""
+"""Seconds without room for a worker on the cluster after which a warning is logged."""
 
 
 class RayCluster:
     """A connection to a cluster, and a worker's share of it.
 
     Args:
-        workers: Number of workers; 0 is one a GPU, or one for every ``threads`` CPUs.
-        device: ``auto``, ``cpu`` or ``cuda``, of the cluster, whatever this machine has.
-        threads: CPUs of each.
-        address: Of a cluster, ``HOST:PORT`` or ``auto``; else one is started here, and ended.
+        workers: Number of workers; 0 means one per GPU, or one for every ``threads`` CPUs.
+        device: ``auto``, ``cpu`` or ``cuda``, on the cluster, whatever this machine has.
+        threads: CPUs of each worker.
+        address: Address of a cluster, ``HOST:PORT`` or ``auto``; ``None`` starts one here, which
+            `close` ends.
 
     Attributes:
         count: Number of workers.
-        sharing: How many share a GPU; 0 if they use none.
-        device: Of each, as it sees it.
-        options: Its share, as Ray wants it said.
+        sharing: How many workers share a GPU; 0 if they use none.
+        device: Device of each worker, as the worker sees it.
+        options: A worker's share, as options for Ray.
 
     Raises:
         SettingsError: If there is no such cluster, or it has too few CPUs or GPUs.
@@ -81,7 +82,7 @@ class RayCluster:
         }
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Call a function on the cluster, again elsewhere if its machine is lost."""
+        """Call a function on the cluster, and again elsewhere if its machine is lost."""
 
         def called() -> Any:
             return function(*arguments)
@@ -96,11 +97,11 @@ class RayCluster:
 
 
 class RayExecutor(PoolExecutor):
-    """Runs tasks on the actors of a Ray cluster, one long-lived actor a share of a device.
+    """Runs tasks on the actors of a Ray cluster: one long-lived actor for each share of a device.
 
-    What goes to all is put into the object store once and fetched once a machine. An actor whose
-    machine is lost is built anew where there is room, and the run goes on without it until then.
-    Its arguments are those of `RayCluster`.
+    Data for all workers is put into the object store once, and each machine fetches it once. An
+    actor whose machine is lost is rebuilt where there is room, and the run goes on without it until
+    then. The arguments are those of `RayCluster`.
     """
 
     def __init__(
@@ -111,24 +112,24 @@ class RayExecutor(PoolExecutor):
         super().__init__([_Actor(make) for _ in range(self.cluster.count)])
 
     def start(self, spec: WorkerSpec, method: Method) -> None:
-        """Build all workers, which must have what this machine has."""
+        """Build all workers; their machines must match this one (`machine_facts`)."""
         self._here = machine_facts(spec)
         super().start(spec, method)
 
     def placed(self, spec: WorkerSpec) -> list[WorkerSpec]:
-        """Return what each worker is built from."""
+        """Return the `WorkerSpec` of each worker."""
         own = replace(spec, device=self.cluster.device, sharing=self.cluster.sharing or 1)
         return [own] * len(self.members)
 
     def post(self, data: bytes) -> Any:
-        """Put into the object store what goes to all."""
+        """Put data that all workers need into the object store."""
         return ray.put(data)
 
     def built(self, member: RemoteWorker, answer: Payload) -> None:
         """Refuse a worker on a machine that would give other numbers.
 
         Raises:
-            DataError: If it has not what this machine has.
+            DataError: If it differs from this machine in more than the CPU.
         """
         self.device_name = answer["device"]
         for name, ours in self._here.items():
@@ -136,7 +137,7 @@ class RayExecutor(PoolExecutor):
             if theirs == ours:
                 continue
             told = f"{answer['node']} of the Ray cluster has {name} {theirs}, not {ours}"
-            if name == "CPU":  # `--portable` makes them equal, so that there it is no other
+            if name == "CPU":  # not refused: only last bits differ, and with `--portable` none
                 logger.warning("%s: the last bits of numbers may differ; see --portable", told)
             else:
                 raise DataError(
@@ -146,7 +147,7 @@ class RayExecutor(PoolExecutor):
                 )
 
     def ready(self, busy: Sequence[RemoteWorker], seconds: float | None) -> list[RemoteWorker]:
-        """Return those of the busy workers that have an answer or died, waiting for the first."""
+        """Return the busy workers that answered or died; wait up to ``seconds`` for the first."""
         # Python's own futures, because a signal that arrives within Ray's `wait` is lost.
         futures = {member.future: member for member in busy if isinstance(member, _Actor)}
         done = wait(futures, PATIENCE if seconds is None else seconds, FIRST_COMPLETED).done
@@ -171,18 +172,18 @@ class _Actor(RemoteWorker):
         super().__init__()
 
     def begin(self) -> None:
-        """Begin one that is idle and not built."""
+        """Start a worker that is idle and not built yet."""
         super().begin()
         self.actor = self._make()
         self.future: Future[Any] = Future()
         self._how = "it did not answer"
 
     def tell(self, word: str, thing: Any) -> None:
-        """Let it call a method of its `WorkerEnd`; an actor does so in the order of the calls."""
+        """Call the named method of its `WorkerEnd`; an actor runs its calls in order."""
         self.future = getattr(self.actor, word).remote(thing).future()
 
     def take(self) -> bytes:
-        """Return its answer."""
+        """Return the worker's answer."""
         future, self.future = self.future, Future()
         try:
             return bytes(future.result())
@@ -197,16 +198,16 @@ class _Actor(RemoteWorker):
             raise EOFError from error
 
     def end(self) -> str:
-        """End it, and return how it ended."""
+        """End the worker, and return how it ended."""
         ray.kill(self.actor)
         return self._how
 
 
 class _RayEnd(WorkerEnd):
-    """The far end of an `_Actor`, which looks around before it builds."""
+    """The far end of an `_Actor`, which checks its machine before it builds the worker."""
 
     def start(self, spec: WorkerSpec) -> Payload:
-        """Build the worker, and return what there is on this machine."""
+        """Build the worker, and return the facts about this machine."""
         node = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         images = spec.federation.images
         try:
@@ -220,7 +221,7 @@ class _RayEnd(WorkerEnd):
 
 
 def machine_facts(spec: WorkerSpec) -> dict[str, str]:
-    """Return what numbers depend on and may be different on another machine.
+    """Return the facts that numbers depend on and that may differ on another machine.
 
     Raises:
         DataError: If the decoded images are not here.
@@ -247,7 +248,7 @@ def machine_facts(spec: WorkerSpec) -> dict[str, str]:
         **modules,
         "settings": run_key(canonical, method.version),
         "images": images,
-        "CPU": describe_cpu(),
+        "CPU": "any" if settings.portable else describe_cpu(),
     }
 
 
@@ -278,7 +279,7 @@ def _layout(federation: Federation) -> Layout:
 
 def _connect(address: str | None, cpus: int) -> None:
     """Connect to a cluster, or start one that only this process and its children can use."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would tell its makers
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report its use to its makers
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     own: dict[str, Any] = {"address": address}
     if address is None:
@@ -288,7 +289,7 @@ def _connect(address: str | None, cpus: int) -> None:
     try:
         if address not in (None, "auto"):
             host, _, port = address.rpartition(":")
-            socket.create_connection((host, int(port)), timeout=10).close()  # Ray would wait long
+            socket.create_connection((host, int(port)), timeout=10).close()  # Ray would wait longer
         ray.init(**own, log_to_driver=False, logging_level=logging.ERROR)
     except (RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
         raise SettingsError(
@@ -296,5 +297,5 @@ def _connect(address: str | None, cpus: int) -> None:
             f"`ray start --head`, set RAY_AUTH_MODE=token if it asks for its token, or leave "
             f"--address out"
         ) from error
-    if threading.current_thread() is threading.main_thread():  # Ray puts its own in the place
+    if threading.current_thread() is threading.main_thread():  # Ray has replaced the handler
         signal.signal(signal.SIGTERM, handler)

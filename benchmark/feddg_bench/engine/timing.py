@@ -1,4 +1,4 @@
-"""How long client work takes on random images, and which of two ways to do it is faster here."""
+"""How long client work takes on random images, and which of two ways of doing it is faster here."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def synthetic_federation(
     seed: int = 0,
     like: ImageFacts | None = None,
 ) -> Federation:
-    """Return random images in clients of equal size, for speed alone; nothing is held out.
+    """Return random images in clients of equal size, only for measurements; nothing is held out.
 
-    ``size`` is in pixels. Task, channels and type are as in ``like``, classes of RGB images by
-    default.
+    ``size`` is in pixels. Task, channels and pixel type are those of ``like``; by default, RGB
+    images are classified.
     """
     task, channels, pixels = "classification", 3, "uint8"
     if like is not None:
@@ -79,9 +79,9 @@ def synthetic_federation(
 def faster_clients(settings: RunSettings, pictures: ImageFacts, resources: Resources) -> str:
     """Return whether ``exact`` or ``batched`` clients are faster here (`EngineSettings`).
 
-    Measured once for a network, a size of batches and a machine: three steps of clients with one
-    batch of random images each. The answer stays in the cache folder, so that a run that is asked
-    for again has the same key.
+    Measured once for each network, batch size and machine, on three steps of clients with one batch
+    of random images each. The answer stays in the cache folder, so that the same request gives a
+    run the same key again.
     """
     parts = {"backbone", "train", "augment", "data", "engine", "portable", "federation"}
     known = {
@@ -112,12 +112,12 @@ def faster_clients(settings: RunSettings, pictures: ImageFacts, resources: Resou
             works[clients] = _step_of(own, federation, device, resources.threads)
         for number in range(4):
             for clients, work in works.items():
-                cpu = time.process_time()  # which other programs do not lengthen
+                cpu = time.process_time()  # other programs do not lengthen it
                 seconds = seconds_of(work, torch.device(device))
                 if device == "cpu":
                     seconds = time.process_time() - cpu
                 times[clients] += [seconds] if number else []  # the first is warm-up
-    except SettingsError as error:  # what cannot step together
+    except SettingsError as error:  # these clients cannot step together
         faster, why = "exact", str(error)
     else:
         faster = min(times, key=lambda clients: min(times[clients]))
@@ -131,7 +131,7 @@ def faster_clients(settings: RunSettings, pictures: ImageFacts, resources: Resou
 def _step_of(
     settings: RunSettings, federation: Federation, device: str, threads: int
 ) -> Callable[[], object]:
-    """Return what makes one step of every client, in this process."""
+    """Return a function that makes one step of every client in this process."""
     worker = Worker(WorkerSpec(settings, federation, device, threads))
     weights = worker.method.state.federated_weights()
     tasks = [Task(client, "fit", 1, weights, {}) for client in federation.clients]

@@ -43,7 +43,7 @@ from feddg_bench.protection.guarantee import noised
 logging.getLogger("lightning.fabric").setLevel(logging.WARNING)  # it announces every precision
 
 COUNTED = 8
-"""Images of a client for which operations are counted."""
+"""Number of a client's images on which operations are counted."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ class WorkerSpec:
     Attributes:
         settings: What to compute.
         federation: Images, clients and splits.
-        device: Where, such as ``cpu`` or ``cuda:0``.
+        device: Where to compute, such as ``cpu`` or ``cuda:0``.
         threads: CPU threads of this worker.
         sharing: Workers on the same device, this one included.
-        plugin: The method's class, where it is not the one registered under its name.
-        counts: Whether it counts operations, for which it does some work twice.
+        plugin: The method's class, if it is not the one registered under its name.
+        counts: Whether operations are counted, for which some work is done twice.
     """
 
     settings: RunSettings
@@ -72,16 +72,16 @@ class WorkerSpec:
 class Worker:
     """Runs client tasks on one device. A process has one, with its only model.
 
-    ``run`` is a function of the task alone: which tasks ran before, in which order and in which
-    process, leaves no trace in its answer.
+    ``run`` is a function of the task alone: its answer does not depend on which tasks ran before,
+    in which order or in which process.
     """
 
     def __init__(self, spec: WorkerSpec, method: Method | None = None) -> None:
         use_portable(wanted=spec.settings.portable, device=spec.device, threads=spec.threads)
         torch.set_num_threads(spec.threads)
         keep_freed_memory()
-        # Lightning sets this on import, for forks, which we never make; PyTorch's optimizers then
-        # load the GPU driver's library anew at every step.
+        # Lightning sets this on import for the sake of forks, which we never make. With it,
+        # PyTorch's optimizers load the GPU driver's library again at every step.
         os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
         self.spec = spec
         self.settings = spec.settings
@@ -121,7 +121,7 @@ class Worker:
         self._modes: list[bool] = []
 
     def _foldable(self) -> dict[str, list[Pair]]:
-        """Return the batch normalisation that is folded while training and in an evaluation."""
+        """Return the batch normalisation to fold in ``train`` and in ``evaluation``."""
         fold, fuse = self.settings.train.fold_batch_norm, self.settings.evaluation.fuse_batch_norm
         if not (fold or fuse):
             return {"train": [], "evaluation": []}
@@ -137,10 +137,10 @@ class Worker:
         return {"train": frozen if fold else [], "evaluation": pairs if fuse else []}
 
     def _steps_together(self) -> bool:
-        """Tell whether clients step together.
+        """Return whether clients step together.
 
         Raises:
-            SettingsError: If the backbone's batch normalisation does not let them.
+            SettingsError: If the backbone's batch normalisation prevents it.
         """
         if self.settings.engine.clients == "exact":
             return False
@@ -160,7 +160,7 @@ class Worker:
 
         Args:
             task: What to do.
-            stays: The value is not sent, so that it may be anything; for figures.
+            stays: Whether the value stays here and so may be anything; used for figures.
         """
         client = self._client(task)
         value, seconds = self._do(task, client)
@@ -187,20 +187,20 @@ class Worker:
         return value, {"copy": loaded - start, "work": time.perf_counter() - loaded}
 
     def _train_mode(self) -> None:
-        """Do ``self.method.train()``, which takes longer than to see that it is done."""
+        """Call ``self.method.train()`` if needed; checking is faster than calling it each time."""
         if [module.training for module in self.method.modules()] != self._modes:
             self.method.train()
             self._modes = [module.training for module in self.method.modules()]
 
     def run_all(self, tasks: Sequence[Task]) -> list[Reply[Any]]:
-        """Run tasks of one call: together where they step together, else one by one.
+        """Run tasks of one call together if clients step together, else one by one.
 
-        What the first of each call costs is counted on the side.
+        The operations of the first task of each call are counted separately.
         """
         counted: dict[str, float] = {}
         if self.spec.counts and tasks[0].call not in self._counted:
             self._counted.add(tasks[0].call)
-            with suppress(Exception):  # what fails without a counter too is raised below
+            with suppress(Exception):  # an error that does not come from counting is raised below
                 counted = self._count(tasks[0])
         replies = self._run_all(tasks)
         return [replace(replies[0], counted=counted), *replies[1:]] if counted else replies
@@ -208,7 +208,7 @@ class Worker:
     def _count(self, task: Task) -> dict[str, float]:
         """Return `Reply.counted`, from a few images of the client.
 
-        A counter in the task itself could move last bits: PyTorch then adds gradients otherwise.
+        Counting in the task itself could change last bits: PyTorch then adds gradients differently.
         """
         client = self._client(task)
         few = self.data[task.client].index[:COUNTED].numpy()
@@ -254,13 +254,13 @@ class Worker:
         self, client: Client, value: Any, seconds: Mapping[str, float], *, stays: bool = False
     ) -> Reply[Any]:
         for payload in ({} if stays else content(value), client.memory):
-            deque(leaves(payload), maxlen=0)  # or refuse what could not be sent or kept
+            deque(leaves(payload), maxlen=0)  # raises if anything may not be sent or kept
         data = self.data[client.name]
         return Reply(client.name, len(data), value, client.metrics(), client.memory, seconds)
 
     @torch.no_grad()
     def evaluate(self, weights: Weights, index: np.ndarray) -> tuple[np.ndarray, float]:
-        """Measure global weights on some images.
+        """Evaluate global weights on some images.
 
         Returns:
             Predictions [n], class ids or numbers, and the summed loss.
@@ -283,9 +283,9 @@ class Worker:
 def keep_freed_memory() -> None:
     """Ask glibc to reuse freed memory instead of giving it back to the system.
 
-    Every layer allocates and frees large maps; returned memory must be cleared page by page when
-    it is asked for again, which costs 5 to 10 % of a training step on a CPU. Elsewhere than on
-    Linux with glibc this does nothing.
+    Every layer allocates and frees large feature maps. Memory that was given back must be cleared
+    page by page when it is requested again, which costs 5 to 10 % of a training step on a CPU. On
+    anything but Linux with glibc this does nothing.
     """
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt

@@ -47,13 +47,13 @@ LITE0_WEIGHTS = (
 
 PART_PIXELS = 2**19
 """Pixels of the images that a CPU evaluates at a time, so that its cache can hold their maps: 32
-of 128 px."""
+images of 128 px."""
 
 
 class Backbone(nn.Module):
     """A feature extractor.
 
-    Without gradients a CPU takes the images in parts, where that changes no bit.
+    Without gradients, a CPU takes the images in parts if that changes no bit.
 
     Attributes:
         num_features: D, the width of its output.
@@ -64,8 +64,8 @@ class Backbone(nn.Module):
         net: [B, C, H, W] to [B, ``width``].
         width: Features that ``net`` gives.
         projection: Width of the linear layer, 0 for none.
-        normalisation: Of the input, or a key of `NORMALISATIONS`.
-        channels: C; other numbers than 3 go with ``none``.
+        normalisation: Normalisation of the input, or a key of `NORMALISATIONS`.
+        channels: C; if it is not 3, the normalisation should be ``none``.
     """
 
     mean: Tensor
@@ -86,12 +86,12 @@ class Backbone(nn.Module):
         mean, std = map(torch.tensor, normalisation)
         if channels != 3:
             mean, std = mean[:1].expand(channels).clone(), std[:1].expand(channels).clone()
-        # Constants: they neither travel nor are averaged, hence not in the state dict.
+        # Constants: they are neither sent nor averaged, hence not in the state dict.
         self.register_buffer("mean", mean.view(-1, 1, 1), persistent=False)
         self.register_buffer("std", std.view(-1, 1, 1), persistent=False)
         self._spread = None
         self.net = net
-        # A product of matrices may round otherwise where there are fewer rows.
+        # A matrix product may round differently if there are fewer rows.
         self._by_image = not any(isinstance(layer, nn.Linear) for layer in net.modules())
         self.projection = nn.Linear(width, projection) if projection else nn.Identity()
         self.num_features = projection or width
@@ -101,7 +101,7 @@ class Backbone(nn.Module):
         images = self.normalise(images)
         parts: tuple[Tensor, ...] = (images,)
         if images.is_cpu and self._by_image and not (self.training or torch.is_grad_enabled()):
-            size = max(16, PART_PIXELS // images[0, 0].numel())  # fewer have other bits
+            size = max(16, PART_PIXELS // images[0, 0].numel())  # fewer give other bits
             parts = images.tensor_split(max(1, len(images) // size))
         features: Tensor = self.projection(torch.cat([self.net(part) for part in parts]))
         return features
@@ -132,12 +132,12 @@ class BackboneArchitecture:
     build: Callable[[], nn.Module]  # makes the full network with random weights
     num_features: int  # width after global pooling
     classifier: str = ""  # submodule that is left out; "" for none
-    instead: Callable[[], nn.Module] = nn.Identity  # makes what stands in its place
+    instead: Callable[[], nn.Module] = nn.Identity  # makes what replaces it
     url: str | None = None  # torchvision's ImageNet weights, if there are any
-    package: tuple[str, str, str] | None = None  # name, file and SHA-256 of weights that pip brings
+    package: tuple[str, str, str] | None = None  # name, file, SHA-256 of weights from pip
     smallest_side: int = 8  # side in pixels below which the network has no map left to pool
     normalisation: str | Normalisation = "imagenet"  # what `auto` stands for
-    largest_side: int | None = None  # of a network that flattens its maps: what fits no longer
+    largest_side: int | None = None  # in pixels, of a network that flattens its maps
     ignored: tuple[str, ...] = ()  # further submodules that a weights file may hold
 
     def features(self) -> nn.Module:
@@ -146,8 +146,8 @@ class BackboneArchitecture:
         if self.classifier:
             net.set_submodule(self.classifier, self.instead())
         for name, layer in list(net.named_modules()):
-            # In place, these copy their input for the backward pass: a seventh of MobileNetV2's
-            # training step on a CPU, for nothing.
+            # In place, these copy their input for the backward pass, which wastes a seventh of
+            # MobileNetV2's training step on a CPU.
             if type(layer) is nn.ReLU6 and layer.inplace:
                 net.set_submodule(name, InPlaceReLU6())
             elif isinstance(layer, nn.Hardtanh | nn.Hardswish):
@@ -155,7 +155,7 @@ class BackboneArchitecture:
         return net
 
     def difference(self, net: nn.Module, tensors: dict[str, Tensor]) -> str:
-        """Say which tensor of a file is the first that does not suit ``net``; "" if all do."""
+        """Return what is wrong with the first tensor that does not suit ``net``; "" if all do."""
         expected = {key: tuple(tensor.shape) for key, tensor in net.state_dict().items()}
         found = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
         for key, shape in expected.items():
@@ -207,7 +207,7 @@ BACKBONES = {
         efficientnet_lite0, 1280, "classifier", package=LITE0_WEIGHTS, normalisation="half"
     ),
 }
-"""torchvision's and our own; `architecture_of` knows timm's too."""
+"""torchvision's backbones and our own; `architecture_of` knows timm's too."""
 
 
 def architecture_of(name: str) -> BackboneArchitecture:
@@ -264,10 +264,10 @@ def build_backbone(
 
     Args:
         settings: Which one.
-        channels: Of the images. For other numbers than 3 the first convolution is widened (see
+        channels: Channels of the images. If there are not 3, the first convolution is widened (see
             `widen`).
-        rgb: Whether images are RGB in [0, 1]; others are not normalised. By default whether there
-            are three channels.
+        rgb: Whether images are RGB in [0, 1]; others are not normalised. Default: whether there are
+            three channels.
 
     Raises:
         SettingsError: The settings contradict each other, the weights file does not fit, or
@@ -313,8 +313,8 @@ def widen(net: nn.Module, channels: int, *, pretrained: bool) -> None:
     """Let a network's first convolution read another number of channels, in place.
 
     Channel i starts from the pretrained weights of RGB channel i mod 3, unscaled, as in
-    FedDG_Benchmark (Bai et al., ICLR 2024) for PovertyMap's eight; else all start anew from
-    PyTorch's default. Networks for grey images then read every channel instead of one.
+    FedDG_Benchmark (Bai et al., ICLR 2024) for PovertyMap's eight; without pretrained weights all
+    start from PyTorch's default. Networks for grey images then read every channel instead of one.
 
     Raises:
         SettingsError: If it has no convolution.
@@ -344,7 +344,7 @@ def check_image_size(settings: BackboneSettings, image_size: int) -> None:
 
     Raises:
         SettingsError: Too small or too large, or not a multiple of 32 with TensorFlow's padding,
-            which pads odd sides otherwise than even ones.
+            which pads odd sides differently from even ones.
     """
     architecture = architecture_of(settings.name)
     smallest, largest = architecture.smallest_side, architecture.largest_side

@@ -45,15 +45,15 @@ class _Clip(torch.autograd.Function):
 
 
 class InPlaceReLU6(nn.ReLU6):
-    """ReLU6 that overwrites its input and keeps its result alone for the backward pass.
+    """ReLU6 that overwrites its input and keeps only its result for the backward pass.
 
-    PyTorch's keeps the input, beside the result that the next layer keeps: a third of what
-    MobileNetV2 keeps, and a twentieth of its time. The same bits.
+    PyTorch's also keeps the input, besides the result that the next layer keeps. That is a third of
+    what MobileNetV2 keeps, and costs a twentieth of its time. The bits are the same.
     """
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return ``values`` clamped to [0, 6], in their place."""
-        if torch._C._are_functorch_transforms_active():  # which know nothing in place
+        """Return ``values`` clamped to [0, 6], in place."""
+        if torch._C._are_functorch_transforms_active():  # these cannot work in place
             return F.relu6(values)
         clipped: torch.Tensor = _Clip.apply(values)
         return clipped
@@ -70,12 +70,12 @@ class Grey(nn.Module):
 def lenet() -> nn.Sequential:
     """Return LeNet-5 (LeCun et al., 1998) for grey images of 28 px: 60,856 parameters, 84 features.
 
-    With ReLU and max pooling, as it is used today. PPDG names it without saying more.
+    With ReLU and max pooling, as it is used today. PPDG names it without details.
     """
     return nn.Sequential(
         Grey(),
         nn.Conv2d(1, 6, kernel_size=5, padding=2),
-        nn.MaxPool2d(2),  # before ReLU the same, to the bit, with a quarter of its work
+        nn.MaxPool2d(2),  # pooled before ReLU: the same bits, a quarter of the work
         nn.ReLU(inplace=True),
         nn.Conv2d(6, 16, kernel_size=5),
         nn.MaxPool2d(2),
@@ -134,7 +134,7 @@ LITE0 = (
 
 
 class Residual(nn.Sequential):
-    """Add the input to what the layers make of it."""
+    """Add the input to the output of the layers."""
 
     def forward(self, maps: Tensor) -> Tensor:
         """Return maps of the same shape, [B, C, H, W]."""
@@ -148,7 +148,7 @@ def efficientnet_lite0() -> nn.Sequential:
     """Return EfficientNet-Lite0 (Google, 2020): 4,652,008 parameters, 1,280 features, 1,000 scores.
 
     EfficientNet-B0 (Tan and Le, ICML 2019) with ReLU6 and without squeeze and excitation. Its
-    tensors stand in the order of timm's ``tf_efficientnet_lite0``; it pads as TensorFlow does.
+    tensors are in the order of timm's ``tf_efficientnet_lite0``; it pads as TensorFlow does.
     """
     norm = partial(nn.BatchNorm2d, eps=1e-3)
     layer = partial(Conv2dNormActivation, norm_layer=norm, activation_layer=nn.ReLU6)
@@ -178,7 +178,7 @@ def pad_like_tensorflow(net: nn.Module) -> None:
 
 
 def _pad_same(layer: nn.Conv2d, inputs: tuple[Tensor]) -> Tensor:
-    """Pad so that half as many positions, rounded up, come out: the odd one right and bottom."""
+    """Pad so that half the positions come out, rounded up; an odd pixel goes right and bottom."""
     (left, right), (top, bottom) = (
         (total // 2, total - total // 2)
         for total in (

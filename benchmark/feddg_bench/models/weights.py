@@ -60,16 +60,16 @@ def load_tensors(path: str | Path) -> dict[str, torch.Tensor]:
 
 
 def installed_weights(package: str, file: str, digest: str) -> Path:
-    """Return the weights file that a package of pip's brought; none of its code is run.
+    """Return the weights file that a pip package installed; none of its code is run.
 
     Args:
-        package: Name that pip knows it by.
+        package: The package's name in pip.
         file: Path inside the package.
         digest: SHA-256 of the file.
 
     Raises:
         SettingsError: The package is not installed.
-        DataError: The file is not the one that it should be.
+        DataError: The file is missing, or its digest is another one.
     """
     spec = importlib.util.find_spec(package.replace("-", "_"))
     if spec is None or spec.origin is None:

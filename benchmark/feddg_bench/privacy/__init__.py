@@ -1,1 +1,1 @@
-"""Privacy, measured: what crosses in a run, and what an attacker makes of it."""
+"""Privacy, measured: what crosses in a run, and what an attacker learns from it."""

@@ -1,9 +1,9 @@
 """What every attack is made of: an attacker's half, a scorer's half, and two controls.
 
 The attacker's half is given messages that crossed, public images and targets; the scorer's half
-alone knows who holds what. Beside every figure stand two controls: *no leak* attacks messages of
-clients that do not hold the target and must be at chance, *planted leak* attacks messages that hold
-the target alone and must find it. A figure whose controls fail is withheld.
+alone knows who holds what. Every figure comes with two controls: *no leak* attacks messages of
+clients that do not hold the target, and must be at chance; *planted leak* attacks messages that
+hold the target alone, and must find it. A figure whose controls fail is withheld.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from feddg_bench.privacy.judges import NOBODY, Judges
 from feddg_bench.records.attacks import Attacker, AttackResult, Control, Interval
 
 RESAMPLES = 1000
-"""Of a bootstrap."""
+"""Resamples of a bootstrap."""
 NEAR_CHANCE = 0.05
 """How far from chance the interval of *no leak* may stay."""
 
 OnStep = Callable[[str, int, int], None]
-"""Is told what is done, how much of it is done, and how much there is."""
+"""Called with the name of a step, how much of it is done, and how much there is in all."""
 
 
 def silent(_what: str, _done: int, _total: int) -> None:
-    """Say nothing of how far it is."""
+    """Report no progress."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,13 @@ class Scene:
     """One run as an attack finds it.
 
     Attributes:
-        settings: Of the run; everybody knows them.
-        federation: Who holds what: for scorers alone.
+        settings: The run's settings, which everybody knows.
+        federation: Who holds what; for scorers only.
         exchanges: All that crossed.
-        attacker: Whose eyes look.
-        step: Is told how far the attack is.
-        judges: Of pictures.
-        items: Declared names of what is looked at; all if there is none.
+        attacker: Who attacks.
+        step: Called with the attack's progress.
+        judges: Networks that judge pictures.
+        items: Declared names of the items to attack; all if there are none.
         workers: Threads that search at once; 0 is one a core. No figure depends on it.
     """
 
@@ -83,11 +83,11 @@ class Scene:
 
     @property
     def own(self) -> str:
-        """The client that attacks, where one does: the first."""
+        """The client that attacks, if a client does: the first."""
         return next(iter(self.federation.clients))
 
     def messages(self) -> list[Message]:
-        """Return what the attacker looks at: under secure sums no reply of a single client."""
+        """Return the messages that the attacker looks at; with secure sums, no client's reply."""
         seen = visible(self.exchanges, self.attacker, self.own)
         hidden = self.settings.privacy.aggregation == "secure"
         return [
@@ -107,14 +107,14 @@ class Scene:
         return Pictures(np.array(images[index]), f.labels[index], f.domain_ids[index])
 
     def part(self, split: str, most: int) -> Pictures:
-        """Return at most so many images of an in-domain split, drawn."""
+        """Return at most ``most`` images of an in-domain split, drawn at random."""
         parts = [index for name, _, index in self.federation.evaluation if name == split]
         index = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
         draw = generator(self.settings.seed, "attack", split)
         return self.pictures(np.sort(draw.permutation(index)[:most]))
 
     def draw(self, *names: str | int) -> np.random.Generator:
-        """Return a generator of the scorer's, by name."""
+        """Return the scorer's random generator of this name."""
         return generator(self.settings.seed, "attack", *names)
 
 
@@ -127,18 +127,18 @@ class Attack(ABC):
     overrides: ClassVar[Mapping[str, Any]] = {}
     """Settings of the attacked run that suit this kind, unless the user sets them."""
     sizes: ClassVar[tuple[int, ...]] = ()
-    """Images a client that runs are made with, unless the user says how many clients there are."""
+    """Images of each client, a run for each size, unless the user sets the number of clients."""
     judged: ClassVar[bool] = False
-    """Whether networks judge pictures that it makes."""
+    """Whether networks judge the pictures that it makes."""
     version: ClassVar[int] = 1
     """Raise it with every change that can move figures."""
 
     def __init__(self) -> None:
         self.pictures: dict[str, bytes] = {}
-        """PNG files by a name each, of figures that were not withheld."""
+        """PNG files by name, for figures that were not withheld."""
 
     def reads(self, item: str) -> bool:
-        """Return whether messages of this name may be of the kind that it reads."""
+        """Return whether the attack may be able to read messages of this name."""
         return True
 
     def check(
@@ -148,16 +148,16 @@ class Attack(ABC):
         uplink: Uplink,
         items: Set[str] = frozenset(),
     ) -> None:
-        """Refuse, before there is a run, an attack that none of its messages can serve.
+        """Refuse an attack, before the run is made, that can read none of the messages.
 
         Args:
-            settings: Of the run.
-            attacker: Whose eyes look; what a client is sent shows only in a run.
+            settings: The run's settings.
+            attacker: Who attacks; what a client receives shows only in a run.
             uplink: What the method declares.
-            items: Of it, what is to be looked at; all if there is none.
+            items: Declared names of the items to attack; all if there are none.
 
         Raises:
-            SettingsError: If the attacker will see nothing of the kind that this reads.
+            SettingsError: If the attacker will see nothing that this attack reads.
         """
         secure = settings.privacy.aggregation == "secure"
         seen = set() if secure else {item for items in uplink.values() for item in items}
@@ -168,15 +168,15 @@ class Attack(ABC):
     def measure(self, scene: Scene) -> Iterator[AttackResult]:
         """Attack what the attacker sees, item by item.
 
-        Of many clients that are all asked, the updates of those alone are kept that `looked_at` in
-        `perform` draws: `by_item` leaves the others out.
+        If many clients are asked in every round, only the updates of those that `looked_at` in
+        `perform` draws are kept; `by_item` leaves the others out.
 
         Raises:
-            SettingsError: If nothing that crosses is of the kind that this attacks.
+            SettingsError: If the attack can read nothing that crosses.
         """
 
     def nothing(self, scene: Scene, wants: str = "") -> SettingsError:
-        """Return the error that nothing crosses which this kind of attack could read."""
+        """Return the error that nothing crosses that this kind of attack can read."""
         seen = {message.item for message in scene.messages()}
         return self._unread(scene.settings.method, scene.attacker, seen, wants or self.wants)
 
@@ -220,6 +220,6 @@ def no_leak(measured: Interval, chance: float) -> Control:
 
 
 def planted_leak(measured: Interval, least: float) -> Control:
-    """Return the control that must be found: its figure reaches ``least``."""
+    """Return the control whose figure must reach ``least``."""
     holds = measured.value >= least
     return Control(measured=measured, expected=f"at least {least:g}", holds=holds)

@@ -28,21 +28,21 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One declared thing that crossed."""
+    """One declared item that crossed."""
 
-    item: str  # declared name, and behind dots where in it: `style`, `bank.client_3.overall`
-    value: Any  # as it crossed; `None` if it was not kept, as updates of most of many clients
+    item: str  # declared name, then dots and the path in it: `style`, `bank.client_3.overall`
+    value: Any  # as it crossed; `None` if it was not kept, as most updates of many clients
     up: bool  # whether a client sent it
-    exchange: Exchange  # with what it crossed
+    exchange: Exchange  # the exchange in which it crossed
 
     @property
     def client(self) -> str:
-        """Who sent or received it."""
+        """The client that sent or received it."""
         return self.exchange.task.client
 
     @property
     def when(self) -> tuple[int, str]:
-        """Round, from 0 for what comes before the first, and the client function."""
+        """The round, 0 before the first, and the client function."""
         return self.exchange.task.round, self.exchange.task.call
 
 
@@ -50,8 +50,8 @@ class Capture(Observer):
     """Keeps what crosses in a run, on the CPU: what the method declares, and nothing else.
 
     Args:
-        wanted: Says of a question whether an attack looks at the update that answers it. Others
-            are forgotten: the models of hundreds of clients fill any memory.
+        wanted: Returns for a task whether an attack looks at the update that answers it. Others
+            are not kept: the models of hundreds of clients fill any memory.
     """
 
     def __init__(self, wanted: Callable[[Task], bool] = lambda _: True) -> None:
@@ -74,7 +74,7 @@ class Capture(Observer):
 def visible(
     exchanges: Iterable[Exchange], attacker: Attacker, own: str | None = None
 ) -> Iterator[Message]:
-    """Yield what an attacker sees of the messages; ``own`` is the client that attacks."""
+    """Yield the messages that an attacker sees; ``own`` is the client that attacks."""
     for exchange in exchanges:
         task = exchange.task
         if attacker != "client":
@@ -88,7 +88,7 @@ def visible(
 
 
 def by_item(messages: Iterable[Message], clients: Collection[str]) -> list[list[Message]]:
-    """Return the messages of some clients, a list for each thing and the call it crossed with.
+    """Return the messages of some clients, a list for each item and client function.
 
     Those that were not kept are left out.
     """

@@ -1,10 +1,10 @@
-"""Networks that judge pictures, each from a weights file of the user's.
+"""Networks that judge pictures, each loaded from a weights file that the user gives.
 
 LPIPS (Zhang et al., CVPR 2018) compares two pictures by the features of a SqueezeNet; its linear
 heads come with torchmetrics. The Frechet distance FID (Heusel et al., NeurIPS 2017), the unbiased
 kernel distance KID (Binkowski et al., ICLR 2018) and the Inception Score (Salimans et al., NeurIPS
-2016) take what TensorFlow's Inception network makes of pictures, in torch-fidelity's port. These
-three say how good a set of pictures is, not whose it is, and FID is larger for few pictures.
+2016) use the outputs of TensorFlow's Inception network for pictures, in torch-fidelity's port.
+These three say how good a set of pictures is, not whose it is, and FID is larger for few pictures.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ BATCH = 64
 SIDE = 64
 """Pixels to which smaller pictures are enlarged for LPIPS, whose network halves them five times."""
 FEWEST = 20
-"""Pictures of which FID, KID and the Inception Score are taken at least."""
+"""Fewest pictures for which FID, KID and the Inception Score are measured."""
 LAYERS = ("2048", "logits_unbiased")
 FOLDS = 20
-"""Of a jackknife."""
+"""Folds of a jackknife."""
 
 Perceptual = Callable[[Tensor, Tensor], Tensor]
 Features = Callable[[Tensor], "Seen"]
@@ -39,7 +39,7 @@ Features = Callable[[Tensor], "Seen"]
 
 @dataclass(frozen=True)
 class Seen:
-    """What the Inception network makes of n pictures: float64."""
+    """Outputs of the Inception network for n pictures: float64."""
 
     pooled: np.ndarray  # [n, 2048]
     logits: np.ndarray  # [n, 1008], without bias
@@ -50,12 +50,12 @@ class Seen:
 
 @dataclass(frozen=True)
 class Judges:
-    """Those that the user has weights of.
+    """The judges that the user has weights for.
 
     Attributes:
-        lpips: Takes pictures [n, 3, H, W] in [0, 1] twice, and returns distances [n].
-        inception: Takes pictures likewise.
-        digests: SHA-256 of each one's file, by name.
+        lpips: Takes two sets of pictures [n, 3, H, W] in [0, 1] and returns distances [n].
+        inception: Takes one such set and returns the network's outputs, a `Seen`.
+        digests: SHA-256 of each judge's file, by name.
     """
 
     lpips: Perceptual | None = None
@@ -70,8 +70,8 @@ def open_judges(lpips: Path | None = None, inception: Path | None = None) -> Jud
     """Return judges from weights files.
 
     Args:
-        lpips: Of torchvision's squeezenet1_1.
-        inception: Of torch-fidelity's Inception network.
+        lpips: Weights of torchvision's squeezenet1_1.
+        inception: Weights of torch-fidelity's Inception network.
 
     Raises:
         DataError: If a file is missing, damaged, or of another network.
@@ -88,9 +88,9 @@ def open_judges(lpips: Path | None = None, inception: Path | None = None) -> Jud
 def _squeezenet(path: Path) -> Perceptual:
     from torchmetrics.functional.image.lpips import _LPIPS
 
-    network = _LPIPS(net="squeeze", pnet_rand=True)  # the heads; the rest from the file
+    network = _LPIPS(net="squeeze", pnet_rand=True)  # the heads; the rest comes from the file
     tensors = load_tensors(path)
-    # A layer that is `features.3.squeeze` there is `slices.1.3.squeeze` here.
+    # The layer `features.3.squeeze` in the file is `slices.1.3.squeeze` here.
     wanted = {name: f"features.{name.split('.', 2)[2]}" for name in network.net.state_dict()}
     _fill(network.net, {name: tensors[of] for name, of in wanted.items() if of in tensors}, path)
 
@@ -192,11 +192,11 @@ def inception_score(logits: np.ndarray) -> float:
 def jackknife(measure: Callable[[np.ndarray], float], count: int) -> Interval:
     """Return a measure of a set with its 95 % interval, by leaving out one fold after the other.
 
-    A bootstrap would draw pictures twice, which these measures take for less variety.
+    A bootstrap would draw pictures twice, which these measures would take for less variety.
 
     Args:
-        measure: Of the places that are given.
-        count: Of all places.
+        measure: Returns the measure of the pictures at some indices.
+        count: Number of pictures.
     """
     places = np.arange(count)
     folds = min(FOLDS, count)
@@ -207,7 +207,7 @@ def jackknife(measure: Callable[[np.ndarray], float], count: int) -> Interval:
 
 
 def judged(found: Seen, truth: Seen) -> dict[str, Interval]:
-    """Return FID, KID and the Inception Score of pictures, and the latter of the true ones."""
+    """Return FID, KID and the Inception Score of found pictures, and that of the true ones."""
     count = len(truth.pooled)
     if count < FEWEST:
         return {}

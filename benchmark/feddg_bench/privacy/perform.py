@@ -1,4 +1,4 @@
-"""From what is asked for to an attack's record: make the run, look at its messages, attack them."""
+"""From a request to an attack's record: make the run, look at its messages, attack them."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ ATTACKED: dict[str, Any] = {
     "federation": {"rounds": 2, "per_round": None},
     "evaluation": {"every": 1_000_000},
 }
-"""An attacked run, where the user does not say otherwise: every client is seen."""
+"""Settings of an attacked run, unless the user sets them: every client is seen."""
 WITHHELD: dict[str, Any] = {"data": {"id_val_fraction": 0.25, "id_test_fraction": 0.25}}
-"""Shares of the training domains that no client holds: the attacker's public images, and those
-against which members are told."""
+"""Shares of the training domains that no client holds: the attacker's public images, and the
+non-members that members are compared with."""
 
 
 def attack_plans(
     request: Request, kind: str, datasets: Datasets, sizes: Sequence[int] = ()
 ) -> list[Plan]:
-    """Settle the runs that are to be attacked, with clients of each size, if sizes are given.
+    """Plan the runs that are to be attacked, with clients of each size if sizes are given.
 
     Methods with one client, such as ERM, are left out.
 
@@ -86,10 +86,10 @@ def attack_plans(
 
 
 def check_items(items: Set[str], plans: Sequence[Plan]) -> None:
-    """Refuse a name of what crosses that no method of these runs declares.
+    """Refuse items that no method of these runs declares.
 
     Raises:
-        SettingsError: If there is one; says the nearest.
+        SettingsError: If there is one; the message names the nearest.
     """
     known = {"weights"}
     for plan in plans:
@@ -101,10 +101,12 @@ def check_items(items: Set[str], plans: Sequence[Plan]) -> None:
 
 
 def check_withheld(plan: Plan) -> int:
-    """Return how many images clients hold; no image is decoded.
+    """Check that images are withheld for the attack; return how many images clients hold.
+
+    No image is decoded.
 
     Raises:
-        DataError: If an attacker had no public image of a domain, or there is no non-member.
+        DataError: If the attacker has no public image, or there is no non-member, of a domain.
     """
     parts = spread(plan.settings, plan.dataset, plan.scenario)
     domains = plan.dataset.records().domains
@@ -119,9 +121,9 @@ def check_withheld(plan: Plan) -> int:
 
 
 def looked_at(settings: RunSettings, federation: Federation) -> Callable[[Task], bool]:
-    """Return what says of a question whether an attack looks at the update that answers it.
+    """Return a function that says whether an attack looks at the update that answers a task.
 
-    Of clients that are all asked in each round, attacks draw some, or take the first.
+    If all clients are asked in each round, attacks draw some of them, or take the first.
     """
     names, asked = list(federation.clients), settings.federation.per_round
     drawn = few_clients(names, generator(settings.seed, "attack", "clients"))
@@ -131,7 +133,7 @@ def looked_at(settings: RunSettings, federation: Federation) -> Callable[[Task],
 
 
 class _Last(Capture):
-    """Keeps the last evaluation too, and says how far the run is."""
+    """Keeps the last evaluation too, and reports the run's progress."""
 
     def __init__(self, step: OnStep, settings: RunSettings, federation: Federation) -> None:
         super().__init__(looked_at(settings, federation))
@@ -139,7 +141,7 @@ class _Last(Capture):
         self.measured: dict[str, float] = {}
 
     def round(self, run: Run, result: RoundResult) -> None:
-        """Note what the last model is worth."""
+        """Report progress, and note the key metric of the last model."""
         self.step("training", result.round, run.plan.settings.federation.rounds)
         if result.evaluation is not None:
             metric = run.plan.dataset.metrics[0]
@@ -148,12 +150,12 @@ class _Last(Capture):
 
 
 class Lab:
-    """Makes runs and attacks them; a run that several attacks look at is made once.
+    """Makes runs and attacks them; successive attacks on one run share it.
 
     Args:
-        resources: Where and how fast, and where records are.
-        step: Is told how far it is.
-        judges: Of pictures; an attack that is recorded without them is repeated.
+        resources: Devices, threads and folders, the folder of records among them.
+        step: Called with the progress.
+        judges: Networks that judge pictures; an attack that is recorded without them is repeated.
     """
 
     def __init__(
@@ -174,8 +176,7 @@ class Lab:
     ) -> AttackRecord:
         """Attack a run and record what was found, unless the record is there.
 
-        With ``items`` only these of the things that cross are looked at, besides those that the
-        record has already.
+        With ``items`` only these are attacked, besides those that the record has already.
 
         Raises:
             SettingsError: If nothing crosses that an attack of this kind reads.
@@ -236,11 +237,11 @@ class Lab:
         )
         for name, picture in attack.pictures.items():
             write_whole(root / "attacks" / f"{key}-{name}.png", picture)
-        save_attack(root, record)  # last: what it names is there
+        save_attack(root, record)  # last, so that the pictures it names are there
         return record
 
     def _run(self, plan: Plan) -> tuple[Federation, _Last]:
-        """Make a run, unless it is the one that was made last."""
+        """Make a run, unless it was made last; return its federation and its messages."""
         if self._made is None or self._made[0] != plan.key:
             self._made = None  # its messages may be large
             name = plan.settings.dataset

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 SIDE = 128
-"""Of an image in a picture, at least, in pixels."""
+"""Least side of an image in a picture, in pixels."""
 GAP = 8
 LEFT, TOP = 64, 28
 """Room for names, in pixels."""
 
 
 def cases(quality: Tensor) -> list[int]:
-    """Return the places of the best, the median and the worst of some qualities [n].
+    """Return the indices of the best, the median and the worst of some qualities [n].
 
     >>> cases(torch.tensor([3.0, 9.0, 1.0, 4.0, 2.0]))
     [1, 0, 2]
@@ -29,8 +29,8 @@ def sheet(truth: Tensor, found: Tensor, quality: Tensor) -> bytes:
 
     Args:
         truth: [n, 3, H, W] in [0, 1].
-        found: What was made of them, likewise.
-        quality: By which cases are chosen, in dB, [n].
+        found: What the attack found for them, likewise.
+        quality: Quality in dB by which cases are chosen, [n].
     """
     from PIL import Image, ImageDraw, ImageFont
 

@@ -1,4 +1,4 @@
-"""What a client reads in what it is sent: things that others sent, or means of them."""
+"""What a client can read in the messages it receives: what others sent, or means of it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from feddg_bench.privacy.shadow import Rows, Shadow, read
 
 @dataclass(frozen=True)
 class ReceivedRows:
-    """One message to a client, read as what a client sends."""
+    """One message to a client, read as if a client had sent it."""
 
     item: str  # its name
-    sent_as: str  # what it is read as
-    task: Task  # with which a client sends such a thing
-    rows: tuple[Rows, ...]  # each of it, or one that holds many
+    sent_as: str  # the name of the item that it is read as
+    task: Task  # the task in answer to which a client sends such an item
+    rows: tuple[Rows, ...]  # one for each part of it, or one that holds many
     images: int  # of the client
     bytes: int  # of the message
 
@@ -27,13 +27,13 @@ class ReceivedRows:
 def read_received(
     messages: Sequence[Message], own: Sequence[Exchange], shadow: Shadow
 ) -> Iterator[ReceivedRows]:
-    """Yield what can be read of the messages to a client.
+    """Yield what a client can read in the messages to it.
 
-    A client knows what it sends itself, and takes what ends in the same shape for the same thing of
-    others. A model is read as its change from the one before, which is the mean of updates.
+    A client knows what it sends itself, and takes whatever ends in the same shape for the same item
+    of others. A model is read as its change from the one before, which is the mean of updates.
 
     Args:
-        messages: What it is sent, in order.
+        messages: The messages to it, in order.
         own: Its own exchanges.
         shadow: Its copy of the client half.
     """
@@ -56,7 +56,7 @@ def read_received(
 
 
 def _alike(message: Message, mine: Exchange, item: str, shadow: Shadow) -> Iterator[Rows]:
-    """Yield what in a message looks like something that the client sends."""
+    """Yield the parts of a message that look like an item that the client sends."""
     value, task = mine.sent[item], mine.task
     form = read(value, item, task.call, shadow.method, task, mine.sent)
     if form is None or not isinstance(value, Tensor):

@@ -28,7 +28,7 @@ from feddg_bench.privacy.attack import Pictures
 from feddg_bench.privacy.capture import Message
 
 MOST_NUMBERS = 2048
-"""Of a vector: a longer one, such as of weights, is sketched."""
+"""Most numbers of a vector: a longer one, such as one of weights, is sketched."""
 REPEATS = 4
 """Times that an image's statistic is measured, where clients may measure augmented images."""
 PLAIN = AugmentSettings(
@@ -39,30 +39,30 @@ PLAIN = AugmentSettings(
 
 @dataclass(frozen=True)
 class Rows:
-    """What a message says, as vectors."""
+    """The content of a message, as vectors."""
 
     vectors: Tensor  # float64 [J, P]
-    each: bool  # whether a row is of one image, or class, and not of all that the client holds
-    mean: bool  # whether they are means over images, and no sums
+    each: bool  # whether a row is of one image or class, not of all that the client holds
+    mean: bool  # whether rows are means over images, not sums
     keys: Tensor | None = None  # class of each row, int64 [J], where rows are of classes
 
 
 def read(
     value: Any, item: str, call: str, method: Method, task: Task, beside: Mapping[str, Any]
 ) -> Rows | None:
-    """Return what an item says as vectors; ``None`` if it holds no measured number.
+    """Return an item's content as vectors; ``None`` if it holds no measured number.
 
-    Weights are read as their change from those received. What a method declares with the form
-    ``[2, C]`` at its end holds means and standard deviations, and is read as first and second
-    moments, which are means over images.
+    Weights are read as their change from those received. An item whose declared form ends like
+    ``[2, C]`` holds means and standard deviations, and is read as first and second moments, which
+    are means over images.
 
     Args:
         value: What was sent.
         item: Its declared name.
         call: The client function that sent it.
-        method: Says the declared forms.
+        method: Declares the forms.
         task: What the client was asked.
-        beside: All that was sent with it.
+        beside: Everything that was sent in the same reply.
     """
     declared = method.uplink.get(call, ())
     form = declared.get(item, "") if isinstance(declared, Mapping) else ""
@@ -98,8 +98,8 @@ def read(
 def sketch(vector: Tensor) -> Tensor:
     """Return a vector's count sketch of `MOST_NUMBERS` numbers, or itself if it is short.
 
-    Every number is added, with a random sign, to a random place, the same for all vectors of a
-    length: scalar products stay as they are on average.
+    Each number is added to a random place with a random sign. Both are the same for all vectors of
+    a length, so that scalar products are kept on average.
     """
     if len(vector) <= MOST_NUMBERS:
         return vector
@@ -115,14 +115,14 @@ def _sketching(numbers: int) -> tuple[Tensor, Tensor]:
 
 
 class Shadow:
-    """Clients of the attacker's own, of one image each.
+    """The attacker's own clients, with one image each.
 
     They draw their own random numbers, take plain SGD steps whatever the run's optimizer, and
     train on images as stored; everything else is as in the run.
 
     Args:
-        settings: Of the run.
-        federation: Whose names, classes and shapes are known to all; its images are not read.
+        settings: The run's settings.
+        federation: Its names, classes and shapes are known to all; its images are not read.
         pictures: Images to ask about: public ones and targets.
     """
 
@@ -140,7 +140,7 @@ class Shadow:
             validation={},
             groups=np.empty(0, dtype=np.int64),
         )
-        # Its copy adds no noise for privacy, as the real client may.
+        # The copy adds no noise for privacy, even if the real client does.
         own = settings.model_copy(update={"train": train, "privacy": PrivacySettings()})
         self.method = build_run_method(own, known)
         self.count = len(pictures)
@@ -167,7 +167,7 @@ class Shadow:
         return content(worker.run(task).value)
 
     def answers(self, message: Message) -> bool:
-        """Tell whether a client that has just come would send such a thing when asked so."""
+        """Return whether a new client, asked the same, would send a readable item of this name."""
         task = message.exchange.task
         sent = self.sent(task, 0, 0)
         value = sent.get(message.item)
@@ -190,6 +190,6 @@ class Shadow:
         return rows.vectors[0]
 
     def rows(self, message: Message) -> Rows | None:
-        """Return what a message that a client sent says."""
+        """Return the content of a message that a client sent, as `read` does."""
         e = message.exchange
         return read(message.value, message.item, e.task.call, self.method, e.task, e.sent)

@@ -14,10 +14,10 @@ ORDERS = (*(1 + x / 10 for x in range(1, 100)), *range(11, 65), 80, 96, 128, 192
 
 
 def check_accountant(module: str, what: str) -> None:
-    """Refuse what needs a package that is not installed.
+    """Check that a package is installed; ``what`` says what needs it.
 
     Raises:
-        SettingsError: If the module is not there.
+        SettingsError: If it is not.
     """
     if importlib.util.find_spec(module) is None:
         raise SettingsError(
@@ -34,7 +34,7 @@ def epsilon(
     sampling: str = "poisson",
     accountant: str = "rdp",
 ) -> float:
-    """Return the epsilon of so many releases of a sum under Gaussian noise.
+    """Return the epsilon of ``steps`` releases of a sum with Gaussian noise.
 
     Args:
         noise_multiplier: Standard deviation of the noise, in units of the largest length of a term.
@@ -42,9 +42,9 @@ def epsilon(
         steps: Number of releases.
         delta: In (0, 1).
         sampling: ``poisson``: each client by itself, and neighbours have one client more or less.
-            ``fixed``: a cohort of a fixed size, and neighbours have another client in the place of
-            one, which moves a sum by two lengths.
-        accountant: ``rdp``, or ``prv``, which is tighter and for ``poisson`` alone.
+            ``fixed``: a cohort of a fixed size, and neighbours have one client replaced by another,
+            which moves a sum by two lengths.
+        accountant: ``rdp``, or ``prv``, which is tighter and for ``poisson`` only.
 
     Raises:
         SettingsError: If Opacus is not installed.

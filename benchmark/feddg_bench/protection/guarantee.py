@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FEWEST = 3
-"""Clients of a secure sum: of two, each learns the other's numbers from the sum."""
+"""Fewest clients of a secure sum: of two, each learns the other's numbers from the sum."""
 
 
 def open_protection(settings: RunSettings, method: Method, clients: int) -> Protection | None:
-    """Return what stands between replies and the server half; ``None`` for nothing.
+    """Return the protection between replies and the server half; ``None`` if there is none.
 
     Raises:
-        SettingsError: If the clients are too few for it, or the network does not suit it.
+        SettingsError: If there are too few clients for it, or the network does not suit it.
     """
     privacy, asked = settings.privacy, settings.federation.per_round or clients
     if privacy.mechanism == "dp_style":
@@ -54,7 +54,7 @@ def open_protection(settings: RunSettings, method: Method, clients: int) -> Prot
 
 
 def guarantee(settings: RunSettings, method: type[Method], clients: int) -> PrivacyRecord | None:
-    """Return what is to be recorded of a run's protection; ``None`` where there is none.
+    """Return the record of a run's protection; ``None`` if there is none.
 
     ``clients`` is N, the number of clients that hold images.
     """
@@ -66,7 +66,7 @@ def guarantee(settings: RunSettings, method: type[Method], clients: int) -> Priv
         sent = covered(method.sends(validate(method.Settings, settings.hyper, "hyper.")))
         whose = "an image" if any(s.of_images for s in sent) else "a client"
         names = " and ".join(s.name for s in sent)
-        # Noised where it is made, it may change from any value to any other: by two clip norms.
+        # Noised at the client, an item may change from any value to any other: by two clip norms.
         spent = epsilon(p.noise_multiplier / 2, 1, len(sent), p.delta, accountant=p.accountant)
         record.protects = f"{whose}, replaced by another, in what is sent once ({names})"
         record.accountant = p.accountant
@@ -98,10 +98,10 @@ def guarantee(settings: RunSettings, method: type[Method], clients: int) -> Priv
 
 
 class SentOnce:
-    """Lets replies pass that are covered by ``dp_style``; clients have added the noise.
+    """Passes on replies that ``dp_style`` covers; clients have added the noise.
 
     Args:
-        name: The method's.
+        name: The method's name.
     """
 
     poisson = False
@@ -128,10 +128,10 @@ class SentOnce:
 
 
 def noised(value: Any, task: Task, method: Method, settings: PrivacySettings, seed: int) -> Any:
-    """Return what a client sends with ``dp_style``: clipped, with noise, but for its weights.
+    """Return what a client sends: with ``dp_style`` clipped and noised, unless it holds weights.
 
-    A tensor is one vector; where its rows are of single images, each row is. Standard deviations
-    that noise made negative are 0, which tells no more.
+    A tensor is one vector; if its rows are of single images, each row is one. Standard deviations
+    that noise made negative are set to 0, which reveals no more.
     """
     if settings.mechanism != "dp_style" or "weights" in content(value):
         return value

@@ -12,13 +12,13 @@ from feddg_bench.protection.vectors import Vector
 
 
 def clipped(vector: Vector, norm: float) -> tuple[Vector, bool]:
-    """Return a vector shortened to an L2 norm, and whether it was no longer than that."""
+    """Return a vector cut to at most an L2 norm, and whether it was no longer than that."""
     length = float(np.sqrt(np.square(vector).sum()))
     return (vector, True) if length <= norm else (vector * (norm / length), False)
 
 
 def gaussian(size: int, scale: float, seed: int, *names: str | int) -> Vector:
-    """Return draws [size] from N(0, scale^2), of the named stream."""
+    """Return draws [size] from N(0, scale^2) of the named random stream."""
     return generator(seed, "privacy", *names).normal(0.0, scale, size)
 
 
@@ -34,7 +34,7 @@ def update_noise(noise_multiplier: float, count_noise: float) -> float:
             count by 1/2.
 
     Raises:
-        SettingsError: If the count's noise is too small for it.
+        SettingsError: If the count's noise is too small for ``noise_multiplier``.
     """
     rest = noise_multiplier**-2 - (2 * count_noise) ** -2
     if rest <= 0:

@@ -1,4 +1,4 @@
-"""Which protections a method can have, by what it declares of itself; needs no PyTorch."""
+"""Which protections a method can have, according to what it declares; needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Sent(NamedTuple):
 
     call: str
     name: str
-    form: str  # "" where it is not one form
+    form: str  # "" if it has no single form
 
     @property
     def of_images(self) -> bool:
-        """Whether its rows are of single images: as many as the client likes."""
+        """Whether its rows are of single images; their number is up to the client."""
         return bool(re.search(r"\[[a-z]\b", self.form))
 
     @property
@@ -49,7 +49,7 @@ def check_protection(settings: RunSettings, method: type[Method]) -> None:
     """Check that a method can have the protection that is asked for.
 
     Raises:
-        SettingsError: If not, or if a package for it is not installed.
+        SettingsError: If it cannot, or a package for the protection is not installed.
     """
     privacy = settings.privacy
     asked = {privacy.mechanism, privacy.aggregation}
@@ -80,7 +80,7 @@ def covered(uplink: Uplink) -> list[Sent]:
 
 
 def _no_sums(method: type[Method]) -> str:
-    """Say why a server half needs single replies; "" if sums are enough for it."""
+    """Return why a server half needs single replies; "" if sums are enough for it."""
     for kind in _own(method):
         if "singles" in vars(kind):
             break
@@ -94,7 +94,7 @@ def _no_sums(method: type[Method]) -> str:
 
 
 def _not_weights_alone(method: type[Method]) -> str:
-    """Say what a method's server half gets besides the mean of the weights; "" if nothing."""
+    """Return why the mean of the weights is too little for a server half; "" if it is enough."""
     others = [sent.name for sent in sent_by(method.uplink) if sent.name != "weights"]
     if others:
         return f"it covers the weights alone, and clients also send {', '.join(others)}"
@@ -104,7 +104,7 @@ def _not_weights_alone(method: type[Method]) -> str:
 
 
 def _nothing_sent_once(method: type[Method]) -> str:
-    """Say why ``dp_style`` would leave something besides the weights as it is; "" if not."""
+    """Return why ``dp_style`` does not cover all but the weights; "" if it does."""
     noised = covered(method.uplink)
     others = [s.name for s in sent_by(method.uplink) if s.name != "weights" and s not in noised]
     if others:
@@ -121,6 +121,6 @@ def _nothing_sent_once(method: type[Method]) -> str:
 
 
 def _own(method: type[Method]) -> list[type]:
-    """Return a method's class and its bases that are not those of all methods."""
+    """Return a method's class and its bases, without those that all methods have."""
     base = next(kind for kind in method.__mro__ if kind.__module__ == "feddg_bench.core.method")
     return [kind for kind in method.__mro__ if kind not in base.__mro__]

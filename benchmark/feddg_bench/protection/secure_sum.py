@@ -1,11 +1,12 @@
-"""A sum of clients' numbers of which the server sees no term: masks that cancel, dropouts included.
+"""A sum of clients' numbers whose terms the server does not see.
 
+Masks hide the terms and cancel in the sum, even if clients drop out. Source:
 Bonawitz et al.: Practical Secure Aggregation for Privacy-Preserving Machine Learning, CCS 2017,
 Figure 4, for a server that is honest but curious. Keys are agreed by X25519 and HKDF, masks are
 ChaCha20's stream, shares travel under ChaCha20-Poly1305. `Participant` and `Collector` know no more
-than a client and the server would, and meet by messages alone; `SecureSum` plays all of them.
+than a client and the server would, and exchange nothing but messages; `SecureSum` simulates both.
 
-Numbers are fixed-point integers modulo 2^k, so that the sum has the bits that it has unmasked.
+Numbers are fixed-point integers modulo 2^k, so that masking changes no bit of the sum.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Ring = NDArray[np.uint64]
 
 KEY_BYTES = 32
 STAGES = ("keys", "shares", "input")
-"""What a client has sent when it drops out: its public keys, its shares, its masked input."""
+"""The last thing a client sends before it drops out: public keys, shares or masked input."""
 
 
 class TooFewError(Exception):
@@ -42,7 +43,7 @@ class TooFewError(Exception):
 def to_ring(values: NDArray[np.float64], *, fraction: int, bits: int, terms: int) -> Ring:
     """Return numbers [d] as integers modulo 2^bits, in steps of 2^-fraction.
 
-    What is too large for a sum of ``terms`` such numbers is cut to the largest that is not.
+    A number too large for a sum of ``terms`` such numbers is cut to the largest that is not.
     """
     limit = math.nextafter(2.0 ** (bits - 1) / terms, 0.0)
     steps = np.clip(np.rint(np.ldexp(values, fraction)), -limit, limit)
@@ -50,7 +51,7 @@ def to_ring(values: NDArray[np.float64], *, fraction: int, bits: int, terms: int
 
 
 def from_ring(numbers: Ring, *, fraction: int, bits: int) -> NDArray[np.float64]:
-    """Return what integers modulo 2^bits stand for, the upper half of them negative numbers."""
+    """Return the numbers [d] for integers modulo 2^bits, whose upper half is negative."""
     shift = np.uint64(64 - bits)
     signed = (numbers << shift).view(np.int64) >> np.int64(64 - bits)
     return np.ldexp(signed.astype(np.float64), -fraction)
@@ -74,7 +75,7 @@ def stream(seed: bytes, length: int, bits: int) -> Ring:
 
 
 class PublicKeys(NamedTuple):
-    """What a client advertises; 32 bytes each."""
+    """The public keys that a client advertises, 32 bytes each."""
 
     channel: bytes  # for the shares that clients send each other through the server
     mask: bytes  # for the masks that two clients have in common
@@ -128,7 +129,7 @@ class Participant:
         self._boxes: Mapping[int, bytes] = {}
 
     def advertise(self) -> PublicKeys:
-        """Return its public keys (stage 0)."""
+        """Return the client's public keys (stage 0)."""
         return PublicKeys(public_key(self._channel), public_key(self._mask))
 
     def share(self, keys: Mapping[int, PublicKeys], threshold: int) -> dict[int, bytes]:
@@ -145,7 +146,7 @@ class Participant:
         }
 
     def masked(self, numbers: Ring, boxes: Mapping[int, bytes]) -> Ring:
-        """Return its numbers under its own mask and those shared with each sender of a box.
+        """Return the client's numbers under its own mask and those shared with senders of boxes.
 
         Args:
             numbers: Integers modulo 2^k, [d].
@@ -160,7 +161,7 @@ class Participant:
         return wrap(total, self.bits)
 
     def reveal(self, sent: Collection[int]) -> dict[int, int]:
-        """Return one share of each client: of its seed if its input came, else of its key."""
+        """Return one share for each client: of its seed if its input came, else of its key."""
         revealed = {self.place: self._kept.own}
         for place, box in self._boxes.items():
             text = self._box(place, self.place).decrypt(bytes(12), box, None)
@@ -192,7 +193,7 @@ class Collector:
         keys: What the clients advertised, by place.
         sharing: Places of the clients that shared their secrets.
         threshold: How many shares give a secret back.
-        length: Numbers of a client.
+        length: How many numbers a client has.
         bits: k.
     """
 
@@ -217,7 +218,7 @@ class Collector:
         """Return the sum of the inputs, from the shares that each remaining client revealed.
 
         Raises:
-            TooFewError: If there are fewer than the threshold.
+            TooFewError: If fewer clients than the threshold remain.
         """
         if len(revealed) < self.threshold:
             raise TooFewError(f"{len(revealed)} clients are left, {self.threshold} are needed")
@@ -244,20 +245,20 @@ class Collector:
 
 
 class SecureSum:
-    """Plays a sum over clients of which some drop out.
+    """Simulates a secure sum over clients, some of which drop out.
 
     Attributes:
         up: Bytes that the clients sent.
         down: Bytes that the server sent.
-        left: Clients that dropped out, and the last thing of `STAGES` that they sent.
+        left: Clients that dropped out, and the last of `STAGES` that each sent.
 
     Args:
-        clients: Names of those who are asked.
-        length: Numbers of each.
+        clients: Names of the clients that are asked.
+        length: How many numbers each has.
         threshold: How many clients must be left at the end, in [1, number of clients].
         bits: k.
         random: Gives each client its random bytes.
-        left: Clients that drop out, by name.
+        left: For each client that drops out, the last of `STAGES` that it sends, by name.
     """
 
     def __init__(
@@ -288,7 +289,7 @@ class SecureSum:
         self._collector = Collector(keys, sharing, threshold, length, bits)
         advertised = sum(len(key) for pair in keys.values() for key in pair)
         shared = sum(len(box) for row in boxes.values() for box in row.values())
-        # What went to clients that do not share is sent on to nobody.
+        # Boxes for clients that do not share are passed on to nobody.
         passed = sum(len(box) for row in self._boxes.values() for box in row.values())
         self.up, self.down = advertised + shared, len(clients) * advertised + passed
 

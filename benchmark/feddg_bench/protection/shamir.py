@@ -1,4 +1,4 @@
-"""Shamir's secret sharing: n shares of a number; any t give it back, fewer tell nothing of it.
+"""Shamir's secret sharing: of n shares of a number, any t give it back, fewer tell nothing.
 
 Shamir: How to share a secret, Communications of the ACM 22(11), 1979.
 """
@@ -13,7 +13,7 @@ PRIME = 2**256 + 297
 """The least prime above 2^256, so that 32 bytes are a number of the field."""
 
 SHARE_BYTES = 33
-"""Room of a share."""
+"""Bytes of a share."""
 
 
 def split_secret(
@@ -35,7 +35,7 @@ def split_secret(
     """
     if not 1 <= threshold <= len(places):
         raise ValueError(f"{threshold} of {len(places)} shares cannot be asked for")
-    # 16 bytes more than the field has, so that the remainder is as good as uniform.
+    # 16 bytes more than a field element needs, so that the remainder is as good as uniform.
     rest = [int.from_bytes(random(SHARE_BYTES + 15), "big") % PRIME for _ in range(threshold - 1)]
     shares = {}
     for place in places:
@@ -47,7 +47,7 @@ def split_secret(
 
 
 def join_shares(shares: Mapping[int, int]) -> int:
-    """Return the secret of shares by place: the value at 0 of the polynomial through them."""
+    """Return the secret from shares by place: the value at 0 of the polynomial through them."""
     secret = 0
     for place, share in shares.items():
         above, below = 1, 1

@@ -1,7 +1,7 @@
 """One reply for all: what the server half gets where single replies are hidden.
 
-`HiddenReplies` hands the server half a single reply, made of a sum of which it sees no term: the
-mean by `feddg_bench.core.server.Server.share`, or the mean of clipped updates with noise.
+`HiddenReplies` hands the server half a single reply, made from a sum whose terms it does not see:
+the mean by `feddg_bench.core.server.Server.share`, or the mean of clipped updates with noise.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class MaskedSum:
                 ledger.bytes[way] += sent
                 ledger.protection[way] = ledger.protection.get(way, 0) + sent
             for client, stage in session.left.items():
-                if stage != "input":  # its numbers are in the sum
+                if stage != "input":  # after that its numbers are in the sum
                     reason = f"did not come: the client dropped out after its {stage}"
                     ledger.dropped.append({"client": client, "tensor": "input", "reason": reason})
         s = self._settings
@@ -115,15 +115,15 @@ class MaskedSum:
 
 
 class HiddenReplies:
-    """Gives the server half one reply for all that were asked.
+    """Gives the server half one reply for all clients that were asked.
 
     Args:
         settings: Mechanism and aggregation.
-        method: Its `tally` is a client's.
-        expected: Clients of a round, in the mean.
+        method: Its `tally` gives a client's tally.
+        expected: Mean number of clients in a round.
 
     Raises:
-        SettingsError: If the noise on a count is too small.
+        SettingsError: If the noise on the count of short updates is too small.
     """
 
     def __init__(self, settings: PrivacySettings, method: Method, expected: float) -> None:
@@ -160,12 +160,12 @@ class HiddenReplies:
                     f"before it, so that it has no sum"
                 )
             adder.add(reply.client, vector)
-            if self.settings.aggregation == "secure":  # masked numbers go in its place
+            if self.settings.aggregation == "secure":  # masked numbers are sent instead
                 server.ledger.bytes["up"] -= nbytes(content(reply.value))
             server.ledger.spend("protection", time.perf_counter() - start)
 
         try:
-            # Where nobody answers there is noise all the same, or its absence would tell it.
+            # Even if nobody answers there is noise: its absence would give that away.
             with suppress(*([NoReplyError] if self.private else [])):
                 fold(replies, add)
             start = time.perf_counter()
@@ -187,7 +187,7 @@ class HiddenReplies:
         return float(server.memory.get(NORM, self.settings.clip_norm))
 
     def _noisy_mean(self, server: Server, total: Vector | None) -> Reply[LocalUpdate]:
-        """Return the global model moved by the noisy sum of updates over the expected clients.
+        """Return the global model moved by the noisy sum of updates, over the expected clients.
 
         Integers, such as counters of batches, stay as they are.
         """
@@ -208,22 +208,22 @@ class HiddenReplies:
 
 
 def _clipped_update(hidden: HiddenReplies, server: Server, reply: Reply[Any]) -> Term:
-    """Return a client's clipped update, and whether it was short enough before."""
+    """Return a client's clipped update, and if clipping adapts, whether it was short enough."""
     got = reply.value.weights
     moved = {n: w for n, w in server.weights.items() if w.is_floating_point()}
     change = to_vector({n: got[n] for n in moved}) - to_vector(moved)
     vector, below = clipped(change, hidden.norm(server))
-    # About 1/2, so that a client changes the count by no more than that.
+    # Counted from 1/2, so that a client changes the count by no more than 1/2.
     extra = [below - 0.5] if hidden.settings.adaptive_clipping else []
     return {}, np.append(vector, extra)
 
 
 def _shared_terms(hidden: HiddenReplies, server: Server, reply: Reply[Any]) -> Term:
-    """Return what a client sends times its share, the share, its images, and its tally."""
+    """Return what a client sends times its share, then share, images, 1 client and tally."""
     share, base = server.share(reply), np.zeros(0)
     tally = hidden.method.tally(reply, server.weights)
     sent = {name: value for name, value in content(reply.value).items() if name not in tally}
-    if "weights" in sent:  # in one order
+    if "weights" in sent:  # in the server's order
         sent["weights"] = {name: sent["weights"][name] for name in server.weights}
         base = _base(server)
     mean = to_vector(sent)
@@ -254,7 +254,7 @@ def _mean(server: Server, tree: Payload, total: Vector | None) -> Reply[Any]:
 
 
 def _base(server: Server) -> Vector:
-    """Return the global model, with 0 for integers, whose mean is that of the values."""
+    """Return the global model, with 0 for integers, whose values are averaged, not changes."""
     return to_vector(
         {n: w if w.is_floating_point() else torch.zeros_like(w) for n, w in server.weights.items()}
     )

@@ -15,7 +15,7 @@ from feddg_bench.core.flaws import form_of
 from feddg_bench.core.messages import leaves
 
 Vector = NDArray[np.float64]
-"""[d]."""
+"""Numbers in float64, [d]."""
 
 
 def to_vector(payload: Any) -> Vector:
@@ -36,7 +36,7 @@ def to_vector(payload: Any) -> Vector:
 
 
 def from_vector(vector: Vector, like: Any, home: torch.device | None = None) -> Any:
-    """Return a payload of the form of another, with the numbers of a vector.
+    """Return a payload of the same form as ``like``, with the numbers of a vector.
 
     Integers in tensors are rounded; single numbers are floats. Tensors lie on ``home``, or where
     those of ``like`` do.
@@ -60,7 +60,7 @@ def from_vector(vector: Vector, like: Any, home: torch.device | None = None) -> 
 
 
 def form(payload: Any) -> Any:
-    """Return the payload with tensors of zeros that take no room in the place of its own."""
+    """Return the payload with its tensors replaced by zeros that take no memory."""
     if isinstance(payload, Tensor):
         return torch.zeros((), dtype=payload.dtype).expand(payload.shape)
     if isinstance(payload, Mapping):
@@ -74,5 +74,5 @@ def outline_of(payload: Any) -> list[tuple[str, str]]:
 
 
 def length(payload: Any) -> int:
-    """Return how many numbers `to_vector` makes of a payload."""
+    """Return how many numbers `to_vector` returns for a payload."""
     return sum(leaf.numel() if isinstance(leaf, Tensor) else 1 for _, leaf in leaves(payload))

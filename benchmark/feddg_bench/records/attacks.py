@@ -18,12 +18,12 @@ from feddg_bench.records.record import Count, RecordPart
 from feddg_bench.records.sources import ENDING, Source, find_sources, write_packed
 
 Attacker = Literal["server", "client", "eavesdropper"]
-"""Whose eyes: ``server`` sees every reply, ``client`` what it is sent itself, ``eavesdropper``
+"""Who attacks: ``server`` sees every reply, ``client`` what it is sent itself, ``eavesdropper``
 what passes both ways."""
 ATTACKERS: tuple[Attacker, ...] = get_args(Attacker)
 
 PERCEPTUAL = ", trained on LPIPS"
-"""How a result says that its generator was; without it squared errors alone trained it."""
+"""Marks a result whose generator was trained on LPIPS; otherwise squared errors alone were used."""
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def overall(intervals: Sequence[Interval]) -> Interval:
 
 
 class Control(AttackPart):
-    """A control: what was measured, what it had to be, and whether it was."""
+    """A control: what was measured, what was expected, and whether the two agree."""
 
     measured: Interval
     expected: str
@@ -60,11 +60,11 @@ class Control(AttackPart):
 
 
 class AttackResult(AttackPart):
-    """What an attack made of one item that crosses."""
+    """The result of an attack on one item that crosses."""
 
     item: str  # such as `style`
-    about: str = ""  # what it is asked, where that is several things: `domains`, `classes`
-    up: bool  # whether it is what clients send
+    about: str = ""  # what the attack asks, if there are several questions: `domains`, `classes`
+    up: bool  # whether clients send it
     call: str  # the client function with which it crossed
     times: Count  # rounds in which it was seen
     messages: Count  # how many clients' messages were attacked
@@ -82,7 +82,7 @@ class AttackResult(AttackPart):
 
     @property
     def failed(self) -> str:
-        """The sentence that says which control failed, or nothing."""
+        """The sentence that says which control failed, or an empty text."""
         for name, control in (("no leak", self.no_leak), ("planted leak", self.planted_leak)):
             if not control.holds:
                 m = control.measured
@@ -94,7 +94,7 @@ class AttackResult(AttackPart):
         return ""
 
     def withheld(self) -> AttackResult:
-        """Return it without figures if a control failed."""
+        """Return the result, without figures if a control failed."""
         return self.model_copy(update={"figures": {}}) if self.failed else self
 
 
@@ -113,21 +113,21 @@ class AttackRecord(AttackPart):
     scenario: str
     seed: Count
     recipe: str
-    labels: dict[str, str]  # settings of the method that a table says
+    labels: dict[str, str]  # settings of the method that a table shows
     settings: dict[str, Any]  # what is hashed into the run key
     clients: Count
-    images: Count  # of the middle client
+    images: Count  # of the median client
     public: Count  # public images of the attacker
     rounds: Count
     measured: dict[str, float]  # key metric of the attacked run's last model, by split
     seconds: float
     pictures: list[str] = Field(default_factory=list)  # files beside this one
-    judges: dict[str, str] = Field(default_factory=dict)  # SHA-256 of the weights of each
-    items: list[str] = Field(default_factory=list)  # what alone was looked at; empty: everything
+    judges: dict[str, str] = Field(default_factory=dict)  # judge -> SHA-256 of its weights
+    items: list[str] = Field(default_factory=list)  # the only items attacked; empty if all were
     results: list[AttackResult]
 
     def has(self, items: Set[str]) -> bool:
-        """Return whether these things were looked at; everything, if there is none."""
+        """Return whether these items were attacked; if none are named, whether all were."""
         return not self.items or (bool(items) and items <= set(self.items))
 
 
@@ -143,7 +143,7 @@ def attack_path(root: Path, key: str) -> Path:
 
 
 def save_attack(root: Path, record: AttackRecord) -> Path:
-    """Write a record in one rename, and return its path.
+    """Write a record atomically, and return its path.
 
     Raises:
         DataError: If it cannot be written.
@@ -159,9 +159,9 @@ def find_attack(root: Path, key: str) -> AttackRecord | None:
 
 
 def read_attacks(roots: Iterable[Path]) -> list[AttackRecord]:
-    """Return the records of attacks in results folders, by key; broken ones are left out and told.
+    """Return the records of attacks in results folders, by key; broken ones only give a warning.
 
-    Of one record in two places the first wins: in the order of folders, and single files first.
+    If a record is in two places the first wins: folders in their order, and single files first.
     """
     found: dict[str, AttackRecord] = {}
     for root in roots:
@@ -217,7 +217,7 @@ def unpack_attacks(root: Path) -> list[Path]:
 def _read(root: Path, key: str = "") -> Iterator[tuple[Source, AttackRecord]]:
     """Yield each record that can be used, with where it is; single files first.
 
-    With ``key`` the single files of others are not read.
+    With ``key``, single files of other records are not read.
     """
     folder = root / "attacks"
     files = find_sources(folder, f"{key}.json", packed=False) + find_sources(

@@ -1,4 +1,4 @@
-"""Records as a table of pandas: one row a value."""
+"""Records as a pandas table, one row per value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OF_RUN = ("key", "method", "dataset", "protocol", "scenario", "seed", "recipe")
 
 
 def load_records(results: str | Path | Sequence[str | Path] | None = None) -> pd.DataFrame:
-    """Return everything that was measured in the runs of results folders, one row a value.
+    """Return everything that was measured in the runs of results folders, one row per value.
 
     Args:
         results: A folder, or several; ``runs`` if it is there, else ``results``.

@@ -1,9 +1,9 @@
 """Metrics: how each is written, where it may lie, and how it is computed.
 
 A metric is one entry of `METRICS`; data sets, tasks, records, tables, reports and sweeps read all
-they need of it there. Functions take the truth and the predictions of n images, both [n], and
-return a float in double precision, as wilds (Koh et al., ICML 2021) defines them; 0 where there is
-no image.
+they need from there. Functions take the truth and the predictions of n images, both [n], and return
+a float in double precision, as wilds (Koh et al., ICML 2021) defines them; 0 if there are no
+images.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def accuracy(truth: Values, predictions: Values) -> float:
-    """Return the share of hits, in [0, 1]: one whole number over another.
+    """Return the share of correct predictions, in [0, 1]: one whole number over another.
 
     >>> import numpy as np
     >>> accuracy(np.array([0, 1, 2, 2]), np.array([0, 1, 2, 1]))
@@ -36,8 +36,8 @@ def accuracy(truth: Values, predictions: Values) -> float:
 def macro_f1(truth: Values, predictions: Values) -> float:
     """Return the mean F1 over the classes that occur in the truth, in [0, 1].
 
-    Predictions of other classes cost recall but are no classes of the mean, as in wilds. The mean
-    over all classes of a data set would be lower wherever a part lacks some.
+    Predictions of other classes lower the recall, but these classes do not enter the mean, as in
+    wilds. A mean over all classes of a data set would be lower wherever a part lacks some.
 
     >>> import numpy as np
     >>> macro_f1(np.array([0, 0, 1, 1]), np.array([0, 1, 1, 2]))
@@ -48,7 +48,7 @@ def macro_f1(truth: Values, predictions: Values) -> float:
     import torch
     from torchmetrics.functional.classification import multiclass_stat_scores
 
-    # One more class than there are, since torchmetrics drops the axis where there is but one.
+    # One more class than there are, since torchmetrics drops the axis if there is only one.
     num_classes = int(max(truth.max(), predictions.max())) + 2
     scores = multiclass_stat_scores(  # [C, 5]
         torch.from_numpy(predictions),
@@ -65,7 +65,7 @@ def macro_f1(truth: Values, predictions: Values) -> float:
 def pearson(truth: Values, predictions: Values) -> float:
     """Return Pearson's correlation coefficient, in [-1, 1]; 0 where it is not defined.
 
-    It is not defined for fewer than two images, constant values, or any that is not finite.
+    It is not defined for fewer than two images, constant values, or values that are not finite.
 
     >>> import numpy as np
     >>> pearson(np.array([1.0, 2.0, 3.0]), np.array([3.0, 5.0, 7.0]))
@@ -74,13 +74,13 @@ def pearson(truth: Values, predictions: Values) -> float:
     import torch
     from torchmetrics.functional.regression import pearson_corrcoef
 
-    # Moved and scaled to [0, 1], which a correlation does not see: torchmetrics gives up on a
+    # Shifted and scaled to [0, 1], which does not change a correlation: torchmetrics gives up on a
     # variance that is small in absolute terms.
     x, y = _unit_range(predictions), _unit_range(truth)
     if x is None or y is None:
         return 0.0
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that a variance is small, hence NaN
+        warnings.simplefilter("ignore", UserWarning)  # about a small variance, which gives NaN
         found = float(pearson_corrcoef(torch.from_numpy(x), torch.from_numpy(y)))
     return found if math.isfinite(found) else 0.0
 
@@ -102,7 +102,7 @@ class Metric:
     name: str  # its key in records, tables and settings
     title: str  # what people call it
     percent: bool = False  # whether it is a share that people read in percent
-    poolable: bool = False  # whether its value over a split is the mean over its domains by images
+    poolable: bool = False  # whether a split's value is its domains' mean, weighted by images
     range: tuple[float, float] = (-math.inf, math.inf)  # smallest and largest value
     tasks: tuple[str, ...] = ("classification", "regression")  # the tasks that have it
     function: Callable[[Values, Values], float] | None = None  # of truth and predictions
@@ -112,12 +112,12 @@ class Metric:
         return 100 * value if self.percent else value
 
     def text(self, value: float, decimals: int) -> str:
-        """Return a value as text: a share in percent, else with one digit more."""
+        """Return a value as text: a share in percent, anything else with one more decimal."""
         return f"{self.display(value):.{decimals if self.percent else decimals + 1}f}"
 
     @property
     def label(self) -> str:
-        """Its title with its unit, as an axis says it."""
+        """The title with its unit, as on an axis."""
         return f"{self.title} (%)" if self.percent else self.title
 
 
@@ -131,8 +131,8 @@ METRICS = {
         Metric("loss", "loss", poolable=True, range=(0, math.inf)),
     )
 }
-"""All metrics by name. The first one of a task is its main metric: `worst_group` is the smallest
-value of it over groups of images, in its unit and range (see `find_metric`)."""
+"""All metrics by name. The first one of a task is its main metric; `worst_group` is the smallest
+value of that metric over groups of images, with its unit and range (see `find_metric`)."""
 
 
 def metrics_of(task: str) -> tuple[str, ...]:
@@ -145,7 +145,7 @@ def metrics_of(task: str) -> tuple[str, ...]:
 
 
 def find_metric(name: str, task: str = "classification") -> Metric:
-    """Return what is known of a metric; of an unknown one, such as a cost, its name alone.
+    """Return a metric by name; for an unknown one, such as a cost, only the name is known.
 
     >>> find_metric("worst_group", "classification").percent
     True

@@ -1,4 +1,4 @@
-"""Numbers read from the papers' tables, one a row."""
+"""Numbers read from the papers' tables, one per row."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Published:
 
     value: float  # in the paper's unit, mostly percent
     source: str  # paper and table, such as `pardon, table 1`
-    # Where this is an average: the mean of the columns it should be the average of, if that is
-    # another number.
+    # If this is an average: the mean of the columns that it should be the average of, if that is
+    # a different number.
     wrong_mean: float | None = None
-    # of the paper's file, by column
+    # the row in the paper's file, by column
     row: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
@@ -34,7 +34,7 @@ def published_numbers() -> tuple[Published, ...]:
 
     An average is a row whose domain is ``AVG``, whose split is ``average``, or whose setting ends
     in ``=AVG``; its columns agree with it in all else. It is wrong if it differs from their mean by
-    more than rounding of both may add up to, one unit of the last digit.
+    more than the rounding of both can explain, one unit of the last digit.
     """
     rows: list[dict[str, str]] = []
     for name in PAPERS:
@@ -61,7 +61,7 @@ def published_numbers() -> tuple[Published, ...]:
 
 
 def _average(row: Mapping[str, str]) -> str | None:
-    """Return over which column of the file a row is an average, if it is one."""
+    """Return the column of the file over which a row is an average, if it is one."""
     if row["domain"] == "AVG":
         return "domain"
     if row["split"] == "average":
@@ -70,7 +70,7 @@ def _average(row: Mapping[str, str]) -> str | None:
 
 
 def _others(row: Mapping[str, str], name: str) -> tuple[str, ...]:
-    """Return what an average over a column of the file has in common with what it averages."""
+    """Return what an average over the column ``name`` has in common with the rows it averages."""
     free = {name, "train_domains", "value"}
     return (name, *(value for column, value in row.items() if column not in free))
 
@@ -103,7 +103,7 @@ def published_accuracy(
 
 
 def published_number(paper: str, table: str, where: Mapping[str, str]) -> Published | None:
-    """Return the number of a paper's table, if there is one.
+    """Return a number from a paper's table, if there is one.
 
     The paper is one of `PAPERS`; ``where`` maps columns of the file to the text that they must
     hold.

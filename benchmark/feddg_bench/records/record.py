@@ -1,4 +1,4 @@
-"""The record of a run: everything a table, a figure or a reader may ask for, every round of it."""
+"""The record of a run: everything a table, a figure or a reader may ask for, with every round."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ WHOLE = "all"
 T = TypeVar("T")
 Later = Annotated[T | None, Field(exclude_if=lambda value: value is None)]
 """A field that the first records lack: ``name: Later[str] = None``. It is left out while it is
-``None``, so that they are written back as they were."""
+``None``, so that old records are written back as they were."""
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Number = Annotated[float, BeforeValidator(lambda v: math.nan if v is None else v)]
-"""NaN where it is not finite: JSON has no such number, so a file holds null."""
+"""A number, NaN if it is not finite: JSON has no such number, so a file holds null."""
 
 
 def _measured(value: Any) -> dict[str, Any]:
-    """Return what was measured on a part of a split; refuse what cannot have been measured."""
+    """Return what was measured on a part of a split; refuse impossible values."""
     if not isinstance(value, dict):
         raise ValueError("it must hold a value for each metric")  # noqa: TRY004 - for pydantic
     if "images" not in value:
@@ -65,16 +65,17 @@ MetricValues = Annotated[
     PlainSerializer(lambda measured: measured, return_type=dict[str, Any]),
 ]
 Evaluation = dict[str, dict[str, MetricValues]]
-"""Split -> domain -> metric -> value, and ``images``: of how many. The part `WHOLE` of a split is
-all of it. Shares are in [0, 1]; a loss that overflowed is NaN. ``worst_group_name`` is a text."""
+"""Split -> domain -> metric -> value, and ``images``, how many were measured. The part `WHOLE` of a
+split is all of it. Shares are in [0, 1]; a loss that overflowed is NaN. ``worst_group_name`` is a
+text."""
 
 
 class NewerError(DataError):
-    """A record in a form that only a newer version knows."""
+    """A record whose format only a newer version knows."""
 
 
 class RecordPart(BaseModel):
-    """A part of a record; what a later version added is kept, and written back."""
+    """A part of a record; fields that a later version added are kept, and written back."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -96,11 +97,11 @@ class DataRecord(RecordPart):
     fingerprint: str  # hash of the data set's content
     images: dict[str, dict[str, Count]] = {}  # split -> domain -> number of images
     task: Later[str] = None  # what was learnt; the first records lack it and are classifications
-    metric: Later[str] = None  # the data set's key metric; the first lack it and have accuracy
+    metric: Later[str] = None  # the data set's key metric; the first records lack it: accuracy
 
 
 class PartitionRecord(RecordPart):
-    """The clients: the hash of their index lists, how many, and [smallest, median, largest]."""
+    """The clients: hash of their index lists, number, and sizes [smallest, median, largest]."""
 
     hash: str
     clients: Count = 0
@@ -115,9 +116,9 @@ class Traffic(RecordPart):
 
 
 class Dropped(RecordPart):
-    """A client whose reply, or ``server`` whose sum, was not used; which tensor, and why.
+    """A client whose reply was not used, or ``server`` for its sum; the tensor at fault, and why.
 
-    The first records lack the reason, which was NaN or infinity.
+    The first records lack the reason, which was always NaN or infinity.
     """
 
     client: str
@@ -126,7 +127,7 @@ class Dropped(RecordPart):
 
 
 def rounded_up(epsilon: float) -> str:
-    """Return an epsilon with two decimals, never smaller than it is."""
+    """Return an epsilon as text with two decimals, rounded up."""
     return f"{math.ceil(epsilon * 100) / 100:g}"
 
 
@@ -162,7 +163,7 @@ class Costs(RecordPart):
     bytes: Traffic = Traffic()  # sent and received by the server
     dropped: list[Dropped] = []  # clients whose replies were not used
     seconds: dict[str, Annotated[float, Field(ge=0, lt=1e15)]] = {}  # phase -> wall time
-    protection: Later[Traffic] = None  # those of the bytes that a secure sum costs
+    protection: Later[Traffic] = None  # the part of `bytes` that secure sums cost
 
 
 class _Round(RecordPart):
@@ -183,7 +184,7 @@ class EnvironmentRecord(RecordPart):
     versions: dict[str, str] = {}
     system: str = ""
     cpu: Later[str] = None  # its maker and widest instructions; the first records lack it
-    portable: Later[bool] = None  # whether instructions and draws were of every CPU with AVX2
+    portable: Later[bool] = None  # whether it used only what all CPUs with AVX2 compute alike
     device: str = ""
     threads: Count = 1
     workers: Count = 1
@@ -191,27 +192,27 @@ class EnvironmentRecord(RecordPart):
 
 
 class TimeRecord(RecordPart):
-    """When a run was, in UTC, and what it took of the machine, all parts together."""
+    """When a run took place, in UTC, and the resources it used, including interrupted parts."""
 
     started: str | None = None
     finished: str | None = None
-    seconds: Number = math.nan  # whole
+    seconds: Number = math.nan  # in total
     peak_memory_mib: Number = math.nan
     flop: Later[float] = None  # floating point operations of all clients' work
-    peak_flops: Later[float] = None  # a second, of a large matrix product on all workers
-    share_of_peak: Later[float] = None  # `flop` over the seconds of training and that
+    peak_flops: Later[float] = None  # operations a second of a large matrix product, all workers
+    share_of_peak: Later[float] = None  # `flop` divided by (seconds of training times `peak_flops`)
 
 
 class TunedRecord(RecordPart):
-    """That a run's settings were chosen by `feddg-bench tune`; not part of its key."""
+    """How `feddg-bench tune` chose a run's settings; not part of its key."""
 
     trials: Count  # how many there were
     settings: dict[str, bool | int | float | str] = {}  # chosen; empty: the recipe's own were best
-    seeds: Later[Count] = None  # with each of which a trial was made; none: one
+    seeds: Later[Count] = None  # seeds of each trial; absent if there was one
 
     @property
     def words(self) -> str:
-        """How many trials there were, for a sentence."""
+        """The number of trials and of their seeds, for a sentence."""
         return f"{self.trials} trials" + (f" of {self.seeds} seeds" if self.seeds else "")
 
 
@@ -228,22 +229,22 @@ class RunRecord(RecordPart):
     seed: Count
     recipe: str  # the recipe the settings came from; not part of the key
     code: Later[str] = None  # digest of the method's source; the first records lack it
-    labels: dict[str, str] = {}  # the method's settings that a caption must say
+    labels: dict[str, str] = {}  # the method's settings that a caption must mention
     tuned: Later[TunedRecord] = None  # where settings were tuned
     settings: dict[str, Any]  # resolved; files by the hash of their content
     data: DataRecord
     partition: PartitionRecord
     privacy: Later[PrivacyRecord] = None  # what was done for privacy, if anything
-    once: Costs = Costs()  # what happens before round 1
+    once: Costs = Costs()  # costs before round 1
     rounds: list[RoundRecord] = []
     environment: EnvironmentRecord = EnvironmentRecord()
     time: TimeRecord = TimeRecord()
 
     def numbers(self) -> dict[str, Any]:
-        """Return the record without times and environment: what the same settings repeat."""
+        """Return the record without times and environment: what the same settings reproduce."""
         values = self.as_json()
         del values["environment"], values["time"]
-        values.pop("tuned", None)  # where settings come from moves none
+        values.pop("tuned", None)  # where settings come from changes no number
         for entry in [values["once"], *values["rounds"]]:
             entry.pop("seconds", None)
         return values
@@ -275,9 +276,9 @@ class RunRecord(RecordPart):
         raise DataError(f"record {self.key} holds no evaluated round")
 
     def costs(self) -> dict[str, float]:
-        """Return what the run cost: means of its rounds, but for ``one_time_cost``.
+        """Return what the run cost: means over its rounds, except for ``one_time_cost``.
 
-        ``local_training_time`` (seconds the server waited for, by client asked),
+        ``local_training_time`` (seconds that the server waited, per client asked),
         ``aggregation_time``, ``one_time_cost`` (seconds before round 1), ``megabytes_up`` and
         ``megabytes_down``.
         """
@@ -292,7 +293,7 @@ class RunRecord(RecordPart):
         }
 
     def lost(self) -> int | None:
-        """Return the first round with a loss that is not finite, in training or measured."""
+        """Return the first round with a loss that is not finite, in training or evaluation."""
         for entry in self.rounds:
             parts = [part for split in (entry.evaluation or {}).values() for part in split.values()]
             losses = [*entry.train.values(), *(part.get("loss", 0.0) for part in parts)]
@@ -302,13 +303,13 @@ class RunRecord(RecordPart):
 
     @classmethod
     def parse(cls, data: str | bytes, key: str | None = None) -> Self:
-        """Return the record in a file's text, once it is sure that it holds what it claims.
+        """Return the record in a file's text, after checking that it is consistent.
 
         Raises:
             NewerError: If its format is not known.
-            DataError: If it is cut short or no record, if a value is out of its range, if names or
-                settings were changed, so that its key is another, or if it is not ``key``; the
-                message is a part of a sentence.
+            DataError: If it is cut short or not a record, if a value is out of its range, if names
+                or settings were changed, so that its key does not match, or if its key is not
+                ``key``; the message is a part of a sentence.
         """
         try:
             record = cls.model_validate_json(data, strict=True)

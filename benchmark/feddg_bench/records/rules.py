@@ -1,4 +1,4 @@
-"""Selection rules: which round a table reports; and what is read of a round or a run."""
+"""Selection rules: which round a table reports, and how its values are read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ swing; the one with the best key metric of the data set (accuracy, unless it say
 held-out validation domain, on held-out images of the training domains, or (never by default) on the
 test domain. Ties go to the earliest round."""
 LAST = 5
-"""Evaluated rounds of ``mean_last_5``; all, where there are fewer."""
+"""Evaluated rounds of ``mean_last_5``; all, if there are fewer."""
 
 CHOOSING: Mapping[Rule, str] = {"best_by_val": "val", "best_by_id_val": "id_val", "oracle": "test"}
 """The split that a rule looks at."""
@@ -24,8 +24,8 @@ CHOOSING: Mapping[Rule, str] = {"best_by_val": "val", "best_by_id_val": "id_val"
 def split_metric(evaluation: Evaluation, split: str, metric: str) -> float | None:
     """Return a metric over all images of a split, or ``None`` if it was not measured.
 
-    That of the part `WHOLE` if there is one; else of the only domain, or the mean over domains by
-    images for metrics that are such a mean. A loss that overflowed is NaN.
+    It is that of the part `WHOLE` if there is one; else that of the only domain, or the mean over
+    domains weighted by images, for metrics that are such a mean. A loss that overflowed is NaN.
     """
     parts = evaluation.get(split, {})
     whole = parts.get(WHOLE)
@@ -41,8 +41,7 @@ def split_metric(evaluation: Evaluation, split: str, metric: str) -> float | Non
 def chosen_rounds(evaluations: Sequence[Evaluation], rule: Rule, metric: str) -> list[int]:
     """Return the positions of the evaluations that a rule chooses; none if it cannot choose.
 
-    Evaluations come in the order of rounds; of the metric, where the rule looks at one, more is
-    better.
+    Evaluations come in the order of rounds. If the rule looks at the metric, higher is better.
     """
     if rule in ("last", "mean_last_5"):
         count = len(evaluations)
@@ -62,7 +61,7 @@ def choose_evaluation(
 
 
 def _mean(evaluations: Sequence[Evaluation]) -> Evaluation:
-    """Return the mean of each number that all evaluations have, and how many images it is of."""
+    """Return the mean of each number that all evaluations have, and the number of images."""
     found: Evaluation = {}
     for split, parts in evaluations[-1].items():
         for domain, measured in parts.items():
@@ -85,7 +84,7 @@ def best_round(evaluations: Sequence[Evaluation], split: str, metric: str) -> in
 def pooled_metric(
     evaluation: Evaluation, split: str, metric: str, over: str = "images"
 ) -> float | None:
-    """Return a metric of a split: over all its images, or its mean or smallest over domains."""
+    """Return a metric of a split: over all its images, or its mean or minimum over domains."""
     if over == "images":
         return split_metric(evaluation, split, metric)
     parts = evaluation.get(split, {})

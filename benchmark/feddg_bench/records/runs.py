@@ -1,9 +1,8 @@
-"""Runs as tables, figures and reports read them: what a record says of itself, and its numbers.
+"""Runs as tables, figures and reports read them: a record's description and its numbers.
 
-A record holds every round and may have 100 KB; thousands of them take long to parse. What is asked
-for again and again is kept in one file beside them, ``.index``, and read from there as long as a
-record's file has the size, the times and the inode that it had. The index may be deleted at any
-time.
+A record holds every round and may take 100 KB; thousands of them take long to parse. What is needed
+again and again is kept in one file beside them, ``.index``, and read from there as long as the
+size, times and inode of a record's file are unchanged. The index may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ from feddg_bench.records.sources import Source, sources
 logger = logging.getLogger(__name__)
 
 OWN = ("method", "dataset", "protocol", "scenario", "seed")
-"""Settings that are fields of a run, and stand in no `Run.settings`."""
+"""Settings that are fields of a run, and are left out of `RecordedRun.settings`."""
 
 FIELDS = (*OWN[:4], "train", "val", "test", "seed", "recipe", "version")
 """Fields of a run that a table may ask for, beside settings."""
 
 LONGEST = 300
-"""Letters of a notice that come from a file."""
+"""Most letters of a notice that come from a file."""
 WORTH_WRITING = 50
-"""So many records must have been parsed anew before the index is written again."""
+"""Records that must have been parsed anew before the index is written again."""
 
 
 @dataclass(frozen=True, eq=False)
 class RecordedRun:
-    """A record without its rounds, and with what was measured in them."""
+    """A record without its rounds, but with what was measured in them."""
 
     source: Source  # the file that holds the record
     line: int  # its line there, where the file holds several
@@ -99,7 +98,7 @@ class RecordedRun:
         return self._chosen[rule]
 
     def text(self) -> bytes:
-        """Return the text of the record, JSON."""
+        """Return the record's JSON text."""
         return self.source.text(self.line)
 
     def record(self) -> RunRecord:
@@ -131,8 +130,9 @@ class Problem(NamedTuple):
 def read_runs(results: Path | Sequence[Path]) -> list[RecordedRun]:
     """Return the runs of results folders in the order of their keys.
 
-    Records that cannot be used are left out, with one warning for all. Where several files hold a
-    key, the first folder wins, and in it a single file; a warning says if numbers differ.
+    Records that cannot be used are left out, with one warning for all. If several files hold a key,
+    the first folder wins, and in it single files win over packed ones; a warning says if their
+    numbers differ.
 
     Raises:
         DataError: If a folder is not there.
@@ -164,7 +164,7 @@ def read_folder(
 ) -> tuple[list[RecordedRun], list[Problem]]:
     """Return the runs in a results folder, and the records that cannot be used.
 
-    ``packed`` says whether only of packed files, or only of single ones.
+    If ``packed`` is given, only packed files are read (true), or only single ones (false).
 
     Raises:
         DataError: If the folder is not there.
@@ -187,12 +187,13 @@ def read_folder(
 # --------------------------------------------------------------------------------- the index
 
 _Head = dict[str, Any]
-"""The fields of a `RecordedRun`. ``settings`` and ``environment`` are places in `_Index.shared`;
-``measured`` is the line of the last evaluation in the index, and that of all is the next one."""
+"""The fields of a `RecordedRun`. ``settings`` and ``environment`` are positions in
+`_Index.shared`; ``measured`` is the index's line for the last evaluation, and the next line holds
+all of them."""
 
 
 class _Index:
-    """The index of a results folder; it counts for as long as the code of this package is the same.
+    """The index of a results folder; it is valid only while the code of this package is the same.
 
     Its lines: which code made it, a checksum of the rest, heads by file, and what was measured.
     """
@@ -214,7 +215,7 @@ class _Index:
                 self.files, self.shared = from_json(head, cache_strings="keys")
 
     def entry(self, source: Source) -> tuple[list[_Head], list[tuple[str, bool]]]:
-        """Return what a file holds and what is wrong in it, parsed anew unless it is as it was."""
+        """Return a file's heads and its problems; the file is parsed again only if it changed."""
         name = f"{source.folder.name}/{source.name}"
         self.used.add(name)
         stamp, heads, problems = self.files.get(name, ((), [], []))
@@ -265,7 +266,7 @@ class _Index:
         }
 
     def _share(self, value: Any) -> int:
-        """Return the place of a value among those that heads refer to."""
+        """Return a value's position in `shared`, to which heads refer; add it if it is new."""
         if len(self.places) < len(self.shared):
             marks = (json.dumps(known, sort_keys=True) for known in self.shared)
             self.places = {mark: place for place, mark in enumerate(marks)}
@@ -275,7 +276,7 @@ class _Index:
         return place
 
     def run(self, source: Source, head: _Head) -> RecordedRun:
-        """Return the run of a head."""
+        """Return the run that a head describes."""
         fields = head.copy()
         at = fields.pop("measured")
         fields["metric"] = find_metric(fields["metric"], fields["task"])
@@ -289,19 +290,19 @@ class _Index:
             return
         files = {n: entry for n, entry in self.files.items() if keep_others or n in self.used}
         lines: list[bytes] = []
-        for _, heads, _ in files.values():  # what no head refers to any more is left out
+        for _, heads, _ in files.values():  # lines that no head refers to any more are left out
             for head in heads:
                 at, head["measured"] = head["measured"], len(lines)
                 lines += self.lines[at : at + 2]
         self.lines = lines
         rest = b"\n".join([json.dumps([files, self.shared]).encode(), *lines])
-        with suppress(DataError):  # a folder that cannot be written to is read without
+        with suppress(DataError):  # a folder that cannot be written to is read without an index
             text = b"%s\n%d\n%s" % (self.about, zlib.crc32(rest), rest)
             write_whole(self.path, text, sync=False)
 
 
 def setting_items(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield settings by dotted key, but `OWN`, with their own types."""
+    """Yield settings by dotted key, except `OWN`, with their own types."""
     for key, value in settings.items():
         if not prefix and key in OWN:
             continue
@@ -312,7 +313,7 @@ def setting_items(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tup
 
 
 def flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by dotted key; files by the beginning of their hash, lists as text.
+    """Return settings by dotted key; files as the beginning of their hash, lists as text.
 
     >>> flatten({"train": {"lr": 0.1}, "backbone": {"weights": {"sha256": "0123456789abcdef"}}})
     {'train.lr': 0.1, 'backbone.weights': '01234567'}

@@ -1,4 +1,4 @@
-"""Files that hold records: one a file in ``runs/``, or packed, one a line, in ``records/``."""
+"""Files that hold records: one per file in ``runs/``, or packed, one per line, in ``records/``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from feddg_bench.common.errors import DataError
 from feddg_bench.common.files import write_whole
 
 FOLDERS = (Path("runs"), Path("results"))
-"""Where records are looked for if nobody says: one's own, then those that come with the suite."""
+"""Where records are looked for by default: the user's own, then those that come with the suite."""
 ENDING = ".jsonl.xz"
 LARGEST = 2**31
 """Bytes that a packed file may unpack to."""
@@ -28,9 +28,9 @@ class Source:
     """A file that holds records."""
 
     folder: Path
-    name: str  # what it is called there
-    stamp: tuple[int, ...]  # size, times and inode: while they stay, so does its content
-    packed: bool  # whether it holds one record a line
+    name: str  # its name in the folder
+    stamp: tuple[int, ...]  # size, times and inode: while these stay, so does its content
+    packed: bool  # whether it holds one record per line
 
     @property
     def path(self) -> Path:
@@ -41,7 +41,8 @@ class Source:
         """Return the text of each record.
 
         Raises:
-            DataError: If the file cannot be read or is cut short; a part of a sentence.
+            DataError: If the file cannot be read or is cut short; the message is a part of a
+                sentence.
         """
         if not self.stamp:
             raise DataError("it is no regular file")
@@ -60,7 +61,7 @@ class Source:
         return tuple(text.splitlines())
 
     def text(self, line: int) -> bytes:
-        """Return the text of one record, 0 in a file of one; raises as `texts`."""
+        """Return the text of one record, 0 in a file with only one; raises as `texts` does."""
         return (_unpacked(self) if self.packed else self.texts())[line]
 
 
@@ -77,14 +78,14 @@ def holds_records(root: Path) -> bool:
 
 
 def default_folders() -> list[Path]:
-    """Return the first of `FOLDERS` that holds records, or the first."""
+    """Return the first of `FOLDERS` that holds records, or the first if none does."""
     return [next(filter(holds_records, FOLDERS), FOLDERS[0])]
 
 
 def sources(root: Path, *, packed: bool | None = None) -> list[Source]:
     """Return the files of a results folder that hold records, single ones first, by name.
 
-    ``packed`` says whether only packed ones, or only others.
+    If ``packed`` is given, only packed files are returned (true), or only single ones (false).
     """
     asked = [kind for kind in _KINDS if packed in (None, kind[2])]
     return [
@@ -95,7 +96,7 @@ def sources(root: Path, *, packed: bool | None = None) -> list[Source]:
 
 
 def find_sources(folder: Path, ending: str, *, packed: bool) -> list[Source]:
-    """Return the files in a folder whose names end so, by name; none where there is no folder.
+    """Return a folder's files with this ending, by name; none if there is no such folder.
 
     Raises:
         DataError: If the folder cannot be read.

@@ -26,10 +26,10 @@ _Key = TypeVar("_Key", bound=Hashable)
 LEVEL = 0.05
 """Two-sided level below which a difference counts."""
 FEWEST = 3
-"""Scenarios below which nothing is tested: a difference could be theirs alone."""
+"""Fewest scenarios for a test: with fewer, a difference could be peculiar to them."""
 RESAMPLES = 1000
 TIE = 0.005
-"""Accuracies in percent that are closer print the same, and tie."""
+"""Accuracies in percent that are closer than this print the same, and tie."""
 NAN = math.nan
 
 
@@ -51,7 +51,7 @@ class Comparison:
     # than `FEWEST` scenarios.
     p_value: float
     wins: int  # scenarios in which the row is better on average
-    ties: int  # scenarios in which it is equal, within `TIE` if not said otherwise
+    ties: int  # scenarios in which it is equal, within `TIE` by default
     losses: int  # scenarios in which it is worse
 
     @property
@@ -94,7 +94,7 @@ def _lists(pairs: Iterable[tuple[_Key, float]]) -> dict[_Key, list[float]]:
 
 
 def by_scenario(sample: Sample) -> dict[str, _Values]:
-    """Return the values of each scenario over seeds, [seeds], means over its columns."""
+    """Return the values of each scenario by seed, [seeds], averaged over its columns."""
     over = _lists(((scenario, seed), value) for ((_, scenario), seed), value in sample.items())
     means = _lists((scenario, _mean(over[scenario, seed])) for scenario, seed in sorted(over))
     return {scenario: np.array(values) for scenario, values in means.items()}
@@ -106,7 +106,7 @@ def by_scenario(sample: Sample) -> dict[str, _Values]:
 def compare(
     row: Sample, other: Sample, *, lower_is_better: bool = False, tie: float = TIE
 ) -> Comparison:
-    """Compare two rows over the scenarios that both have; closer than ``tie`` is equal."""
+    """Compare two rows over the scenarios that both have; differences below ``tie`` are ties."""
     groups = list(_differences(row, other).values())
     if not groups:
         return Comparison(Estimate(NAN), NAN, 0, 0, 0)
@@ -131,7 +131,7 @@ def t_test(differences: _Values) -> float:
     """Return the two-sided p-value of Student's t-test that the mean is 0.
 
     Args:
-        differences: Of scenarios, [n]; NaN is returned for n < `FEWEST`.
+        differences: One per scenario, [n]; NaN is returned for n < `FEWEST`.
     """
     n = len(differences)
     if n < FEWEST:
@@ -139,7 +139,7 @@ def t_test(differences: _Values) -> float:
     mean, deviation = float(differences.mean()), float(differences.std(ddof=1))
     if deviation <= 1e-12 * max(1.0, abs(mean)):  # all scenarios differ alike
         return 1.0 if abs(mean) <= 1e-12 else 0.0
-    from scipy.special import stdtr  # type: ignore[import-untyped]  # half a second sooner than stats
+    from scipy.special import stdtr  # type: ignore[import-untyped]  # imports half a second faster
 
     return float(2 * stdtr(n - 1, -abs(mean) / (deviation / math.sqrt(n))))
 
@@ -165,8 +165,8 @@ def best_rows(
     """Return which row is best and which second, where tests support it.
 
     The best differs from every other row, the second from every row but the best: t-tests over
-    scenarios, p < `LEVEL` after Holm's correction for their number. Nothing is best among fewer
-    than two rows or over fewer than `FEWEST` scenarios, nothing is second unless the first is best.
+    scenarios, p < `LEVEL` after Holm's correction for their number. There is no best among
+    fewer than two rows or over fewer than `FEWEST` scenarios, and no second without a best.
     ``units`` are those that a seed must have to count for the order.
     """
     wanted = set(units)
@@ -201,10 +201,10 @@ def _drawn(counts: tuple[int, ...], stream: int, *, fixed: bool = True) -> _Valu
     """Return how often each value is drawn in each resample, [`RESAMPLES`, values].
 
     Args:
-        counts: Of values in each scenario. Seeds are drawn with replacement inside a scenario.
-        stream: Of random numbers; always the same for the same counts.
-        fixed: Take each scenario once; else they are drawn first, and the weights are those that
-            make a mean over scenarios of means over seeds.
+        counts: Values in each scenario. Seeds are drawn with replacement inside a scenario.
+        stream: Number of the random stream; the same counts always give the same draws from it.
+        fixed: Take each scenario once; else scenarios are drawn first, and the weights are those
+            that give a mean over scenarios of means over seeds.
     """
     many, n = np.array(counts), len(counts)
     rng = np.random.default_rng([stream, n, *counts])
@@ -228,9 +228,9 @@ def _ends(found: _Values, tail: float = 0.025) -> tuple[float, float]:
 def _interval(groups: Sequence[_Values]) -> tuple[float, float]:
     """Return the 95 % bootstrap interval of the mean over scenarios of means over seeds.
 
-    Scenarios are drawn first, then seeds in them. Percentiles of so few are too close together: as
-    many of them are taken as Student's t-interval would be wider than the normal one (Hesterberg,
-    2015). Simulated, an interval misses a true difference in 8 % of cases at most for four
+    Scenarios are drawn first, then seeds in them. Percentiles of so few are too close together, so
+    they are moved outwards, as Student's t-interval is wider than the normal one (Hesterberg,
+    2015). In simulations, an interval misses a true difference in at most 8 % of cases for four
     scenarios or more, in 13 % for three.
     """
     from scipy.special import ndtr, stdtrit
@@ -245,12 +245,12 @@ def interquartile_mean(values: _Values, counts: _Values | None = None) -> _Value
 
     Args:
         values: [n].
-        counts: How often each value is there, in each of several samples of n: [..., n].
+        counts: How often each value occurs, in each of several samples of n: [..., n].
     """
     order = np.argsort(values)
     counts = np.ones(len(values)) if counts is None else counts[..., order]
     cut = len(values) // 4
-    upto = counts.cumsum(axis=-1)  # of the sorted values, so many are here or before
+    upto = counts.cumsum(axis=-1)  # how many of the sorted values are here or before
     inside = np.minimum(upto, len(values) - cut) - np.maximum(upto - counts, cut)
     return np.asarray(inside.clip(0) @ values[order] / (len(values) - 2 * cut))
 
@@ -258,8 +258,8 @@ def interquartile_mean(values: _Values, counts: _Values | None = None) -> _Value
 def iqm(sample: Sample) -> Estimate:
     """Return the interquartile mean over scenarios and seeds (Agarwal et al., NeurIPS 2021).
 
-    The interval is of a bootstrap over seeds inside each scenario, and so about these scenarios
-    alone; there is none where each scenario has one seed.
+    The interval comes from a bootstrap over seeds inside each scenario, and so is about these
+    scenarios alone; there is none if each scenario has one seed.
     """
     groups = list(by_scenario(sample).values())
     values, counts = np.concatenate(groups), tuple(map(len, groups))
@@ -273,7 +273,7 @@ def performance_profile(sample: Sample, thresholds: _Values) -> tuple[_Values, _
     """Return a performance profile: the share of runs that reach each threshold, and its interval.
 
     It is the mean over scenarios of the share of their seeds (Agarwal et al., NeurIPS 2021); the
-    interval is as for `iqm`, NaN where each scenario has one seed. All are [T], as `thresholds`.
+    interval is as for `iqm`, NaN if each scenario has one seed. All are [T], like `thresholds`.
     """
     groups = list(by_scenario(sample).values())
     counts = tuple(map(len, groups))
@@ -287,7 +287,7 @@ def performance_profile(sample: Sample, thresholds: _Values) -> tuple[_Values, _
 def deviation(values: Sequence[float]) -> Estimate:
     """Return the sample standard deviation of at least two values, with its interval.
 
-    The interval is that of normal values, by the chi-square distribution.
+    The interval is that for normally distributed values, by the chi-square distribution.
     """
     from scipy.special import chdtri
 
@@ -299,8 +299,8 @@ def deviation(values: Sequence[float]) -> Estimate:
 def smallest_difference(spread: float, seeds: int) -> float:
     """Return the difference that two methods must have for seeds to show it.
 
-    A two-sided t-test at 5 % finds it in about four of five cases, where both methods have so many
-    seeds, unpaired, with the standard deviation ``spread``.
+    An unpaired two-sided t-test at 5 % finds it in about four of five cases, if both methods have
+    ``seeds`` seeds and the standard deviation ``spread``.
     """
     from scipy.special import stdtrit
 
@@ -312,15 +312,15 @@ def smallest_difference(spread: float, seeds: int) -> float:
 def improvement(row: Sample, other: Sample, *, lower_is_better: bool = False) -> Estimate:
     """Return the probability that a run of the row is better than one of the other.
 
-    It is the mean over the scenarios that both have of the share of pairs of seeds in which it is,
-    a tie counting half (Agarwal et al., NeurIPS 2021); the interval is as for `iqm`.
+    It is the share of pairs of seeds in which it is better, a tie counting half, averaged over the
+    scenarios that both have (Agarwal et al., NeurIPS 2021); the interval is as for `iqm`.
     """
     mine, theirs = by_scenario(row), by_scenario(other)
     both = sorted(mine.keys() & theirs.keys())
     if not both:
         return Estimate(NAN)
     counts = tuple(zip(*((len(mine[s]), len(theirs[s])) for s in both), strict=True))
-    shares = np.zeros((sum(counts[0]), sum(counts[1])))  # of each pair of seeds in the mean
+    shares = np.zeros((sum(counts[0]), sum(counts[1])))  # what each pair of seeds adds to the mean
     rows = columns = 0
     for scenario in both:
         gaps = mine[scenario][:, None] - theirs[scenario]

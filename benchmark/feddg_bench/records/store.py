@@ -1,4 +1,4 @@
-"""The results folder: one immutable record a run, named by its key, or packed with others."""
+"""The results folder: one immutable record per run, named by its key, or packed with others."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ResultsStore:
         """Raise `DataError` in one sentence if records could not be written here."""
         probe = self.runs / ".writable"
         write_whole(probe, b"")
-        probe.unlink(missing_ok=True)  # a command that began at once may have been quicker
+        probe.unlink(missing_ok=True)  # another command may have been quicker
 
     def path(self, key: str) -> Path:
         """Return where the record of a key is, or will be."""
@@ -67,8 +67,8 @@ class ResultsStore:
     def load(self, key: str) -> RunRecord | None:
         """Return a finished run's record, or ``None``.
 
-        A file that holds no such record is set aside, as ``KEY.json.broken``, with a warning: the
-        run is to be repeated.
+        A file that does not hold this record is set aside as ``KEY.json.broken``, with a warning,
+        so that the run is repeated.
 
         Raises:
             DataError: If a newer version wrote it, or it cannot be read or set aside.
@@ -91,7 +91,7 @@ class ResultsStore:
     def set_aside(self, key: str, ending: str = "") -> str:
         """Rename a record, so that a new one can take its place, and return its new name.
 
-        One that is packed stays; a single file wins over it.
+        A packed record stays where it is; a single file wins over it.
         """
         path = self.runs / f"{key}.json"
         names = (f"{path.name}{ending}{f'.{n}' if n else ''}" for n in count(0 if ending else 1))
@@ -101,13 +101,13 @@ class ResultsStore:
         return name
 
     def save(self, record: RunRecord) -> Path:
-        """Write a record in one rename, and return its path."""
+        """Write a record atomically, and return its path."""
         path = self.runs / f"{record.key}.json"
         _write(path, record.as_json())
         return path
 
     def note_tuned(self, record: RunRecord, tuned: TunedRecord | None) -> RunRecord:
-        """Add to a record that was there before what tuning chose, and return it."""
+        """Add what tuning chose to a record that existed before, and return the record."""
         if tuned is None or record.tuned == tuned:
             return record
         record = record.model_copy(update={"tuned": tuned})
@@ -124,7 +124,7 @@ def _write(path: Path, record: dict[str, Any]) -> None:
 
 
 def pack(root: Path) -> list[Path]:
-    """Move the single records of a results folder into packed files, and return these.
+    """Move the single records of a results folder into packed files, and return those files.
 
     There is one for each data set, protocol and recipe; the same records give the same bytes.
     Single files that cannot be used stay.
@@ -154,7 +154,7 @@ def pack(root: Path) -> list[Path]:
 def unpack(root: Path) -> list[Path]:
     """Move packed records of a results folder into single files, and return the packed ones.
 
-    A single file that is there stays as it is; a packed one that cannot be used whole stays too.
+    An existing single file stays as it is; a packed file stays too if some of it cannot be used.
 
     Raises:
         DataError: If a file cannot be written.

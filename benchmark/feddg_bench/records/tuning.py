@@ -17,11 +17,11 @@ from feddg_bench.records.sources import FOLDERS
 FOLDER = "tuning"
 """Name of the results folder, inside another, that holds ledgers and the trials' records."""
 Rule = Literal["mean_last_fifth"]
-"""What chooses: the mean over the last fifth of the evaluated rounds, at least `FEWEST`, of the key
-metric on held-out images of the training domains. A mean, since single rounds swing; of the last,
-since tables show the last."""
+"""What decides which trial is best: the mean over the last fifth of the evaluated rounds, at least
+`FEWEST`, of the key metric on held-out images of the training domains. A mean, since single rounds
+swing; over the last rounds, since tables show the last."""
 FEWEST = 3
-"""Evaluated rounds of which the mean is taken at least, where there are so many."""
+"""Fewest evaluated rounds in that mean, if there are so many."""
 
 Setting = Annotated[str, Field(pattern=r"^(train|federation|hyper)\.[a-z0-9_]+$")]
 
@@ -31,7 +31,7 @@ class _Part(BaseModel):
 
 
 def _several(values: Any, one: str, several: str) -> Any:
-    """Read the first form of ledgers, which had one seed."""
+    """Convert values from the first form of ledgers, which had one seed."""
     if not isinstance(values, dict) or one not in values:
         return values
     return {name: v for name, v in values.items() if name != one} | {several: [values[one]]}
@@ -41,9 +41,9 @@ class Trial(_Part):
     """One trial."""
 
     settings: dict[Setting, bool | int | float | str]  # by dotted key; empty: the recipe's own
-    keys: tuple[str, ...]  # of its runs, one a seed
-    id_val: float | None  # what chooses, see `Rule`: the mean over seeds; `None` if a run failed
-    seconds: float | None  # what its runs took
+    keys: tuple[str, ...]  # of its runs, one per seed
+    id_val: float | None  # decides, see `Rule`: the mean over seeds; `None` if a run failed
+    seconds: float | None  # total of its runs
     error: str | None = None  # why one failed
 
     @model_validator(mode="before")
@@ -61,12 +61,12 @@ class TuningLedger(_Part):
     protocol: str
     recipe: str
     scenario: str
-    seeds: tuple[int, ...]  # with each of which every trial was made
-    given: tuple[str, ...]  # ``KEY=VALUE`` of all trials, beside the recipe's
+    seeds: tuple[int, ...]  # every trial was made with each of them
+    given: tuple[str, ...]  # ``KEY=VALUE`` of all trials, on top of the recipe
     metric: str  # the data set's key metric
     rule: Rule = "mean_last_fifth"
     trials: tuple[Trial, ...]
-    chosen: int | None  # place of the best among them, the earliest of equals; `None`: all failed
+    chosen: int | None  # position of the best trial, the earliest if tied; `None`: all failed
 
     @model_validator(mode="before")
     @classmethod
@@ -85,14 +85,14 @@ class TuningLedger(_Part):
         return {} if self.chosen is None else dict(self.trials[self.chosen].settings)
 
     def save(self, root: Path) -> Path:
-        """Write it below a results folder in one rename, and return its path."""
+        """Write the ledger below a results folder atomically, and return its path."""
         path = ledger_path(root, self.dataset, self.protocol, self.recipe, self.method)
         write_whole(path, self.model_dump_json(indent=1).encode() + b"\n")
         return path
 
 
 def worth(record: RunRecord) -> float | None:
-    """Return what chooses among trials, see `Rule`; ``None`` if it was not measured."""
+    """Return the value that decides among trials, see `Rule`; ``None`` if it was not measured."""
     evaluations = [entry.evaluation for entry in record.rounds if entry.evaluation]
     last = evaluations[-max(FEWEST, len(evaluations) // 5) :]
     values = [split_metric(evaluation, "id_val", record.metric.name) for evaluation in last]
@@ -101,7 +101,7 @@ def worth(record: RunRecord) -> float | None:
 
 
 def best(trials: tuple[Trial, ...]) -> int | None:
-    """Return the place of the trial with the highest ``id_val``, the earliest of equals."""
+    """Return the position of the trial with the highest ``id_val``, the earliest if tied."""
     values = [-math.inf if trial.id_val is None else trial.id_val for trial in trials]
     highest = max(values, default=-math.inf)
     return None if highest == -math.inf else values.index(highest)

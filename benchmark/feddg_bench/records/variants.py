@@ -14,7 +14,7 @@ SHORT = {"partition.heterogeneity": "lambda", "partition.clients": "N", "federat
 """Names of settings in labels; others go by the last part of their key."""
 
 IN_LABEL = 3
-"""A label says so many differences; a note says the others."""
+"""Most differences that a label shows; a note gives the others."""
 
 SPLIT = "data.split_csv"
 
@@ -24,8 +24,8 @@ class Variant:
     """Runs that agree in all settings but seed, scenario and what columns vary."""
 
     label: str  # what sets it apart from the other variants of the row; may be empty
-    # The same by key: settings, recipe, version or images. A setting that was not there yet when a
-    # run was made, or has no effect in it, is absent.
+    # The differences by key: settings, recipe, version or images. A setting that did not exist yet
+    # when a run was made, or has no effect in it, is absent.
     differences: Mapping[str, Any]
     runs: tuple[RecordedRun, ...]
 
@@ -81,10 +81,10 @@ def split(runs: Sequence[RecordedRun], free: Collection[str] = ()) -> list[Varia
 def _usual(
     together: Sequence[tuple[Mapping[str, Any], Sequence[RecordedRun]]],
 ) -> Mapping[str, Any]:
-    """Return what the variant differs in that has more runs than any other, if there is one.
+    """Return the differences of the variant with more runs than any other, if there is one.
 
-    It goes by the bare name, and the others by what they change: a whole leaderboard beside some
-    runs of an ablation.
+    It keeps the bare name, and the others are named by what they change, as when some runs of an
+    ablation stand beside a whole leaderboard.
     """
     most = max(len(members) for _, members in together)
     found = [differences for differences, members in together if len(members) == most]
@@ -92,9 +92,9 @@ def _usual(
 
 
 def _telling(named: Sequence[Mapping[str, Any]], entries: Sequence[_Entry]) -> set[str]:
-    """Return the differences that a label says.
+    """Return the keys of the differences that labels show.
 
-    Of a method's own settings they are those that it declares for labels, if these tell all
+    Of a method's own settings, these are the ones that it declares for labels, if they tell all
     variants apart: a preset's name stands for what it sets.
     """
     keys = {key for differences in named for key in differences}
@@ -129,13 +129,13 @@ def assignments(differences: Mapping[str, Any]) -> list[str]:
 
 
 def natural(value: str) -> list[tuple[int, float, str]]:
-    """Return a key that sorts numbers in a text by their size."""
+    """Return a sort key that orders numbers in a text by their size."""
     parts = re.split(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)", value)
     return [(0, float(p), "") if n % 2 else (1, 0.0, p) for n, p in enumerate(parts)]
 
 
 def _signature(run: RecordedRun, free: Collection[str] = ()) -> dict[str, Any]:
-    """Return all that may differ between runs of one row and must not be averaged."""
+    """Return all that may differ between runs of one row and must not be averaged over."""
     found = {key: value for key, value in run.settings.items() if key not in free}
     more = {"method": run.method, "protocol": run.protocol}
     found |= {key: value for key, value in more.items() if key not in free}
@@ -199,7 +199,7 @@ def _differing(entries: Sequence[_Entry]) -> list[str]:
 
 
 def _distinct(variants: list[Variant]) -> list[Variant]:
-    """Return the variants with labels that differ: a number where shortened ones agree."""
+    """Return the variants with distinct labels: a number is added where shortened ones agree."""
     seen: Counter[str] = Counter()
     total = Counter(variant.label for variant in variants)
     out = []

@@ -1,4 +1,4 @@
-"""A method's card: what it does, and what leaves a client, seen in a tiny run of real messages."""
+"""A method's card: what it does, and what leaves a client, seen in a tiny run's real messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from feddg_bench.runs.setup import Run
 
 CLIENTS, PER_ROUND, PER_CLIENT, ROUNDS = 4, 2, 8, 3
-"""The tiny run: a second message can depend on the first, and a third on both."""
+"""Size of the tiny run: three rounds, so that a message can depend on two earlier ones."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Item:
     """One declared thing that is sent or kept."""
 
     name: str  # its declared name, such as `weights` or `style`
-    tensors: dict[str, str]  # name -> type and shape; of what is no tensor, its Python type
-    bytes: int  # size; the model without its class-dependent part is the same for every data set
+    tensors: dict[str, str]  # name -> type and shape; Python type of anything but a tensor
+    bytes: int  # size; apart from its class-dependent part, a model's is equal for all data sets
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class CardMessage:
 
 @dataclass(frozen=True)
 class Crossing:
-    """What a method was seen to do, and how its published code differs."""
+    """What a method was seen to send and keep, and how its published code differs."""
 
-    backbone: str  # with which the messages were seen, and on how many classes
-    messages: tuple[CardMessage, ...]  # what crosses, in the order of a round
+    backbone: str  # backbone and number of classes of the run in which messages were seen
+    messages: tuple[CardMessage, ...]  # what is sent, in the order of a round
     server: tuple[Item, ...]  # what the server keeps between rounds, besides the model
     client: tuple[Item, ...]  # what a client keeps between its tasks
     # Where published code differs from its paper, and what the method does: what its module
@@ -55,7 +55,7 @@ class Crossing:
 
 
 def facts(plan: Plan) -> dict[str, Any]:
-    """Return what a method says of itself, as JSON values; needs no PyTorch."""
+    """Return what a method says about itself, as JSON values; needs no PyTorch."""
     method, hyper = outline(plan.settings.method), plan.settings.hyper
     return {
         "name": plan.settings.method,
@@ -71,7 +71,7 @@ def facts(plan: Plan) -> dict[str, Any]:
 
 
 def see_crossing(plan: Plan) -> Crossing:
-    """Run the method on a few random images and write down what crossed.
+    """Run the method on a few random images, and return what was sent and kept.
 
     Data, clients and rounds of the plan are replaced by tiny ones.
     """
@@ -103,7 +103,7 @@ def see_crossing(plan: Plan) -> Crossing:
 
 
 class _Listener(Observer):
-    """Notes the form of everything that crosses, and what clients keep."""
+    """Notes the form of everything that is sent, and what clients keep."""
 
     def __init__(self) -> None:
         self.seen: dict[tuple[str, str], dict[str, Item]] = {}
@@ -126,7 +126,7 @@ class _Listener(Observer):
         seen.update((item.name, item) for item in _items(payload))
 
     def messages(self, clients: int, versions: Mapping[str, int]) -> Iterator[CardMessage]:
-        """Yield what was seen, call by call; ``versions`` says how often the broadcast changed."""
+        """Yield what was seen, call by call; ``versions`` says how often broadcasts changed."""
         for name, item in self.seen.get(("down", ""), {}).items():
             often = "each round it has changed" if versions.get(name, 0) > 1 else "once"
             yield CardMessage("down", "broadcast", f"{often}, to every client asked", (item,))
@@ -149,7 +149,7 @@ def _items(payload: Mapping[str, Any]) -> Iterator[Item]:
 
 
 def _tensors(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yield the form of every leaf of a payload by its path."""
+    """Yield the path and form of every leaf of a payload."""
     if hasattr(value, "dtype"):
         kind = str(value.dtype).removeprefix("torch.")
         yield path, f"{kind} [{', '.join(map(str, value.shape))}]"

@@ -1,4 +1,4 @@
-"""Checkpoints: all a run needs to go on, in one file that is whole or absent."""
+"""Checkpoints: all that a run needs to go on, in one file that is whole or absent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from feddg_bench.records.store import ResultsStore
 
 _BEGINNING = b"feddg-bench checkpoint 2\n"
 _DIGEST = 32
-"""Bytes of the SHA-256 of what follows it."""
+"""Length in bytes of the SHA-256 of everything after it."""
 
 
 class Checkpoint(BaseModel):
@@ -31,7 +31,7 @@ class Checkpoint(BaseModel):
 
     server: dict[str, Any]  # what `feddg_bench.core.server.Server.state` returned
     record: RunRecord  # the record so far
-    settings: dict[str, Any]  # of the run, as they are settled
+    settings: dict[str, Any]  # the run's settled settings
     recipe: str  # label of where they came from
     data_root: str | None  # folder of the data
 
@@ -57,7 +57,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """Return what `save_checkpoint` wrote.
 
     Raises:
-        DataError: If the file is missing, damaged, or of another run than its name says.
+        DataError: If the file is missing or damaged, or belongs to another run than its name says.
     """
     with going_on(path):
         plain_file(path)
@@ -90,7 +90,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 @contextmanager
 def going_on(path: Path) -> Iterator[None]:
-    """Say of what goes wrong in a block that a checkpoint is to blame, and how to go on."""
+    """Report an error in a block as the checkpoint's, and say how to go on."""
     try:
         yield
     except (DataError, OSError) as error:
@@ -101,12 +101,12 @@ def going_on(path: Path) -> Iterator[None]:
 
 
 def tidy(store: ResultsStore, *keys: str) -> None:
-    """Remove what killed processes left of runs that are recorded: checkpoints, parts of files."""
+    """Remove the checkpoints and partial files that killed processes left of recorded runs."""
     left = [store.checkpoint(key) for key in keys]
-    mine = {*keys, ""}  # "" is of `.writable`
+    mine = {*keys, ""}  # "" stands for `.writable`
     for folder in (store.runs, store.checkpoints):
         left += [part for part in folder.glob("*.part") if part.name.partition(".")[0] in mine]
-    for part in store.partitions.glob("*.part"):  # runs share them: one that is there is whole
+    for part in store.partitions.glob("*.part"):  # runs share these: if one is there, it is whole
         left += [part] if part.with_suffix("").with_suffix("").exists() else []
     for path in left:
         with suppress(OSError):

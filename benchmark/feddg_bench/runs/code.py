@@ -18,16 +18,16 @@ from feddg_bench.plugins import load_method
 from feddg_bench.records.record import RunRecord
 
 CORE = ("feddg_bench",)
-"""Packages whose code is of the suite, not of a plugin."""
+"""Packages whose code belongs to the suite, not to a plugin."""
 TEXTS = ("citation", "DEVIATIONS", "group", "singles")
-"""Names of what is for a card, or refuses runs: no number depends on it."""
+"""Names of attributes that only fill a card or refuse runs: no number depends on them."""
 
 
 def code_digest(method: type[Method]) -> str:
     """Return the SHA-256 of a method's source: 64 hexadecimal digits.
 
-    It covers the modules that define the class and its bases, and what these import of their own
-    package, but nothing of the suite's core. Comments, docstrings, layout and the texts of a card
+    It covers the modules that define the class and its bases, and what these import from their own
+    package, but nothing from the suite's core. Comments, docstrings, layout and the texts of a card
     do not change it.
     """
     found: dict[str, str] = {}
@@ -40,13 +40,13 @@ def code_digest(method: type[Method]) -> str:
 
 
 def check_same_code(record: RunRecord) -> None:
-    """Refuse a record whose method has changed since without a new version.
+    """Refuse a record whose method has changed since then without a new version.
 
-    A record without a digest is as good as today's, and so is one whose digest is listed as having
-    the same numbers (`harmless`).
+    A record without a digest is accepted, and so is one whose digest is listed as giving the same
+    numbers (`harmless`).
 
     Raises:
-        SettingsError: If the code is another.
+        SettingsError: If the code has changed.
     """
     if record.code is None:
         return
@@ -62,14 +62,14 @@ def check_same_code(record: RunRecord) -> None:
 
 @cache
 def harmless(method: str, version: int) -> frozenset[str]:
-    """Return the digests of a method of ours whose numbers are the same, for one version."""
+    """Return the digests with which one version of a built-in method gives the same numbers."""
     path = resources.files("feddg_methods") / "digests.json"
     known: dict[str, dict[str, list[str]]] = json.loads(path.read_bytes())
     return frozenset(known.get(method, {}).get(str(version), ()))
 
 
 def _collect(name: str, found: dict[str, str]) -> None:
-    """Add the digests of a module and of what it imports of its own top-level package."""
+    """Add the digests of a module and of what it imports from its own top-level package."""
     path = None if name in found else _source(name)
     if path is None:
         return
@@ -81,7 +81,7 @@ def _collect(name: str, found: dict[str, str]) -> None:
 
 @cache
 def _read(path: Path, _changed: int) -> tuple[str, tuple[str, ...]]:
-    """Return the digest of a file of source, and the modules that it may import."""
+    """Return the digest of a source file, and the modules that it may import."""
     tree = ast.parse(path.read_bytes())
     imported: list[str] = []
     for node in ast.walk(tree):
@@ -93,7 +93,7 @@ def _read(path: Path, _changed: int) -> tuple[str, tuple[str, ...]]:
 
 
 def _source(name: str) -> Path | None:
-    """Return the file of a module of Python source, ``None`` if there is none."""
+    """Return a module's Python source file, ``None`` if there is none."""
     module = sys.modules.get(name)
     try:
         spec = module.__spec__ if module is not None else importlib.util.find_spec(name)
@@ -104,7 +104,7 @@ def _source(name: str) -> Path | None:
 
 
 def _tokens(node: object) -> Iterator[str]:
-    """Yield what a syntax tree means; empty fields are passed over, as newer Pythons add some."""
+    """Yield the content of a syntax tree; empty fields are skipped, as newer Pythons add some."""
     if isinstance(node, ast.AST):
         yield f"({type(node).__name__}"
         for name, value in ast.iter_fields(node):
@@ -123,7 +123,7 @@ def _tokens(node: object) -> Iterator[str]:
 
 
 def _is_text(node: ast.stmt) -> bool:
-    """Tell whether a statement is a docstring, or a text for the card."""
+    """Return whether a statement is a docstring, or assigns nothing but `TEXTS`."""
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]

@@ -1,4 +1,4 @@
-"""What a run's last bits may depend on, as its record keeps it."""
+"""What the last bits of a run's numbers may depend on, for its record."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from feddg_bench.records.record import EnvironmentRecord
 def environment(
     resources: Resources, workers: int, *, device: str | None = None, portable: bool = False
 ) -> EnvironmentRecord:
-    """Return what numbers may depend on in their last bits, and nothing that names a machine."""
+    """Return what the last bits of numbers may depend on, and nothing that identifies a machine."""
     import lightning
     import torchvision
 
@@ -38,7 +38,7 @@ def environment(
 
 
 def _commit() -> str | None:
-    """Return the commit of the source tree this runs from, ``+`` if it is changed."""
+    """Return the commit of the source tree this runs from, with ``+`` if it has changes."""
     root = Path(__file__).parents[3]
     if not (root / ".git").exists():
         return None

@@ -1,4 +1,4 @@
-"""Global models kept beside a record: safetensors with all that is needed to load them."""
+"""Global models kept beside a record: safetensors files with all that is needed to load them."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 
 
 class KeptModel(BaseModel, frozen=True, extra="forbid"):
-    """What a file of weights says of itself."""
+    """What a file of weights says about itself."""
 
-    key: str  # of the run
-    round: int  # after which the weights are the global model
-    settings: RunSettings  # of the run; no file they name is read again
+    key: str  # key of the run
+    round: int  # round after which these weights were the global model
+    settings: RunSettings  # settings of the run, without those that name files
     num_classes: int  # outputs of the classifier
     clients: tuple[str, ...]  # names of the clients
     sources: tuple[str, ...]  # names of the training domains
     task: str  # `classification` or `regression`
-    channels: int  # of an image
+    channels: int  # channels of an image
     rgb: bool  # whether images are red, green and blue in [0, 1]
 
 
 def model_path(store: ResultsStore, key: str, which: str) -> Path:
-    """Return where a kept model of a run is: beside its record."""
+    """Return the path of a run's kept model, which lies beside its record."""
     return store.runs / f"{key}.{which}.safetensors"
 
 
@@ -58,8 +58,8 @@ def save_model(path: Path, run: Run, number: int) -> None:
         channels=federation.channels,
         rgb=is_rgb(federation),
     )
-    # What evaluation would load: the global model, what is constant, what no client has touched.
-    # Files of a plugin's frozen networks are not copied.
+    # What evaluation would load: the global model, constant state, and private state as no client
+    # has touched it. A plugin's frozen networks, which come from files, are not copied.
     state = run.method.state_dict() | run.private | run.method.global_model(run.server)
     tensors = {
         name: tensor.detach().cpu().contiguous()
@@ -70,7 +70,7 @@ def save_model(path: Path, run: Run, number: int) -> None:
 
 
 def _without_files(run: Run) -> RunSettings:
-    """Return settings that name no file of this machine."""
+    """Return the run's settings without those that name files of this machine."""
     values = run.plan.settings.model_dump()
     values["data"]["split_csv"] = values["backbone"]["weights"] = None
     values["hyper"].update(dict.fromkeys(run.method.Settings.files))
@@ -81,7 +81,7 @@ def read_model(path: Path) -> tuple[KeptModel, Weights]:
     """Return what `save_model` wrote.
 
     Raises:
-        DataError: If the file is missing, damaged, or no kept model.
+        DataError: If the file is missing or damaged, or is no kept model.
     """
     try:
         with safe_open(path, "pt") as file:
@@ -105,12 +105,12 @@ def load_model(key: str, results: str | Path = "runs", which: str = "last", **hy
         key: The run's key, or the path of a kept model's file.
         results: The results folder.
         which: ``last`` or ``best``.
-        hyper: Settings of the method that name files, such as ``style_weights``, where it cannot be
-            built without them; a kept model names no file.
+        hyper: Settings of the method that name files, such as ``style_weights``, if it cannot be
+            built without them; a kept model does not hold them.
 
     Raises:
         SettingsError: If ``which`` is neither, or the method cannot be built.
-        DataError: If the run kept no such model, or its file is damaged or does not fit the method.
+        DataError: If the run kept no such model, or the file is damaged or does not fit the method.
     """
     if which not in KEEP:
         raise SettingsError(f"cannot load the {which!r} model: expected {' or '.join(KEEP)}")

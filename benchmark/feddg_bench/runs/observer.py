@@ -1,4 +1,4 @@
-"""Who looks at runs: progress, W&B, figures, profiles, cards."""
+"""The observer of runs: the base of progress, W&B, figures, profiles and cards."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 class Observer:
-    """Looks at runs and changes nothing. This base does nothing: override what you need."""
+    """Looks at runs and changes nothing. This base class does nothing: override what you need."""
 
     def decoding(self, done: int, total: int) -> None:
-        """So many of the data set's images are decoded into the store."""
+        """``done`` of the data set's ``total`` images are decoded into the store."""
 
     def already(self, plan: Plan, record: RunRecord) -> None:
-        """A run is not made, because its record is there."""
+        """A run is not made, because it is already recorded."""
 
     def begin(self, run: Run) -> None:
         """A run starts, or goes on after ``run.done`` rounds."""

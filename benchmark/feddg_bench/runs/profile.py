@@ -42,7 +42,7 @@ class Profile:
     bytes_down: int  # sent to the clients in a round
     flop_per_image: float  # operations of client work, for each image trained on; 0 if not known
     flops: dict[str, float]  # achieved, operations a second, by phase: training and evaluation
-    peak_flops: float  # of a large matrix product in the same process and precision
+    peak_flops: float  # the same for a large matrix product in this process and precision
     share_of_peak: dict[str, float]  # `flops` over `peak_flops`
     bare_seconds: float  # forward, backward and step alone, on resident tensors, for a round
     bare_ratio: float  # seconds of local training over `bare_seconds`
@@ -57,7 +57,7 @@ class Profile:
 def profile(plan: Plan, federation: Federation, resources: Resources) -> Profile:
     """Run a few rounds in this process and measure them.
 
-    The plan has one round more than is measured.
+    The first round is warm-up, so the plan has one round more than is measured.
     """
     settings = plan.settings
     executor = SerialExecutor()
@@ -112,7 +112,7 @@ def profile(plan: Plan, federation: Federation, resources: Resources) -> Profile
 
 
 class _Watch(Observer):
-    """Keeps what rounds cost, the first as warm-up left out."""
+    """Keeps what rounds cost, except the first, which is warm-up."""
 
     def __init__(self) -> None:
         self.once: dict[str, float] = {}
@@ -132,10 +132,10 @@ class _Watch(Observer):
 
 
 def bare_seconds(worker: Worker, sizes: list[int]) -> float:
-    """Return the time of forward, backward and step alone for one epoch of clients of these sizes.
+    """Return the seconds of forward, backward and step alone for one epoch of clients of ``sizes``.
 
-    Images are floats on the device already; one optimizer; the task's plain loss. What a method
-    adds (another pass, a transfer) is therefore in the ratio to this.
+    Images are already floats on the device; there is one optimizer and the task's plain loss. So
+    whatever a method adds, such as another pass or a transfer, shows in the ratio to this.
     """
     settings, method = worker.settings, worker.method
     size, batch = settings.data.image_size, settings.train.batch_size

@@ -1,4 +1,4 @@
-"""What is kept of a run: its record, its checkpoint until then, and models on request."""
+"""What is kept of a run: its record, a checkpoint until it ends, and models on request."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from feddg_bench.runs.request import Plan
 from feddg_bench.runs.setup import Run, RunData
 
 _CHOOSING = ("val", "id_val")
-"""Splits by which the best model is chosen: the first that the run measures."""
+"""Splits that can choose the best model: the first of them that the run measures does."""
 
 
 class Recorder(Observer):
@@ -68,11 +68,11 @@ class Recorder(Observer):
             data.check_same(kept.record, self.path)
             with going_on(self.path):
                 run.server.restore(kept.server)
-            # What the run is comes from the plan, what it did so far from the checkpoint.
+            # The plan says what the run is, the checkpoint what it has done so far.
             done = {name: getattr(kept.record, name) for name in ("once", "rounds", "time")}
             self.record = run.record = run.record.model_copy(update=done)
             self.seconds_before = self.record.time.seconds
-            self.tally = Tally(self.record.time.flop)  # which an older version did not count
+            self.tally = Tally(self.record.time.flop)  # `None` from a version that did not count
             run.done = run.server.round
 
     def begin(self, run: Run) -> None:
@@ -143,26 +143,26 @@ class Recorder(Observer):
         return {"flop": flop, "peak_flops": workers * peak, "share_of_peak": flop / most}
 
     def end(self, run: Run) -> None:
-        """Save the record; the checkpoint has done its work."""
+        """Save the record, and remove the checkpoint."""
         if "last" in self.keep:
             save_model(model_path(self.store, self.record.key, "last"), run, run.server.round)
         if self.again:
             self.store.set_aside(self.record.key)
-        if self.again or self.store.load(self.record.key) is None:  # else made for a model alone
+        if self.again or self.store.load(self.record.key) is None:  # else only a model was wanted
             self.store.save(self.record)
         tidy(self.store, self.record.key)
 
 
 def has_kept(store: ResultsStore, plan: Plan, keep: Collection[str]) -> bool:
-    """Tell whether the models that are to be kept of a recorded run are there."""
+    """Return whether all models that are to be kept of a recorded run are there."""
     return all(model_path(store, plan.key, which).exists() for which in keep)
 
 
 def best_so_far(record: RunRecord) -> int | None:
     """Return the evaluated round with the best key metric on the validation domain.
 
-    On ``id_val`` where no domain is held out for validation; the earliest of equals; ``None`` if no
-    round was evaluated.
+    ``id_val`` is used if no domain is held out for validation. The earliest of equal rounds is
+    returned; ``None`` if no round was evaluated.
     """
     found = {entry.round: entry.evaluation for entry in record.rounds if entry.evaluation}
     for split in _CHOOSING:

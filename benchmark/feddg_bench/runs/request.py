@@ -1,7 +1,7 @@
-"""What a user asks for, and the runs it means.
+"""What a user asks for, and the runs that this means.
 
 A `Request` is the only way to a run: the commands and the Python API all build one, and `plan`
-settles and checks it whole before an image is decoded.
+settles and checks all of it before any image is decoded.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ FLAGS = {
 """Flags that stand for a setting."""
 
 NAMES = ("method", "protocol", "dataset", "scenario", "recipe", "readings", "seeds", "tuned")
-"""What says which runs there are; files and ``KEY=VALUE`` may say it as flags do."""
+"""Keys that say which runs to make; files and ``KEY=VALUE`` may give them, as flags do."""
 
 
 class Datasets:
-    """Data sets by name, each opened once: some have their domains from the disk."""
+    """Data sets by name, each opened once: some read their domains from the disk."""
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = root
@@ -68,8 +68,8 @@ class Datasets:
         """Return a data set.
 
         Raises:
-            SettingsError: If there is none of the name.
-            DataError: If its domains or classes are on a disk where they cannot be read.
+            SettingsError: If there is no data set of that name.
+            DataError: If it reads its domains or classes from the disk and they cannot be read.
         """
         if name not in self._opened:
             self._opened[name] = load_dataset(name)(self.root)
@@ -80,7 +80,7 @@ class Draft(NamedTuple):
     """A run before its settings are settled."""
 
     base: Layer  # the recipe's settings
-    own: Layer  # what it says of the method
+    own: Layer  # what the recipe says about the method
     named: Layer  # names of method, data set, protocol and scenario
     scenario: Scenario  # domains
     recipe: str  # label of where the settings came from
@@ -108,7 +108,7 @@ class Plan(NamedTuple):
 
 @dataclass(frozen=True)
 class Request:
-    """Which runs to make, with the only defaults there are.
+    """Which runs to make; all defaults are defined here.
 
     Attributes:
         method: Methods, or ``all``.
@@ -116,14 +116,15 @@ class Request:
         dataset: One data set.
         scenario: Scenarios, ``all``, or ``None`` for the protocol's own, or those of split files.
         recipe: Name or YAML file; ``None`` for the data set's own.
-        seeds: A number of seeds counts from 0; a sequence names them, and so does a text, which may
-            hold ranges, such as ``0,1`` or ``0-2``.
+        seeds: A number of seeds, counted from 0; a sequence of seeds; or a text that lists them and
+            may hold ranges, such as ``0,1`` or ``0-2``.
         settings: What the user sets, by short, dotted or nested key; wins over recipe and method.
-        resources: Where and how fast; never part of a key.
+        resources: Where and how fast to compute; never part of a key.
         readings: What a recipe named after a paper takes: ``published``, the readings that the
             paper's tables were computed with, or ``corrected``, the papers' own formulas.
         tuned: Whether each method takes the settings that ``feddg-bench tune`` chose for it on the
-            same protocol, or the protocol whose it takes. They win over recipe and method.
+            same protocol; the name of a protocol takes those chosen on that one. They win over
+            recipe and method.
 
     Raises:
         SettingsError: If a setting is unknown, or seeds cannot be read.
@@ -155,13 +156,13 @@ class Request:
         pairs: Iterable[str] = (),
         resources: Resources = Resources(),
     ) -> Request:
-        """Return what the words of a command mean; later ones win: files, flags, ``KEY=VALUE``.
+        """Return a command's request; later ones win, in the order files, flags, ``KEY=VALUE``.
 
         Args:
             config: YAML files of settings and names.
             flags: Keys of `NAMES` and `FLAGS` with their values, ``None`` where not given.
             pairs: ``KEY=VALUE``, of settings and names.
-            resources: Where and how fast.
+            resources: Where and how fast to compute.
 
         Raises:
             SettingsError: If a file cannot be read, or a key is unknown.
@@ -187,16 +188,16 @@ class Request:
         return cls(**chosen, settings=merge(*layers), resources=resources)
 
     def plan(self, datasets: Datasets | None = None, *, check: bool = True) -> list[Plan]:
-        """Settle every run and check all that can be known; runs of one seed follow each other.
+        """Settle every run and check all that can be checked now; runs are grouped by seed.
 
         Args:
             datasets: Opened data sets, for a caller with many requests.
-            check: Whether images are listed and spread and weights read for runs that have no
-                record yet, so that what is missing or does not fit is refused.
+            check: Whether to list and spread the images and read the weights of runs that have no
+                record yet, so that anything that is missing or does not fit is refused.
 
         Raises:
             SettingsError: If a name or a setting is unknown or out of range, the method does not
-                suit the data set, or there are more clients than images for them.
+                suit the data set, or there are too few images for the clients.
             DataError: If the data set is not here, a split file does not fit, or a class has no
                 training image.
         """
@@ -218,8 +219,8 @@ class Request:
         """Return the runs of one seed, before their settings are settled.
 
         Raises:
-            SettingsError: If a name is unknown, or a setting that needs no method is.
-            DataError: If the data set has its domains on a disk where they cannot be read.
+            SettingsError: If a name, or a setting other than the method's own, is unknown.
+            DataError: If the data set reads its domains from the disk and they cannot be read.
         """
         known = names("method")
         methods = known if self.method == "all" else read_names("method", self.method, known)
@@ -250,7 +251,7 @@ class Request:
         return drafts
 
     def _tuned(self, named: Layer, recipe: str) -> TunedRecord | None:
-        """Return what tuning chose for a method, if the runs take it."""
+        """Return what tuning chose for a method, ``None`` if the runs do not take it."""
         if not self.tuned:
             return None
         protocol = named["protocol"] if self.tuned is True else self.tuned
@@ -269,7 +270,7 @@ class Request:
         """Return the request for one scenario: the protocol's first if none is named.
 
         Raises:
-            SettingsError: If it is unknown, or several are named.
+            SettingsError: If the scenario is unknown, or several are named.
         """
         dataset = (datasets or Datasets(self.resources.data_root)).open(self.dataset)
         protocol, *others = listed(self.protocol)
@@ -285,7 +286,7 @@ class Request:
         return replace(self, scenario=first)
 
     def _scenarios(self, protocol: str, dataset: DomainDataset) -> list[tuple[Scenario, Layer]]:
-        """Return the scenarios that are meant, each with its split file, if there is one."""
+        """Return the requested scenarios, each with its split file, if there is one."""
         select = None if self.scenario is None else ",".join(listed(self.scenario))
         data = self.settings.get("data", {})
         split_csv = data.get("split_csv")
@@ -304,9 +305,9 @@ class Request:
 def _settle(
     draft: Draft, user: Mapping[str, Any], seed: int, resources: Resources = Resources()
 ) -> Plan:
-    """Merge recipe, what the method needs and what the user says, and settle the run's key.
+    """Merge recipe, the method's needs and the user's settings, and settle the run's key.
 
-    What the recipe says of this method goes before what the method needs.
+    What the recipe says about this method wins over what the method needs.
     """
     from feddg_bench.engine.compatibility import check_fit, settled_engine
 
@@ -355,8 +356,8 @@ def check_data(plans: Iterable[Plan]) -> None:
     """Refuse runs whose images cannot be spread as their settings say; no image is decoded.
 
     Raises:
-        SettingsError: If there are more clients than there are images for, or the images' size does
-            not suit the backbone.
+        SettingsError: If there are too few images for the clients, or the images' size does not
+            suit the backbone.
         DataError: If the data set is not here, a split file does not fit, or a class is missing.
     """
     from feddg_bench.models.backbones import check_image_size
@@ -373,10 +374,10 @@ def check_data(plans: Iterable[Plan]) -> None:
 
 
 def check_weights(plans: Iterable[Plan]) -> None:
-    """Refuse runs whose weights, of the backbone or of a style network, cannot be had.
+    """Refuse runs for which weights of the backbone or of a style network cannot be loaded.
 
     Raises:
-        SettingsError: If a file does not fit, or there is nothing to be fetched.
+        SettingsError: If a file does not fit, or there is nothing to fetch.
         DataError: If a file is missing or damaged, or cannot be fetched.
     """
     from feddg_bench.engine.compatibility import is_rgb
@@ -400,12 +401,12 @@ def check_weights(plans: Iterable[Plan]) -> None:
 def plan_again(
     settings: Layer, recipe: str, datasets: Datasets, tuned: TunedRecord | None = None
 ) -> Plan:
-    """Return the plan of settings that a checkpoint or a record holds, resolved before.
+    """Return the plan for the resolved settings that a checkpoint or a record holds.
 
-    ``tuned`` is what tuning chose of them.
+    ``tuned`` is the part of them that tuning chose.
 
     Raises:
-        SettingsError: If they cannot be used any more.
+        SettingsError: If the settings can no longer be used.
     """
     dataset = datasets.open(settings["dataset"])
     (scenario,) = scenarios(
@@ -420,7 +421,7 @@ def plan_again(
 
 
 def read_seeds(given: str | int | Sequence[int]) -> tuple[int, ...]:
-    """Return the seeds that a number, a sequence or a text means.
+    """Return the seeds that a number, a sequence or a text stands for.
 
     >>> read_seeds("0, 2,0"), read_seeds("0-2,7"), read_seeds(3), read_seeds([4, 1])
     ((0, 2), (0, 1, 2, 7), (0, 1, 2), (4, 1))
@@ -448,7 +449,7 @@ def _seed_range(part: str) -> Sequence[int]:
 
 
 def _words(name: str, value: Any) -> Any:
-    """Return a name's value as YAML or a flag gave it; a scenario such as ``15`` is a text."""
+    """Return a name's value from YAML or a flag as text, even a scenario such as ``15``."""
     if isinstance(value, bool) or not isinstance(value, (str, int, list)):
         raise SettingsError(
             f"{name}: {value!r} cannot be read; expected a name, or several by commas"

@@ -1,4 +1,4 @@
-"""The driver: one run through the federated loop, with observers looking in."""
+"""The driver: it takes runs through the federated loop while observers look on."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from feddg_bench.runs.setup import Run, RunData, open_run
 
 
 def train(run: Run, *observers: Observer, until: int | None = None) -> None:
-    """Train, evaluate, and tell the observers in their order.
+    """Train and evaluate a run, and tell the observers in their order.
 
-    A run restored from a checkpoint goes on from there, and stops after the round ``until``.
+    A run restored from a checkpoint goes on from there. With ``until``, the run stops after that
+    round.
     """
     settings = run.plan.settings
     curious = [o for o in observers if type(o).replied is not Observer.replied]
@@ -68,7 +69,7 @@ def execute(
     """Train, evaluate and record one run, from its checkpoint if there is one.
 
     ``keep`` says which global models to keep beside the record, ``last`` or ``best``; with
-    ``again`` a record that is there is set aside for the new one.
+    ``again``, an existing record is set aside for the new one.
 
     Raises:
         FeddgError: If the data, a file or a setting cannot be used.
@@ -93,8 +94,8 @@ def execute_all(
 ) -> Iterator[RunRecord]:
     """Make the runs that are not recorded yet, one after the other, and yield every record.
 
-    A recorded run without a model that is to be kept is made again for it; for ``keep`` and
-    ``again`` see `execute`.
+    A recorded run that lacks a model to be kept is made again for it; for ``keep`` and ``again``
+    see `execute`.
 
     Raises:
         FeddgError: If the data, a file or a setting cannot be used.

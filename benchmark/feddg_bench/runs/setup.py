@@ -44,13 +44,13 @@ class RunData:
         self._stores: dict[int, Store] = {}
 
     def store(self, size: int, progress: OnDecoded | None = None) -> Store:
-        """Return the decoded images at a size."""
+        """Return the images decoded at a side of ``size`` pixels."""
         if size not in self._stores:
             self._stores[size] = open_store(self.dataset, size, self.cache, progress)
         return self._stores[size]
 
     def check_same(self, record: RunRecord, where: Path) -> None:
-        """Refuse a record or checkpoint that was made from other images than are here.
+        """Refuse a record or checkpoint that was made from other images than those here.
 
         The run key says what was computed, not from which copy of a data set.
 
@@ -75,10 +75,10 @@ class Run:
         server: Global model and clients.
         executor: What runs the clients' tasks.
         spec: What a worker is built from.
-        private: State of a client that never trained.
-        record: What is known of the run so far; ``None`` for one on made-up images.
-        partition: Returns who holds what, as JSON values.
-        done: Rounds that were over when it went on from a checkpoint; ``None`` if it is new.
+        private: Private state of a client that has not trained yet.
+        record: What is known about the run so far; ``None`` for a run on synthetic images.
+        partition: Returns what each client holds, as JSON values.
+        done: Rounds that were over when the run went on from a checkpoint; ``None`` if it is new.
     """
 
     plan: Plan
@@ -108,7 +108,7 @@ def open_run(
     """Decode what is not yet decoded, spread the images over clients, and build the module."""
     federation, record, partition = open_federation(plan, data, progress)
     run = start(plan, federation, executor, resources)
-    if run.method.version != plan.version:  # the plan may come from an outline of its source
+    if run.method.version != plan.version:  # the plan may come from an outline of the source
         raise PluginError(
             f"{plan.settings.method} says version {plan.version} in its source and "
             f"{run.method.version} when it is imported: give it one number"
@@ -136,10 +136,10 @@ def start(plan: Plan, federation: Federation, executor: Executor, resources: Res
 
 @cache
 def warn_of_slow_bf16(flags: frozenset[str]) -> None:
-    """Warn, once a process, if a CPU with these instructions computes bf16 slowly.
+    """Warn, once per process, if a CPU with these instructions computes bf16 slowly.
 
-    Without AVX512-BF16 or AMX an evaluation took 7 to 24 times as long as in float32. Where nothing
-    is known of the instructions nothing is said.
+    Without AVX512-BF16 or AMX an evaluation took 7 to 24 times as long as in float32. If the
+    instructions are not known, there is no warning.
     """
     if flags and not flags & {"avx512_bf16", "amx_bf16"}:
         logger.warning(
@@ -151,7 +151,7 @@ def warn_of_slow_bf16(flags: frozenset[str]) -> None:
 def open_server(
     settings: RunSettings, federation: Federation, method: Method, executor: Executor, device: str
 ) -> Server:
-    """Return a server with the module's weights, on a device, that can ask all clients."""
+    """Return a server with the module's weights on a device, which can ask all clients."""
     return Server(
         {name: tensor.to(device) for name, tensor in method.state.federated_weights().items()},
         tuple(federation.clients),
@@ -167,7 +167,7 @@ def open_server(
 def open_federation(
     plan: Plan, data: RunData, progress: OnDecoded | None = None
 ) -> tuple[Federation, RunRecord, Callable[[], dict[str, Any]]]:
-    """Return a plan's data spread over clients and splits, and what `Run` says of them."""
+    """Return a plan's data spread over clients and splits, and `Run.record` and `Run.partition`."""
     settings, dataset = plan.settings, data.dataset
     check_image_size(settings.backbone, settings.data.image_size)
     method = load_method(settings.method)

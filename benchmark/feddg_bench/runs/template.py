@@ -16,13 +16,13 @@ _EXAMPLE = "fedclip"
 def write_plugin(name: str, directory: Path) -> list[Path]:
     """Write a package with one method, its test and its entry point.
 
-    A name is of lower case letters, digits and underscores.
+    The name may hold lower case letters, digits and underscores.
 
     Returns:
         The files written.
 
     Raises:
-        SettingsError: If the name is taken or not a module's, or a file is there already.
+        SettingsError: If the name is taken or cannot name a module, or a file is there already.
         DataError: If a file cannot be written.
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):

@@ -1,18 +1,18 @@
 """Claims: who is at work on a run, agreed on through a folder that several machines may share.
 
-A claim is a file ``KEY.N`` with a name of its own in it, created exclusively; the highest N holds.
-It is never taken over by changing or removing it but by creating ``KEY.N+1``, which again only one
-can, so that no two takers can both believe they won. A holder touches its file every `HEARTBEAT`
-seconds. It is dead if *this* process watched the file for `EXPIRY` seconds of its own clock without
-a change: clocks of machines are never compared. Sooner, if its process is gone: beside the claim
-each holder locks a file of that name in a folder of its own machine, so that a claim whose file is
-there and free is a dead one's. What another machine holds is never taken for that, not even on a
-clone of this one.
+A claim is a file ``KEY.N`` that holds a unique name and is created exclusively; the highest N
+counts. A claim is never taken over by changing or removing its file, but by creating ``KEY.N+1``.
+Again only one worker can do that, so no two can both believe they won. A holder touches its file
+every `HEARTBEAT` seconds. It counts as dead if *this* process watched the file for `EXPIRY` seconds
+of its own clock without a change: clocks of different machines are never compared. It counts as
+dead sooner if its process is gone: each holder also locks a file with the claim's unique name in a
+folder of its own machine, so if that file is there and not locked, the holder is dead. A holder on
+another machine is never mistaken for dead in this way, not even on a clone of this machine.
 
-Nobody touches or removes a claim without seeing that it is still the one he means. Should a holder
-be stopped for so long that another takes over, it learns of it at its next round and lets go. Until
-then two compute the same run, which costs time only: both write the same numbers, each in one
-rename, to the same place.
+Nobody touches or removes a claim without checking that it is still the one they mean. If a holder
+is stopped for so long that another worker takes over, it notices at its next round and lets go.
+Until then, two workers compute the same run, which only costs time: both write the same numbers to
+the same place, each in one rename.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from filelock import FileLock, Timeout
 from feddg_bench.common.errors import DataError
 
 HEARTBEAT = 15.0
-"""Seconds between the touches of a holder."""
+"""Seconds between two touches by a holder."""
 EXPIRY = 120.0
 """Seconds without a touch after which a holder is dead; longer than a file server caches."""
 
@@ -53,21 +53,21 @@ class Claims:
 
     folder: Path
     heartbeat: float = field(default=HEARTBEAT, kw_only=True)  # seconds between touches
-    expiry: float = field(default=EXPIRY, kw_only=True)  # seconds without a touch until one is free
+    expiry: float = field(default=EXPIRY, kw_only=True)  # seconds without a touch until it is free
     clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)  # goes forward only
-    # A folder of this machine alone, where holders show that they live.
+    # A folder of this machine only, where holders show that they are alive.
     here: Path = field(default_factory=_here, kw_only=True)
     _seen: dict[Path, tuple[tuple[bytes, int], float]] = field(default_factory=dict, init=False)
 
     def held(self) -> dict[str, int]:
-        """Return the highest claim of every key that has one, dead ones included."""
+        """Return the number of the highest claim of each key that has one, dead or not."""
         found: dict[str, int] = {}
         for key, number in self._files():
             found[key] = max(found.get(key, 0), number)
         return found
 
     def _files(self) -> dict[tuple[str, int], Path]:
-        """Return the claims' files; others in the folder are none of ours."""
+        """Return the claims' files by key and number; other files in the folder are ignored."""
         with suppress(FileNotFoundError), os.scandir(self.folder) as entries:
             return {
                 (match[1], int(match[2])): Path(entry.path)
@@ -79,7 +79,7 @@ class Claims:
     def take(self, key: str, held: int | None = None) -> Claim | None:
         """Return the claim of ``key`` if it is free, else ``None``.
 
-        ``held`` is its highest claim in `held`, if it has one.
+        ``held`` is the number that `held` gives for the key, if it has one.
 
         Raises:
             DataError: If the folder cannot be written.
@@ -109,24 +109,24 @@ class Claims:
         # What we took over may have been released since we looked, and taken again from 0.
         newer = any(k == key and n > number for k, n in files)
         if newer or (held is not None and below.get(self.folder / f"{key}.{held}") != before):
-            claim.below = {}  # they are another's
+            claim.below = {}  # they belong to another worker
             claim.release()
             return None
         return claim
 
     def forget(self, *done: str) -> None:
-        """Remove all claims of keys whose work is done, and what killed processes left."""
+        """Remove all claims of keys whose work is done, and files that killed processes left."""
         left = [path for (key, _), path in self._files().items() if key in done]
-        for path in (*left, *self.folder.glob(".*.part")):  # whoever writes one does without it
+        for path in (*left, *self.folder.glob(".*.part")):  # a process can do without its own
             path.unlink(missing_ok=True)
 
     def _live(self, name: str) -> FileLock | None:
-        """Show on this machine that a holder lives; the lock ends with the process."""
+        """Lock a file to show on this machine that a holder is alive; it ends with the process."""
         lock = FileLock(self.here / f"{name}.lock", blocking=False, thread_local=False)
         try:
             self.here.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock.acquire()
-        except (OSError, Timeout, NotImplementedError):  # it will be missed after EXPIRY only
+        except (OSError, Timeout, NotImplementedError):  # its death shows only after EXPIRY
             return None
         return lock
 
@@ -153,13 +153,13 @@ class Claims:
 
 @dataclass(eq=False)
 class Claim:
-    """A claim that is held; a context manager that touches it, and in the end removes it."""
+    """A claim that is held; as a context manager it touches its file, and removes it at the end."""
 
     path: Path
     number: int  # the N of its name
     content: bytes
     below: Mapping[Path, bytes | None]  # the dead claims that it took over, with their content
-    life: FileLock | None  # what shows on this machine that the holder lives
+    life: FileLock | None  # the lock that shows on this machine that the holder is alive
     heartbeat: float  # seconds between touches
     lost: bool = False  # whether another took it over
 
@@ -177,7 +177,7 @@ class Claim:
         self.release()
 
     def release(self) -> None:
-        """Remove the claim and those that it took over, ours last, so that it holds to the end."""
+        """Remove the claims that it took over and then itself, so that it holds to the end."""
         for path, content in [*self.below.items(), (self.path, self.content)]:
             if not self.lost and _content(path) == content:
                 path.unlink(missing_ok=True)
@@ -203,7 +203,7 @@ class Claim:
 
 
 def _content(path: Path) -> bytes | None:
-    """Return what is in a claim, ``None`` if it is gone."""
+    """Return the content of a claim, ``None`` if it is gone."""
     with suppress(OSError), path.open("rb") as file:
         return file.read(_LENGTH)
     return None
@@ -216,14 +216,14 @@ def _end(life: FileLock | None) -> None:
 
 
 def _create(path: Path, content: bytes) -> bool:
-    """Create a file whole and exclusively; return whether it is ours."""
+    """Create a complete file exclusively; return whether this process created it."""
     beside = path.with_name(f".{uuid.uuid4().hex}.part")
     beside.write_bytes(content)
     try:
         os.link(beside, path)
     except FileExistsError:
-        with suppress(FileNotFoundError):  # another copy tidies up
-            return beside.stat().st_nlink > 1  # a network file system may repeat what worked
+        with suppress(FileNotFoundError):  # another worker may have tidied up
+            return beside.stat().st_nlink > 1  # a network file system may repeat a link that worked
         return False
     except OSError:  # no hard links here
         try:

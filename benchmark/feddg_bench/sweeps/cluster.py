@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from submitit import Executor, Job
 
 NOTICE = 120
-"""Seconds before the end of its time in which a job lets go of its run."""
+"""Seconds before its time limit in which a job lets go of its run."""
 AGAIN = 1000
-"""Times that a job whose time is up is queued again."""
+"""How often a job whose time is up is queued again."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Copy:
 
     Attributes:
         search: The sweep's runs.
-        resources: Where and how; one run at a time.
+        resources: Where and how to compute; one run at a time.
     """
 
     search: Search
@@ -44,7 +44,7 @@ class Copy:
         SweepWorker(self.resources, lambda *event: print(*event, flush=True)).work(self.search)  # noqa: T201
 
     def checkpoint(self, number: int) -> Any:
-        """Return what goes on when the job runs again; what it has done is on the disk."""
+        """Return what to submit to go on when the job runs again; its progress is on the disk."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self, number)
@@ -52,14 +52,15 @@ class Copy:
 
 @dataclass(frozen=True)
 class Array:
-    """What is asked of Slurm.
+    """What is requested from Slurm.
 
     Attributes:
         jobs: Number of workers, each a job with one run at a time.
-        threads: CPUs of each.
-        gpus: GPUs of each.
-        time: Its limit, as Slurm writes it: ``MINUTES``, ``H:MM:SS`` or ``D-HH:MM:SS``.
-        partition: Where; ``None`` for the cluster's own.
+        threads: CPUs of each job.
+        gpus: GPUs of each job.
+        time: Time limit of each job, as Slurm writes it: ``MINUTES``, ``H:MM:SS`` or
+            ``D-HH:MM:SS``.
+        partition: Slurm's partition; ``None`` for the cluster's default.
         more: Other options of ``sbatch``.
     """
 
@@ -71,7 +72,7 @@ class Array:
     more: Mapping[str, str | bool] | None = None
 
     def parameters(self) -> dict[str, Any]:
-        """Return them as submitit names them.
+        """Return the request under submitit's names.
 
         Raises:
             SettingsError: If the time cannot be read.
@@ -99,7 +100,7 @@ class Array:
         return text
 
     def executor(self, folder: Path) -> Executor:
-        """Return what submits to this cluster.
+        """Return submitit's executor for this cluster.
 
         Raises:
             SettingsError: If there is no Slurm here, or the time cannot be read.
@@ -117,7 +118,7 @@ class Array:
 
 
 def shared(resources: Resources) -> Resources:
-    """Return resources whose folders are the same wherever a worker begins."""
+    """Return resources with absolute folders, the same wherever a worker begins."""
     from feddg_bench.data.locations import cache_dir
 
     folders = {"results": resources.results, "cache_dir": cache_dir(resources.cache_dir)}
@@ -133,7 +134,7 @@ def submit(copy: Copy, jobs: int, executor: Executor) -> list[Job[None]]:
 
 
 def minutes(text: str) -> int:
-    """Return the minutes of a time limit as Slurm writes it.
+    """Return the minutes, rounded up, of a time limit as Slurm writes it.
 
     Raises:
         SettingsError: If it cannot be read.
@@ -156,11 +157,11 @@ def minutes(text: str) -> int:
 def work_on_ray(
     copy: Copy, say: Callable[[str], None], done: Callable[[], tuple[int, int]]
 ) -> None:
-    """Let equal workers on a Ray cluster finish a sweep, one a GPU or one for its CPUs.
+    """Let equal workers on a Ray cluster finish a sweep, shared out as in `RayCluster`.
 
     Args:
         copy: The worker; its resources say how many, on what, and the cluster's address.
-        say: Told how far it is.
+        say: Called with a sentence on the sweep's progress.
         done: Returns how many runs are finished, and how many there will be.
 
     Raises:

@@ -31,7 +31,7 @@ _MACRO = "${args_no_hyphens}"
 TARGETS = tuple(f"{split}/{metric}" for split in ("val", "id_val") for metric in METRICS)
 """Split and metric, over all of the split's images, after the last round."""
 MAX_POINTS = 10_000
-"""Points of a sweep: more are a slip of the pen, and would be planned for hours."""
+"""Largest number of points of a sweep: more are a mistake, and planning them would take hours."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Choice:
     """One of some values; a fixed value is a choice of one."""
 
     values: tuple[Any, ...]  # what there is to choose from
-    probabilities: tuple[float, ...] | None = None  # in a random search
+    probabilities: tuple[float, ...] | None = None  # of the values, in a random search
 
     def draw(self, uniform: float) -> Any:
         """Return the value at ``uniform``, a number in [0, 1)."""
@@ -106,7 +106,7 @@ class Objective:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a file asks for."""
+    """What a sweep file asks for."""
 
     name: str  # for people
     method: str  # `grid`, `random` or `bayes`
@@ -117,7 +117,7 @@ class Sweep:
 
     @property
     def id(self) -> str:
-        """Hash of the search; another name or a higher ``run_cap`` is the same search."""
+        """Hash of the search; it depends neither on the name nor on ``run_cap``."""
         space = {name: repr(parameter) for name, parameter in self.parameters.items()}
         text = json.dumps([self.method, self.fixed, space, repr(self.objective)])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -127,15 +127,15 @@ class Sweep:
         return [*self.fixed, *(f"{name}={value}" for name, value in point.items())]
 
     def points(self) -> Iterator[Point]:
-        """Yield the points of a grid or of a random search, the first ``run_cap`` if there is one.
+        """Yield the points of a grid or of a random search, the first ``run_cap`` if that is set.
 
-        Point i of a random search depends on i and on the names and ranges of the parameters, so
-        that a search with a higher ``run_cap`` begins like one with a lower.
+        Point i of a random search depends on i and on the names and ranges of the parameters, so a
+        search with a higher ``run_cap`` begins with the points of one with a lower.
         """
         names = list(self.parameters)
         if self.method == "grid":
             values = [_listed(name, p) for name, p in self.parameters.items()]
-            few = [islice(listed, self.run_cap) for listed in values]  # product lists them first
+            few = [islice(listed, self.run_cap) for listed in values]  # `product` reads all of them
             for chosen in islice(product(*few), self.run_cap):
                 yield dict(zip(names, chosen, strict=True))
             return
@@ -149,8 +149,8 @@ class Sweep:
 def load_sweep(path: Path, pairs: Iterable[str] = ()) -> Sweep:
     """Read a sweep file.
 
-    The path may be the name of one that comes with the package, such as ``ltdo``. ``pairs`` hold
-    for every point, in place of what the file says of the key.
+    ``path`` may be the name of a sweep that comes with the package, such as ``ltdo``. ``pairs``,
+    each ``KEY=VALUE``, hold for every point and replace what the file says about their keys.
 
     Raises:
         SettingsError: If it is not a sweep that can run here, in one sentence that names the key.
@@ -227,7 +227,7 @@ def _fixed(path: Path, command: Any) -> tuple[str, ...]:
         if skip or word == _MACRO:
             skip = False
         elif word.startswith("--wandb"):
-            skip = "=" not in word  # where numbers are sent decides none of them
+            skip = "=" not in word  # where numbers are sent does not change them
         elif word.startswith(("-", "$")) or "=" not in word:
             raise SettingsError(
                 f"{path}: the command has {word!r} where KEY=VALUE is expected: {expected}"

@@ -23,13 +23,13 @@ class Failures:
         return {path.stem for path in self.folder.glob("*.json")}
 
     def path(self, key: str) -> Path:
-        """Return where the failure of a key is."""
+        """Return the path of a key's failure."""
         return self.folder / f"{key}.json"
 
     def save(self, job: Job, error: str, details: str = "") -> None:
         """Keep a failure.
 
-        ``details`` is the traceback, where the error is not the user's.
+        ``details`` is the traceback, if the error is not the user's.
         """
         value = {"key": job.key, "run": list(job.pairs), "error": error, "details": details}
         write_whole(self.path(job.key), json.dumps(value, indent=1).encode() + b"\n")
@@ -40,7 +40,7 @@ class Failures:
             self.path(key).unlink(missing_ok=True)
 
     def error(self, key: str) -> str:
-        """Return the sentence of a failure, or what can be said of an unreadable one."""
+        """Return a failure's error sentence, or one that says that its file cannot be read."""
         with suppress(OSError, ValueError, KeyError, TypeError):
             found: dict[str, Any] = json.loads(self.path(key).read_bytes())
             return str(found["error"])

@@ -1,4 +1,4 @@
-"""From the ``KEY=VALUE`` of a point to the runs that ``feddg-bench run`` makes of them."""
+"""From the ``KEY=VALUE`` of a point to the runs that ``feddg-bench run`` makes from them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class Job:
     key: str  # its run key
     pairs: tuple[str, ...]  # `KEY=VALUE` that give this run and no other
     title: str  # method, scenario and seed, for people
-    group: str  # what the point set, without scenario and seed: runs whose mean is compared
+    group: str  # what the point sets besides scenario and seed; runs of a group are averaged
     dataset: str  # name of the data set
     image_size: int  # side of its images in pixels
     rounds: int  # number of rounds
-    has_val: bool  # whether a held-out domain only chooses models
+    has_val: bool  # whether a domain is held out only to choose models
     tuned: TunedRecord | None = None  # what tuning chose, where the run takes it
 
     def plan(self, datasets: Datasets, results: Path) -> Plan:
-        """Settle its run, which is recorded in a results folder."""
+        """Settle the run; ``results`` is the folder of its record."""
         asked = Request.read(pairs=self.pairs, resources=Resources(results=results))
         (plan,) = asked.plan(datasets, check=False)
         return plan
@@ -35,7 +35,7 @@ class Job:
 def jobs(
     pairs: Sequence[str], datasets: Datasets, results: Path = Resources().results
 ) -> list[Job]:
-    """Return the jobs of a point's pairs, which are recorded in a results folder.
+    """Return the jobs of a point's pairs; ``results`` is the folder of their records.
 
     Raises:
         FeddgError: If a name or a setting is unknown or out of range, or the data set needs a

@@ -34,7 +34,7 @@ def run_in_processes(
     tell: Tell,
     job: Callable[[str], Job | None],
 ) -> None:
-    """Let processes, one on each of some devices, work until all jobs are finished.
+    """Let worker processes, one for each device in ``places``, work until all jobs are finished.
 
     ``job`` finds a job by its key.
 
@@ -69,7 +69,7 @@ def run_in_processes(
 
 
 def _mourn(key: str, times: int, job: Job | None, resources: Resources, tell: Tell) -> None:
-    """Give a run up whose processes keep dying."""
+    """Give up a run whose processes keep dying."""
     if times < MAX_DEATHS:
         return
     sentence = (
@@ -83,7 +83,7 @@ def _mourn(key: str, times: int, job: Job | None, resources: Resources, tell: Te
 
 
 class _Pool:
-    """The processes, by the pipe on which each tells."""
+    """The worker processes, by the pipe on which each reports."""
 
     def __init__(self, search: Search, resources: Resources) -> None:
         self.search = search
@@ -105,7 +105,7 @@ class _Pool:
         """Forget a process that ended.
 
         Returns:
-            The run it died over, ``None`` if it was done, and its device.
+            The key of the run it died over, ``None`` if it ended normally; and its device.
         """
         process = self.members.pop(pipe)
         process.join()
@@ -127,11 +127,11 @@ class _Pool:
 
 
 def _serve(pipe: Connection, search: Search, resources: Resources) -> None:
-    """Be a worker process."""
+    """Run as a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent decides
     signal.signal(signal.SIGTERM, _interrupt)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    one_at_a_time = threading.Lock()  # what W&B says comes in a thread of its own
+    one_at_a_time = threading.Lock()  # W&B's messages come in a thread of their own
 
     def tell(*event: object) -> None:
         with one_at_a_time:
@@ -151,7 +151,7 @@ def _interrupt(number: int, _frame: FrameType | None) -> None:
 
 
 def _end_with_parent() -> None:
-    """End at once when the parent is gone; what is half done is as after any other kill."""
+    """End at once when the parent is gone; unfinished work is left as after any other kill."""
     parent = parent_process()
     if parent is not None:
         parent.join()

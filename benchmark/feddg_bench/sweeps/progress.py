@@ -12,9 +12,9 @@ from feddg_bench.sweeps.jobs import Job
 
 
 class Board(Display):
-    """Draws all runs and those under way; where there is no terminal, a line for each that ended.
+    """Draws all runs and those under way; without a terminal, a line for each that ended.
 
-    ``finished`` returns how many jobs are finished, by whom ever, and how many there will be.
+    ``finished`` returns how many jobs are finished, by any worker, and how many there will be.
     """
 
     def __init__(
@@ -33,18 +33,18 @@ class Board(Display):
         self.said: set[str] = set()
 
     def decoding(self, done: int, total: int) -> None:
-        """Show how far the decoding of images is."""
+        """Say when all images are decoded."""
         if done == total:
             self.say(f"decoded {total} images")
 
     def tell(self, event: str, key: str, *facts: object) -> None:
-        """Show what a worker told: ``begin``, ``round``, ``say``, ``end`` or ``failed``."""
+        """Show what a worker reported: ``begin``, ``round``, ``say``, ``end`` or ``failed``."""
         job = self.job(key)
         title = job.title if job else key
         if event == "begin":
             done, rounds = facts
             self.begun[key] = time.monotonic()
-            self.drop(key)  # of a worker that died
+            self.drop(key)  # the bar of a worker that died
             self.started = self.started or self.begun[key]
             self.bars[key] = self.progress.add_task(
                 title, total=_number(rounds), completed=_number(done), facts=""
@@ -55,7 +55,7 @@ class Board(Display):
             self.progress.update(self.bars[key], completed=_number(facts[0]))
         elif event == "say":
             line = str(facts[0])
-            if line not in self.said:  # every worker finds that W&B is away
+            if line not in self.said:  # every worker notices that W&B cannot be reached
                 self.said.add(line)
                 self.say(line)
         else:
@@ -72,7 +72,7 @@ class Board(Display):
             self.progress.remove_task(self.bars.pop(key))
 
     def _count(self) -> tuple[int, int, str]:
-        """Look at what is finished and return it with the time left, as text."""
+        """Update the bar; return the numbers of finished and of all jobs, and the time left."""
         done, total = self.finished()
         here = done - self.first
         left = ""
@@ -88,7 +88,7 @@ def _number(value: object) -> int:
 
 
 def failures_text(errors: Mapping[str, str], title: Callable[[str], str]) -> str:
-    """Return the failures of a sweep, equal ones together."""
+    """Return the failures of a sweep as text, those with equal errors together."""
     by_error: dict[str, list[str]] = {}
     for key, error in errors.items():
         by_error.setdefault(error, []).append(f"{title(key)} ({key})")

@@ -1,4 +1,4 @@
-"""Where a sweep's jobs come from: a fixed list, or a search that goes by what came out so far."""
+"""Where a sweep's jobs come from: a fixed list, or a search guided by the results so far."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from feddg_bench.sweeps.jobs import Job, jobs
 
 
 class Search:
-    """Gives out jobs; these are all known from the start, as those of a grid are."""
+    """Gives out jobs; here all are known from the start, such as those of a grid."""
 
     def __init__(self, *found: Job) -> None:
         self.found = found
@@ -31,9 +31,9 @@ class Search:
         return self.found
 
     def grow(self) -> bool:
-        """Add the jobs of one more point if there may be more; return whether it was worth asking.
+        """Add the jobs of one more point if there may be more; return whether jobs may be new.
 
-        After ``True`` ask `jobs` again, even where another process was the one that added.
+        After ``True``, call `jobs` again: another process may have added the point.
         """
         return False
 
@@ -43,11 +43,11 @@ class Search:
 
 
 class BayesSearch(Search):
-    """Points that a tree-structured Parzen estimator proposes from the records there are.
+    """Points that a tree-structured Parzen estimator proposes from the records so far.
 
-    Nothing but one small file a point is kept, ``sweeps/ID/N.json`` in the results folder; the
-    estimator is built anew from these and the records, so that any process on any machine can
-    propose the next point. Proposing is claimed, one at a time. With one worker the same results
+    Only one small file is kept for each point, ``sweeps/ID/N.json`` in the results folder; the
+    estimator is rebuilt from these and the records, so that any process on any machine can propose
+    the next point. A claim lets one process propose at a time. With one worker, the same results
     lead to the same points.
     """
 
@@ -70,7 +70,7 @@ class BayesSearch(Search):
         return max((self.sweep.run_cap or 0) - len(self._points), 0)
 
     def grow(self) -> bool:
-        """Propose one more point, unless there are enough or another process is at it."""
+        """Propose one more point, unless there are enough or another process is proposing one."""
         self._read()
         if not self.left():
             return False
@@ -105,7 +105,7 @@ class BayesSearch(Search):
             self._points.append((point, jobs(pairs, self.datasets, self.store.root)))
 
     def _value(self, name: str, raw: Any) -> Any:
-        """Return a parameter's value: a choice is kept by its position."""
+        """Return a parameter's value; for a choice, ``raw`` is the position of the value."""
         parameter = self.sweep.parameters[name]
         last = parameter.high if isinstance(parameter, Range) else len(parameter.values) - 1
         if not (parameter.low if isinstance(parameter, Range) else 0) <= raw <= last:
@@ -156,11 +156,11 @@ def mean_objective(sweep: Sweep, store: ResultsStore, made: Sequence[Job]) -> fl
 
 
 def open_search(sweep: Sweep, root: Path, datasets: Datasets | None = None) -> Search:
-    """Return a sweep's search; every job that can be known is settled now.
+    """Return a sweep's search; every job that is known already is settled now.
 
     Raises:
         SettingsError: If a point has an unknown setting or one out of range, before any run.
-        DataError: If the data set has its domains on a disk where they cannot be read.
+        DataError: If the data set reads its domains from the disk and they cannot be read.
     """
     datasets = datasets or Datasets()
     if sweep.method == "bayes":
@@ -180,7 +180,7 @@ def open_search(sweep: Sweep, root: Path, datasets: Datasets | None = None) -> S
 
 
 def _settle(sweep: Sweep, point: Point, datasets: Datasets, root: Path) -> list[Job]:
-    """Return a point's jobs, which must have what the objective looks at."""
+    """Return a point's jobs, which must have the split that the objective measures."""
     made = jobs(sweep.pairs(point), datasets, root)
     goal = sweep.objective
     if goal is not None and goal.name.startswith("val/"):
@@ -205,7 +205,7 @@ def _optuna() -> Any:
 
 
 def _distribution(optuna: Any, parameter: Choice | Range) -> Any:
-    """Return the estimator's form of a parameter."""
+    """Return a parameter as the estimator's distribution."""
     d = optuna.distributions
     if not isinstance(parameter, Range):
         return d.CategoricalDistribution(tuple(range(len(parameter.values))))

@@ -1,9 +1,10 @@
-"""Equal tuning: the same number of trials for every method, and ledgers of what came out.
+"""Equal tuning: the same number of trials for every method, and ledgers of the results.
 
 A method's trials are the recipe as it is; three more learning rates; then points of a
 low-discrepancy sequence over the learning rate and what ``sweeps/tune/METHOD.yaml`` declares. They
-depend on names and ranges alone, so that every machine makes the same, and more trials begin as
-fewer do. All methods see the same learning rates, as multiples of the recipe's.
+depend only on names and ranges, so every machine makes the same trials, and a larger number of
+trials begins with the same ones. All methods get the same learning rates, as multiples of the
+recipe's.
 """
 
 from __future__ import annotations
@@ -32,14 +33,15 @@ from feddg_bench.sweeps.jobs import Job, jobs
 from feddg_bench.sweeps.search import Search
 
 SEED = 100
-"""Seed of tuning where nobody says: tables take small ones."""
+"""Seed of tuning by default: tables take small seeds."""
 TRIALS = 8
-"""Trials of a method where nobody says."""
+"""Trials of a method by default."""
 RATES = (1.0, 2.0, 0.5, 4.0)
 """Learning rates of the first trials, as multiples of the recipe's; those of later ones lie between
-the smallest and the largest. Upwards is further: recipes' rates are set for few clients' steps."""
+the smallest and the largest. They reach further up than down, because recipes set their rates for
+the steps of few clients."""
 MEASURED: Layer = {"evaluation": {"splits": ["id_val"]}}
-"""What a trial measures: what chooses, so that it costs less and nobody can choose by the rest."""
+"""What a trial measures: only what chooses, which costs less, and nobody can choose by the rest."""
 _RATE = "train.lr"
 _DIGITS = 3
 _BASES = (3, 2, 5, 7, 11, 13)
@@ -53,8 +55,8 @@ class Tuning:
     plan: Plan  # the recipe as it is, with the first seed
     seeds: tuple[int, ...]
     given: tuple[str, ...]  # `KEY=VALUE` of all trials
-    points: tuple[Point, ...]  # settings of each, by dotted key
-    trials: tuple[tuple[Job, ...], ...]  # the runs of each, one a seed
+    points: tuple[Point, ...]  # settings of each trial, by dotted key
+    trials: tuple[tuple[Job, ...], ...]  # the runs of each trial, one per seed
 
     @property
     def jobs(self) -> tuple[Job, ...]:
@@ -67,7 +69,7 @@ class Tuning:
         return over.issuperset(job.key for job in self.jobs)
 
     def ledger(self, root: Path) -> TuningLedger:
-        """Return what the trials came to, from the records in a results folder.
+        """Return the results of the trials, from the records in a results folder.
 
         Raises:
             DataError: If a record cannot be read.
@@ -98,16 +100,16 @@ def open_tuning(
     """Return each method's trials, settled and checked, and a search of all their runs.
 
     Args:
-        request: Methods, data set, recipe and seeds, with each of which every trial is made; the
+        request: Methods, data set, recipe and seeds; every trial is made with each seed, on the
             protocol's first scenario if none is named.
-        trials: How many each method has.
-        ranges: Folder of ``METHOD.yaml``; ``None`` for ``sweeps/tune``. A method without a file is
-            tuned in its learning rate alone.
+        trials: Number of trials of each method.
+        ranges: Folder of ``METHOD.yaml``; ``None`` for ``sweeps/tune``. For a method without a
+            file, only the learning rate is tuned.
 
     Raises:
-        SettingsError: If there are several scenarios, a seed is that of a run in the results
-            folder, no images of the training domains are held out, or a trial is out of range.
-        DataError: If the data set has its domains on a disk where they cannot be read.
+        SettingsError: If there are several scenarios, a run in the results folder has one of the
+            seeds, no images of the training domains are held out, or a trial is out of range.
+        DataError: If the data set reads its domains from the disk and they cannot be read.
     """
     root = request.resources.results
     datasets = Datasets(request.resources.data_root)
@@ -142,7 +144,7 @@ def open_tuning(
 
 
 def _check(plan: Plan, seeds: Sequence[int], root: Path) -> None:
-    """Refuse what would not be honest tuning."""
+    """Refuse tuning that would not be honest."""
     s = plan.settings
     runs = read_runs(root) if holds_records(root) else ()
     for seed in seeds:
@@ -162,7 +164,7 @@ def _check(plan: Plan, seeds: Sequence[int], root: Path) -> None:
 def _space(
     method: str, given: Mapping[str, Any], ranges: Path | None
 ) -> dict[str, Choice | Range | None]:
-    """Return what is tuned of a method: the learning rate, then its own settings with ranges."""
+    """Return what is tuned for a method: the learning rate, then its own settings with ranges."""
     space: dict[str, Choice | Range | None] = {_RATE: None}
     path = (ranges or shipped("sweeps/tune")) / f"{method}.yaml"
     if path.exists():
@@ -190,10 +192,10 @@ def trial_points(
 
 
 def _place(i: int, name: str, base: int) -> float:
-    """Return the place in [0, 1) of a setting's value in the i-th of the points that are spread.
+    """Return the place in [0, 1) of a setting's value in the i-th point of the sequence.
 
-    That is Halton's sequence, moved and its digits exchanged by a stream of the setting's name, so
-    that no two settings rise together. Of the learning rate the first are midway between `RATES`.
+    It is Halton's sequence, shifted and with its digits permuted by a stream of the setting's name,
+    so that no two settings rise together. The first learning rates lie midway between `RATES`.
     """
     stream = generator(0, "tune", name)
     digits = range(base) if name == _RATE else stream.permutation(base)
@@ -208,9 +210,9 @@ def _short(value: Any) -> Any:
 
 
 def _trial(point: Point, records: Mapping[str, RunRecord | None], failures: Failures) -> Trial:
-    """Return a trial's line in the ledger, by held-out images of the training domains alone.
+    """Return a trial's line in the ledger, from held-out images of the training domains alone.
 
-    ``records`` are its runs' by key, ``None`` where one failed.
+    ``records`` are those of its runs by key, ``None`` for a run that failed.
     """
     made = {key: record for key, record in records.items() if record is not None}
     values = [worth(record) for record in made.values()]

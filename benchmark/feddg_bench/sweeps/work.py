@@ -1,4 +1,4 @@
-"""One worker: takes a run nobody has, computes it, records it, until there is none."""
+"""One worker: it takes a run that nobody has, computes it and records it, until none is left."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from feddg_bench.runs.setup import Run
 
 POLL = 2.0
-"""Seconds between two looks at runs that others are at."""
+"""Seconds between two looks at runs that other workers compute."""
 
 Tell = Callable[..., None]
 """Called with ``begin``, ``round``, ``say``, ``end`` or ``failed``, the job's key, and facts."""
 
 
 class ClaimLostError(Exception):
-    """Another worker took this run over while this one did not move."""
+    """Another worker took this run over while this one stood still."""
 
 
 class SweepWorker:
     """Computes jobs in this process.
 
-    It trains in this process: ``workers`` must be 1.
+    It also trains here, so ``workers`` must be 1.
     """
 
     def __init__(self, resources: Resources, tell: Tell) -> None:
@@ -65,7 +65,7 @@ class SweepWorker:
             time.sleep(poll)
 
     def _one(self, search: Search) -> tuple[bool, bool]:
-        """Compute the first free job; return whether there was one, and whether others are busy."""
+        """Compute the first free job; return whether there was one, and whether any is claimed."""
         finished = self.store.keys() | self.failures.keys()
         held = self.claims.held()
         others = False
@@ -109,7 +109,7 @@ class SweepWorker:
         self.tell("end", job.key)
 
     def _plan(self, job: Job) -> Plan:
-        """Return a job's plan, which must still be what its key says."""
+        """Return a job's plan, which must still have the job's key."""
         plan = job.plan(self.datasets, self.store.root)
         if plan.key != job.key:
             raise DataError(

@@ -1,4 +1,4 @@
-"""Test your own method or data set by the contract that the built-in ones keep."""
+"""Test your own method or data set against the contract that the built-in ones keep."""
 
 from feddg_bench.testing.contract import CONTRACT, Subject, contract_tests
 from feddg_bench.testing.toy import (

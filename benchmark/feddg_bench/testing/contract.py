@@ -1,4 +1,4 @@
-"""What every method keeps to, whatever it does."""
+"""The contract that every method keeps, whatever it does."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ ALL_CLIENTS: Layer = {"federation": {"per_round": None}}
 
 @dataclass(frozen=True)
 class Subject:
-    """What is tested."""
+    """The method that is tested."""
 
     plugin: type[Method] | str  # the method's class or its registered name
     layer: Mapping[str, Any] = field(default_factory=dict)  # such as {"hyper": {...}}
 
     def run(self, *layers: Mapping[str, Any], **parts: Any) -> ToyRun:
-        """Start a toy run of it."""
+        """Start a toy run of the method."""
         return start_toy_run(self.plugin, self.layer, *layers, **parts)
 
 
@@ -108,7 +108,7 @@ def any_number_of_clients_may_take_part(subject: Subject) -> None:
 
 @_checked
 def two_processes_equal_this_process(subject: Subject) -> None:
-    """Bit for bit, for model, memories and metrics: messages survive their encoding."""
+    """Model, memories and metrics are equal bit for bit: messages survive their encoding."""
     here, there = subject.run(), subject.run(executor=_pool())
     _require(_numbers(here.rounds(3)) == _numbers(there.rounds(3)), "rounds differ")
     _same(there.server.weights, here.server.weights)
@@ -117,7 +117,7 @@ def two_processes_equal_this_process(subject: Subject) -> None:
 
 @_checked
 def a_task_leaves_no_trace(subject: Subject) -> None:
-    """Tasks of two rounds, run again in the opposite order by another worker, answer the same."""
+    """Another worker that repeats the tasks of two rounds in reverse order gives equal replies."""
     recorder, again = TaskRecorder(), TaskRecorder()
     subject.run(executor=recorder).rounds(2)
     subject.run(executor=again)
@@ -146,7 +146,7 @@ def a_resumed_run_equals_one_that_never_stopped(subject: Subject) -> None:
 
 @_checked
 def sums_are_enough_where_it_says_so(subject: Subject) -> None:
-    """The server half does with one mean of all what it does with single replies."""
+    """The server half does the same with one mean of all replies as with single replies."""
     uniform = {"federation": {"per_round": None, "weighting": "uniform"}}
     single, hidden = subject.run(uniform), subject.run(uniform)
     if obstacles(type(single.method))["secure"]:
@@ -165,7 +165,7 @@ def sums_are_enough_where_it_says_so(subject: Subject) -> None:
 
 @_checked
 def clients_that_diverge_are_dropped(subject: Subject) -> None:
-    """NaN in one reply changes nothing but who is left."""
+    """NaN in one reply only drops that client from the round."""
 
     def spoil(task: Task, reply: Reply[Any]) -> None:
         if (task.client, task.call, task.round) == ("client_1", "fit", 1):
@@ -207,7 +207,7 @@ def there_is_one_model_whose_tensors_stay_where_they_are(subject: Subject) -> No
 
 @_checked
 def settings_survive_yaml(subject: Subject) -> None:
-    """What a record or a sweep file holds makes the same settings again."""
+    """The values that a record or a sweep file holds make the same settings again."""
     settings = subject.run().method.settings
     text = yaml.safe_dump(settings.model_dump(mode="json"))
     again = validate(type(settings), yaml.safe_load(text))
@@ -216,7 +216,7 @@ def settings_survive_yaml(subject: Subject) -> None:
 
 @_checked
 def the_seed_decides_the_run(subject: Subject) -> None:
-    """The same seed repeats the run, another one gives another."""
+    """The same seed repeats the run; another seed gives another run."""
     first, second, other = subject.run(), subject.run(), subject.run({"seed": 1})
     found = _numbers(first.rounds(2))
     _require(found == _numbers(second.rounds(2)), "the same seed gave other rounds")
@@ -245,7 +245,7 @@ def a_kept_optimizer_makes_a_difference(subject: Subject) -> None:
 
 @_checked
 def a_regression_is_learnt_or_refused(subject: Subject) -> None:
-    """Methods whose ``tasks`` name it learn it, alike in processes; others refuse in a sentence."""
+    """Methods whose ``tasks`` name it learn it, equally in two processes; others refuse it."""
     plugin = load_method(subject.plugin) if isinstance(subject.plugin, str) else subject.plugin
     able = "regression" in plugin.tasks
     try:
@@ -279,7 +279,7 @@ def _same(found: Weights, expected: Weights) -> None:
 
 
 def _numbers(results: list[RoundResult]) -> list[Any]:
-    """Return what must repeat exactly of the rounds' results."""
+    """Return the parts of the rounds' results that must repeat exactly."""
     return [
         (r.round, r.cohort, r.skipped, r.evaluation, r.ledger.bytes, r.ledger.means())
         for r in results
@@ -288,7 +288,7 @@ def _numbers(results: list[RoundResult]) -> list[Any]:
 
 @cache
 def _pool() -> ProcessExecutor:
-    """Return two processes for all checks: to start them takes long."""
+    """Return one executor with two processes for all checks: starting it takes long."""
     executor = ProcessExecutor(2)
     atexit.register(executor.close)
     return executor

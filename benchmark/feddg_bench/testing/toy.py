@@ -34,21 +34,21 @@ TOY: Layer = {
     "federation": {"rounds": 3, "per_round": 2},
     "train": {"lr": 0.01, "batch_size": 8},
 }
-"""Settings of a run that takes no time."""
+"""Settings of a very short run."""
 
 DOMAINS = ("dark", "bright")
 
 
 def toy_settings(*layers: Mapping[str, Any]) -> RunSettings:
-    """Return toy settings; layers given win."""
+    """Return toy settings; the given layers win."""
     return RunSettings.model_validate(merge(TOY, *layers))
 
 
 def toy_regression() -> Federation:
     """Return the toy federation with a number to learn: where the lit third of an image begins.
 
-    Targets from -1 (left) to 1; images of two groups, ``even`` and ``odd`` by their index, with
-    every fifth in none.
+    Targets go from -1 (left) to 1. By their index, images are in the groups ``even`` and ``odd``,
+    but every fifth is in none.
     """
     federation = toy_federation()
     rng = np.random.default_rng(1)
@@ -72,8 +72,8 @@ def toy_regression() -> Federation:
 def toy_federation() -> Federation:
     """Return 60 images of two domains; the class is which third of the image is lit.
 
-    Clients of 9, 11, 12 and 12 training images, with validation images too; 16 images are held
-    out, as ``id_val`` (dark) and ``test`` (bright).
+    Four clients have 9, 11, 12 and 12 training images, and validation images too. 16 images are
+    held out, as ``id_val`` (dark) and ``test`` (bright).
     """
     rng = np.random.default_rng(0)
     count = 60
@@ -114,7 +114,7 @@ class ToyRun:
     server: Server
 
     def rounds(self, upto: int) -> list[RoundResult]:
-        """Go on until a round is done, and return what each round did, ``prepare`` first."""
+        """Go on until round ``upto`` is done, and return what each round did, ``prepare`` first."""
         return list(
             federate(
                 self.method,
@@ -140,8 +140,8 @@ def start_toy_run(
     Args:
         plugin: A method's class or its registered name.
         layers: Settings; later ones win.
-        federation: Other data than `toy_federation`.
-        executor: Another one than this process.
+        federation: Data to use instead of `toy_federation`.
+        executor: Executor to use instead of this process.
         method: A module to use instead of a new one of ``plugin``.
         device: Where this process trains.
         counts: Whether operations are counted, for which a client's first work is done twice.
@@ -158,13 +158,13 @@ def start_toy_run(
 
 
 class TaskRecorder(SerialExecutor):
-    """Runs tasks in this process and keeps a copy of every task, memory included, and reply.
+    """Runs tasks in this process and keeps every reply and a copy of every task with its memory.
 
     Attributes:
-        tasks: In the order in which they ran.
-        replies: To each of them.
-        changed: Parts of tasks that are not for clients to change, but that a task changed.
-        shared: Tensors of replies that lie where the module or the global model lies.
+        tasks: The tasks in the order in which they ran.
+        replies: The reply to each task.
+        changed: Parts of tasks that clients must not change, but that a client changed.
+        shared: Paths of tensors in replies that share memory with the module or the global model.
     """
 
     def start(self, spec: WorkerSpec, method: Method) -> None:

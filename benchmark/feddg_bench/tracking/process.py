@@ -1,8 +1,9 @@
 """W&B in a process of its own: whatever it does here, training neither waits for it nor fails.
 
-`feddg_bench.tracking.tracker` starts this file and writes one JSON document a line to its standard
-input: first what the run is, then each round's metrics with their ``step``, then an ``exit_code``.
-On standard output it answers, likewise, what became of it. It imports nothing of this project.
+`feddg_bench.tracking.tracker` starts this file and writes one JSON document per line to its
+standard input: first what the run is, then each round's metrics with their ``step``, then an
+``exit_code``. The process reports on its standard output in the same form. It imports nothing from
+this project.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def begin(start: dict[str, Any], tell: _Tell) -> Run:
         except Exception as error:
             tell(offline=_sentence(error))
         if run is None:
-            wandb.teardown()  # of the attempt: the same name is used again
+            wandb.teardown()  # it ends the attempt: the same name is used again
     if run is None:
         run = init("offline")
         tell(started=str(Path(run.dir).parent), url=None)
@@ -81,14 +82,14 @@ def begin(start: dict[str, Any], tell: _Tell) -> Run:
 
 
 def settings(start: dict[str, Any]) -> Settings:
-    """Return settings by which W&B prints nothing, does not wait for ever, and watches training."""
+    """Return settings that make W&B print nothing, not wait for ever, and watch training."""
     import wandb
 
     parent = os.getppid()
 
     def stop() -> None:
         """Do what Ctrl-C does when somebody presses stop on W&B's page: the checkpoint stays."""
-        if os.getppid() == parent:  # else it is gone, and its number another's
+        if os.getppid() == parent:  # else it is gone, and another process may have its number
             os.kill(parent, signal.SIGINT)
 
     wanted = {
@@ -118,7 +119,7 @@ def serve() -> None:
         signal.signal(number, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     quiet = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(quiet, 1)  # W&B and its own process print into nothing
+    os.dup2(quiet, 1)  # what W&B and its own process print is discarded
     os.dup2(quiet, 2)
 
     def tell(**answer: object) -> None:
@@ -127,13 +128,13 @@ def serve() -> None:
     code = 0
     try:
         _track(sys.stdin, tell)
-    except (Exception, SystemExit) as error:  # told to the one who waits, who goes on without W&B
+    except (Exception, SystemExit) as error:  # reported to the tracker, which goes on without W&B
         tell(error=_sentence(error))
         code = 1
     with suppress(Exception, SystemExit):
         if "wandb" in sys.modules:
             sys.modules["wandb"].teardown()
-    os._exit(code)  # all is told; W&B's telemetry may still wait for a server that never answers
+    os._exit(code)  # all is reported; W&B's telemetry may still wait for a server without answer
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""W&B tracking: one W&B run a training run, in a process that may fail without harm."""
+"""W&B tracking: one W&B run per training run, in a process that may fail without harm."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ if TYPE_CHECKING:
     from feddg_bench.runs.setup import Run
 
 READY = 20.0
-"""Seconds in which W&B must say whether it has an API key; training does not begin before."""
+"""Seconds in which W&B must say whether it has an API key; training waits for the answer."""
 INIT = 60.0
 """Seconds in which W&B's server must answer; training goes on meanwhile."""
 FINISH = 60.0
-"""Seconds for what is not uploaded yet at the end of a run."""
+"""Seconds to upload what is left at the end of a run."""
 MARGIN = 20.0
-"""Seconds more for what W&B does besides, after which its process is killed."""
+"""Extra seconds for W&B's other work, after which its process is killed."""
 _GRACE = 10.0
 """Seconds to let W&B know that a run failed or was stopped."""
 
 
 class Tracker(Observer):
-    """An observer that tells W&B; a context manager that ends what is left when runs fail or stop.
+    """An observer that reports to W&B; as a context manager it closes up when runs fail or stop.
 
-    A run's W&B id is its key, so that one that goes on is the same W&B run; what W&B knows already
-    it ignores, and since numbers repeat, it misses nothing. Under ``wandb agent`` the id is the
-    agent's. Where W&B cannot be reached the runs are kept offline; where it fails, the run goes on
+    A run's W&B id is its key, so a run that goes on stays the same W&B run. W&B ignores rounds that
+    it already knows; since numbers repeat exactly, nothing is lost. Under ``wandb agent`` the id is
+    the agent's. If W&B cannot be reached, runs are kept offline; if it fails, the run goes on
     without it.
 
     Args:
         resources: Mode (``off`` makes all this do nothing), project and results folder.
-        say: Where a sentence for the user goes; each goes there once.
+        say: Called with each sentence for the user, once.
 
     Raises:
         SettingsError: If tracking is asked for and W&B is not installed.
@@ -83,18 +83,18 @@ class Tracker(Observer):
             self._close(_GRACE if stopped else FINISH + MARGIN)
 
     def already(self, plan: Plan, record: RunRecord) -> None:
-        """Tell of a recorded run if W&B's agent asked for it: its sweep waits for the numbers."""
+        """Report a recorded run if W&B's agent asked for it: its sweep waits for the numbers."""
         if self.in_sweep:
             self._begin(plan, record)
             self._end(record)
 
     def begin(self, run: Run) -> None:
-        """Start the W&B run and tell it the rounds that are over."""
+        """Start the W&B run, and log the rounds that are already over."""
         assert run.record is not None  # noqa: S101 - only recorded runs are tracked
         self._begin(run.plan, run.record)
 
     def round(self, run: Run, result: RoundResult) -> None:
-        """Log the round that the record got last."""
+        """Log the round that was last added to the record."""
         if result.round and self._process is not None and run.record is not None:
             entry = run.record.rounds[-1]
             self._process.send({"step": entry.round, "values": metrics(entry)})
@@ -146,7 +146,7 @@ class Tracker(Observer):
         self._failed(process.name, f"no answer within {seconds:.0f} s{where}")
 
     def _heard(self, process: _Process, answer: Mapping[str, Any]) -> None:
-        """Take what W&B's process answered; called in a thread of its own."""
+        """Handle an answer of W&B's process; called in a thread of its own."""
         if "offline" in answer:
             self.mode = "offline"
             self._say(f"W&B online is not possible, so runs are kept offline: {answer['offline']}")
@@ -176,7 +176,7 @@ class _Process:
     def __init__(self, name: str, heard: Callable[[_Process, Mapping[str, Any]], None]) -> None:
         self.name = name
         self.folder = ""  # where the W&B run lies, once it has started
-        self.ready = threading.Event()  # it is known whether there is a key, or nothing will be
+        self.ready = threading.Event()  # set once there is an answer, or there will be none
         self._heard = heard
         self._lines: SimpleQueue[str | None] = SimpleQueue()
         program = str(Path(__file__).with_name("process.py"))
@@ -195,7 +195,7 @@ class _Process:
             thread.start()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Write one message some time soon."""
+        """Queue one message to be written soon."""
         self._lines.put(json.dumps(message) + "\n")
 
     def end(self, seconds: float) -> bool:
@@ -231,5 +231,5 @@ class _Process:
                 self._heard(self, answer)
                 self.ready.set()
         self.ready.set()
-        if not told and self._popen.wait() >= 0:  # below 0 it was killed, and that is told
+        if not told and self._popen.wait() >= 0:  # below 0 it was killed, which `_close` reports
             self._heard(self, {"error": "its process ended"})

@@ -1,4 +1,4 @@
-"""What W&B is told of a run: names, settings, metrics of a round, summary."""
+"""What W&B is told about a run: names, settings, metrics of a round, summary."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 def metrics(entry: RoundRecord) -> dict[str, float]:
     """Return a round's metrics by name, from its entry in the record.
 
-    ``train/loss``, ``seconds/training``, ``bytes/up``, ``dropped``; where the round was evaluated
-    also every metric as ``test/<domain>/accuracy`` and, over all images of the split where it has
-    such a value, ``test/accuracy``; shares in [0, 1].
+    These are ``train/loss``, ``seconds/training``, ``bytes/up``, ``dropped`` and the like. If the
+    round was evaluated, there is also every metric of a domain, as ``test/<domain>/accuracy``, and
+    of all images of a split if it has such a value, as ``test/accuracy``. Shares are in [0, 1].
     """
     values = {f"train/{name}": value for name, value in entry.train.items()}
     values |= {f"seconds/{phase}": value for phase, value in entry.seconds.items()}
@@ -30,7 +30,7 @@ def metrics(entry: RoundRecord) -> dict[str, float]:
 def run_summary(record: RunRecord) -> dict[str, float]:
     """Return what each selection rule reports: the last round it chooses, and its metrics.
 
-    Only rules that do not look at test images; a rule whose split the run lacks is left out.
+    Rules that look at test images are left out, and so are rules whose split the run lacks.
     """
     evaluated = [(e.round, e.evaluation) for e in record.rounds if e.evaluation is not None]
     evaluations = [evaluation for _, evaluation in evaluated]
@@ -66,21 +66,21 @@ def _measured(evaluation: Evaluation) -> dict[str, float]:
 
 
 def identity(record: RunRecord, name: str, project: str | None) -> dict[str, Any]:
-    """Return what W&B calls the run; without a project, its agent's environment says which it is.
+    """Return W&B's names for the run; without a project, the agent's environment gives its id.
 
-    The entity is always W&B's own business (``WANDB_ENTITY``).
+    The entity is always left to W&B (``WANDB_ENTITY``).
     """
     tags = (record.method, record.dataset, record.protocol, record.scenario.name, record.recipe)
     own = {} if project is None else {"project": project, "id": record.key, "resume": "allow"}
     return own | {
         "name": name[:128],
         "group": f"{record.dataset} {record.protocol} {record.recipe}"[:128],
-        "tags": list(dict.fromkeys(tag[:64] for tag in tags)),  # W&B's longest
+        "tags": list(dict.fromkeys(tag[:64] for tag in tags)),  # W&B's limit
     }
 
 
 def config(plan: Plan) -> dict[str, Any]:
-    """Return the settings that decide the numbers, and what else tells runs apart."""
+    """Return the settings that decide the numbers, and other facts that tell runs apart."""
     more = {
         "recipe": plan.recipe,
         "key": plan.key,

@@ -1,1 +1,1 @@
-"""What several data sets share; no data set itself."""
+"""Code that several data sets share; none of it is a data set."""

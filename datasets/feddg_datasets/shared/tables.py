@@ -1,4 +1,4 @@
-"""Tables of metadata, checked before others read them, so that a wrong cell is named in words."""
+"""Metadata tables, checked before other code reads them, so that a wrong cell is named in words."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class CheckedColumn:
     """A column that a table needs.
 
     Attributes:
-        name: In the table's first line.
+        name: Its name in the table's first line.
         expected: What a cell holds, in words.
-        fits: Which cells do.
-        without_gaps: Whether the numbers in it, from 0 to the largest, must all occur.
+        fits: Returns which cells fit.
+        without_gaps: Whether all numbers from 0 to the largest must occur in it.
     """
 
     name: str
@@ -61,10 +61,10 @@ def time(name: str, pattern: str, form: str, expected: str) -> CheckedColumn:
     """Return a column of times.
 
     Args:
-        name: In the table's first line.
-        pattern: Regular expression of the text as a whole.
+        name: Its name in the table's first line.
+        pattern: Regular expression for the whole text.
         form: Format for ``pandas.to_datetime``, which rejects days that do not exist.
-        expected: In words.
+        expected: What a cell holds, in words.
     """
     import pandas as pd
 
@@ -77,13 +77,13 @@ def time(name: str, pattern: str, form: str, expected: str) -> CheckedColumn:
 
 
 def read_table(file: Path) -> pd.DataFrame:
-    """Return the cells of a CSV file as text; empty ones too.
+    """Return the cells of a CSV file as text, including empty ones.
 
     Args:
         file: The table, UTF-8.
 
     Raises:
-        DataError: If it cannot be read, or has no line but the first.
+        DataError: If it cannot be read, or has no line below the first.
     """
     import pandas as pd
 
@@ -103,12 +103,12 @@ def check_columns(file: Path, table: pd.DataFrame, columns: Sequence[CheckedColu
     """Check that a table has the columns and that their cells fit.
 
     Args:
-        file: Where it was read, for messages.
+        file: Where the table was read, for messages.
         table: All or some of its rows, as text.
-        columns: What it needs; others are ignored.
+        columns: The columns that it needs; others are ignored.
 
     Raises:
-        DataError: If not, naming the first line and column that does not fit.
+        DataError: If not; the message names the first line and column that do not fit.
     """
     names = [column.name for column in columns]
     for name in names:

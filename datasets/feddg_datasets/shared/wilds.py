@@ -38,8 +38,8 @@ class _Listing:
 
     Attributes:
         rows: Their numbers in ``wilds``, int64 [n].
-        files: Relative to the folder of the tables.
-        splits: Places in `SPLITS`, int64 [n].
+        files: Their files, relative to the folder of the tables.
+        splits: Their positions in `SPLITS`, int64 [n].
         records: What the core sees.
     """
 
@@ -50,21 +50,21 @@ class _Listing:
 
 
 class WildsDataset(FileDataset):
-    """A data set that a class of ``wilds`` describes, every image of its official splits a file.
+    """A data set that a class of ``wilds`` describes, with one file per image of official splits.
 
     A subclass names the class of ``wilds`` and its tables, and says which column of its metadata is
-    the domain. Images that no official split holds are left out. How many images there are decides
-    nothing but what ``feddg-bench data check`` reports: a smaller copy can be used.
+    the domain. Images that no official split holds are left out. The number of images
+    only matters to ``feddg-bench data check``: a smaller copy can be used.
     """
 
     module: ClassVar[str]
-    """Of the class, below ``wilds.datasets``."""
+    """Module of the class, below ``wilds.datasets``."""
     reader: ClassVar[str]
     """The class's name."""
     release: ClassVar[str]
     """Version of the data set, as in the name of its folder."""
     tables: ClassVar[tuple[str, ...]] = ("metadata.csv",)
-    """Files that the class reads; the first one tells the folder."""
+    """Files that the class reads; the folder is found by the first one."""
 
     # ------------------------------------------------------------- what a subclass says
 
@@ -85,7 +85,7 @@ class WildsDataset(FileDataset):
         """Return the position in `domains` of each of ``source``'s images."""
 
     def group_of(self, source: Any) -> IntArray | None:
-        """Return the position in ``groups`` of each image, -1 for none, where there are groups."""
+        """Return the position in ``groups`` of each image, -1 for none; ``None`` without groups."""
         return None
 
     # ------------------------------------------------------------- where it lies
@@ -134,8 +134,8 @@ class WildsDataset(FileDataset):
         """
         folder = self.folder
         reader = wilds_class(self.module, self.reader, self.title)
-        # Ours is its folder, under whatever name and with or without a note of the release, which
-        # is what the original looks for before it would download.
+        # Make it use our folder, whatever its name and with or without a note of the release; the
+        # original looks for both, and would download otherwise.
         local = type(reader.__name__, (reader,), {"initialize_data_dir": lambda *_: str(folder)})
         try:
             with quiet(), self.amended(sys.modules[reader.__module__]):
@@ -149,12 +149,12 @@ class WildsDataset(FileDataset):
 
     @contextmanager
     def amended(self, module: Any) -> Iterator[None]:
-        """Amend the class's module while it reads, where its code needs that."""
+        """Amend the class's module while it reads, if its code needs that."""
         yield
 
     @cached_property
     def _listing(self) -> _Listing:
-        wilds_class(self.module, self.reader, self.title)  # says how to install it
+        wilds_class(self.module, self.reader, self.title)  # its error says how to install it
         for table in self.tables:
             if not (self.folder / table).is_file():
                 raise DataError(
@@ -184,7 +184,7 @@ class WildsDataset(FileDataset):
         )
 
     def _path(self, file: str, domain: int, label: float) -> str:
-        """Return domain, class and file; an object's own names of classes do not matter."""
+        """Return domain, class and file; classes are named as in the type, not as in the object."""
         classes = type(self).classes
         return "/".join([self.domains[domain], *([classes[int(label)]] if classes else []), file])
 
@@ -194,7 +194,8 @@ class WildsDataset(FileDataset):
 
     @cached_property
     def _records(self) -> Listing:
-        # A copy that lacks a domain can be used: `data check` says so. Here wrong cells are errors.
+        # A copy that lacks a domain can be used, and `data check` says so. Only wrong cells are
+        # errors here.
         return self.scan()
 
     def published_splits(self) -> IntArray:
@@ -251,7 +252,7 @@ class WildsDataset(FileDataset):
         return digest.hexdigest()
 
     def _facts(self) -> Iterator[NDArray[Any]]:
-        """Yield what tables say and paths do not: labels, groups and splits."""
+        """Yield what only the tables say, not the paths: labels, groups and splits."""
         records = self.records()
         yield records.labels
         if records.groups is not None:
@@ -263,7 +264,7 @@ class WildsDataset(FileDataset):
 
 
 def places(source: Any) -> IntArray:
-    """Return the place in `SPLITS` of each image of an object of ``wilds``, -1 for none."""
+    """Return the position in `SPLITS` of each image of an object of ``wilds``, -1 for none."""
     found = np.full(len(source), -1, dtype=np.int64)
     split_of = np.asarray(source.split_array)
     for split, number in source.split_dict.items():
@@ -291,9 +292,9 @@ def wilds_class(module: str, name: str, title: str) -> Any:
     """Import a class of ``wilds`` without letting the package ask the network for its version.
 
     Args:
-        module: Below ``wilds.datasets``.
-        name: The class.
-        title: Of the data set, for the message.
+        module: Module of the class, below ``wilds.datasets``.
+        name: Name of the class.
+        title: Title of the data set, for the message.
 
     Raises:
         DataError: If the package cannot be imported.

@@ -1,6 +1,6 @@
-"""Any image data set of ``wilds``, or written in its form, as a data set of ours.
+"""Any image data set of ``wilds``, or in the form of ``wilds``, as a data set of ours.
 
-`from_wilds` wraps an object. A plugin of a few lines gives the same a name on the command line:
+`from_wilds` wraps an object. A plugin of a few lines gives one a name on the command line:
 
     class CelebA(AdaptedWilds):
         name, title = "celeba", "CelebA"
@@ -36,25 +36,25 @@ __all__ = ["AdaptedWilds", "from_wilds", "wilds_class"]
 
 
 class AdaptedWilds(DomainDataset):
-    """A data set whose images, labels and splits an object of ``wilds`` gives.
+    """A data set whose images, labels and splits come from an object of ``wilds``.
 
     Images are Pillow's, which become RGB, or tensors and arrays of floating-point bands [C, H, W],
-    which stay so. Labels are classes, or one number for a regression. Domains and groups are values
-    of metadata, or combinations of them, with the names in ``metadata_map`` where there are some.
+    which stay bands. Labels are classes, or one number for a regression. Domains and groups are
+    values of metadata, or combinations of them, with the names in ``metadata_map``, if any.
 
     Args:
         data_root: Folder given by the user, for `open`.
-        opened: The object, instead of `open`.
+        opened: The object, if `open` is not to be called.
 
     Raises:
         DataError: If the object cannot be made.
-        PluginError: If it has no such fields, several labels an image, or no images.
+        PluginError: If it has no such fields, several labels per image, or no images.
     """
 
     domain_fields: ClassVar[tuple[str, ...]]
     """Fields of the metadata whose values, combined, are domains."""
     group_fields: ClassVar[tuple[str, ...]] = ()
-    """The same for groups, over which the worst is measured."""
+    """The same for groups, among which the worst is measured."""
     domains: ClassVar[tuple[str, ...]] = ()
     letters: ClassVar[Mapping[str, str]] = {}
     classes: ClassVar[tuple[str, ...]] = ()
@@ -69,13 +69,13 @@ class AdaptedWilds(DomainDataset):
         """Return an object of ``wilds``, without downloading.
 
         Args:
-            root: The first folder of data that there is.
+            root: The first data folder that exists.
         """
         raise NotImplementedError
 
     def _open(self) -> Any:
         named = data_roots(self.data_root, self.name)
-        roots = [root for root in named if root.is_dir()]  # wilds would make one that is missing
+        roots = [root for root in named if root.is_dir()]  # wilds would create a missing one
         if not roots:
             raise self.not_found(self.title, named, "its folder")
         try:
@@ -91,7 +91,7 @@ class AdaptedWilds(DomainDataset):
             ) from error
 
     def _describe(self, domain_fields: Sequence[str], group_fields: Sequence[str]) -> None:
-        """Note of this object what is a promise of the class elsewhere."""
+        """Set on this object what other data sets promise as class attributes."""
         opened = self.opened
         if opened.y_size != 1 or getattr(opened, "is_detection", False):
             raise PluginError(f"{self.title} has {opened.y_size} labels an image; expected one")
@@ -115,7 +115,7 @@ class AdaptedWilds(DomainDataset):
             found["group_title"] = " and ".join(group_fields)
         if opened.is_classification and not self.classes:
             found["classes"] = _classes(opened)
-        if self.metrics is DomainDataset.metrics:  # nobody has said which
+        if self.metrics is DomainDataset.metrics:  # nobody has chosen any
             key = "accuracy" if opened.is_classification else "pearson"
             found["metrics"] = (key, *(("worst_group",) if group_fields else ()))
         found["identity"] = {"domains": codes, "classes": found.get("classes", self.classes)}
@@ -206,7 +206,7 @@ class AdaptedWilds(DomainDataset):
         return array
 
     def fingerprint(self) -> str:
-        """Return a hash over all images as they are given, and what is known of them."""
+        """Return a hash over all images as they are given, and the facts about them."""
         digest = hashlib.blake2b(self._facts(), digest_size=16)
         for content in in_threads(self._content, self.wilds_rows.tolist()):
             digest.update(content)
@@ -218,7 +218,7 @@ class AdaptedWilds(DomainDataset):
         return hashlib.blake2b(kind.encode() + image.tobytes()).digest()
 
     def stamp(self) -> str:
-        """Return a hash over what is known of images, and names, sizes and times of files."""
+        """Return a hash over the facts about images, and over names, sizes and times of files."""
         digest = hashlib.blake2b(self._facts(), digest_size=16)
         folder = self.find()
         for where, folders, files in os.walk(folder) if folder else ():
@@ -251,15 +251,15 @@ def from_wilds(
     Args:
         opened: A ``WILDSDataset`` of images.
         domain: Field of its metadata whose values are domains, or several to combine.
-        group: The same for groups, over which the worst is measured; none if empty.
-        name: In file names; default its own.
-        title: In messages; default the name.
+        group: The same for groups, among which the worst is measured; none if empty.
+        name: Name in file names; default the object's own.
+        title: Name in messages; default ``name``.
         classes: Names of the classes; default those in its ``metadata_map``, or numbers.
-        metrics: What to report, the key metric first; default accuracy, and that of the worst
-            group, or Pearson's correlation for a regression.
+        metrics: What to report, the key metric first; default accuracy, or Pearson's correlation
+            for a regression, and that of the worst group if there are groups.
 
     Raises:
-        PluginError: If it has no such fields, several labels an image, or no images.
+        PluginError: If it has no such fields, several labels per image, or no images.
     """
     own = str(opened.dataset_name)
     facts: dict[str, Any] = {
@@ -275,7 +275,7 @@ def from_wilds(
 
 
 class _Given(AdaptedWilds):
-    """An object with what the user says of it in place of a class's attributes."""
+    """A wrapped object, with facts from the user in place of class attributes."""
 
     def __init__(self, opened: Any, facts: Mapping[str, Any]) -> None:
         vars(self).update(facts)
@@ -287,7 +287,7 @@ def _fields(given: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _combined(opened: Any, fields: Sequence[str]) -> tuple[IntArray, tuple[str, ...]]:
-    """Return which of the combinations of values that occur each image has, and their names."""
+    """Return each image's combination of values, as a number, and the names of those that occur."""
     values = np.stack([column(opened, field).astype(np.int64) for field in fields], axis=1)
     found, ids = np.unique(values, axis=0, return_inverse=True)
     names = [
@@ -298,7 +298,7 @@ def _combined(opened: Any, fields: Sequence[str]) -> tuple[IntArray, tuple[str, 
 
 
 def _name(opened: Any, field: str, value: int) -> str:
-    """Return the name of a value of a field: its own, or the field's and the number."""
+    """Return the name of a field's value: its own, or the field's name and the number."""
     names = (opened.metadata_map or {}).get(field, ())
     own = names[value] if 0 <= value < len(names) else value
     return own.strip() if isinstance(own, str) else f"{field} {own}"

@@ -38,8 +38,8 @@ def adain(content: Tensor, mean: Tensor, std: Tensor, strength: float = 1.0) -> 
 
     Args:
         content: [B, C, H, W].
-        mean: The style's [C], or one for each image [B, C].
-        std: The style's, in the same shape, positive.
+        mean: The style's mean [C], or one for each image [B, C].
+        std: The style's standard deviation, in the same shape, positive.
         strength: alpha in [0, 1]: 0 returns the content, 1 the fully restyled maps.
 
     Returns:
@@ -91,7 +91,7 @@ def style_from_moments(moments: Tensor, labels: Tensor, *, sigma: Sigma = "mixtu
 def pooled_style(moments: Tensor) -> Tensor:
     """Return the style [2, C] of all positions of all images together.
 
-    CCST's overall style, and PARDON without clusters at the client (ablation v1).
+    This is CCST's overall style, and PARDON's without clusters at the client (ablation v1).
     """
     return style_from_moments(moments, torch.zeros(len(moments), dtype=torch.int64))
 

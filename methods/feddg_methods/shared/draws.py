@@ -28,7 +28,7 @@ def draw_rows(count: int, size: int, generator: torch.Generator) -> Tensor:
 
 
 def share_count(count: int, ratio: float, rounding: Literal["ceil", "floor"] = "ceil") -> int:
-    """Return how many of ``count`` images a share of them is.
+    """Return how many images make up the share ``ratio`` of ``count`` images.
 
     Args:
         count: At least 1.

@@ -1,4 +1,4 @@
-"""FINCH, clustering by first neighbours without parameters (Sarfraz et al., CVPR 2019).
+"""FINCH: parameter-free clustering by first neighbours (Sarfraz et al., CVPR 2019).
 
 A level links every row with its nearest other row; the connected components are the clusters. The
 next level does the same with the means of the original rows in each cluster. A level beyond the
@@ -15,7 +15,8 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 TIE = 1e-12
-"""Distances this close are equal, and the first index wins: above the rounding of float64 sums."""
+"""Distances this close count as equal, and the first index wins. The bound is above the rounding of
+float64 sums."""
 
 
 def finch(
@@ -45,7 +46,7 @@ def finch(
         # The default expands the square and loses half of the digits of small distances.
         distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
     with warnings.catch_warnings():
-        # On import it says that its approximate neighbours are not installed; none are wanted.
+        # On import it warns that approximate neighbours are not installed; they are not needed.
         warnings.filterwarnings("ignore", message="pynndescent is not installed")
         from finch import FINCH
     levels, _, _ = FINCH(

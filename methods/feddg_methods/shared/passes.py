@@ -1,4 +1,4 @@
-"""Views of a batch: one pass over several, as bytes, and in float32 where half would not do."""
+"""Views of a batch: features in one pass, half precision widened, conversion to bytes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def to_bytes(images: Tensor, *, clamp: bool = True) -> Tensor:
     """Return images in [0, 1] as uint8, in their shape: rounded, and clamped to the range.
 
     Without ``clamp`` fractions are cut off and values wrap around: -5 becomes 251 and 300 becomes
-    44, as where FedCCRL's code casts on a CPU; here on every device.
+    44. FedCCRL's code does this where it casts on a CPU; here it happens on every device.
     """
     pixels = images.detach().float() * 255
     if clamp:

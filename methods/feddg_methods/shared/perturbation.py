@@ -12,10 +12,10 @@ from feddg_methods.shared.adain import EPSILON
 
 
 class PerturbationSettings(MethodSettings):
-    """How much sent styles are perturbed; by default not at all."""
+    """How much uploaded styles are perturbed; by default not at all."""
 
     perturb_shrink: float = Field(0.0, ge=0, le=1)
-    """p: uploaded styles are multiplied with 1 - p (FISC, Table 10)."""
+    """p: uploaded styles are multiplied by 1 - p (FISC, Table 10)."""
     perturb_noise: float = Field(0.0, ge=0)
     """s: standard deviation of the noise added to uploaded styles."""
 
@@ -31,11 +31,11 @@ class PerturbationSettings(MethodSettings):
 def perturb_style(style: Tensor, noise: Tensor, *, shrink: float) -> Tensor:
     """Return (1 - p) S_k + noise, with standard deviations kept at least sqrt(1e-5).
 
-    The protection of uploaded styles in FISC (Table 10), which follows FedPCL.
+    This is FISC's protection of uploaded styles (Table 10), which follows FedPCL.
 
     Args:
         style: Means and standard deviations, [..., 2, C].
-        noise: Likewise, drawn from N(0, s^2) by the caller.
+        noise: Of the same shape, drawn from N(0, s^2) by the caller.
         shrink: p in [0, 1]; it scales the style, not the noise.
     """
     mean, std = ((1 - shrink) * style + noise).unbind(-2)

@@ -1,8 +1,8 @@
 """A round's updates for server rules that only form linear combinations of them.
 
-Such a rule (PPDG, PCGrad, FedOMG) says by what to multiply each of the K updates, and for that
-it needs the inner products of all pairs. The updates are therefore kept, outside memory where
-they are large, and read twice: once for the K x K inner products, once for the combination.
+Such a rule (PPDG, PCGrad, FedOMG) gives a coefficient to each of the K updates, and needs nothing
+but the inner products of all pairs for it. The updates are therefore kept, on disk if they are
+large, and read twice: once for the K x K inner products, once for the combination.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ Share = Callable[[Reply[Any]], float]
 Rule = Callable[[Tensor, Tensor], Tensor]
 """Coefficients [K] of the updates from their inner products [K, K] and their shares [K].
 
-All are float64 on the CPU, in client order; shares have the sum 1.
+All are float64 on the CPU, in client order; shares sum to 1.
 """
 
 IN_MEMORY = 64 * 2**20
-"""Bytes of updates that stay in memory; a round with more goes to a file."""
+"""Most bytes of updates that stay in memory; in a round with more, they go to a file."""
 
 BLOCK = 2**20
-"""Entries, of all updates together, that are read at once."""
+"""Entries that are read at once, counted over all updates."""
 
 
 def one_each(_reply: Reply[Any]) -> float:
-    """Return the share of uniform weights."""
+    """Return 1: all clients have the same share."""
     return 1.0
 
 
 def image_count(reply: Reply[Any]) -> float:
-    """Return the share of weights by image counts."""
+    """Return the client's image count as its share."""
     return float(reply.num_examples)
 
 
 def check_share(server: Server, share: Share) -> None:
-    """Refuse shares that are not the server's where single updates are hidden.
+    """Refuse shares other than the server's where single updates are hidden.
 
     Raises:
-        SettingsError: If they are not.
+        SettingsError: If updates are hidden and ``share`` is not the server's.
     """
     uniform = server.federation.weighting == "uniform"
     if server.protection is not None and share is (image_count if uniform else one_each):
@@ -77,16 +77,16 @@ def combine_updates(
     """Return the new global model after a step along a combination of the updates.
 
     Trainable parameters become w + eta sum_k a_k Delta_k, with a from the rule and eta the
-    server's learning rate; everything else takes the mean of `average_updates`. One reply is
-    alive at a time.
+    server's learning rate; everything else takes the mean of `average_updates`. Only one reply is
+    in memory at a time.
 
     Args:
-        server: Global model, its shares and learning rate.
+        server: Holds the global model, the server's shares and its learning rate.
         updates: Replies in client order, read once.
         names: Trainable parameters.
         rule: Gives the coefficients.
-        share: Shares that the rule is told.
-        by_tensor: Apply the rule to every tensor by itself, not to the whole vector.
+        share: Shares that the rule is given.
+        by_tensor: Apply the rule to each tensor separately, not to the whole vector.
 
     Raises:
         FeddgError: If the disk has no room for the updates; see `UpdateStore`.
@@ -115,12 +115,12 @@ def combine_updates(
 def average_updates(
     server: Server, updates: Iterable[Reply[LocalUpdate]], names: Sequence[str], *, share: Share
 ) -> Weights:
-    """Return the new global model of federated averaging with own shares for what is trained.
+    """Return the global model after federated averaging, by ``share`` for trainable parameters.
 
     Where ``share`` is the server's, this is FedAvg bit for bit.
 
     Args:
-        server: Global model, its shares and learning rate.
+        server: Holds the global model, the server's shares and its learning rate.
         updates: Replies in client order, read once.
         names: Trainable parameters; all else takes the mean by the server's shares.
         share: Shares of the trainable parameters.
@@ -147,12 +147,12 @@ def _without(weights: Weights, names: Sequence[str]) -> Weights:
 class UpdateStore:
     """Updates of K clients, P float32 entries each, to be read by blocks of coordinates.
 
-    Up to `IN_MEMORY` bytes stay in memory. More lie in a temporary file without a name in the
-    folder that the environment variable TMPDIR names (``/tmp`` unless set): 4 K P bytes, 2.2 GB
-    for 20 clients with a ResNet-50. The system frees it when the store is left or the process
-    ends, however it ends. Where that folder is itself memory (tmpfs), let TMPDIR name another.
+    Up to `IN_MEMORY` bytes stay in memory. If there are more, all go to an unnamed temporary file
+    in the folder that the environment variable TMPDIR names (``/tmp`` unless set): 4 K P bytes,
+    2.2 GB for 20 clients with a ResNet-50. The system frees it when the store is closed or the
+    process ends, however it ends. If that folder is in memory (tmpfs), set TMPDIR to another.
 
-    Numbers do not depend on the device, on the number of threads or on where the updates lie.
+    Results do not depend on the device, on the number of threads or on where the updates are kept.
 
     Args:
         base: The global model w that the clients started from.
@@ -169,7 +169,7 @@ class UpdateStore:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(OSError):  # what a full disk did not take is written again at the end
+        with suppress(OSError):  # closing tries again to write what a full disk refused
             self._file.close()
 
     def add(self, weights: Mapping[str, Tensor]) -> None:
@@ -194,7 +194,7 @@ class UpdateStore:
         self._clients += 1
 
     def _make_room(self) -> None:
-        """Move from memory to a file before there is too much."""
+        """Move the updates from memory to a file if one more would exceed `IN_MEMORY`."""
         entries = (self._clients + 1) * self._width
         if isinstance(self._file, io.BytesIO) and 4 * entries > IN_MEMORY:
             memory, self._file = self._file, tempfile.TemporaryFile()  # noqa: SIM115
@@ -218,7 +218,7 @@ class UpdateStore:
     def inner_products(self, *, by_tensor: bool = False) -> dict[str, Tensor]:
         """Return the updates' inner products, float64 [K, K], under the key ``""``.
 
-        With ``by_tensor``, those of each tensor under its name.
+        With ``by_tensor``, there is one matrix for each tensor, under its name.
         """
         grams: dict[str, Tensor] = {}
         with _one_thread():
@@ -252,7 +252,7 @@ def _temporary_folder() -> str:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Sum in one order: a product of matrices rounds differently on several threads."""
+    """Use one thread, since a matrix product rounds differently on several."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,7 +1,7 @@
 """Votes of clients on the sign of every parameter's change, added up as their replies come in.
 
-Rules on signs (FedGMA, AgrSum, AgrRand) need the mean of the models and the sum of the signs of
-the updates, both running sums: one pass over the replies makes them, and no reply is kept.
+Rules on signs (FedGMA, AgrSum, AgrRand) need the mean of the models and the sum of the updates'
+signs. Both are running sums, so one pass over the replies is enough and no reply is kept.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ logger = logging.getLogger(__name__)
 WIDTHS = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 FEW = 8
-"""Most clients among whom agreement by chance is still common: 1 coordinate in 128."""
+"""Most clients with which agreement by chance is still common: 1 coordinate in 128."""
 
 
 class SignVotes:
     """Sums of the clients' votes, which are the signs of their changes to the global model.
 
-    Sums are integers of the least width that holds them, hence exact: for up to 127 votes they
-    take a quarter of the room of the parameters.
+    Sums are integers of the smallest width that holds them, hence exact: for up to 127 votes they
+    take a quarter of the parameters' memory.
 
     Args:
         start: The global model that clients started from.
-        names: Parameters to count; without any, nothing is done.
+        names: Parameters to count; if there are none, nothing is counted.
         changed: Also keep which coordinates any client changed.
 
     Attributes:
-        sums: Of each parameter, the votes for up minus those for down, in its shape.
-        changed: Of each parameter, whether any client changed the coordinate, bool in its shape;
+        sums: For each parameter, the votes for up minus those for down, in its shape.
+        changed: For each parameter, which coordinates any client changed, bool in its shape;
             empty unless asked for.
-        total: Votes cast on each coordinate, those for neither included.
+        total: Votes cast on each coordinate, including those for neither.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class SignVotes:
         """
 
         def look(reply: Reply[LocalUpdate]) -> None:
-            if "votes" in reply.value.extra:  # of all clients, whose single updates are hidden
+            if "votes" in reply.value.extra:  # the sum over all clients, whose updates are hidden
                 self._take(reply.value.extra)
             else:
                 self.add(reply.value.weights, int(share(reply)))
@@ -107,7 +107,7 @@ def sign_tally(
     *,
     changed: bool = False,
 ) -> Payload:
-    """Return a client's votes as `Method.tally` does: `SignVotes` counts their sums."""
+    """Return a client's votes in the form of `Method.tally`; `SignVotes` counts their sum."""
     votes = SignVotes(received, names, changed=changed)
     votes.add(reply.value.weights, int(share(reply)))
     sent: Payload = {"votes": {n: v.float() for n, v in votes.sums.items()}, "voices": votes.total}
@@ -119,7 +119,7 @@ def warn_of_rare_agreement(server: Server, consequence: str) -> None:
 
     Args:
         server: Knows the clients and how many are sampled.
-        consequence: What becomes of a model on which clients hardly agree.
+        consequence: What happens to the model if clients hardly agree.
     """
     everyone = len(server.clients)
     clients = min(server.federation.per_round or everyone, everyone)

@@ -1,4 +1,4 @@
-"""Settings that all methods share which restyle images by AdaIN."""
+"""Settings shared by all methods that restyle images by AdaIN."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from feddg_methods.shared.style_transfer import StyleBackend, build_style_backen
 
 
 class StyleSettings(MethodSettings):
-    """Which style back end, what it sees and where it measures styles.
+    """The style back end, its input and where it measures styles.
 
-    A subclass names its presets in ``presets`` and types ``preset`` by their names.
+    A subclass lists its presets in ``presets`` and restricts the type of ``preset`` to their names.
     """
 
     files: ClassVar[tuple[str, ...]] = ("style_weights",)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """What each preset changes of the defaults."""
+    """The defaults that each preset changes."""
 
     preset: str = ""
-    """Sets the defaults of the settings below; each can still be given by itself."""
+    """Sets the defaults of the settings below; each can still be set individually."""
     style: Literal["vgg19", "vgg19_16x", "pixel"] = "vgg19"
-    """Style back end: AdaIN's VGG-19, its distilled small one, or the image's own colours."""
+    """Style back end: AdaIN's VGG-19, a small network distilled from it, or the image's colours."""
     style_weights: tuple[str, ...] = ()
     """Local file(s) of the VGG back ends: one .safetensors, or encoder and decoder."""
     adain_input: Literal["imagenet_norm", "unit"] = "imagenet_norm"
-    """What ``vgg19`` sees: normalised images as in the code, or [0, 1] as it was trained with."""
+    """Input of ``vgg19``: normalised images as in the code, or [0, 1] as in its training."""
     style_layer: Literal["conv4_1", "relu4_1"] = "conv4_1"
     """Where styles are measured: before or after the last ReLU."""
 
@@ -47,7 +47,7 @@ class StyleSettings(MethodSettings):
 
         Raises:
             SettingsError: If it needs weights and none are given.
-            DataError: If its weights are missing, unreadable or another network's.
+            DataError: If its weights are missing, unreadable or those of another network.
         """
         return build_style_backend(
             self.style,

@@ -22,11 +22,12 @@ StyleLayer = Literal["conv4_1", "relu4_1"]
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 SMALLEST_SIDE = 9
-"""In pixels: a smaller image has one position after three poolings, which cannot be reflected."""
+"""Least side in pixels. A smaller image has one position left after three poolings, and reflection
+padding needs two."""
 
 
 class StyleBackend(nn.Module):
-    """Frozen; always in evaluation mode.
+    """Base of the style back ends: frozen, and always in evaluation mode.
 
     Attributes:
         channels: C of the maps, and hence of a style [2, C].
@@ -57,7 +58,7 @@ class StyleBackend(nn.Module):
         Args:
             images: [B, 3, H, W] in [0, 1].
             style: [2, C], or one for each image [B, 2, C].
-            strength: alpha in [0, 1]; 0 is what the auto-encoder makes of the images.
+            strength: alpha in [0, 1]; 0 gives the auto-encoder's reconstructions.
         """
         mean, std = style.unbind(-2)
         restyled = adain(self.encode(images), mean, std, strength)
@@ -84,7 +85,7 @@ class VGGBackend(StyleBackend):
 
     Args:
         encoder: Ends with the ReLU after conv4_1.
-        decoder: Returns images such as the encoder takes, of 8 times the side of its maps.
+        decoder: Returns images in the encoder's input range, with 8 times the side of its maps.
         imagenet_norm: Encode ImageNet-normalised images, undo the normalisation after decoding,
             and do not clamp, as in PARDON's code; otherwise encode [0, 1] and clamp to it.
         style_layer: Take the style after (``relu4_1``) or before (``conv4_1``) the last ReLU; the
@@ -156,7 +157,7 @@ def build_style_backend(
 
     Raises:
         SettingsError: No such back end, or no weights given.
-        DataError: Weights that are missing, unreadable or another network's.
+        DataError: Weights that are missing, unreadable or those of another network.
     """
     if name == "pixel":
         return PixelBackend()

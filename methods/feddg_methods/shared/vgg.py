@@ -23,8 +23,9 @@ class Architecture:
     Attributes:
         widths: Output channels of the encoder's `LAYERS`; the decoder mirrors them.
         last_relu: Whether a ReLU follows the decoder's last convolution.
-        named_layers: Keys such as ``conv31.weight``; otherwise the index in the `nn.Sequential`.
-        unused: Keys of parts that are not needed, a regular expression.
+        named_layers: Whether keys are such as ``conv31.weight``; else they hold the index in the
+            `nn.Sequential`.
+        unused: Regular expression for the keys of parts that are not needed.
     """
 
     widths: tuple[int, ...]
@@ -136,7 +137,8 @@ def _fill(network: nn.Sequential, tensors: dict[str, Tensor], complaint: str) ->
     """Put the tensors into the network.
 
     Raises:
-        DataError: They are not the network's, or no trained weights; starts with ``complaint``.
+        DataError: They do not fit the network or are no trained weights; the message starts with
+            ``complaint``.
     """
     expected = network.state_dict()
     if problems := [

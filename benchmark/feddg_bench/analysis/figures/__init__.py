@@ -1,4 +1,4 @@
 """Figures: of records, of partitions, and of models trained for them.
 
-Nothing here imports PyTorch but what needs a model: `training` and what draws from it.
+Only what needs a model imports PyTorch: `training` and the figures drawn from it.
 """

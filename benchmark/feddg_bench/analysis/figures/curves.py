@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 REFERENCE = "fedavg"
-"""Series that stands in every small panel, if it is there."""
+"""Series that is drawn in every small panel, if it has runs."""
 COLUMNS = 5
 MARKED = 12
-"""Markers of a curve at most: more would merge into a line."""
+"""Most markers on a curve: more would merge into a line."""
 FLAT = math.inf
-"""The x of a series that has one value for all, such as a reference without clients."""
+"""The x of a series with the same value at every x, such as a reference without clients."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What lies along x."""
+    """The x axis."""
 
     label: str  # name and unit
-    end: str  # where the number beside a name is from, such as `after round 50`
-    ticks: tuple[float, ...] = ()  # where there are ticks; empty leaves that to matplotlib
+    end: str  # where the number beside a name comes from, such as `after round 50`
+    ticks: tuple[float, ...] = ()  # positions of ticks; empty leaves them to matplotlib
     names: tuple[str, ...] = ()  # what the ticks say; empty for their numbers
     left: float = 0  # where the axis begins, if there are no ticks
 
@@ -53,20 +53,20 @@ def draw_curves(
     numbers: Mapping[str, float] | None = None,
     tail: int = 0,
 ) -> Figure:
-    """Return a figure of curves, with the bands around them that the points have.
+    """Return a figure of curves, with bands around them if the points have any.
 
     Args:
         points: ``series, x, mean, low, high``; see `feddg_bench.analysis.figures.series.means`.
-        axis: What lies along x.
+        axis: The x axis.
         ylabel: What the values are.
-        title: Above the figure.
-        said: What they are means of; stands below.
-        numbers: What orders the series and stands beside their names; else their last values.
+        title: Text above the figure.
+        said: What the values are means over; stands below the figure.
+        numbers: Values that order small panels and stand beside their names; by default the last.
         tail: Points at each curve's end whose mean is drawn as a bar.
     """
     curves = {str(name): part for name, part in points.groupby("series")}
     if all(len(curve) <= tail for curve in curves.values()):
-        tail = 0  # it would be the mean of all
+        tail = 0  # the bar would be the mean of the whole curve
     if len(curves) <= MOST:
         return _together(curves, axis, ylabel, title, said, tail)
     last = {label: _last(curve) for label, curve in curves.items()}
@@ -108,7 +108,7 @@ def _together(curves: Curves, axis: Axis, ylabel: str, title: str, said: str, ta
 
 
 def _name_ends(axes: Axes, curves: Curves, styles: dict[str, dict[str, Any]]) -> None:
-    """Write each curve's name, behind its marker, beside its end."""
+    """Write each curve's name, after its marker, beside the curve's end."""
     (left, edge), (low, high) = axes.get_xlim(), axes.get_ylim()
     axes.set_xlim(left, edge)
     axes.set_ylim(low, high)
@@ -192,7 +192,7 @@ def _tail(count: int) -> str:
 
 
 def _bar(axes: Axes, curve: pd.DataFrame, tail: int, colour: str) -> None:
-    """Draw the mean of the last points over where they lie."""
+    """Draw the mean of the last points as a bar across their range of x."""
     if len(curve) > tail > 0:
         end = curve.iloc[-tail:]
         axes.hlines(

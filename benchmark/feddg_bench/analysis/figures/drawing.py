@@ -26,7 +26,7 @@ COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
 LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (2, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P")
 MOST = len(COLOURS)
-"""Series that one pair of axes can show apart."""
+"""Most series that can be told apart on one pair of axes."""
 PALE = "#b8b8b8"
 
 DPI = 150
@@ -55,12 +55,12 @@ FORMATS: dict[str, dict[str, Any]] = {
     "png": {"Software": None},
     "pdf": {"Creator": None, "Producer": None, "CreationDate": None},
 }
-"""Format of a picture -> what is left out of its files: it changes with the version or the day."""
+"""Format of a picture -> metadata left out of its files, as it changes with version or day."""
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """The numbers of a figure, for those who want to draw it otherwise."""
+    """The numbers of a figure, for those who want to draw it differently."""
 
     head: tuple[str, ...]  # names of the columns
     rows: tuple[tuple[Any, ...], ...]  # numbers and texts; `None` is an empty cell
@@ -72,7 +72,7 @@ class Sheet:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure that is drawn."""
+    """A drawn figure."""
 
     name: str  # stem of its files
     figure: Figure  # what was drawn; only valid inside `styled`
@@ -101,7 +101,10 @@ class Picture:
         return paths
 
     def _with_texts(self, png: bytes) -> bytes:
-        """Return a PNG with a description; of lines and texts with a palette, a third as large."""
+        """Return the PNG with a description.
+
+        If it shows no images, it also gets a palette, which makes it a third as large.
+        """
         from PIL import Image
         from PIL.PngImagePlugin import PngInfo
 
@@ -130,7 +133,7 @@ def styled() -> Iterator[None]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure of so many inches that belongs to no window."""
+    """Return an empty figure that belongs to no window; ``width`` and ``height`` are in inches."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -163,7 +166,7 @@ def entitle(
 
 
 def bare(axes: Axes) -> None:
-    """Leave nothing but the content of a pair of axes."""
+    """Remove ticks and frame from a pair of axes."""
     axes.set_xticks([])
     axes.set_yticks([])
     for side in axes.spines.values():
@@ -171,7 +174,7 @@ def bare(axes: Axes) -> None:
 
 
 def spread_ticks(values: Sequence[float], gap: float) -> list[float]:
-    """Return the values moved apart so that neighbours are at least ``gap`` apart, in their order.
+    """Return the values, moved so that neighbours are at least ``gap`` apart, in their order.
 
     Values that touch form a block which is centred on their mean, so that none moves further than
     it must.
@@ -200,7 +203,7 @@ def spread_ticks(values: Sequence[float], gap: float) -> list[float]:
 def save(
     make: Callable[[], Iterable[Picture | str]], folder: Path, formats: Sequence[str] = ("png",)
 ) -> None:
-    """Draw pictures and write them as they come; a text stands for one that cannot be drawn."""
+    """Draw pictures and write each at once; print the text given for one that cannot be drawn."""
     with styled():
         for made in make():
             if isinstance(made, str):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SMALLEST_MAP = 4
-"""Positions a side below which a map says nothing about where; earlier layers have larger ones."""
+"""With fewer positions per side a map says nothing about where; earlier layers have larger ones."""
 
 
 def grad_cam(maps: Tensor, gradients: Tensor) -> Tensor:
@@ -40,13 +40,13 @@ def grad_cam(maps: Tensor, gradients: Tensor) -> Tensor:
 def explain(method: Method, images: Tensor, target: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return the maps of images, and the class that each map is for.
 
-    The maps explained are the last in the backbone that have at least `SMALLEST_MAP` positions a
-    side, or the largest that there are.
+    They come from the backbone's last layer whose maps have at least `SMALLEST_MAP` positions per
+    side; if there is none, from the last layer with the largest maps.
 
     Args:
         method: The model, in evaluation mode.
         images: [B, 3, H, W] in [0, 1].
-        target: Classes [B]; those that are predicted if not given.
+        target: Classes [B]; the predicted ones if not given.
 
     Returns:
         Maps [B, H, W] of the images' size, each divided by its largest value, in [0, 1]; 0 where
@@ -77,7 +77,7 @@ def explain(method: Method, images: Tensor, target: Tensor | None = None) -> tup
 
 @contextmanager
 def _maps_of(backbone: nn.Module) -> Iterator[list[Tensor]]:
-    """Collect every output of a layer that is maps [B, K, H, W], in the order of execution."""
+    """Collect all maps [B, K, H, W] from the first convolution on, in the order of execution."""
     found: list[Tensor] = []
     convolved = [False]
 
@@ -95,11 +95,11 @@ def _maps_of(backbone: nn.Module) -> Iterator[list[Tensor]]:
 
 
 Seen = tuple[NDArray[np.float32], str, list[tuple[NDArray[np.float32], str]]]
-"""An image [H, W, 3] in [0, 1], its class, and of each model a map [H, W] and the class it saw."""
+"""An image [H, W, 3] in [0, 1], its class, and each model's map [H, W] and predicted class."""
 
 
 def gradcam_picture(runs: Sequence[Trained], count: int) -> Picture:
-    """Draw ``count`` images of each domain, and lit by what each model looks at."""
+    """Draw ``count`` images of each domain, as they are and lit where each model looks."""
     first, names = runs[0], runs[0].classes
     parts = sample(first, count)
     domains: list[tuple[str, list[Seen]]] = []
@@ -147,7 +147,7 @@ def _draw_seen(seen: Seen, line: Sequence[Axes]) -> None:
 
 
 def _lit(image: NDArray[np.float32], heat: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return an image in grey, dark where the map is 0: it says the same without colours."""
+    """Return an image in grey, dark where the map is 0, so that it can be read without colours."""
     grey = image @ np.array([0.299, 0.587, 0.114], dtype=np.float32)
     lit = (0.25 + 0.75 * grey) * (0.15 + 0.85 * heat)
     return np.repeat(lit[..., None], 3, axis=2)

@@ -1,8 +1,8 @@
 """Loss of two clients around the global model, on the plane that their updates span.
 
 The plane through three models, as Garipov et al. (NeurIPS 2018) draw it, holds the model that was
-sent and both that came back, so that one sees which way each client pulls and what that does to
-the other. Random directions (Li et al., NeurIPS 2018) would show neither client's model.
+sent and both that came back. It shows which way each client pulls and what that does to the
+other. Random directions (Li et al., NeurIPS 2018) would show neither client's model.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def on_plane(
 ) -> Weights:
     """Return the model origin + x (one - origin) + y (other - origin).
 
-    Buffers, such as the variances of batch normalisation, must not leave their range: they are the
-    convex mean of the three with the nearest weights. Integers are the origin's.
+    Buffers, such as the variances of batch normalisation, must not leave their range: they are a
+    convex mean of the three, with negative weights set to 0. Integers are the origin's.
     """
     inside = np.clip([1 - x - y, x, y], 0, None)
     inside = inside / inside.sum()
@@ -64,7 +64,7 @@ def grid_losses(
 ) -> NDArray[np.float64]:
     """Return the losses on a square grid, [losses, y, x], from `LOW` to `HIGH` in both directions.
 
-    ``make`` returns the model at (x, y), ``losses`` those of a model; ``steps`` are points a side.
+    ``make`` returns the model at (x, y), ``losses`` a model's losses; ``steps`` is points per side.
     """
     ticks = np.linspace(LOW, HIGH, steps)
     values = [[losses(make(float(x), float(y))) for x in ticks] for y in ticks]
@@ -111,12 +111,12 @@ def landscape_picture(
 ) -> Picture:
     """Draw the losses of two clients around the model that they were sent.
 
-    ``pair`` names two clients, or none: then those whose domains differ most. ``count`` training
-    images of each are taken at most, on a grid of ``steps`` a side.
+    ``pair`` names two clients; if it is empty, those whose domains differ most are drawn. At most
+    ``count`` training images of each are used, on a grid of ``steps`` points per side.
 
     Raises:
         SettingsError: If a client of the pair did not train in that round.
-        DataError: If no two clients did.
+        DataError: If no two clients did, or one of them sent no model in another of the runs.
     """
     first = runs[0]
     clients = _pair(first, pair)
@@ -156,7 +156,7 @@ def _measure(run: Trained, clients: tuple[str, str], count: int, steps: int) -> 
 
 
 def _pair(run: Trained, pair: Sequence[str]) -> tuple[str, str]:
-    """Return the clients asked for, or the two of the round whose domains differ most."""
+    """Return the clients asked for, or the round's two clients whose domains differ most."""
     there = sorted(run.updates)
     for client in pair:
         if client not in there:
@@ -179,20 +179,20 @@ def _pair(run: Trained, pair: Sequence[str]) -> tuple[str, str]:
 
 
 def _some(run: Trained, client: str, count: int) -> NDArray[np.int64]:
-    """Return some of a client's training images, the same for all methods."""
+    """Return up to ``count`` of a client's training images, the same for all methods."""
     rng = generator(run.plan.settings.seed, "figures", "landscape", client)
     chosen: NDArray[np.int64] = np.sort(rng.permutation(run.federation.clients[client])[:count])
     return chosen
 
 
 def _draw(found: Sequence[Landscape], clients: Sequence[str]) -> tuple[Figure, Sheet]:
-    """Return contours of both clients' losses, methods down, on one scale; and the numbers."""
+    """Return contours of both clients' losses, methods down, on one scale, and the numbers."""
     from matplotlib.colors import LogNorm
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     values = np.concatenate([one.grid.ravel() for one in found])
     low = max(float(values.min()), 1e-6)
-    high = min(float(values.max()), 30 * low) * (1 + 1e-9)  # beyond, walls would hide the valley
+    high = min(float(values.max()), 30 * low) * (1 + 1e-9)  # higher walls would hide the valley
     levels = np.geomspace(low, high if high > low else 2 * low, 11)
     figure = new_figure(6.6, 0.7 + 2.7 * len(found))
     panels = figure.subplots(len(found), 2, sharex=True, sharey=True, squeeze=False)

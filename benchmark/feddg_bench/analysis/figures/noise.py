@@ -22,23 +22,23 @@ from feddg_bench.records.runs import RecordedRun, key_metric, read_folder
 from feddg_bench.records.statistics import deviation, smallest_difference
 
 RULES: tuple[Rule, ...] = ("last", "mean_last_5", "best_by_id_val")
-"""Selection rules that are compared, those that the runs can follow."""
+"""Selection rules that are compared, if the runs can follow them."""
 FEWEST_SEEDS = 5
-"""Of one method on one scenario; fewer say little of a deviation."""
+"""Seeds needed of one method on one scenario; fewer say little about a deviation."""
 BITS = ("portable", "engine.clients", "engine.together")
-"""Settings that move no more than last bits."""
+"""Settings that change only the last bits of numbers."""
 _SHOWN = range(2, 11)
 _NAMED = (3, 5)
 
 Twins = Mapping[int, Sequence[RecordedRun]]
-"""Seed -> its runs: the first, and those that differ from it in last bits alone."""
+"""Seed -> its runs: the first, and those that differ from it only in last bits."""
 
 
 def noise(runs: Sequence[RecordedRun], choice: Selection) -> Iterator[Picture | str]:
     """Yield a figure for each frame in which a method has enough seeds on one scenario.
 
-    Runs of one seed that differ in `BITS` alone, or that were made on another processor and lie in
-    another of the results folders, show how far last bits lead apart.
+    Runs of one seed that differ only in `BITS`, or that were made on another processor and lie in
+    another results folder, show how much differences in last bits move the results.
     """
     copies: dict[str, list[RecordedRun]] = {}
     for root in choice.results[1:]:
@@ -72,13 +72,13 @@ def _of_frame(
 
 
 def _elsewhere(copy: RecordedRun, run: RecordedRun) -> bool:
-    """Return whether a run of the same key was made on another processor, or came out otherwise."""
+    """Return whether a run of the same key was made on another processor, or has other results."""
     cpus = {one.environment.get("cpu") for one in (copy, run)}
     return len(cpus) > 1 or copy.measured != run.measured
 
 
 def _values(twins: Twins, rule: Rule, split: str) -> dict[int, list[float]]:
-    """Return the key metric of each seed's runs, of seeds whose runs all have it."""
+    """Return the key metric of each seed's runs, for seeds whose runs all have it."""
     found = {
         seed: [key_metric(run, run.evaluation(rule), split) for run in mine]
         for seed, mine in twins.items()

@@ -1,7 +1,7 @@
 """Figure of overhead: where the seconds of a run went, from records alone.
 
-Numbers are medians, over a run's rounds and over runs: a machine that was busy for a while moves
-them little.
+Numbers are medians, over a run's rounds and over runs, so that a machine that was busy for a while
+changes them little.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def overhead(frame: Frame, choice: Selection) -> Picture:
     rows = of.median().unstack()
     low, high = (of.quantile(q).unstack().total for q in (0.25, 0.75))
     rows["total"] = rows[list(PHASES)].sum(axis=1)
-    alike = np.ptp(rows.total) < (high - low).median()  # an order would be one of noise
+    alike = np.ptp(rows.total) < (high - low).median()  # then their order would be noise
     rows = rows.sort_index() if alike else rows.sort_values("total")
     figure = new_figure(6.6, 1.2 + 0.2 * len(rows))
-    # What is less than a hundredth of a round is noise.
+    # Less than a hundredth of a round is noise.
     prepared = (rows[ONCE] > 0.01 * rows.total).any()
     labels = ("seconds a round", *([f"seconds {ONCE}"] if prepared else []))
     ratios = (3, 1)[: len(labels)]

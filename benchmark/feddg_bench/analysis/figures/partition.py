@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 By = Literal["domain", "label"]
 FEW = 24
-"""Clients up to which each cell says its number."""
+"""Up to this many clients, each cell shows its number."""
 _MANY = 40
-"""Rows beyond which they are not named one by one."""
+"""With more rows than this, they are not named one by one."""
 RULE_SETTINGS = {
     "heterogeneous": ("heterogeneity", "\N{GREEK SMALL LETTER LAMDA}"),
     "dirichlet": ("alpha", "\N{GREEK SMALL LETTER ALPHA}"),
 }
-"""Kind of partition -> the setting that a panel names, and how."""
+"""Kind of partition -> the setting that a panel names, and its symbol."""
 
 
 def partition_picture(plans: Sequence[Plan], data: RunData, by: By) -> Picture:
-    """Draw the partitions of plans that differ in nothing but the partition, spread as in a run.
+    """Draw the partitions of plans that differ only in the partition, made as in a run.
 
     Raises:
-        DataError: If the data set is not here or not whole.
-        SettingsError: If the images cannot be spread so, or have no classes to be counted by.
+        DataError: If the data set is missing or incomplete.
+        SettingsError: If the images cannot be partitioned so, or have no classes to count by.
     """
     from feddg_bench.runs.setup import open_federation
 
@@ -71,7 +71,7 @@ def heat_maps(
 ) -> Picture:
     """Draw partitions one under the other, all on one scale of greys.
 
-    ``spreads`` maps what sets a partition apart to images by row and client, [R, N].
+    ``spreads`` maps each partition's label to its numbers of images by row and client, [R, N].
     """
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
@@ -118,7 +118,7 @@ def heat_maps(
         for label, counts in spreads.items()
         for client in range(counts.shape[1])
         for n, row in enumerate(rows)
-        if counts[n, client]  # thousands of writers are mostly zeros
+        if counts[n, client]  # with thousands of clients most are zeros
     )
     return Picture(name, figure, Sheet(("partition", "client", by, "images"), held))
 

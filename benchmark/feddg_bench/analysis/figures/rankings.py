@@ -1,4 +1,4 @@
-"""Figures of how methods stand to each other: performance profiles, and ranks over data sets."""
+"""Figures of how methods compare: performance profiles, and ranks over data sets."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 THRESHOLDS = 101
 LEAST = 3
-"""Runs of a method of which a profile says something."""
+"""Runs that a method needs for its profile to say something."""
 _FEW = 10
-"""Data sets up to which a diagram of ranks says that they are few (Demsar, JMLR 2006)."""
+"""Up to this many data sets, a diagram of ranks says that they are few (Demsar, JMLR 2006)."""
 
 
 def profiles(frame: Frame, choice: Selection) -> Picture | str | None:
-    """Draw which share of each method's runs reaches how much of the key metric.
+    """Draw the share of each method's runs that reaches each value of the key metric.
 
-    Returns a sentence where no method has `LEAST` runs.
+    Returns a sentence if no method has `LEAST` runs, and ``None`` if there are no values.
     """
     values, scenarios, notes = comparable(measure_series(frame.runs, choice.value))
     if values.empty:
@@ -67,7 +67,7 @@ def profiles(frame: Frame, choice: Selection) -> Picture | str | None:
 
 
 def critical_difference(methods: int, datasets: int) -> float:
-    """Return by how much average ranks must differ (Nemenyi, 1963) to count at `LEVEL`.
+    """Return how much average ranks must differ to count at `LEVEL` (Nemenyi, 1963).
 
     >>> round(critical_difference(4, 14), 2)
     1.25
@@ -81,8 +81,8 @@ def critical_difference(methods: int, datasets: int) -> float:
 def ranks(runs: Sequence[RecordedRun], choice: Selection) -> Picture | str:
     """Draw average ranks over data sets with the critical difference (Demsar, JMLR 2006).
 
-    A data set counts once, with the protocol, recipe and federation of which there are most runs.
-    Returns a sentence where no two methods share two data sets.
+    A data set counts once, with the protocol, recipe and federation that have the most runs.
+    Returns a sentence if no two methods share two data sets.
     """
     largest: dict[str, Frame] = {}
     for frame in sorted(frames(runs), key=lambda frame: (-len(frame.runs), frame.name)):

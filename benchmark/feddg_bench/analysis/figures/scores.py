@@ -59,7 +59,7 @@ class SweptSetting:
 
     name: str  # of the figure
     keys: tuple[str, ...]  # the settings
-    labels: tuple[str, ...]  # of the axis; of two settings, while the one or the other is held
+    labels: tuple[str, ...]  # of the axis; with two settings, one for each while it is held
     letters: tuple[str, ...]  # short names of the settings
 
 
@@ -82,7 +82,7 @@ SWEEPS = {
 def swept(runs: Sequence[RecordedRun], name: str, choice: Selection) -> list[Picture]:
     """Draw the key metric against a setting, for frames with runs at two values of it or more.
 
-    Of two settings one is held: there is a figure for each value of it at which the other varies.
+    With two settings one is held: each of its values at which the other varies has a figure.
     """
     sweep, pictures = SWEEPS[name], []
     for frame in frames(runs, sweep.keys):
@@ -96,7 +96,7 @@ def swept(runs: Sequence[RecordedRun], name: str, choice: Selection) -> list[Pic
 
 
 def _place(run: RecordedRun, sweep: SweptSetting) -> Place | None:
-    """Return where a run stands, all clients where K is not said; ``None`` if anywhere."""
+    """Return a run's place, with K = N if K is not set; ``None`` for a run without clients."""
     if run.get("partition.kind") == POOLED:
         return None
     first = run.get(sweep.keys[0])
@@ -108,9 +108,9 @@ def _place(run: RecordedRun, sweep: SweptSetting) -> Place | None:
 def _axes(
     sweep: SweptSetting, places: Sequence[Place]
 ) -> Iterator[tuple[str, int, str, list[Place]]]:
-    """Yield what each figure's name ends with, which setting varies, its axis, and its places.
+    """Yield the name's suffix, index of the varied setting, axis label and places of each figure.
 
-    Where these are pairs (N, K) a figure has those that share K or share N.
+    If places are pairs (N, K), a figure has those that share K, or those that share N.
     """
     if len(sweep.keys) == 1:
         yield "", 0, sweep.labels[0], list(places)
@@ -142,7 +142,7 @@ def _swept(
 
     values = measure_series(frame.runs, numbers, sweep.keys)
     flat = values.x == FLAT
-    # Of fewer scenarios, maybe, than the runs at the setting's usual value.
+    # These may have fewer scenarios than the runs at the setting's usual value.
     kept, scenarios, notes = comparable(values[~flat], least=2)
     if kept.empty:
         return None
@@ -163,9 +163,9 @@ def _swept(
 
 
 def _at_every_point(values: pd.DataFrame, scenarios: int) -> pd.DataFrame:
-    """Return the values of the seeds that are whole at every x, if any are: one draw all along.
+    """Return the values of the seeds that have all scenarios at every x; all values if none has.
 
-    Otherwise a point with more seeds would stand apart for their sake, not for its setting's.
+    Otherwise a point with more seeds could stand out because of them, not because of its setting.
     """
     counts = values.groupby(["seed", "x"]).scenario.nunique().unstack()
     whole = counts.index[(counts == scenarios).all(axis=1)]
@@ -173,7 +173,7 @@ def _at_every_point(values: pd.DataFrame, scenarios: int) -> pd.DataFrame:
 
 
 def leaderboard(frame: Frame, choice: Selection) -> Picture | None:
-    """Draw the mean of each method, best first, with the means of single scenarios."""
+    """Draw the mean of each method, best first, with its means in single scenarios."""
     values, scenarios, notes = comparable(measure_series(frame.runs, choice.value))
     points = means(values, scenarios).sort_values(
         ["mean", "series"], ascending=[False, True], ignore_index=True

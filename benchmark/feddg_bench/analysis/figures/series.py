@@ -28,7 +28,7 @@ SPLIT_NAMES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Selection:
-    """Which records are drawn, and what of them; ``None`` is everything."""
+    """Which records are drawn, and which of their numbers; ``None`` means all."""
 
     results: tuple[Path, ...] = (FOLDERS[0],)  # folders of records
     dataset: str | None = None  # name of a data set
@@ -41,14 +41,14 @@ class Selection:
 
     @property
     def suffix(self) -> str:
-        """What sets the files of this choice apart from those of everything."""
+        """End of file names that sets this selection apart from the default one."""
         parts = [*(self.scenario or ()), *(self.method or ())]
         parts += [self.split] if self.split != "test" else []
         parts += [self.rule] if self.rule != "last" else []
         return "".join(f"-{re.sub(r'[^A-Za-z0-9._+]+', '_', part)}" for part in parts)
 
     def runs(self) -> list[RecordedRun]:
-        """Return the runs that are asked for.
+        """Return the selected runs.
 
         Raises:
             SettingsError: If a name is known neither to the suite nor to the records.
@@ -93,7 +93,7 @@ class Selection:
 def series(
     runs: Iterable[RecordedRun], free: Collection[str] = ()
 ) -> Iterator[tuple[str, RecordedRun]]:
-    """Yield the runs of a frame with their series: the method, and what else sets it apart.
+    """Yield each run with the label of its series: the method, and what else sets it apart.
 
     The settings ``free`` vary inside a series.
     """
@@ -129,8 +129,8 @@ def comparable(
 ) -> tuple[pd.DataFrame, frozenset[str], list[str]]:
     """Return the points that share scenarios, these scenarios, and a note on each series left out.
 
-    Means over different scenarios cannot be compared. The scenarios are those that keep most means
-    of a scenario.
+    Means over different scenarios cannot be compared. The scenarios are those that keep the most
+    values: points times scenarios, of series that keep at least ``least`` points.
     """
     if values.empty:
         return values, frozenset(), []
@@ -161,7 +161,7 @@ def means(values: pd.DataFrame, scenarios: Collection[str]) -> pd.DataFrame:
     """Return means over seeds of means over scenarios: ``series, x, mean, std, seeds, low, high``.
 
     A seed counts at an x if it has all scenarios there; ``std`` is the sample standard deviation
-    over seeds, NaN for one, and ``low`` and ``high`` are so far from the mean.
+    over seeds, NaN for one seed; ``low`` and ``high`` are that far from the mean.
     """
     here = values[values.scenario.isin(list(scenarios))].drop_duplicates(
         ["series", "x", "seed", "scenario"], keep="last"
@@ -177,7 +177,7 @@ BAND = "; band: one standard deviation over seeds"
 
 
 def over(scenarios: Collection[str], labels: Mapping[str, str], points: pd.DataFrame) -> str:
-    """Return what means are over, in words."""
+    """Return in words which scenarios and how many seeds means are over."""
     counts = sorted(set(points.seeds.map(len))) or [0]
     many = " to ".join(map(str, counts if len(counts) == 1 else (counts[0], counts[-1])))
     said = f"{many} seed{'' if counts == [1] else 's'}"

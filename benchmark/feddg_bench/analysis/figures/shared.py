@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def title_of(run: Trained) -> str:
-    """Return which experiment a figure is about, in words."""
+    """Return a title that says which experiment a figure is about."""
     s = run.plan.settings
     return f"{s.dataset}, {s.protocol}, scenario {s.scenario}, recipe {run.plan.recipe}"
 
@@ -64,13 +64,13 @@ def image_grid(
     *,
     row_height: float,
 ) -> Figure:
-    """Return a figure with domains down and their images across, several columns for each.
+    """Return a figure with domains down and their images across, each with one column per head.
 
-    ``draw`` fills the axes of one image, one for each head; ``row_height`` is in inches.
+    ``draw`` fills the axes of one image, one per head; ``row_height`` is in inches.
     """
     many, across = max(len(images) for _, images in domains), len(heads)
     figure = new_figure(0.5 + 0.95 * across * many, 0.6 + row_height * len(domains))
-    # A narrow column between images, so that one sees which columns belong together.
+    # Narrow columns between images show which columns belong together.
     widths = ([1.0] * across + [0.12]) * many
     grid = figure.subplots(len(domains), len(widths), squeeze=False, width_ratios=widths)
     for axes in grid.flat:

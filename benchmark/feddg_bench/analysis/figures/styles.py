@@ -1,4 +1,4 @@
-"""Images of every domain beside what methods make of them."""
+"""Figure of images of every domain, beside the same images restyled by methods."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def styles_picture(runs: Sequence[Trained], count: int) -> Picture:
-    """Draw ``count`` images of each domain, and what the methods make of them for one client.
+    """Draw ``count`` images of each domain, and how each method restyles them on one client.
 
     Raises:
         SettingsError: If a method restyles nothing.

@@ -1,6 +1,6 @@
-"""Models for figures: trained in memory by the loop of every run, and kept where they are wanted.
+"""Models for figures: trained in memory by the loop of every run, and kept after wanted rounds.
 
-Models that a run kept are taken as they are.
+Models that a run kept on disk are used as they are.
 """
 
 from __future__ import annotations
@@ -46,11 +46,14 @@ class Trained:
     # after each wanted round; 0 is before round 1
     models: dict[int, Weights] = field(default_factory=dict)
     before: Weights = field(default_factory=dict)  # what the last round's clients were sent
-    updates: dict[str, Weights] = field(default_factory=dict)  # of clients, after local training
-    tasks: dict[str, Task] = field(default_factory=dict)  # what they were asked
+    updates: dict[str, Weights] = field(default_factory=dict)  # clients' trained weights
+    tasks: dict[str, Task] = field(default_factory=dict)  # what these clients were asked to do
 
     def load(self, weights: Weights, client: str | None = None) -> Method:
-        """Return the module in evaluation mode with the weights, and with a client's own state."""
+        """Return the module in evaluation mode with the weights.
+
+        If ``client`` is given, the module also has that client's own state.
+        """
         self.method.state.load(self.private)
         if client is not None:
             self.method.state.load(self.memories.get(client, {}).get("private state", {}))
@@ -59,7 +62,7 @@ class Trained:
 
     @property
     def device(self) -> torch.device:
-        """Where the module is."""
+        """Device that the module is on."""
         return next(self.method.parameters()).device
 
     def images(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -108,9 +111,9 @@ def trained_runs(
 ) -> list[Trained]:
     """Return each run with the global models of the wanted rounds.
 
-    Models that the run kept are taken; else it is trained in memory up to the last wanted round.
-    With ``updates`` clients' steps are wanted too: from a kept model they are made anew, by the
-    clients of its round. For ``at`` see `wanted_rounds`.
+    Models that the run kept are used; otherwise it is trained in memory up to the last wanted
+    round. ``updates`` also asks for the clients' updates: if the model was kept, the clients of
+    its round train once more, from it. For ``at`` see `wanted_rounds`.
 
     Raises:
         FeddgError: If the data, a file or a setting cannot be used.
@@ -139,7 +142,7 @@ def trained_runs(
 
 
 def _kept_models(store: ResultsStore, plan: Plan, rounds: Collection[int]) -> dict[int, Weights]:
-    """Return the models of all these rounds, or nothing if the run did not keep each."""
+    """Return the models of all these rounds; empty if the run did not keep every one."""
     found = {}
     for which in KEEP:
         path = model_path(store, plan.key, which)
@@ -176,12 +179,12 @@ def sample(
     splits: Collection[str] = ("id_test", "val", "test"),
     keep: Callable[[np.ndarray], np.ndarray] = lambda labels: np.full(len(labels), True),
 ) -> list[tuple[str, np.ndarray]]:
-    """Return up to so many images of each domain that no client trained on, by its own stream.
+    """Return up to ``count`` images of each domain that no client trained on, by its own stream.
 
-    ``keep`` says which images may come by their labels [n]: bool [n].
+    ``keep`` returns which images may be drawn, bool [n], from their labels [n].
 
     Returns:
-        Domains in the order of splits with indices of images, ascending.
+        Domains with the ascending indices of their images, in the order of splits.
     """
     found = []
     seed = trained.plan.settings.seed

@@ -33,17 +33,17 @@ Settings = tuple[tuple[str, Any], ...]  # a method's own and those of its protec
 
 @dataclass(frozen=True)
 class Point:
-    """A method under one noise."""
+    """A method at one level of noise."""
 
     noise: float
-    auc: Interval  # of membership, from what clients send beside weights
+    auc: Interval  # of membership, from what clients send besides weights
     values: tuple[float, ...]  # key metric of each run
 
 
 def utility(
     runs: Sequence[RecordedRun], attacks: Iterable[AttackRecord], choice: Selection
 ) -> Iterator[Picture | str]:
-    """Yield a figure for each frame in which a method was run and attacked under two noises."""
+    """Yield a figure for each frame in which a method was run and attacked at two noise levels."""
     found = list(attacks)
     drawn = False
     for frame in frames(runs):
@@ -67,7 +67,7 @@ def _points(
 ) -> list[Point]:
     """Return a method's points by noise, over the scenarios and seeds that all of them have.
 
-    Of several readings it is the one with the most points.
+    If the method has several readings, they are of the one with the most points.
     """
     mine = [run for run in frame.runs if run.method == method]
     first = mine[0]
@@ -107,7 +107,7 @@ def _points(
 
 def _own(settings: Mapping[str, Any]) -> Settings:
     own = {k: v for k, v in settings.items() if k.startswith(OWN)}
-    # What is off is as good as absent.
+    # A setting that is off counts as absent.
     return tuple(sorted((k, repr(v)) for k, v in own.items() if v or k not in WITH_NOISE))
 
 

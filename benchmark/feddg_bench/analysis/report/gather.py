@@ -1,4 +1,4 @@
-"""All that a report shows, as one JSON value."""
+"""Gather all that a report shows, as one JSON value."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from feddg_bench.records.runs import RecordedRun
 
 
 def read_filter(pairs: Sequence[str]) -> RunFilter:
-    """Return what ``KEY=VALUE`` pairs ask of a run; commas part values of which one must fit.
+    """Return ``KEY=VALUE`` pairs as a filter of runs; commas separate alternative values.
 
     Raises:
         SettingsError: If a pair cannot be read or its key is unknown.

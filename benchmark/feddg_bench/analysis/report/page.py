@@ -1,4 +1,4 @@
-"""The page: template, style and script of this package, data and pictures in one file."""
+"""The page: template, style and script of this package, with data and pictures, in one file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import jinja2
 from feddg_bench.common.errors import DataError
 
 MIME = {".svg": "image/svg+xml", ".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg"}
-"""Pictures that a browser shows; of several with one name the first of these."""
+"""Pictures that a browser shows; if several share a name, the format that is first here wins."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def figures(folder: Path) -> list[Figure]:
 
 
 def _description(content: bytes) -> str:
-    """Return what our own PNG files say of themselves; nothing of other files."""
+    """Return the description in one of our own PNG files; empty for other files."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -64,7 +64,7 @@ def _description(content: bytes) -> str:
 
 
 def render(data: Mapping[str, Any], pictures: Sequence[Figure] = ()) -> str:
-    """Return the page. Nothing in it asks for anything outside it, and its policy forbids it.
+    """Return the page. It loads nothing from outside, and its policy forbids that.
 
     Any text in the data may be hostile.
     """
@@ -94,10 +94,10 @@ def render(data: Mapping[str, Any], pictures: Sequence[Figure] = ()) -> str:
 
 
 def embedded(data: Mapping[str, Any]) -> str:
-    """Return JSON as deflated bytes in base64, which holds no character that HTML reads.
+    """Return data as JSON, deflated and in base64, which has no character special to HTML.
 
     Raises:
-        ValueError: If a number is NaN or infinite, which JSON has not.
+        ValueError: If a number is NaN or infinite, which JSON does not have.
     """
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return base64.b64encode(zlib.compress(text.encode(errors="replace"), 9)).decode()

@@ -1,4 +1,4 @@
-"""What the report says of one run: settings, curves, bytes, seconds, what went wrong."""
+"""What the report says about one run: settings, curves, bytes, seconds, what went wrong."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from feddg_bench.records.variants import setting_text
 
 REPORTED_SPLITS = ("test", "val", "id_test", "id_val")
 POINTS = 60
-"""A curve of more evaluated rounds is thinned to about so many; chosen rounds always stay."""
+"""A curve of more evaluated rounds is thinned to about this many; chosen rounds always stay."""
 LISTED = 20
-"""A run says so many of its dropped clients."""
+"""Most dropped clients that a run lists."""
 
 
 def shown_metrics(run: RecordedRun) -> tuple[str, ...]:
-    """Return what is shown of a run: its data set's key metric, and what there is beside it."""
+    """Return the metrics shown for a run: its data set's key metric, then those beside it."""
     first = metrics_of(run.task)[0]
     return tuple(dict.fromkeys((run.metric.name, first, "worst_group", "loss")))
 
@@ -31,7 +31,7 @@ class Details:
     """Gathers runs for the page.
 
     Attributes:
-        runs: What `_entry` says of each.
+        runs: What `_entry` returns for each run.
         setups: What runs of one method with one set of settings have in common.
     """
 
@@ -41,7 +41,7 @@ class Details:
         self._places: dict[Any, int] = {}
 
     def add(self, run: RecordedRun) -> int:
-        """Return the position of a run, whose record is read the first time.
+        """Return a run's position in `runs`; its record is read when it is first added.
 
         Raises:
             DataError: If the record is damaged.
@@ -53,13 +53,14 @@ class Details:
         return self._places[run.key]
 
     def _entry(self, run: RecordedRun) -> dict[str, Any]:
-        """Return what the page says of a run.
+        """Return what the page says about a run.
 
-        ``seconds`` and ``memory`` (MiB) are of all of it. ``dropped`` counts, ``drops`` lists
-        [round, client, tensor]. ``bytes`` is [up a round, down a round, up before round 1, down
-        before round 1], ``phases`` lists [phase, seconds a round, seconds before round 1].
-        ``chosen`` is, for each selection rule, positions in ``evaluated``, the numbers of
-        evaluated rounds. ``curves`` holds values by split and metric, shares in percent.
+        ``seconds`` and ``memory`` (MiB) are for the whole run. ``dropped`` counts dropped clients,
+        ``drops`` lists the first `LISTED` as [round, client, tensor]. ``bytes`` is [up per round,
+        down per round, up before round 1, down before round 1], ``phases`` lists [phase, seconds
+        per round, seconds before round 1]. ``chosen`` holds, for each selection rule, positions in
+        ``evaluated``, the numbers of the evaluated rounds shown. ``curves`` holds values by split
+        and metric, shares in percent.
         """
         record = run.record()
         rounds, once, environment = record.rounds, record.once, record.environment
@@ -97,7 +98,7 @@ class Details:
         }  # fmt: skip
 
     def _setup(self, run: RecordedRun, settings: Mapping[str, Any], threads: int) -> int:
-        """Return the position of what does not depend on scenario and seed."""
+        """Return the position in `setups` of what does not depend on scenario and seed."""
         mark = (run.method, run.version, run.dataset, run.protocol, run.recipe, run.fingerprint)
         whole = (*mark, id(run.settings), threads)  # runs share their settings object
         if whole not in self._places:
@@ -117,7 +118,7 @@ class Details:
 
 
 def number(value: float, digits: int) -> float | None:
-    """Return a number with so many digits behind the point; ``None`` for NaN and infinity."""
+    """Return a number rounded to ``digits`` after the point; ``None`` for NaN and infinity."""
     return round(value, digits) if math.isfinite(value) else None
 
 
@@ -157,7 +158,7 @@ def _curves(run: RecordedRun, rounds: Sequence[RoundRecord]) -> dict[str, Any]:
 def _curve(
     run: RecordedRun, evaluations: Sequence[Evaluation], split: str, metric: str
 ) -> list[float | None] | None:
-    """Return a metric after each evaluation, or nothing where it was never measured."""
+    """Return a metric at each evaluation; ``None`` if it was never measured."""
     values = [pooled_metric(evaluation, split, metric) for evaluation in evaluations]
     if all(value is None for value in values):
         return None
@@ -167,7 +168,7 @@ def _curve(
 
 
 def _thinned(count: int, always: Collection[int]) -> list[int]:
-    """Return about `POINTS` positions below ``count``, evenly spread, and those that must stay."""
+    """Return about `POINTS` positions below ``count``, evenly spread, and those of ``always``."""
     if count <= POINTS:
         return list(range(count))
     spread = {round(n * (count - 1) / (POINTS - 1)) for n in range(POINTS)}

@@ -24,7 +24,7 @@ COST_HEADS = {
 
 
 def leaderboard_view(table: Generic, details: Details) -> dict[str, Any]:
-    """Return a table with all its views: a metric under a rule; costs are of all rounds.
+    """Return a table with a view for each metric and selection rule; costs are over all rounds.
 
     Raises:
         DataError: If a record is damaged, or two runs would fall into one cell.
@@ -105,8 +105,8 @@ def _views(table: Generic) -> Iterator[tuple[str, Rule, Description]]:
 def _groups(table: Generic, against: str | None) -> list[GroupSpec]:
     """Return the scenarios under each split, with their mean and the worst of them.
 
-    Under the test split there is more where rows are compared ``against`` one: a bootstrap of every
-    view would take a minute.
+    The test split has more summaries if rows are compared ``against`` a method. Other splits do
+    not, since a bootstrap for every view would take a minute.
     """
     held = {group.split: group.columns for group in table.description.groups}
     inside = [
@@ -126,7 +126,7 @@ def _groups(table: Generic, against: str | None) -> list[GroupSpec]:
 
 
 def _splits(grid: Grid) -> list[dict[str, Any]]:
-    """Return columns and cells by split, where a split has any number."""
+    """Return the columns and cells of each split that has any number."""
     lines = {kind: {x.row: x for x in grid.lines if x.kind == kind}
              for kind in ("ours", "published", "difference")}  # fmt: skip
     splits = []
@@ -156,7 +156,7 @@ def _splits(grid: Grid) -> list[dict[str, Any]]:
 
 
 def _cell(entries: Sequence[Entry | None]) -> dict[str, Any]:
-    """Return text, mark and footnotes; and the published number, its source, and the difference."""
+    """Return text, mark and footnotes, and the published number, its source and the difference."""
     ours, published, gap = entries
     assert ours is not None  # noqa: S101 - rows without runs are those of papers' tables
     cell: dict[str, Any] = {"text": ours.text}

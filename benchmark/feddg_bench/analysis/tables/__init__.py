@@ -1,4 +1,4 @@
-"""Tables: one at the end of a command (`summary`), and those of papers made from records."""
+"""Tables: the one at the end of a command (`summary`), and papers' tables made from records."""
 
 from feddg_bench.analysis.tables.summary import Cell, Table, summary
 

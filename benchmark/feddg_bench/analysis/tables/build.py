@@ -1,4 +1,4 @@
-"""From a description and records to a table with numbers in it."""
+"""Make a table with numbers in it from a description and records."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def build(
 ) -> Grid:
     """Return a table.
 
-    Rule ``select`` replaces the description's. With ``any_paper`` the number of any paper stands
-    beside a measured one whose scenario it has.
+    Rule ``select`` replaces the description's. With ``any_paper``, a number that any paper
+    publishes for the same scenario stands beside the measured one.
 
     Raises:
         DataError: If one cell would average runs with different settings.
@@ -64,7 +64,7 @@ def build(
 
 
 class _Builder:
-    """Fills a table; what it gathers on the way are footnotes. For arguments see `build`."""
+    """Fills a table and gathers its footnotes on the way. For arguments see `build`."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class _Builder:
         self.seeds_of: dict[tuple[int, frozenset[int], bool], dict[int, float]] = {}
         self.comparisons: dict[tuple[int, frozenset[int]], Comparison] = {}
         self.ranks: dict[tuple[Unit, ...], list[float | None]] = {}
-        # Accuracies tie within TIE whatever their table prints; others if they print the same.
+        # Accuracies tie within TIE, whatever the table prints; others tie if they print the same.
         self.tie = TIE if description.unit == "%" else 0.5 * 10.0**-description.decimals
 
     def grid(self) -> Grid:
@@ -149,18 +149,18 @@ class _Builder:
         )
 
     def _mean(self, row: Row) -> float | None:
-        """Return the mean of a row over the first group, if it is whole."""
+        """Return a row's mean over the first group; ``None`` if no seed has all its scenarios."""
         seeds = by_seed(row.sample, self.first)
         return mean_and_std(list(seeds.values()))[0] if seeds else None
 
     def _accuracy(self, row: Row) -> float | None:
-        """Return the same where it is an accuracy on a held-out domain."""
+        """Return `_mean` where it is an accuracy on held-out domains, else ``None``."""
         held = [c for c in self.columns if c.group == 0]
         known = {(c.metric, c.split) for c in held} <= {("accuracy", "test"), ("accuracy", "val")}
         return self._mean(row) if known else None
 
     def _wanted(self, column: Column) -> list[Unit] | None:
-        """Return the scenarios of a column; ``None`` if one of its sources has none in any row."""
+        """Return the scenarios of a column; ``None`` if no row has any for one of its sources."""
         if not all(self.units[source.number] for source in column.sources):
             return None
         return [unit for source in column.sources for unit in self.units[source.number]]
@@ -168,7 +168,7 @@ class _Builder:
     # ----------------------------------------------------------------------------- cells
 
     def _outside(self, row: Row) -> tuple[str, ...]:
-        """Return what sets a row's runs apart from the frame of the table's paper, if any does."""
+        """Return how a row's runs depart from the frame of the paper; empty if they do not."""
         if self.description.paper is None or row.variant is None:
             return ()
         recipe = self.description.recipe or RECIPES[self.description.paper]
@@ -260,7 +260,7 @@ class _Builder:
     def _seeds(
         self, row: Row, numbers: frozenset[int], units: list[Unit] | None, *, worst: bool = False
     ) -> dict[int, float]:
-        """Return `by_seed` of some columns of a row; none if there are no scenarios."""
+        """Return `by_seed` for some columns of a row; empty if there are no scenarios."""
         key = (id(row), numbers, worst)
         if key not in self.seeds_of:
             part = row.part(numbers)
@@ -334,8 +334,8 @@ class _Builder:
     def _of_table(self, row: Row, column: Column) -> Published | None:
         """Return the number that the table's paper prints in a cell, if there is one.
 
-        Method, data set, split, domain and metric are those of row and column; the description
-        says what is otherwise in the file of published numbers.
+        Method, data set, split, domain and metric come from the row and the column, unless the
+        description gives other values for the file of published numbers.
         """
         paper, table, told = self.description.paper, self.description.table, row.spec.published
         if paper is None or table is None or told is None or column.kind not in PUBLISHED:
@@ -359,9 +359,9 @@ class _Builder:
         return published_number(paper, table, {key: str(value) for key, value in where.items()})
 
     def _of_any_paper(self, row: Row, column: Column) -> Published | None:
-        """Return the number of any paper that a measured column's scenario has.
+        """Return the number that any paper publishes for a measured column's scenario.
 
-        Of a mean over columns it is the mean, if all of them have one.
+        For a mean over columns, return the mean of their numbers, if all columns have one.
         """
         if column.kind not in _MARKED:
             return None
@@ -407,7 +407,7 @@ def _p(value: float | None) -> str:
 
 
 def _gap(ours: Entry | None, published: Entry | None, column: Column) -> Entry | None:
-    """Return the difference to a published number, if both are there."""
+    """Return the difference from a published number, if both numbers exist."""
     if ours is None or published is None or ours.value is None or published.value is None:
         return None
     found = ours.value - published.value
@@ -415,7 +415,7 @@ def _gap(ours: Entry | None, published: Entry | None, column: Column) -> Entry |
 
 
 def _silence(column: MeasuredColumn) -> str:
-    """Return why runs that are there have no number for a column."""
+    """Return why a row's runs have no number for a column."""
     chooses = CHOOSING.get(column.rule)
     if chooses and chooses != column.split:
         return (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -41,7 +40,7 @@ SPREAD = {
 }
 """Kind of partition -> the settings that say who holds what."""
 _MANY = 8
-"""More differences than this are counted, not listed."""
+"""Most differences that are listed; the rest are only counted."""
 
 MARKS = (
     "bold: better than every other row; underlined: better than every row but that one; where "
@@ -67,7 +66,7 @@ _AGAINST = {
     "improvement": "P(better): probability that a run is better than one of {0} in the same "
     "scenario, with an interval as that of the IQM",
 }
-"""Summary against a method -> what it is."""
+"""Summary that compares with a method -> what it is."""
 
 
 def caption(
@@ -78,7 +77,7 @@ def caption(
     seeds: Sequence[int],
     lines: Sequence[Line],
 ) -> tuple[str, ...]:
-    """Return what a table's numbers are, in sentences."""
+    """Return sentences that say what a table's numbers are."""
     runs = [run for row in rows if row.variant for run in row.variant.runs]
     metrics = {column.metric for column in columns}
     metric = find_metric(metrics.pop()).title if len(metrics) == 1 else "numbers"
@@ -120,7 +119,7 @@ def caption(
 
 
 def _frame(runs: Sequence[RecordedRun], free: Iterable[str]) -> list[str]:
-    """Return, for each data set, recipes and the settings that most runs have, in a sentence."""
+    """Return a sentence for each data set with its recipes and the settings that most runs have."""
     sentences = []
     for dataset in sorted({run.dataset for run in runs}):
         mine = [run for run in runs if run.dataset == dataset]
@@ -149,7 +148,7 @@ def _frame(runs: Sequence[RecordedRun], free: Iterable[str]) -> list[str]:
 
 
 def tuning(rows: Sequence[Row]) -> list[str]:
-    """Return how many trials the settings of rows were chosen in, if any were changed by them."""
+    """Return a sentence on how the settings of rows were tuned; none if tuning changed nothing."""
     by_trials: dict[str, list[str]] = {}
     runs = {row.label: row.variant.runs for row in rows if row.variant}
     for label, mine in runs.items():
@@ -169,7 +168,7 @@ def tuning(rows: Sequence[Row]) -> list[str]:
 
 
 def _privacy(rows: Sequence[Row]) -> list[str]:
-    """Return what is guaranteed of rows whose runs were protected, the largest epsilon of each."""
+    """Return the privacy guarantees of protected rows, each by the largest epsilon of its runs."""
     found: dict[str, list[str]] = {}
     for row in rows:
         runs = row.variant.runs if row.variant else ()
@@ -188,7 +187,7 @@ def _plain(value: Any) -> str:
 
 @cache
 def _title(dataset: str) -> str:
-    """Return a data set's name as people write it; a record may be of one that is not here."""
+    """Return a data set's title, or its name if it is not installed here."""
     try:
         return load_dataset(dataset).title
     except FeddgError:
@@ -196,26 +195,30 @@ def _title(dataset: str) -> str:
 
 
 def modal(runs: Sequence[RecordedRun]) -> dict[str, Any]:
-    """Return the most frequent value of each setting, methods' own aside, over methods.
+    """Return the most frequent value of each setting over methods, except methods' own settings.
 
-    A method counts once for each value that it has, so that a sweep of one does not outvote the
-    others.
+    A method counts once for each value that it has, so that many variants of one method do not
+    outvote the others. Ties go to the value of most variants.
     """
-    votes: dict[str, Counter[str]] = {}
+    votes: dict[str, dict[str, list[str]]] = {}
     values: dict[tuple[str, str], Any] = {}
-    for settings in {(run.method, id(run.settings)): run.settings for run in runs}.values():
+    alike = {(run.method, id(run.settings)): run.settings for run in runs}
+    for (method, _), settings in alike.items():
         for key, value in settings.items():
             if not key.startswith("hyper."):
-                votes.setdefault(key, Counter())[repr(value)] += 1
+                votes.setdefault(key, {}).setdefault(repr(value), []).append(method)
                 values[key, repr(value)] = value
-    return {
-        key: values[key, min(found, key=lambda value: (-found[value], value))]
-        for key, found in votes.items()
-    }
+    found = {}
+    for key, methods in votes.items():
+        first = min(
+            methods, key=lambda value: (-len({*methods[value]}), -len(methods[value]), value)
+        )
+        found[key] = values[key, first]
+    return found
 
 
 def notes(description: Description, rows: Sequence[Row]) -> tuple[str, ...]:
-    """Return a table's own notes, and one on each row whose settings are not those of most."""
+    """Return a table's own notes, and notes on rows that are equal, tuned or unlike most."""
     runs = [run for row in rows if row.variant for run in row.variant.runs]
     usual = {
         dataset: modal([run for run in runs if run.dataset == dataset])
@@ -255,7 +258,7 @@ def notes(description: Description, rows: Sequence[Row]) -> tuple[str, ...]:
 
 
 def equal_rows(rows: Sequence[Row]) -> list[str]:
-    """Return a sentence for rows whose numbers are all those of an earlier one."""
+    """Return a sentence for each row whose numbers all equal those of an earlier row."""
     found: dict[tuple[Any, ...], Row] = {}
     said = []
     for row in rows:
@@ -270,7 +273,7 @@ def equal_rows(rows: Sequence[Row]) -> list[str]:
 
 
 def rule_sentence(rules: Iterable[Rule], metrics: Iterable[str] = ("accuracy",)) -> str:
-    """Return how rounds were chosen, by the key metrics of the runs' data sets."""
+    """Return how rounds were chosen, with the names of the key metrics of the runs' data sets."""
     metric = " or ".join(find_metric(name).title for name in sorted(set(metrics))) or "accuracy"
     said = {rule: RULE_SENTENCES[rule].format(metric=metric) for rule in rules}
     return "Selection rule " + "; ".join(f"{rule}: {words}" for rule, words in said.items())
@@ -283,7 +286,10 @@ def seeds_text(seeds: Iterable[int]) -> str:
 
 
 def sentence(words: str) -> str:
-    """Return words with a capital letter, but where a name such as iWildCam begins, and a stop."""
+    """Return words as a sentence: with a capital and a full stop.
+
+    A first word with capitals of its own, such as iWildCam, stays as it is.
+    """
     first = words.partition(" ")[0]
     start = words[:1] if first[1:] != first[1:].lower() else words[:1].upper()
     return f"{start}{words[1:]}" + ("" if words.endswith(".") else ".")

@@ -10,11 +10,11 @@ from feddg_bench.plugins import load_dataset
 from feddg_bench.records.runs import RecordedRun
 
 NEAR = 0.05
-"""At chance is what gets less than this share of the way from guessing to perfect."""
+"""A row is at chance if it gets less than this share of the way from guessing to perfect."""
 
 
 def caveats(runs: Sequence[RecordedRun], accuracy: float | None) -> Iterator[str]:
-    """Yield what a reader must know of a row.
+    """Yield what a reader must know about a row.
 
     ``accuracy`` is its mean in percent, ``None`` where it is not known or another metric is shown.
     """
@@ -47,7 +47,7 @@ def _guess(dataset: str) -> float | None:
 
 
 def _some(runs: Sequence[RecordedRun], say: Callable[[RecordedRun], str]) -> Iterator[str]:
-    """Yield what is said of the first run of which anything is, and of how many more."""
+    """Yield the caveat of the first run that has one, and how many other runs have one."""
     found = [run for run in runs if say(run)]
     if found:
         first = min(found, key=lambda run: (run.scenario, run.seed))

@@ -21,8 +21,8 @@ class MeasuredColumn:
     number: int  # position among the measured columns
     group: int  # its group's position in the description
     spec: ColumnSpec
-    where: RunFilter  # what its runs have, that of table and group included
-    own: RunFilter  # the same without that of the table
+    where: RunFilter  # filter of its runs, with those of the table and the group
+    own: RunFilter  # the same without the table's
     split: str | None  # the split it reads; `None` for costs
     metric: str  # name in the evaluation, or one of `COSTS`
     rule: Rule
@@ -37,7 +37,7 @@ class Column:
     kind: Kind  # whether its numbers are measured, or which summary they are
     sources: tuple[MeasuredColumn, ...]  # the measured column, or all of a group
     published: RunFilter  # what its description says about published numbers
-    decimals: int  # digits behind the point
+    decimals: int  # digits after the point
 
     @property
     def numbers(self) -> frozenset[int]:
@@ -45,7 +45,7 @@ class Column:
         return frozenset(column.number for column in self.sources)
 
     def facts(self) -> dict[str, str]:
-        """Return what CSV says of it: what all that it is made of have in common."""
+        """Return the column's fields in CSV: what its measured columns have in common."""
         facts = {}
         for name in ("dataset", "protocol", "scenario", "train", "val", "test"):
             values = {
@@ -58,7 +58,7 @@ class Column:
 
 
 def measured_columns(description: Description, select: Rule | None) -> list[MeasuredColumn]:
-    """Return the columns of all groups; ``select`` wins over the description's rules."""
+    """Return the columns of all groups; ``select`` replaces the description's rules."""
     found: list[MeasuredColumn] = []
     for number, group in enumerate(description.groups):
         for spec in group.columns:
@@ -72,7 +72,7 @@ def measured_columns(description: Description, select: Rule | None) -> list[Meas
 
 
 def shown_columns(description: Description, columns: Sequence[MeasuredColumn]) -> Iterator[Column]:
-    """Yield the columns from left to right: of each group its own, then its summaries."""
+    """Yield the columns from left to right: each group's own, unless hidden, then its summaries."""
     decimals = description.decimals
     for number, group in enumerate(description.groups):
         mine = tuple(column for column in columns if column.group == number)
@@ -85,7 +85,7 @@ def shown_columns(description: Description, columns: Sequence[MeasuredColumn]) -
 
 
 def varied_keys(description: Description) -> set[str]:
-    """Return the keys that columns vary, in which the runs of a row may differ."""
+    """Return the keys that columns vary; the runs of a row may differ in them."""
     keys = {key for group in description.groups for key in group.where}
     keys |= {key for group in description.groups for c in group.columns for key in c.where}
     return (keys - set(FIELDS)) | (keys & {"method", "protocol"})

@@ -24,7 +24,7 @@ from feddg_bench.records.variants import setting_text
 FILES = ("data.split_csv", "backbone.weights")
 """Settings whose record holds a hash, not the path that a command needs."""
 FILE = "FILE"
-"""Stands for the path of a file, of which a record holds the hash alone."""
+"""Stands for the path of a file, since a record holds only its hash."""
 SEEDS = (0, 1, 2)
 """Seeds to run where the table has none."""
 
@@ -38,8 +38,8 @@ def fill_commands(
 ) -> dict[int, str]:
     """Return the command that fills each missing column of a row.
 
-    Columns that one command can fill share it. ``scenarios`` are those that other rows have, by
-    column.
+    Columns that one command can fill share it. ``scenarios`` holds the scenarios that any row has,
+    by column.
     """
     asked: dict[tuple[str, str], dict[str, None]] = {}
     parts: dict[int, tuple[str, str]] = {}
@@ -67,7 +67,7 @@ def fill_commands(
 
 
 def _base(row: Row, where: Mapping[str, Any]) -> RecordedRun | None:
-    """Return a run of the row to be like: of the same data set and protocol if there is one."""
+    """Return a run of the row to imitate, of the wanted data set and, if possible, protocol."""
     runs = row.variant.runs if row.variant else ()
     near = [r for r in runs if r.dataset == where.get("dataset", r.dataset)]
     same = [r for r in near if r.protocol == where.get("protocol", r.protocol)]
@@ -111,7 +111,7 @@ def _said(value: Any) -> str:
 
 
 def overrides(run: RecordedRun) -> dict[str, Any]:
-    """Return the settings, the method's own aside, in which a run differs from its recipe."""
+    """Return the settings in which a run differs from its recipe, except the method's own."""
     recipe = recipe_settings(run.recipe, run.dataset, run.method)
     if recipe is None:
         return {}
@@ -152,7 +152,7 @@ def _scenarios(where: Mapping[str, Any], known: Collection[str]) -> list[str]:
 
 
 def _needs(where: Mapping[str, Any], parts: Sequence[str]) -> str:
-    """Return what has to be there before a command works, as a comment behind it."""
+    """Return what a command still needs, as a comment to put after it; empty if nothing."""
     for kind, name in (("data set", where.get("dataset")), ("method", where.get("method"))):
         if isinstance(name, str) and name not in names(kind):
             return f"  # needs a {kind} {name}, which is not installed"
@@ -173,12 +173,12 @@ def _covers(recipe: str, dataset: str) -> bool:
 
 
 def repeat_command(run: RecordedRun, settings: Mapping[str, Any], threads: int = 1) -> str:
-    """Return the command that repeats a run, but for its scenario and its seed.
+    """Return the command that repeats a run, without its scenario and its seed.
 
-    It names the recipe and all in which the run differs from it, or every setting where the recipe
-    is not one of ours. The method's own settings are all there: so the command does not depend on
-    the defaults of a version. (A setting that its method needs and that was overruled with the
-    recipe's own value is not seen here; the run's key would tell.)
+    It names the recipe and every setting in which the run differs from it, or all settings if the
+    recipe is not a shipped one. It gives all the method's own settings, so that it does not depend
+    on a version's defaults. (If the user set a value that the method needs back to the recipe's,
+    the command lacks it; the key of the repeated run would differ.)
     """
     parts = ["feddg-bench", "run", "--method", run.method, "--protocol", run.protocol]
     parts += ["--dataset", run.dataset]
@@ -196,7 +196,7 @@ def repeat_command(run: RecordedRun, settings: Mapping[str, Any], threads: int =
 
 
 def _yaml(value: Any) -> str:
-    """Return a value as ``KEY=VALUE`` reads it."""
+    """Return a value as one writes it in ``KEY=VALUE``."""
     if isinstance(value, dict):
         return FILE
     if isinstance(value, list):

@@ -18,15 +18,15 @@ from feddg_bench.records.runs import FIELDS, RecordedRun
 Value = str | int | float | bool | None
 RunFilter = Mapping[str, Value | list[Value]]
 """A field of a run (method, dataset, protocol, scenario, train, val, test, seed, recipe, version)
-or a setting by dotted key -> the value a run must have, or a list of which it must have one."""
+or a setting by dotted key -> the value a run must have, or a list of values it may have."""
 
 Summary = Literal["mean", "worst", "iqm", "rank", "wins", "difference", "p_value", "improvement"]
 """Over the columns of a group: the mean; the smallest; the interquartile mean over scenarios and
-seeds; the mean rank among rows. And against the method of the table's ``against``: wins, ties and
-losses by scenario, the mean difference, the p-value of a t-test over scenarios, and the probability
-that a run is better."""
+seeds; the mean rank among rows. Compared with the table's ``against``: wins, ties and losses by
+scenario, the mean difference, the p-value of a t-test over scenarios, and the probability that a
+run is better."""
 COMPARED: frozenset[str] = frozenset({"wins", "difference", "p_value", "improvement"})
-"""Summaries that are against a method."""
+"""Summaries that compare with a method."""
 
 HEADS: Mapping[Summary, str] = {
     "mean": "mean",
@@ -38,7 +38,7 @@ HEADS: Mapping[Summary, str] = {
     "p_value": "p",
     "improvement": "P(better)",
 }
-"""Summary -> head of its column, where a table does not say another."""
+"""Summary -> head of its column, unless a table gives another."""
 
 COSTS = (
     "local_training_time",
@@ -47,8 +47,8 @@ COSTS = (
     "megabytes_up",
     "megabytes_down",
 )
-"""Metrics of a whole run: seconds of training a client and of aggregation a round, seconds before
-round 1, and megabytes a round."""
+"""Metrics of a whole run: seconds of training per client, seconds of aggregation per round, seconds
+before round 1, and megabytes up and down per round."""
 
 
 class ColumnSpec(Section):
@@ -71,10 +71,10 @@ class GroupSpec(Section):
     where: RunFilter = Field(default_factory=dict)
     split: str | None = None
     select: Rule | None = None
-    """Selection rule of these columns, where it is not the table's."""
+    """Selection rule of these columns, if it is not the table's."""
     metric: str | None = None
     hidden: bool = False
-    """Show the summaries alone."""
+    """Show only the summaries."""
     columns: list[ColumnSpec] = Field(min_length=1)
     summaries: dict[Summary, str] = Field(default_factory=dict)
     """Summary -> head of its column."""
@@ -86,7 +86,7 @@ class RowSpec(Section):
 
     label: str
     where: RunFilter | None = None
-    """``null``: a row of published numbers alone."""
+    """``null``: a row of published numbers only."""
     published: RunFilter | None = Field(default_factory=dict)
     """As for columns; ``null``: nobody published this row."""
 
@@ -103,14 +103,14 @@ class Description(Section):
     table: str | None = None
     """Number of the table in that paper."""
     best: list[str] = Field(default_factory=list)
-    """Labels of rows of which the paper says that they are better than the others (`claims`)."""
+    """Labels of the rows that the paper says are better than the others (`claims`)."""
     select: Rule = "last"
     metric: str = "accuracy"
     unit: str = "%"
     lower_is_better: bool = False
     decimals: int = Field(2, ge=0, le=6)
     width: int | None = Field(None, ge=1)
-    """Columns that stand beside each other at most; more make blocks, one below the other."""
+    """Most columns that stand side by side; more are split into blocks, one below the other."""
     recipe: str | None = None
     """Recipe for the commands that fill cells."""
     where: RunFilter = Field(default_factory=dict)
@@ -151,7 +151,7 @@ class Description(Section):
 
 
 def check_names(where: RunFilter) -> None:
-    """Raise `ValueError` with the nearest known name if a filter has an unknown one."""
+    """Raise `ValueError` with the nearest known name if a filter has an unknown name."""
     known = [*FIELDS, *(key for key in dotted_keys() if key not in FIELDS)]
     for name in where:
         if name not in known and not name.startswith("hyper."):
@@ -166,10 +166,10 @@ def named_tables() -> tuple[str, ...]:
 def load_description(name: str, also: Collection[str] = ()) -> tuple[str, Description]:
     """Return the name and the description of a shipped table, or of a YAML file.
 
-    Where the name is unknown the error names these and what else may be asked for (``also``).
+    If the name is unknown, the error lists the shipped tables and the other known names, ``also``.
 
     Raises:
-        SettingsError: If it is unknown, not readable, or wrong; names file and key.
+        SettingsError: If it is unknown, not readable, or wrong; the message names file and key.
     """
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
@@ -193,9 +193,9 @@ def _folder() -> Path:
 
 
 def fitting(runs: Sequence[RecordedRun], where: RunFilter) -> list[RecordedRun]:
-    """Return the runs that have what a filter asks for, in their order."""
+    """Return the runs that match a filter, in their order."""
     found = list(runs)
-    for name, wanted in where.items():  # a key at a time, since few values stand for all runs
+    for name, wanted in where.items():  # one key at a time: runs share few values of each
         known: dict[Value, bool] = {}
         kept = []
         for run in found:

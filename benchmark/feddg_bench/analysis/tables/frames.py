@@ -34,17 +34,17 @@ FRAME = (
     "train.optimizer",
     "train.lr",
 )
-"""Settings that a frame is made of."""
+"""Settings that make up a frame."""
 
 SAID = {**SHORT, "backbone.name": "backbone"}
-"""Setting -> what it is called; others go by the last part of their key."""
+"""Setting -> its name in texts; others go by the last part of their key."""
 
 
 @cache
 def _frame(recipe: str, dataset: str, method: str) -> Mapping[str, Any] | None:
     """Return the frame's settings for a method; ``None`` if the recipe has none or cannot be read.
 
-    Methods that are not installed here may need more than the recipe says.
+    It is also ``None`` for methods that are not installed here, since what they need is unknown.
     """
     try:
         base, own = load_recipe(recipe, dataset, method)
@@ -66,11 +66,11 @@ def departures(
     """Return what sets a run apart from a paper's frame, such as ``rounds=30 for 50``.
 
     Args:
-        settings: Of the run, by dotted key.
-        recipe: With the paper's frame.
-        dataset: The run's.
-        method: The run's.
-        where: Settings that a table's cell asks for, which win over the recipe's.
+        settings: The run's settings, by dotted key.
+        recipe: Recipe with the paper's frame.
+        dataset: The run's data set.
+        method: The run's method.
+        where: Settings that a table's cell asks for, which replace the recipe's.
     """
     frame = _frame(recipe, dataset, method)
     if frame is None:

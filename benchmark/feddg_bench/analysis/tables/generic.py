@@ -3,7 +3,7 @@
 Runs with tuned settings have tables of their own, beside those with the recipe's.
 
 The frame is what methods must share to be compared: who holds which images, the backbone, the
-images' size, how many rounds. Other differences make rows.
+images' size, how many rounds. Runs that differ in other settings become separate rows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BY_CLIENTS = ("partition.clients", "partition.heterogeneity", "federation.per_ro
 """Parts of the frame that mean nothing where one client holds all images."""
 
 WIDTH = 8
-"""Columns beside each other."""
+"""Most columns that stand side by side."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class Generic:
     name: str  # stem of its files
     description: Description  # its columns; every method is a row
     runs: tuple[RecordedRun, ...]
-    recipe: str  # what the runs share of it, with `, tuned` where their settings were
+    recipe: str  # label of the runs' recipe, with `, tuned` if their settings were tuned
 
 
 def generic_tables(runs: Sequence[RecordedRun], against: str | None = None) -> list[Generic]:
     """Return the tables for whatever runs are there, in the order of their names.
 
-    The others are compared with the method ``against``; if not said with `AGAINST`, if it has runs.
+    Methods are compared with ``against``; by default with `AGAINST`, if it has runs.
     """
     groups: dict[tuple[str, str, str], list[RecordedRun]] = {}
     for run in runs:
@@ -75,9 +75,9 @@ def generic_tables(runs: Sequence[RecordedRun], against: str | None = None) -> l
 def _by_tuning(
     groups: Mapping[tuple[str, str, str], list[RecordedRun]],
 ) -> Iterator[tuple[tuple[str, str, str], bool, list[RecordedRun]]]:
-    """Yield groups by key, whether they are tuned, and their runs.
+    """Yield each group's key, whether it is tuned, and its runs.
 
-    A run for which tuning chose the recipe's own settings is of both kinds.
+    A run for which tuning chose the recipe's own settings may be in both kinds of group.
     """
     for key, members in sorted(groups.items()):
         plain = [run for run in members if not run.changed]
@@ -88,7 +88,7 @@ def _by_tuning(
 
 
 def _describe(title: str, runs: Sequence[RecordedRun], against: str | None) -> Description:
-    """Return a description: scenarios across, with summaries of each split."""
+    """Return a description with scenarios as columns and summaries of each split."""
     found = {run.scenario: run for run in runs}
     scenarios = [found[name] for name in sorted(found)]
     first = scenarios[0]
@@ -132,16 +132,16 @@ def _describe(title: str, runs: Sequence[RecordedRun], against: str | None) -> D
 
 
 def shown_as(metric: Metric) -> dict[str, Any]:
-    """Return what a description says of a metric: its unit and how many decimals."""
+    """Return a description's settings for a metric: its name, unit and number of decimals."""
     percent = metric.percent
     return {"metric": metric.name, "unit": "%" if percent else "", "decimals": 2 if percent else 3}
 
 
 @dataclass(frozen=True)
 class Frame:
-    """Runs that can be compared: of one data set, protocol, recipe and federation.
+    """Runs that can be compared: they share data set, protocol, recipe and federation.
 
-    Their ``name``, such as ``digits4-ltdo-quick``, is a stem for files.
+    The ``name``, such as ``digits4-ltdo-quick``, is a stem for files.
     """
 
     name: str
@@ -149,11 +149,11 @@ class Frame:
     runs: tuple[RecordedRun, ...]
 
     def metric_label(self, split: str) -> str:
-        """Return the key metric of the data set on a split as an axis names it."""
+        """Return an axis label for the data set's key metric on a split."""
         return f"{split} {self.runs[0].metric.label}"
 
     def scenario_labels(self) -> dict[str, str]:
-        """Return what scenarios are called: by their test domains, if these tell them apart."""
+        """Return each scenario's label: its test domain if these all differ, else its name."""
         tests = {run.scenario: run.test for run in self.runs}
         alike = len(set(tests.values())) < len(tests)
         return {name: name if alike else tests[name] for name in sorted(tests)}
@@ -182,7 +182,10 @@ def frames(runs: Sequence[RecordedRun], free: Collection[str] = ()) -> list[Fram
 
 
 def _frames(runs: Sequence[RecordedRun]) -> list[tuple[dict[str, Any], list[RecordedRun]]]:
-    """Return frames with their runs, runs with all images in one client in every frame they fit."""
+    """Return frames with their runs.
+
+    Runs with all images in one client are in every frame that they fit.
+    """
     federated: dict[str, tuple[dict[str, Any], list[RecordedRun]]] = {}
     pooled: list[RecordedRun] = []
     by_settings: dict[tuple[int, str], dict[str, Any]] = {}
@@ -229,7 +232,7 @@ def _without_clients(frame: Mapping[str, Any]) -> dict[str, Any]:
 def _different(
     frame: Mapping[str, Any], recipe: str, dataset: str, frames: Sequence[Mapping[str, Any]]
 ) -> list[str]:
-    """Return what sets a frame apart from its recipe, among what differs between frames."""
+    """Return the settings that vary between frames and differ from the recipe in this one."""
     usual = recipe_settings(recipe, dataset, "") or frames[0]
     varying = [
         key for key in frame if len({repr(other.get(key)) for other in frames if key in other}) > 1

@@ -18,13 +18,13 @@ class Entry:
     value: float | None  # the number; `None` for a missing one or for `text`
     text: str = DASH
     std: float | None = None  # sample standard deviation over seeds
-    seeds: tuple[int, ...] = ()  # seeds that the number is over
+    seeds: tuple[int, ...] = ()  # the seeds that the number is a mean over
     low: float | None = None
     high: float | None = None
     mark: Literal["best", "second"] | None = None  # where a test supports it
     keys: tuple[str, ...] = ()  # runs that the number comes from
     fill: str = ""  # the command that would fill the cell, if it is missing
-    source: str = ""  # where a published number stands
+    source: str = ""  # where a published number is printed
     footnotes: tuple[int, ...] = ()  # numbers, counted from 0
 
 
@@ -53,7 +53,7 @@ class Grid:
     notes: tuple[str, ...]
     fills: tuple[tuple[str, str], ...]  # row label and command for what is missing
     runs: dict[str, dict[str, tuple[str, ...]]]  # row label -> scenario -> `seed:key` of its runs
-    width: int | None = None  # columns that stand beside each other at most; `None` for all
+    width: int | None = None  # most columns that stand side by side; `None` for all
 
     def filled(self) -> tuple[int, int]:
         """Return how many of our cells hold a number, and how many there are."""
@@ -61,9 +61,9 @@ class Grid:
         return sum(bool(e.keys) for e in ours), len(ours)
 
     def blocks(self) -> list[list[int]]:
-        """Return the positions of the columns that stand beside each other, block by block.
+        """Return the positions of the columns that stand side by side, block by block.
 
-        Where the table is wider than it may be each group is a block, or several.
+        If the table is wider than `width`, each group makes one block or several.
         """
         places = list(range(len(self.columns)))
         if self.width is None or len(places) <= self.width:

@@ -1,4 +1,4 @@
-"""From names of tables to finished tables."""
+"""Make finished tables from their names."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 
 WORDS = ("all", "generic", "claims", "privacy")
-"""What the command knows beside names of tables."""
+"""What the command accepts besides names of tables."""
 
 
 @dataclass(frozen=True)
 class MadeTable:
-    """A finished table, as a notebook holds it."""
+    """A finished table, for use in a notebook."""
 
     grid: Grid
 
     def frame(self) -> pd.DataFrame:
-        """Return the cells as a table of pandas, one row a cell, as the CSV file has them."""
+        """Return the cells as a pandas table with one row per cell, as in the CSV file."""
         import pandas as pd
 
         return pd.read_csv(StringIO(csv_text(self.grid)), dtype={"seeds": str, "run_keys": str})
@@ -63,7 +63,7 @@ def make_tables(
     Args:
         names: ``all``, ``generic`` (one for each data set, protocol and recipe with runs), papers'
             tables such as ``pardon-1``, or YAML files that describe one.
-        folders: Of records, read when all names are known to be right.
+        folders: Folders of records, read only when all names are known to be right.
         select: Selection rule in place of each table's own.
         against: Method that the others are compared with in every table.
 

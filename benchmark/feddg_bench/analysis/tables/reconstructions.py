@@ -1,7 +1,7 @@
 """Papers' tables of pictures that were drawn from styles, made from records of attacks.
 
-No frame of ours is the papers' (a generator of FastGAN's size, public images of Tiny-ImageNet), so
-that no difference is printed.
+None of our frames is the papers' (a generator of FastGAN's size, public images of Tiny-ImageNet),
+so no difference is printed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DOMAINS: Mapping[str, str] = {
     "cartoon": "cs-a-p",
     "sketch": "cs-a-p",
 }
-"""Rows, each with a scheme that trains on the domain."""
+"""Domain of a row -> a scenario that trains on it."""
 HEADS: Mapping[str, str] = {
     "fid": "FID",
     "inception_score": "IS",
@@ -37,19 +37,19 @@ SCORES = (
 
 @dataclass(frozen=True)
 class Place:
-    """What stands in a column."""
+    """What a column shows."""
 
     group: str
     metric: str
     figure: str  # of an attack's result
     setting: str  # of the published number
     attacker: str = "server"
-    trained: bool = False  # of the generator that was trained on LPIPS
+    trained: bool = False  # whether the generator was trained on LPIPS
 
 
 @dataclass(frozen=True)
 class Design:
-    """One of the tables."""
+    """How one of these tables is laid out."""
 
     title: str
     paper: str
@@ -169,7 +169,7 @@ def reconstruction_grid(name: str, records: Iterable[AttackRecord]) -> Grid:
 
 
 def _frames(records: Iterable[AttackRecord]) -> dict[str, list[AttackRecord]]:
-    """Return records by what sets their runs apart, in words."""
+    """Return records by a label that says what sets their runs apart."""
     found: dict[str, list[AttackRecord]] = {}
     for record in records:
         settings = record.settings

@@ -19,11 +19,11 @@ from feddg_bench.records.variants import Variant, setting_text, split
 
 @dataclass(eq=False)
 class Row:
-    """Runs that agree in all that no column varies, or none; not changed once it is read."""
+    """Runs that agree in all that no column varies, or no runs; must not change once it is read."""
 
     spec: RowSpec
     label: str  # what its first cell says
-    where: RunFilter | None  # what its runs have, the table's included; None for published rows
+    where: RunFilter | None  # filter of its runs, the table's included; None for published rows
     variant: Variant | None = None  # its runs and what sets it apart; `None` without runs
     # values by column and scenario, then seed
     sample: dict[tuple[Unit, int], float] = field(default_factory=dict)
@@ -58,7 +58,7 @@ def make_rows(
     columns: Sequence[MeasuredColumn],
     runs: Sequence[RecordedRun],
 ) -> list[Row]:
-    """Return the rows, those of the description first; several where settings differ.
+    """Return the rows, the description's first; one whose runs differ in settings becomes several.
 
     Raises:
         DataError: If one cell would hold runs that differ, or one run twice.

@@ -1,4 +1,4 @@
-"""The table at the end of a command: scenarios down, splits across, published numbers beside."""
+"""The table at the end of a command: scenarios down, splits across, with published numbers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Cell:
     published: float | None  # the paper's number, if there is one
 
     def text(self, decimals: int) -> str:
-        """Return mean and deviation for people."""
+        """Return the mean and the deviation as text."""
         mean = f"{self.mean:.{decimals}f}"
         return mean if self.std is None else f"{mean} ± {self.std:.{decimals}f}"
 
@@ -38,7 +38,7 @@ class Table:
     splits: tuple[str, ...]  # splits that at least one scenario has
     rows: tuple[tuple[str, dict[str, Cell | None]], ...]  # scenarios, then the mean
     caption: str  # recipe, backbone, choices of the method, seeds, keys, sources
-    decimals: int = 2  # digits behind the point that are worth reading
+    decimals: int = 2  # digits after the point that are worth reading
 
     def as_json(self) -> dict[str, Any]:
         """Return the table as JSON values."""
@@ -55,7 +55,7 @@ class Table:
 def summary(records: Sequence[RunRecord]) -> Table:
     """Return the table of one method's runs: last round, mean over seeds.
 
-    The runs are finished ones of one data set and protocol.
+    The runs must be finished, and of one data set and protocol.
     """
     first = records[0]
     by_scenario: dict[str, list[RunRecord]] = {}
@@ -98,7 +98,7 @@ def _published(run: RunRecord, split: str) -> Published | None:
 def _cell(
     records: Sequence[RunRecord], split: str, papers: Sequence[Published | None]
 ) -> Cell | None:
-    """Return the mean over scenarios and seeds of the last round; its deviation over seeds."""
+    """Return the last round's mean over scenarios and seeds, and its deviation over seeds."""
     scenarios: dict[str, list[float]] = {}
     seeds: dict[int, list[float]] = {}
     for record in records:

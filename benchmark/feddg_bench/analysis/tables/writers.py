@@ -1,4 +1,4 @@
-"""Markdown, CSV and LaTeX of a table."""
+"""Write a table as Markdown, CSV or LaTeX."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def csv_text(grid: Grid) -> str:
     """Return a table as tidy CSV: one row for each of its numbers.
 
     Measured cells name their runs by key; a mean or rank does so only if it has runs that no
-    measured cell of its row has. Cells without a number are left out: which commands fill them, the
-    Markdown says once a row.
+    measured cell of its row has. Cells without a number are left out; the Markdown lists the
+    commands that fill them, once for each row.
     """
     rows = []
     lines = {(line.row, line.kind): line for line in grid.lines}
@@ -141,7 +141,7 @@ _TEX: Mapping[str, str] = {
 
 
 def tex(text: str) -> str:
-    """Return a text with what LaTeX would read as commands written out."""
+    """Return a text with the characters escaped that LaTeX would read as commands."""
     return "".join(_TEX.get(letter, letter) for letter in text)
 
 

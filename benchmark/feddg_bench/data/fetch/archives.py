@@ -13,8 +13,8 @@ from feddg_bench.common.errors import DataError
 def unpack_archive(archive: Path, folder: Path, most_bytes: int) -> int:
     """Unpack a tar file, compressed or not, into a new folder that appears when all is written.
 
-    What an earlier call left in the folder is replaced. An archive whose files have more than
-    ``most_bytes`` together is refused.
+    What an earlier call left in the folder is replaced. An archive is refused if its files have
+    more than ``most_bytes`` in total.
 
     Returns:
         Number of files.
@@ -29,7 +29,7 @@ def unpack_archive(archive: Path, folder: Path, most_bytes: int) -> int:
     files = size = 0
     try:
         unfinished.mkdir(parents=True)
-        with tarfile.open(archive, "r|*") as opened:  # never sought in, so unpacked once
+        with tarfile.open(archive, "r|*") as opened:  # read as a stream, so unpacked only once
             for member in opened:
                 if not (member.isreg() or member.isdir()):
                     raise DataError(f"{archive} is not unpacked: {member.name!r} is no plain file")
@@ -42,7 +42,7 @@ def unpack_archive(archive: Path, folder: Path, most_bytes: int) -> int:
         raise DataError(f"{archive} is not unpacked: {error}") from error
     except (tarfile.TarError, zlib.error, EOFError, ValueError) as error:
         raise DataError(f"{archive} is damaged ({error}): get it again") from error
-    except OSError as error:  # of gzip, or the disk's
+    except OSError as error:  # gzip's or the disk's
         text = error.strerror or error
         raise DataError(f"cannot unpack {archive}: {text}; make room or get it again") from error
     finally:

@@ -1,4 +1,4 @@
-"""Fetching one file over HTTP: mirrors in turn, resumed where it broke off, never half there."""
+"""Fetching one file over HTTP: mirrors in turn, resumed after a break, whole or not at all."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from filelock import FileLock, Timeout
 from feddg_bench.common.errors import DataError, SettingsError
 
 WAITS = (1.0, 2.0, 4.0, 8.0)
-"""Seconds before each new attempt at a mirror; one that brought bytes starts them anew."""
+"""Seconds before each new attempt at a mirror; after one that brought bytes, they start anew."""
 TIMEOUT = 30.0
 """Seconds without a byte after which a connection counts as broken."""
 LONGEST_WAIT = 60.0
-"""Seconds that a server may ask to wait (``Retry-After``) and be obeyed."""
+"""Most seconds that we wait when a server asks for it (``Retry-After``)."""
 CHUNK = 2**18
 TEMPORARY = frozenset({408, 416, 425, 429, 500, 502, 503, 504})
 """Statuses after which a later attempt may succeed."""
 
 OnBytes = Callable[[int, int], None]
-"""Called with the bytes that are here and their total."""
+"""Called with the number of bytes received so far and their total."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Wanted:
     unzipped: int | None = None  # bytes that it unpacks to with gzip; the checksum is then of these
 
     def fault(self, path: Path) -> str | None:
-        """Say what is wrong with a file, or nothing.
+        """Return what is wrong with a file, or ``None``.
 
         Raises:
             OSError: If it cannot be read.
@@ -73,7 +73,7 @@ class Wanted:
 
 
 class _RefusedError(Exception):
-    """A mirror does not have what is wanted, or leads where nobody should go."""
+    """A mirror does not have the right file, or redirects to where we must not follow."""
 
 
 class _BrokenError(Exception):
@@ -85,25 +85,25 @@ class _BrokenError(Exception):
 def fetch(
     urls: Sequence[str], path: Path, wanted: Wanted, progress: OnBytes | None = None
 ) -> str | None:
-    """Fetch a file from the first mirror that gives the right one.
+    """Fetch a file from the first mirror that serves the right one.
 
     Bytes go to ``<path>.part``, which becomes ``path`` only when its size and checksum are right.
-    A part that an earlier attempt left, even of another process, is gone on with (HTTP ranges); if
-    it turns out to be of another file, the download begins anew.
+    A part that an earlier attempt left, even in another process, is resumed (HTTP ranges); if it
+    turns out to belong to another file, the download begins anew.
 
     Args:
         urls: Addresses, ``http`` or ``https``, in the order to try. Proxies of the environment are
             used, and a redirect never leads from ``https`` to ``http``.
-        path: Where the file goes; if it is there and right, nothing is fetched.
+        path: Where the file goes; if the right file is there, nothing is fetched.
         wanted: What it must be.
-        progress: Told of bytes as they come.
+        progress: Called as bytes arrive.
 
     Returns:
-        The address that gave its last byte; nothing if it was here before.
+        The address that served the last byte; ``None`` if the file was already there.
 
     Raises:
         SettingsError: If an address is of another kind.
-        DataError: If no mirror has it, there is no room, or another process fetches it now.
+        DataError: If no mirror has it, there is no room, or another process is fetching it.
     """
     for url in urls:
         check_url(url)
@@ -133,10 +133,10 @@ def fetch(
 
 
 def check_url(url: str) -> None:
-    """Refuse an address that is not of a web server.
+    """Refuse an address that is not a web address.
 
     Raises:
-        SettingsError: If it is refused.
+        SettingsError: If it is not.
     """
     try:
         parts = urlsplit(url)
@@ -173,16 +173,16 @@ class _Redirects(request.HTTPRedirectHandler):
 
 
 def _from_mirror(url: str, part: Path, wanted: Wanted, progress: OnBytes | None) -> None:
-    """Make the part the whole and right file.
+    """Complete the part until it is the right file.
 
     Raises:
-        _RefusedError: If this mirror does not do it.
+        _RefusedError: If this mirror cannot provide it.
     """
     failures, best, again = 0, _length(part), False
     while True:
         start = _length(part)
         try:
-            if start == 0 or wanted.fault(part) is not None:  # else it was stopped before its name
+            if start == 0 or wanted.fault(part) is not None:  # else it lacks only its final name
                 _receive(url, part, start, wanted, progress)
         except _BrokenError as error:
             if _length(part) > best:
@@ -199,7 +199,7 @@ def _from_mirror(url: str, part: Path, wanted: Wanted, progress: OnBytes | None)
         part.unlink()  # wrong bytes are of no use to anybody
         if start == 0 or again:
             raise _RefusedError(f"gives a wrong file: {fault}")
-        again = True  # what an earlier attempt left may be what is wrong
+        again = True  # the fault may be in what an earlier attempt left
 
 
 def _length(part: Path) -> int:
@@ -210,8 +210,8 @@ def _receive(url: str, part: Path, start: int, wanted: Wanted, progress: OnBytes
     """Make one request and write what comes, from byte ``start`` on or from the beginning.
 
     Raises:
-        _BrokenError: If a later attempt may do better; the part keeps what has come.
-        _RefusedError: If it will not.
+        _BrokenError: If a later attempt may succeed; the part keeps what has come.
+        _RefusedError: If no later attempt can.
         DataError: If there is no room.
     """
     headers = {"User-Agent": "feddg-bench", "Accept-Encoding": "identity"}

@@ -28,7 +28,7 @@ MAGIC = {b"\xff\xd8\xff": ".jpg", b"\x89PNG\r\n\x1a\n": ".png"}
 
 
 class Tables(NamedTuple):
-    """The parquet files of a commit, which are here, with the endpoint that gave them."""
+    """The downloaded parquet files of a commit, and the endpoint that served them."""
 
     endpoint: str
     commit: str
@@ -37,7 +37,7 @@ class Tables(NamedTuple):
 
 
 def check_hub() -> None:
-    """Ask for the optional packages.
+    """Check that the optional packages are installed.
 
     Raises:
         SettingsError: If one is not installed.
@@ -53,13 +53,13 @@ def check_hub() -> None:
 def fetch_tables(
     offer: HubDownload, endpoints: Sequence[str], folder: Path, progress: OnBytes
 ) -> Tables:
-    """Fetch the tables of one commit from the first endpoint that gives all of them.
+    """Fetch the tables of one commit from the first endpoint that serves all of them.
 
-    Endpoints are ``$HF_ENDPOINT`` or huggingface.co by default. Files that are in the folder are
-    not fetched again.
+    The default endpoint is ``$HF_ENDPOINT`` or huggingface.co. Files that are already in the folder
+    are not fetched again.
 
     Raises:
-        DataError: If no endpoint does, or a file is not the one that the repository lists.
+        DataError: If no endpoint does, or a file's hash is not the one that the repository lists.
     """
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
@@ -116,14 +116,14 @@ def write_images(
     """Write the images of tables as ``<folder>/<domain>/<class>/<image>``.
 
     Labels are translated by the names in each table's own metadata. A file keeps the name that the
-    table gives it, with the ending that its bytes ask for; without one, or if it is taken, it is
-    named by its row. The folder must not exist.
+    table gives it, with the ending that suits its bytes; if it has no usable name, or the name is
+    taken, it is named after its row. The folder must not exist.
 
     Returns:
         Number of images.
 
     Raises:
-        DataError: If the tables hold something else.
+        DataError: If the tables do not hold the images of this data set.
     """
     import pyarrow
     from pyarrow.parquet import ParquetFile
@@ -172,7 +172,7 @@ def _rows(table: Any) -> Iterator[tuple[Any, Any, Any]]:
 
 
 def _domain_names(dataset: type[DomainDataset]) -> dict[str, int]:
-    """Return the place of each domain by all of its spellings."""
+    """Return the position of each domain under every spelling of its name."""
     others: Mapping[str, Sequence[str]] = (
         dataset.spellings if issubclass(dataset, ImageFolderDataset) else {}
     )
@@ -184,7 +184,7 @@ def _domain_names(dataset: type[DomainDataset]) -> dict[str, int]:
 
 
 def _labels(dataset: type[DomainDataset], schema: Any, path: Path) -> list[int]:
-    """Return our label of each of the table's, by the names of classes in its metadata."""
+    """Return our label for each label of the table, matched by the class names in its metadata."""
     missing = [name for name in ("image", "domain", "label") if name not in schema.names]
     if missing:
         raise DataError(f"{path} has no column {missing[0]}")
@@ -203,7 +203,7 @@ def _labels(dataset: type[DomainDataset], schema: Any, path: Path) -> list[int]:
 
 
 def _image(value: Any, row: int, path: Path) -> tuple[bytes, str]:
-    """Return an image's bytes, and a file name that leads nowhere else."""
+    """Return an image's bytes, and a file name that cannot lead out of a folder."""
     data = value.get("bytes") if isinstance(value, dict) else None
     suffix = None
     if isinstance(data, bytes):

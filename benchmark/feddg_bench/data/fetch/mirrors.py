@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 RECEIPT = "download.json"
-"""File beside downloaded data that says where they came from; the doctor passes it over."""
+"""File beside downloaded data that says where they came from; the doctor ignores it."""
 
 
 @dataclass(frozen=True)
@@ -16,13 +16,13 @@ class Download:
     """One file that several servers hold.
 
     Attributes:
-        name: Of the file, on every mirror and below the data set's folder.
+        name: Name of the file, on every mirror and below the data set's folder.
         mirrors: Addresses of the folders that hold it, in the order to try.
         checksum: ``sha256:`` or ``md5:`` and hexadecimal digits, as somebody published them.
         size: Bytes of the file, where they are known.
-        unzipped: Bytes that the file unpacks to with gzip: then the checksum is of these, so that
-            it does not matter who compressed them.
-        unpack: Folder inside this archive that is kept; nothing for a file that stays as it is.
+        unzipped: Bytes that the file unpacks to with gzip. If given, the checksum is of these
+            bytes, so that it does not matter who compressed them.
+        unpack: Folder inside this archive that is kept; ``None`` for a file that is not unpacked.
         unpacked_bytes: Most bytes that the archive may unpack to.
     """
 
@@ -41,7 +41,7 @@ class HubDownload:
 
     Attributes:
         repository: Such as ``flwrlabs/pacs``.
-        revision: A commit, or a branch, whose commit of that day is then noted.
+        revision: A commit; or a branch, whose commit at the time of the download is noted.
         folder: Folder of the tables in the repository.
     """
 

@@ -1,4 +1,4 @@
-"""Getting a whole data set: its files fetched, checked, unpacked and put in place, noted beside."""
+"""Getting a whole data set: files are fetched, checked, unpacked, put in place and noted."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from feddg_bench.data.fetch.download import OnBytes, Wanted, check_url, fetch
 from feddg_bench.data.fetch.mirrors import RECEIPT, Download, HubDownload
 
 WORK = ".download"
-"""Folder inside the data set's where files stay until they are whole and checked."""
+"""Folder inside the data set's own, where files stay until they are whole and checked."""
 
 Show = Callable[[str, str], OnBytes]
-"""Given a name and a unit (``bytes`` or another), returns what is told of the progress."""
+"""Takes a name and a unit, such as ``bytes``, and returns the function that shows progress."""
 
 
 def check_offer(dataset: type[DomainDataset], accepted: bool) -> None:
-    """Refuse what cannot or must not be downloaded.
+    """Refuse a data set that cannot or must not be downloaded.
 
     Raises:
-        SettingsError: If nothing is offered, or a licence for research alone was not accepted.
+        SettingsError: If nothing is offered, or a research-only licence was not accepted.
     """
     if not dataset.downloads:
         raise SettingsError(f"{dataset.title} is not downloaded: {dataset.no_download}")
@@ -44,7 +44,7 @@ def obtain(
     mirrors: Sequence[str] = (),
     show: Show = lambda _name, _unit: lambda _done, _total: None,
 ) -> list[str]:
-    """Bring a data set into a folder; what an earlier call brought there is not fetched again.
+    """Download a data set into a folder; what an earlier call put there is not fetched again.
 
     Files or folders go beside whatever else is there. ``mirrors`` (folders of servers, or Hugging
     Face endpoints) are used instead of the known ones.
@@ -53,9 +53,9 @@ def obtain(
         Sentences for the user: what came, and how it was checked.
 
     Raises:
-        SettingsError: If something that is no earlier download stands in the way, or a mirror is no
-            web address.
-        DataError: If the data cannot be had, are not what they should be, or cannot be written.
+        SettingsError: If something other than an earlier download is in the way, or a mirror is not
+            a web address.
+        DataError: If the data cannot be fetched, fail their checks, or cannot be written.
     """
     for mirror in mirrors:
         check_url(mirror)
@@ -85,7 +85,7 @@ def _from_mirrors(
             yield f"{offer.name}: was here already"
             return
         if receipt.made(offer.name, place):
-            place.unlink()  # it came whole and has been spoilt since
+            place.unlink()  # it was whole once and has been damaged since
     if not receipt.makes_way(offer.name, [place]):
         yield f"{offer.name}: was here already, as {place.name}"
         return
@@ -156,11 +156,11 @@ class _Receipt:
             ) from error
 
     def made(self, source: str, place: Path) -> bool:
-        """Tell whether an earlier download put a thing in its place."""
+        """Return whether an earlier download of ``source`` made ``place``."""
         return place.name in self.files.get(source, {}).get("makes", ())
 
     def makes_way(self, source: str, places: Sequence[Path]) -> bool:
-        """Tell whether something is to be fetched; remove what a stopped download left of it.
+        """Return whether ``source`` has to be fetched; remove what a stopped download left of it.
 
         Raises:
             SettingsError: If something that no download brought is in the way.
@@ -179,7 +179,7 @@ class _Receipt:
         return True
 
     def note(self, source: str, places: Sequence[Path], about: dict[str, Any]) -> None:
-        """Note a file that is about to be put in place."""
+        """Note a download whose files are about to be put in place."""
         self.files[source] = {
             **about,
             "makes": [place.name for place in places],

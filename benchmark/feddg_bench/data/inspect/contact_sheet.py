@@ -14,7 +14,7 @@ from feddg_bench.data.dataset import DomainDataset, Listing
 _MOST = 12
 """Domains and classes shown, the first ones."""
 QUANTILES = ("lowest", "20 %", "40 %", "60 %", "80 %", "highest")
-"""Columns of a regression: the image of each domain whose target has this rank among them."""
+"""Columns for a regression: in each domain, the image whose target has this rank."""
 _MARGIN = 4
 LEFT, TOP = 96, 20
 """Pixels for names."""
@@ -23,9 +23,9 @@ LEFT, TOP = 96, 20
 def contact_sheet(dataset: DomainDataset, size: int = 96) -> bytes:
     """Draw the first image of each class in each domain, as PNG; a cell without one stays white.
 
-    Of a regression, images from the lowest target of each domain to its highest. Of images that are
-    not RGB bytes three channels are shown, which the sheet names, stretched to their range. Images
-    are decoded as for a run, to ``size`` pixels a side.
+    For a regression, each row goes from the domain's lowest target to its highest. Images that are
+    not RGB bytes are shown by one or three channels, which the sheet names, stretched to their
+    range. Images are decoded as for a run, to ``size`` pixels a side.
 
     Raises:
         DataError: If the data set is not here or not whole, or an image cannot be decoded.
@@ -84,7 +84,7 @@ def _chosen(
 
 
 def shown_image(dataset: DomainDataset, image: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return an image as RGB bytes, [size, size, 3]: as it is, or channels stretched."""
+    """Return an image as RGB bytes, [size, size, 3]: unchanged, or with channels stretched."""
     if image.dtype == np.uint8 and image.shape[2] == 3:
         return image
     bands = image[:, :, _bands(dataset)].astype(np.float32)
@@ -100,7 +100,7 @@ def _bands(dataset: DomainDataset) -> list[int]:
 
 
 def _note(dataset: DomainDataset) -> str:
-    """Return what must be said of images that are not RGB bytes, or nothing."""
+    """Return a note on how images that are not RGB bytes are shown, or an empty text."""
     if (dataset.channels, dataset.pixels) == (3, "uint8"):
         return ""
     shown = list(dict.fromkeys(band + 1 for band in _bands(dataset)))
@@ -114,5 +114,5 @@ def _note(dataset: DomainDataset) -> str:
 
 
 def _ascii(text: str) -> str:
-    """Return text that the built-in font has all letters of."""
+    """Return text with only letters that the built-in font has."""
     return text.encode("ascii", "replace").decode()

@@ -1,4 +1,4 @@
-"""The doctor: what tells the copy of a data set on this disk from the published one."""
+"""The doctor: how the copy of a data set on this disk differs from the published one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from feddg_bench.data.splits import SPLITS, read_split_csv
 from feddg_bench.data.store import check_stores
 
 SHOWN = 5
-"""Files named in a sentence; all of them are in the finding."""
+"""Most files named in a sentence; the finding lists all of them."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ class Diagnosis:
 
     dataset: str
     title: str  # as in a table
-    folder: str | None  # that of the data, or nothing for embedded ones
+    folder: str | None  # where the data are, or `None` for embedded ones
     layout: str = ""  # how the folders were recognised, in words
     compared: list[str] = field(default_factory=list)  # with the published data set, in words
     counts: dict[str, dict[str, int]] = field(default_factory=dict)  # domain -> class -> images
     published: dict[str, dict[str, int]] = field(default_factory=dict)  # the same as published
-    fingerprint: str | None = None  # of the contents; nothing where an image cannot be read
+    fingerprint: str | None = None  # of the contents; `None` if an image cannot be read
     findings: list[Finding] = field(default_factory=list)  # what differs
-    notes: list[str] = field(default_factory=list)  # what changes nothing
+    notes: list[str] = field(default_factory=list)  # remarks that are not findings
 
     @property
     def images(self) -> int:
@@ -69,7 +69,7 @@ class Diagnosis:
         return all(finding.comparable for finding in self.findings)
 
     def as_json(self) -> dict[str, Any]:
-        """Return all of it for a JSON document."""
+        """Return the whole diagnosis as JSON values."""
         verdict = {"images": self.images, "clean": not self.findings, "comparable": self.comparable}
         return {**asdict(self), **verdict}
 
@@ -101,9 +101,9 @@ def examine(
 ) -> Diagnosis:
     """Look at every image of a data set.
 
-    From now on the data set's `records` are those found. A split file is checked against them,
-    stores in ``cache_dir`` with their checksums, and signatures of a clean copy may be given
-    ``against`` instead of those that come with the data set.
+    From now on the data set's `records` are those found. A split file is checked against them, and
+    stores in ``cache_dir`` against their checksums. ``against`` is a file with signatures of a
+    clean copy, which replace those that come with the data set.
 
     Raises:
         DataError: If the data set is not on this machine, or cannot even be listed, or ``against``
@@ -145,11 +145,11 @@ def examine(
 
 
 def sign(dataset: DomainDataset, progress: Callable[[int, int], None] | None = None) -> Signatures:
-    """Return the signatures of a data set's images, of a copy that is known to be clean.
+    """Return the signatures of the images in a copy of a data set that is known to be clean.
 
     Raises:
-        DataError: If it is not here, differs from the published one, an image cannot be decoded, or
-            its images are not RGB.
+        DataError: If the copy is not here or differs from the published one, or if an image cannot
+            be decoded or is not RGB.
     """
     if (dataset.channels, dataset.pixels) != (3, "uint8"):
         raise DataError(f"images of {dataset.title} are not RGB: signatures are of colours")
@@ -209,7 +209,7 @@ def _count(dataset: DomainDataset, records: Listing, found: Diagnosis) -> None:
 
 
 def _look_at_folders(dataset: ImageFolderDataset, records: Listing, found: Diagnosis) -> None:
-    """Say how the folders were recognised, and what lies there that is not read."""
+    """Note how the folders were recognised, and which files in them are not read."""
     folders = dataset._domain_folders(dataset.folder)
     others = [f"{path.name} is {name}" for name, path in folders.items() if path.name != name]
     found.layout = ", ".join(["<domain>/<class>/<image>", *others])
@@ -288,7 +288,7 @@ def _compare(
 
 
 def _notice(records: Listing, looks: Sequence[_Look], found: Diagnosis) -> None:
-    """Say what is unusual about files, whether or not published ones are known."""
+    """Report what is unusual about files, whether or not published ones are known."""
     deep = [records.paths[i] for i, look in enumerate(looks) if look.sixteen_bits]
     if deep:
         text = f"{_images(deep)} of 16 bits a value, of which the upper eight are read: {{}}"

@@ -1,7 +1,7 @@
-"""Signatures of images: how each one looks in 64 bits and its mean colour, whatever its file.
+"""Signatures of images: 64 bits of how each one looks, and its mean colour, whatever its file.
 
 The bits are a perceptual hash: which of the lowest frequencies of the brightness are above their
-median. Saving an image anew, as JPEG or at another size, turns few of them; of two different
+median. Saving an image anew, as JPEG or at another size, flips few of them; between two different
 pictures about half differ.
 """
 
@@ -19,28 +19,28 @@ from feddg_bench.common.errors import DataError
 from feddg_bench.common.files import plain_file, write_whole
 
 SIDE = 64
-"""Pixels a side at which images are looked at."""
+"""Side in pixels at which images are compared."""
 MOST_BITS = 8
-"""That differ between a picture and the same saved anew; of 600 images of PACS saved as JPEG of
-quality 30 to 90, as WebP, or at 128 to 256 pixels none had more than 6."""
+"""Most bits that may differ between a picture and the same saved anew; of 600 images of PACS saved
+as JPEG of quality 30 to 90, as WebP, or at 128 to 256 pixels none had more than 6."""
 MOST_COLOUR = 10
-"""That the mean of red, green or blue differs, of 255; 3.9 were seen."""
+"""Most by which the mean of red, green or blue may differ, out of 255; up to 3.9 was seen."""
 _MARGIN = 2
 """Bits by which another published picture must be nearer than the one of the same name."""
 STEP = 4
-"""In which mean colours are kept."""
+"""Step in which mean colours are stored."""
 MOST_BYTES = 2**28
-"""Of an unpacked file of signatures."""
+"""Most bytes of an unpacked file of signatures."""
 
-# Cosines of the nine lowest frequencies, [9, SIDE], and those of the 9 x 9 products that count: all
-# below 8 x 8 but the mean, and one more.
+# Cosines of the nine lowest frequencies, [9, SIDE], and which of their 9 x 9 products are used: the
+# first 8 x 8 without the mean, and one more.
 _COSINES = np.cos(np.pi / SIDE * np.arange(9)[:, None] * (np.arange(SIDE) + 0.5))
 _CHOSEN = np.array([9 * (i // 8) + i % 8 for i in range(1, 64)] + [8 * 9])
 
 
 @dataclass(frozen=True)
 class Signatures:
-    """Those of n images."""
+    """The signatures of n images."""
 
     names: tuple[str, ...]  # `domain/class/file` without the file's ending
     hashes: NDArray[np.uint8]  # uint8 [n, 8], 64 bits each
@@ -64,7 +64,7 @@ def save_signatures(path: Path, signatures: Signatures, dataset: str) -> None:
     """
     about = {"dataset": dataset, "images": len(signatures.names), "side": signatures.side}
     colours = signatures.colours.copy()
-    colours[:, [0, 2]] -= colours[:, [1]]  # of grey images 0, which takes no room
+    colours[:, [0, 2]] -= colours[:, [1]]  # 0 for grey images, which takes no room
     parts = (
         json.dumps({**about, "names": signatures.names}).encode(),
         b"\n",
@@ -78,7 +78,7 @@ def load_signatures(path: Path, dataset: str) -> Signatures:
     """Read what `save_signatures` wrote.
 
     Raises:
-        DataError: If it is no such file, or of another data set.
+        DataError: If it is not such a file, or belongs to another data set.
     """
     plain_file(path)
     try:
@@ -110,18 +110,18 @@ def load_signatures(path: Path, dataset: str) -> Signatures:
 class _Comparison:
     """What differs between the images of a copy and the published ones."""
 
-    # Image -> the published one of another domain or class that it shows.
+    # Image -> the published picture of another domain or class that it shows.
     moved: dict[int, str] = field(default_factory=dict)
-    strange: list[int] = field(default_factory=list)  # images that show none of the published
-    # Images that show the published one in other colours.
+    strange: list[int] = field(default_factory=list)  # images that show no published picture
+    # Images that show the published picture in other colours.
     recoloured: list[int] = field(default_factory=list)
-    absent: list[str] = field(default_factory=list)  # published ones that no image shows
+    absent: list[str] = field(default_factory=list)  # published pictures that no image shows
 
 
 def compare_signatures(copy: Signatures, published: Signatures) -> _Comparison:
     """Compare every image of a copy with the published one of its name, else with the nearest.
 
-    An image under a new name in its own domain and class is the same.
+    An image that was only renamed within its domain and class counts as the same.
     """
     found = _Comparison()
     place = {name: number for number, name in enumerate(published.names)}
@@ -155,7 +155,7 @@ def compare_signatures(copy: Signatures, published: Signatures) -> _Comparison:
 def _distances(
     copy: Signatures, index: int, published: Signatures, rows: slice
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the bits and the largest mean colour that differ from published images."""
+    """Return the bits that differ and the largest colour difference, for each published image."""
     bits = np.unpackbits(published.hashes[rows] ^ copy.hashes[index], axis=1).sum(axis=1)
     colours = published.colours[rows].astype(np.int64) - copy.colours[index]
     return bits.astype(np.int64), np.abs(colours).max(axis=1) * STEP

@@ -1,1 +1,1 @@
-"""Kinds of attacks: one module each, found by its name as methods are."""
+"""Kinds of attack: one module each, found by name like methods."""

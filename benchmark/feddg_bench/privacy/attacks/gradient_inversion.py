@@ -1,13 +1,13 @@
-"""Gradient inversion: the images of one step from the update that it made.
+"""Gradient inversion: recover the images of one step from the update that it made.
 
 A client that takes one plain SGD step on a batch sends its gradient: g = (w - w') / lr. The server
-looks for images x whose own gradient is that one. ``dlg`` minimises |g(x) - g|^2 by L-BFGS (Zhu,
+looks for images x whose gradient equals g. ``dlg`` minimises |g(x) - g|^2 by L-BFGS (Zhu,
 Liu and Han, NeurIPS 2019); ``cosine`` minimises 1 - cos(g(x), g) + b TV(x) by Adam with signed
 gradients (Geiping et al., NeurIPS 2020). Labels are known, as in the latter; the loss is
-cross-entropy, whatever else the method adds to its own. The attacked run makes clients of 1, 4 and
-16 images that take one step on images as stored, with a small network without a projection: a
-search takes thousands of gradients of gradients, and an EfficientNet's take hours.
-``backbone.name`` attacks another.
+cross-entropy, whatever else the method adds to its own. Clients of the attacked runs hold 1, 4 or
+16 images and take one step on images as stored. Their network is small and has no projection: a
+search takes thousands of gradients of gradients, and those of an EfficientNet take hours.
+``backbone.name`` sets another network.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def gradient_of(
     """Return the gradient of the mean loss at the module's weights, by parameter.
 
     Args:
-        method: With the weights that the client received.
+        method: Holds the weights that the client received.
         images: [B, 3, H, W].
         labels: [B].
-        names: Of the parameters.
+        names: Names of the parameters.
         graph: Whether the gradient is differentiated again.
     """
     parameters = dict(method.named_parameters())
@@ -71,7 +71,7 @@ def gradient_of(
 
 
 def mismatch(found: Gradient, wanted: Gradient, objective: Objective) -> Tensor:
-    """Return the distance of two gradients: a scalar."""
+    """Return the distance between two gradients: a scalar."""
     if objective == "dlg":
         return torch.stack([(found[n] - wanted[n]).square().sum() for n in wanted]).sum()
     product = torch.stack([(found[n] * wanted[n]).sum() for n in wanted]).sum()
@@ -81,7 +81,11 @@ def mismatch(found: Gradient, wanted: Gradient, objective: Objective) -> Tensor:
 
 
 def total_variation(images: Tensor) -> Tensor:
-    """Return the mean absolute difference of neighbours of images [B, C, H, W]: a scalar."""
+    """Return the mean absolute difference of pixels one above the other plus that of neighbours.
+
+    Args:
+        images: [B, C, H, W].
+    """
     down = (images[..., 1:, :] - images[..., :-1, :]).abs().mean()
     return down + (images[..., 1:] - images[..., :-1]).abs().mean()
 
@@ -100,18 +104,18 @@ def invert(
     """Return the images [B, C, H, W] in [0, 1] whose gradient is nearest to the one wanted.
 
     Args:
-        method: With the weights that the client received.
-        wanted: What it sent, by parameter.
-        labels: Of the images, [B].
+        method: Holds the weights that the client received.
+        wanted: The gradient that it sent, by parameter.
+        labels: Labels of the images, [B].
         shape: C, H and W.
         objective: See the module.
-        generator: Draws where the search begins.
-        steps: Of the search.
-        smooth: b; of ``cosine`` alone.
+        generator: Draws the images at which the search begins.
+        steps: Steps of the search.
+        smooth: b, for ``cosine`` only.
         stop: Set when nobody waits for the images any more.
 
     Raises:
-        CancelledError: If it is.
+        CancelledError: If ``stop`` is set.
     """
     begin = torch.rand(len(labels), *shape, generator=generator)
     x = begin.requires_grad_()
@@ -172,7 +176,7 @@ class GradientInversion(Attack):
     }
 
     def reads(self, item: str) -> bool:
-        """Return whether it is a model."""
+        """Return whether the item is a model."""
         return item == "weights"
 
     def measure(self, scene: Scene) -> Iterator[AttackResult]:
@@ -192,7 +196,7 @@ class GradientInversion(Attack):
 
     @staticmethod
     def gradient(message: Message, scene: Scene, method: Method) -> Gradient:
-        """Return what an update says of the gradient, if it was one SGD step."""
+        """Return the gradient that an update implies, if it was one SGD step."""
         old = message.exchange.task.weights
         names = [n for n, _ in method.named_parameters() if n in message.value and n in old]
         return {n: (old[n] - message.value[n]) / scene.settings.train.lr for n in names}
@@ -219,7 +223,7 @@ class GradientInversion(Attack):
         ]
         for plant in plants:
             labels = torch.from_numpy(others[[plant]].labels)
-            image = candidates[[plant]].contiguous()  # as searches see it: bits depend on it
+            image = candidates[[plant]].contiguous()  # laid out as in searches: bits depend on it
             leak = gradient_of(method, image, labels, names)
             alone = {n: g.detach() for n, g in leak.items()}
             sought.append((alone, others[[plant]].labels, ("planted", plant)))
@@ -278,7 +282,7 @@ def rank(
 ) -> np.ndarray:
     """Return for each true image the share of others of its domain that are further off.
 
-    By mean squared error to the nearest found image.
+    The distance is the mean squared error to the nearest found image.
     """
     return percentiles(
         -_error(truth, found), who.domains, -_error(candidates, found), others.domains
@@ -286,7 +290,7 @@ def rank(
 
 
 def _error(images: Tensor, found: Tensor) -> Tensor:
-    """Return the mean squared error of images [n, C, H, W] to the nearest of those found."""
+    """Return the mean squared error of images [n, C, H, W] to the nearest found image."""
     errors = [(images - one).square().flatten(1).mean(1) for one in found]
     return torch.stack(errors).min(0).values
 
@@ -315,7 +319,7 @@ def ssim(found: Tensor, truth: Tensor) -> Tensor:
 
 
 def measures_of(scene: Scene, channels: int) -> dict[str, Perceptual]:
-    """Return what compares found pictures with true ones; LPIPS takes three channels."""
+    """Return measures that compare found pictures with true ones; LPIPS needs three channels."""
     measures: dict[str, Perceptual] = {"psnr": psnr, "ssim": ssim}
     if scene.judges.lpips is not None and channels == 3:
         measures["lpips"] = scene.judges.lpips

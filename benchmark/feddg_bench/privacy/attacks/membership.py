@@ -1,8 +1,9 @@
 """Membership: was this image among those of the client that sent this message?
 
-A likelihood ratio. Let x be the target's own vector, as a client that holds it alone would send it,
-S the message of a client with n images, and both about normal with the covariance C of public
-images (C / n for S). Then, with P the inverse of C and E what S should be without the target,
+The score is a likelihood ratio. Let x be the target's own vector, as a client that holds it alone
+would send it, S the message of a client with n images, and both about normal with the covariance C
+of public images (C / n for S). Then, with P the inverse of C and E what S should be without the
+target,
 
     log p(S | member) / p(S | not) = (x - mu)' P (S - E) / a - (x - mu)' P (x - mu) / (2 n)
 
@@ -40,12 +41,12 @@ from feddg_bench.records.attacks import AttackResult
 RIDGE = 0.05
 """Added to the public covariance, times its mean variance: there are few public images."""
 MOST_PUBLIC, MOST_OTHERS, MOST_CLIENTS, MOST_ROUNDS, MOST_MEMBERS = 300, 300, 40, 3, 300
-"""Images of the attacker and of nobody, and clients, rounds and members that are attacked."""
+"""Most public images, images that nobody holds, and clients, rounds and members attacked."""
 MOST_PLANTED = 40
 FOUND = 0.9
 """AUC that a planted leak must reach."""
 ABSENT = -10.0
-"""Score of a target whose class a message does not know, in standard deviations."""
+"""Score of a target whose class is not in a message, in standard deviations."""
 
 
 class Likelihood:
@@ -65,7 +66,7 @@ class Likelihood:
         variance = z.square().mean()
         ridge = RIDGE * (variance if variance > 0 else 1.0) * len(z)
         gram = z @ z.T + ridge * torch.eye(len(z), dtype=z.dtype)
-        # (Z'Z + r I)^-1 = (I - Z' (Z Z' + r I)^-1 Z) / r: of as many rows as images, not numbers.
+        # (Z'Z + r I)^-1 = (I - Z' (Z Z' + r I)^-1 Z) / r: as many rows as images, not as numbers.
         self._inner, self._z = torch.linalg.inv(gram) @ z, z
         self._scale = len(z) / ridge
 
@@ -83,8 +84,8 @@ class Likelihood:
         """Return the score of each target [n], in standard deviations of public images.
 
         Args:
-            message: Of a client.
-            images: n, which the client says.
+            message: A client's message.
+            images: n, as the client states it.
             x: Vectors of the targets, [n, P].
             who: The targets.
         """
@@ -116,7 +117,7 @@ class Likelihood:
     def mixture(self, sent: Tensor, images: int, *, affine: bool) -> tuple[float, Tensor]:
         """Return a, and the share of each domain [D] that brings a E nearest to S [P].
 
-        ``affine`` says that a is 1. Shares are of whole images.
+        ``affine`` sets a to 1. Shares are those of whole images.
         """
         base = self.mu[-1] if affine else torch.zeros_like(sent)
         means = self.mu[:-1] - base if affine else self.mu
@@ -144,8 +145,8 @@ def percentiles(
 ) -> np.ndarray:
     """Return for each member [n] the share of non-members of its domain that score lower.
 
-    Ties count by half. The mean over members is the AUC, stratified by domain: that a client holds
-    photos tells nothing about which.
+    Ties count by half. The mean over members is the AUC, stratified by domain: to know that a
+    client holds photos does not tell which ones.
     """
     shares = []
     for score, domain in zip(members, domains, strict=True):
@@ -221,7 +222,7 @@ class Membership(Attack):
         rest, mine = scores[:, : len(others)], scores[:, len(others) :]
 
         def groups(shift: int) -> list[np.ndarray]:
-            """Percentiles of each client's members by the message of the one ``shift`` further."""
+            """Return percentiles of each client's members by the message ``shift`` clients on."""
             each = []
             for place, name in enumerate(names):
                 at, of = (place + shift) % len(names), holders == name
@@ -307,7 +308,7 @@ def few_clients(names: Iterable[str], draw: np.random.Generator) -> list[str]:
 def planted(
     known: Likelihood, form: Rows, x: Tensor, targets: Pictures, draw: np.random.Generator
 ) -> list[np.ndarray]:
-    """Return the percentiles of images of which messages hold the statistic, and nothing else.
+    """Return the percentiles of images, each in a message that holds only its own statistic.
 
     ``form`` is a real message, ``x`` the vectors of the targets [n, P].
     """
@@ -322,7 +323,7 @@ def planted(
 
 
 def held_by(scene: Scene, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return holder and place in the data set of some of the images that clients hold."""
+    """Return holders and data set indices of some of the images that clients hold."""
     clients = scene.federation.clients
     most = max(1, MOST_MEMBERS // max(1, len(names)))
     draw = scene.draw("members")

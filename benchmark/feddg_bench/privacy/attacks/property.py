@@ -1,14 +1,15 @@
-"""Properties: of which domains and classes does a client hold how much?
+"""Properties: how much does a client hold of each domain and class?
 
-The attacker knows what images of every domain and class would send alone (`Shadow`), and looks for
-the shares p of these groups whose mean is nearest to the message S. With M the groups' means, P the
-inverse covariance inside groups, n the client's images and p0 the shares among public images,
+The attacker knows what a client with one image of any domain and class would send (`Shadow`), and
+looks for the shares p of these groups whose mean is nearest to the message S. With M the groups'
+means, P the inverse covariance inside groups, n the client's images and p0 the shares among public
+images,
 
     p = argmin n (S / a - M' p)' P (S / a - M' p) + |p - p0|^2 / t^2
 
-clipped at 0, where a is S's scale (`feddg_bench.privacy.attacks.membership`) and t what a share
-may differ from p0. Where rows of a message are of single images their mean is taken; where rows are
-of classes, these and no others are held. Source: Ateniese et al., IJSN 2015 (the question).
+clipped at 0, where a is S's scale (`feddg_bench.privacy.attacks.membership`) and t how far a share
+may be from p0. If the rows of a message are of single images, their mean is taken; if they are of
+classes, the client holds these and no others. Source: Ateniese et al., IJSN 2015 (the question).
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from feddg_bench.privacy.shadow import Rows, Shadow
 from feddg_bench.records.attacks import AttackResult
 
 SPREAD = 0.3
-"""t, by which a group's share may differ from that among public images."""
+"""t, how far a group's share may be from that among public images."""
 FOUND = 0.6
-"""Rank that a planted leak must reach: clients may be nearly alike."""
+"""Rank that a planted leak must reach; it is low because clients may be nearly alike."""
 
 
 class Mixture:
@@ -77,12 +78,14 @@ def along(shares: np.ndarray, groups: np.ndarray, axis: int) -> np.ndarray:
 
 
 def guess_ranks(guesses: np.ndarray, truth: np.ndarray, own: np.ndarray) -> np.ndarray:
-    """Return for each guess [N, G] the share of clients that it fits worse than its own client.
+    """Return for each guess the share of other clients that it fits worse than its own client.
+
+    Distances are half of the sum of absolute differences. Ties count by half.
 
     Args:
-        guesses: Shares.
-        truth: Of all clients, [K, G]. Distances are half of the sum of absolute differences.
-        own: Place of each guess's client in ``truth``. Ties count by half.
+        guesses: Guessed shares, [N, G].
+        truth: True shares of all clients, [K, G].
+        own: Index of each guess's client in ``truth``, [N].
     """
     distance = np.abs(guesses[:, None] - truth[None]).sum(2).round(9) / 2  # [N, K]
     mine = distance[np.arange(len(guesses)), own][:, None]
@@ -92,7 +95,7 @@ def guess_ranks(guesses: np.ndarray, truth: np.ndarray, own: np.ndarray) -> np.n
 
 
 class Properties(Attack):
-    """The scorer's half: is a client's mixture told from those of others?"""
+    """The scorer's half: can a client's mixture be told from those of others?"""
 
     kind = "property"
     version = 2
@@ -185,10 +188,10 @@ def plant(
     truth: np.ndarray,
     groups: np.ndarray,
 ) -> list[Rows]:
-    """Return messages that hold mixtures and nothing else: means of what their groups send.
+    """Return messages that hold nothing but mixtures: means of what their groups send.
 
     Args:
-        form: A real message.
+        form: A real message, whose form these take.
         x: Vectors of images that no client holds, [n, P].
         who: These images.
         truth: The mixtures [K, G].

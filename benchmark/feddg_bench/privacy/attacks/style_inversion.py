@@ -1,16 +1,19 @@
 """Style inversion: a generator, trained on public images, draws the image of a style.
 
-PARDON's Table IV and FISC's Table 9 train a generator from styles to images on public ones and
-apply it to what clients send: to styles of single images (sample level) or of all that a client
-holds (client level). Ours is a small one: a linear layer to 4 x 4 maps, then nearest-neighbour
-upsampling and 3 x 3 convolutions up to the image's side, trained with the mean squared error. Of
-its epochs the one counts that has the best PSNR on a fifth of the public images. Beside it stands
-what the same generator makes of images themselves, of 8 x 8 pixels: the papers' baseline, which is
-the planted leak too; and what it makes of styles of single images, whether they are sent or not.
-The papers report FID and Inception Scores, which say how good pictures are, not whose; here are
-PSNR, SSIM, how the true image ranks among others of its domain, and how often it is retrieved among
-the nearest tenth of these; with the networks' weights also LPIPS, FID, KID and the Inception Score,
-and a second generator that is trained on LPIPS, as one of FISC's.
+For PARDON's Table IV and FISC's Table 9, a generator learns on public images to draw an image from
+its style. It is then applied to what clients send: to styles of single images (sample level) or of
+all that a client holds (client level). Ours is a small one: a linear layer to 4 x 4 maps, then
+nearest-neighbour upsampling and 3 x 3 convolutions up to the image's side, trained with the mean
+squared error. The epoch with the best PSNR on a fifth of the public images is kept.
+
+Two other results are measured beside it. A generator of the same kind draws from images themselves,
+reduced to 8 x 8 pixels: this is the papers' baseline, and also the planted leak. And the first
+generator draws from styles of single images, whether they are sent or not.
+
+The papers report FID and Inception Scores, which say how good pictures are, not whose they are. We
+report PSNR, SSIM, how the true image ranks among others of its domain, and how often it is
+retrieved among the nearest tenth of these. With the networks' weights we also report LPIPS, FID,
+KID and the Inception Score, and train another generator on LPIPS, as FISC does with one of its own.
 """
 
 from __future__ import annotations
@@ -51,19 +54,19 @@ BATCH, RATE, WIDTH = 32, 2e-3, 64
 FOUND = 0.7
 """Rank that a planted leak must reach."""
 TOP = 0.1
-"""Share of the candidates that a retrieval gives back, and so what chance finds."""
+"""Share of the candidates that a retrieval returns, and so the share that chance finds."""
 THUMBNAIL = 8
-"""Side of what the baseline sees of an image."""
+"""Side in pixels to which images are reduced for the baseline."""
 SHARE = 0.1
-"""Weight of LPIPS beside the mean squared error; FISC does not say its own. Alone it forgets
+"""Weight of LPIPS beside the mean squared error; FISC does not state its own. LPIPS alone loses
 colours, so that not even a planted leak is found."""
 
 
 class Painter(nn.Module):
-    """The attacker's half: vectors [n, P] to images [n, C, H, W] in [0, 1].
+    """The attacker's half: maps vectors [n, P] to images [n, C, H, W] in [0, 1].
 
     Args:
-        vectors: Of public images, [m, P]; others are standardised as these.
+        vectors: Vectors of public images, [m, P]; all vectors are standardised like these.
         channels: C.
         side: H and W.
     """
@@ -83,7 +86,7 @@ class Painter(nn.Module):
         self.grow = nn.Sequential(*layers, nn.Conv2d(width, channels, 3, padding=1))
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """Return the images of vectors."""
+        """Return the images drawn from vectors."""
         standard = ((vectors - self.mean) / self.std).clamp(-10, 10).float()
         maps: Tensor = self.grow(self.start(standard).view(-1, WIDTH, 4, 4))
         images = maps.sigmoid()
@@ -96,9 +99,9 @@ def new_painter(vectors: Tensor, images: Tensor, seed: int) -> Painter:
     """Return a generator that has not been trained.
 
     Args:
-        vectors: What each image would send alone, float64 [m, P].
+        vectors: What a client with each image alone would send, float64 [m, P].
         images: [m, C, H, W] in [0, 1].
-        seed: Of its weights.
+        seed: Seed of the weights.
     """
     with torch_stream(seed, "attack", "painter"):
         painter = Painter(vectors, images.shape[1], images.shape[-1])
@@ -117,16 +120,16 @@ def train_painter(
     """Train a generator on public images and return it as it was after its best epoch.
 
     Args:
-        painter: New.
-        vectors: What each image would send alone, float64 [m, P].
+        painter: A new generator.
+        vectors: What a client with each image alone would send, float64 [m, P].
         images: [m, C, H, W] in [0, 1].
-        seed: Of batches.
-        epochs: Of training; a fifth of the images validates them.
-        loss: Of pairs of pictures, beside the mean squared error.
-        stop: Set when nobody waits for it any more.
+        seed: Seed of the batches.
+        epochs: Epochs of training; a fifth of the images validates them.
+        loss: Loss of pairs of pictures, added to the mean squared error.
+        stop: Set when nobody waits for the generator any more.
 
     Raises:
-        CancelledError: If it is.
+        CancelledError: If ``stop`` is set.
     """
     draw = torch_generator(seed, "attack", "painter batches")
     order = torch.randperm(len(images), generator=draw)
@@ -155,21 +158,21 @@ def train_painter(
 
 @dataclass(frozen=True)
 class _Case:
-    """One item that clients send, with all that the generator's two halves need."""
+    """One item that clients send, with all that attacker and scorer need."""
 
     messages: Sequence[Message]
     rows: Sequence[Rows]  # what the messages hold
     pictures: Tensor  # public images [m, C, H, W] in [0, 1]
-    vectors: Tensor  # what each public image would send alone, [m, P]
-    others: Pictures  # of nobody
+    vectors: Tensor  # what a client with each public image alone would send, [m, P]
+    others: Pictures  # images that nobody holds
     candidates: Tensor  # the same images [n, C, H, W] in [0, 1]
-    alone: Tensor  # what each of these would send alone, [n, P]
-    held: Sequence[Pictures]  # of each message's client
+    alone: Tensor  # what a client with each of these alone would send, [n, P]
+    held: Sequence[Pictures]  # images of each message's client
     truth: Sequence[Tensor]  # the same images, [k, C, H, W] each
 
     @property
     def item(self) -> str:
-        """Its name."""
+        """The item's name."""
         return self.messages[0].item
 
 
@@ -177,17 +180,17 @@ class _Case:
 class _Drawn:
     """Pictures that were drawn, beside the true ones."""
 
-    name: str  # of a figure of them, with a place for the measure's
+    name: str  # name of a figure of them, with a gap for the measure's name
     found: Tensor  # [n, C, H, W]
     truth: Tensor  # likewise
-    groups: np.ndarray  # those with one number stand or fall together, [n]
+    groups: np.ndarray  # group of each in the bootstrap, [n]
     domains: np.ndarray  # ids of source domains, [n]
 
 
 class StyleInversion(Attack):
     """The scorer's half: are the client's own images nearer to what was drawn than others?
 
-    A client that attacks inverts what the server passes on to it of others, if it does.
+    A client that attacks inverts what the server passes on to it from others, if anything.
     """
 
     kind = "style-inversion"
@@ -197,7 +200,7 @@ class StyleInversion(Attack):
     epochs = 60
 
     def reads(self, item: str) -> bool:
-        """Return whether it is anything but a model."""
+        """Return whether the item is anything but a model."""
         return item != "weights"
 
     def measure(self, scene: Scene) -> Iterator[AttackResult]:
@@ -266,7 +269,7 @@ class StyleInversion(Attack):
         draw = scene.draw("bootstrap", item)
 
         def ranks_of(drawn: Tensor) -> list[np.ndarray]:
-            """Return the ranks of images that nobody holds by what was drawn of each."""
+            """Return the ranks of images that nobody holds, by the picture drawn of each."""
             some = scene.draw("planted", item).permutation(len(others))[:MOST_PLANTED]
             rest = [np.arange(len(others)) != place for place in some]
             return [
@@ -325,11 +328,11 @@ class StyleInversion(Attack):
         drawn: Sequence[_Drawn],
         values: Sequence[Mapping[str, Tensor]],
     ) -> AttackResult:
-        """Add what networks say, and what holds in each domain by itself; ``values`` by measure."""
+        """Add the networks' figures, and those of each domain; ``values`` are by measure."""
         figures = dict(result.figures)
         by_domain: dict[str, dict[str, Interval]] = {name: {} for name in scene.federation.sources}
         inception = scene.judges.inception if drawn[0].truth.shape[1] == 3 else None
-        seen: dict[int, Seen] = {}  # of true pictures, some of which stand beside two drawn ones
+        seen: dict[int, Seen] = {}  # of true pictures, some of which two drawn sets share
         for one, of in zip(drawn, values, strict=True):
             draw = scene.draw("bootstrap", result.item, result.about, one.name)
             if "lpips" in of:
@@ -350,9 +353,9 @@ class StyleInversion(Attack):
 
 
 def _passed_on(scene: Scene, received: Sequence[Message]) -> Iterator[Message]:
-    """Yield what others sent that came to the client that attacks as it was, row by row.
+    """Yield what others sent that reached the attacking client unchanged, row by row.
 
-    Whose a row is the scorer alone knows: it looks for the same numbers in what clients sent.
+    Only the scorer knows whose row it is: it looks for the same numbers in what clients sent.
     """
     there: set[tuple[tuple[int, ...], bytes]] = set()
     widths = {
