@@ -81,7 +81,7 @@ def mismatch(found: Gradient, wanted: Gradient, objective: Objective) -> Tensor:
 
 
 def total_variation(images: Tensor) -> Tensor:
-    """Return the mean absolute difference of pixels one above the other plus that of neighbours.
+    """Return the mean absolute difference down the columns plus that along the rows: a scalar.
 
     Args:
         images: [B, C, H, W].
