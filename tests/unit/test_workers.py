@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from contextlib import closing
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
 import torch
 
 from feddg_bench.common.errors import ClientError, FeddgError, SettingsError
+from feddg_bench.common.parallel import start_process
 from feddg_bench.core.messages import encode
 from feddg_bench.engine.executors import ProcessExecutor
 from feddg_bench.testing import start_toy_run
@@ -176,6 +179,21 @@ def test_workers_begin_without_the_socket_of_their_server(two, tmp_path, monkeyp
     there.rounds(1)
     here.rounds(1)
     assert encode(there.server.state()) == encode(here.server.state())
+
+
+def say_where(pipe):
+    pipe.send(tempfile.gettempdir())
+
+
+def test_a_worker_keeps_its_temporary_files_where_this_process_does(tmp_path, monkeypatch):
+    """Claims are held by locks in that folder: elsewhere, nobody sees that a holder is dead."""
+    ours, theirs = Pipe(duplex=False)
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        monkeypatch.setenv("TMPDIR", str(tmp_path / name))
+        process = start_process(say_where, (theirs,), "cpu")
+        assert ours.recv() == str(tmp_path / name)
+        process.join()
 
 
 def test_a_process_that_is_stopped_does_not_hold_up_the_end():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -102,6 +103,7 @@ def _with_environment(
     """Begin with the parent's present environment; the server of forks keeps an older one."""
     os.environ.clear()
     os.environ.update(environment)
+    tempfile.tempdir = None  # asked for anew: TMPDIR may have changed
     target(*arguments)
 
 
