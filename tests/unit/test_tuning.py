@@ -19,7 +19,16 @@ from feddg_bench.plugins import load_method, names
 from feddg_bench.records.record import RunRecord, TunedRecord
 from feddg_bench.records.runs import read_runs
 from feddg_bench.records.store import ResultsStore
-from feddg_bench.records.tuning import Trial, TuningLedger, best, ledger_path, load_ledger, worth
+from feddg_bench.records.tuning import (
+    Trial,
+    TuningLedger,
+    best,
+    ledger_path,
+    load_ledger,
+    pack_ledgers,
+    unpack_ledgers,
+    worth,
+)
 from feddg_bench.runs.request import Request
 from feddg_bench.sweeps.definition import Choice, Range
 from feddg_bench.sweeps.tuning import RATES, Tuning, open_tuning, trial_points
@@ -298,6 +307,37 @@ def test_a_ledger_that_was_changed_is_refused(tmp_path: Path, change: Any) -> No
     path.write_text(changed)
     with refused(DataError, "no ledger"):
         asked(tmp_path, tuned=True).plan(check=False)
+
+
+def test_ledgers_are_packed_and_unpacked(tmp_path: Path) -> None:
+    """One file a frame; what is tuned later lies beside it and counts."""
+    kept = write(tmp_path, "fedavg", trial(0.1), trial(0.2, train_lr=0.5)).read_bytes()
+    write(tmp_path, "ccst", trial(0.1))
+    ledgers = [load_ledger(tmp_path, *FRAME, method) for method in ("ccst", "fedavg")]
+    (packed,) = pack_ledgers(tmp_path)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [packed]
+    assert [load_ledger(tmp_path, *FRAME, m) for m in ("ccst", "fedavg")] == ledgers
+    assert asked(tmp_path, tuned=True).plan(check=False)[0].tuned.trials == 2
+    assert pack_ledgers(tmp_path) == []
+    with refused(SettingsError, "fedprox was not tuned"):
+        load_ledger(tmp_path, *FRAME, "fedprox")
+
+    write(tmp_path, "ccst", trial(0.1), trial(0.3, train_lr=0.5))
+    later = load_ledger(tmp_path, *FRAME, "ccst")
+    assert later.chosen == 1
+    pack_ledgers(tmp_path)
+    assert load_ledger(tmp_path, *FRAME, "ccst") == later
+    assert unpack_ledgers(tmp_path) == [packed]
+    assert not packed.exists()
+    assert ledger_path(tmp_path, *FRAME, "fedavg").read_bytes() == kept
+    packed.write_text("{}\n")
+    (path := ledger_path(tmp_path, *FRAME, "fedavg")).unlink()
+    with refused(DataError, str(packed), "no ledger"):
+        load_ledger(tmp_path, *FRAME, "fedavg")
+    path.write_bytes(kept)
+    with refused(DataError, str(packed), "no ledger"):
+        pack_ledgers(tmp_path)
+    assert path.exists()
 
 
 def test_a_ledger_names_no_file(tmp_path: Path) -> None:

@@ -37,14 +37,15 @@ def _list_command(results: Folders = None) -> None:
 def pack_command(results: _Where = Path("runs")) -> None:
     """Move single records into packed files. RESULTS/records/*.jsonl.xz, one a table, few for git.
 
-    Those of attacks go to RESULTS/attacks/*.jsonl.xz.
+    Those of attacks go to RESULTS/attacks/*.jsonl.xz, ledgers of tuning to RESULTS/tuning/*.jsonl.
 
     All commands read packed records just as they read single ones.
     """
     from feddg_bench.records.attacks import pack_attacks
     from feddg_bench.records.store import pack
+    from feddg_bench.records.tuning import pack_ledgers
 
-    for path in (*pack(results), *pack_attacks(results)):
+    for path in (*pack(results), *pack_attacks(results), *pack_ledgers(results)):
         _say(f"{path} ({path.stat().st_size / 1e6:.2f} MB)")
 
 
@@ -53,8 +54,9 @@ def unpack_command(results: _Where = Path("runs")) -> None:
     """Move packed records into single JSON files. RESULTS/runs/KEY.json, easy to read."""
     from feddg_bench.records.attacks import unpack_attacks
     from feddg_bench.records.store import unpack
+    from feddg_bench.records.tuning import unpack_ledgers
 
-    for path in (*unpack(results), *unpack_attacks(results)):
+    for path in (*unpack(results), *unpack_attacks(results), *unpack_ledgers(results)):
         _say(f"{path} is unpacked")
 
 

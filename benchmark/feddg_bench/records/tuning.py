@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -108,7 +109,7 @@ def best(trials: tuple[Trial, ...]) -> int | None:
 
 
 def ledger_path(root: Path, dataset: str, protocol: str, recipe: str, method: str) -> Path:
-    """Return where a method's ledger is below a results folder."""
+    """Return where a method's ledger is below a results folder, unless it is packed."""
     frame = "-".join(map(file_name, (dataset, protocol, recipe)))
     return root / FOLDER / frame / f"{file_name(method)}.json"
 
@@ -120,24 +121,74 @@ def load_ledger(root: Path, dataset: str, protocol: str, recipe: str, method: st
         SettingsError: If there is none, or no trial of it succeeded.
         DataError: If its file cannot be read.
     """
-    places = [
-        ledger_path(folder, dataset, protocol, recipe, method) for folder in (root, FOLDERS[-1])
-    ]
-    path = next((path for path in places if path.exists()), None)
-    tune = f"feddg-bench tune --methods {method} --dataset {dataset} --protocol {protocol}"
-    if path is None:
-        raise SettingsError(
-            f"{method} was not tuned on {dataset}, {protocol}, recipe {recipe}: there is no "
-            f"{places[0]}; run {tune} --recipe {recipe} --results {root} first, or take another "
-            f"protocol's with tuned=PROTOCOL"
-        )
+    for folder in (root, FOLDERS[-1]):
+        single = ledger_path(folder, dataset, protocol, recipe, method)
+        path = single if single.exists() else _packed(single)
+        for ledger in _read(path) if path.exists() else ():
+            if ledger.method == method and ledger.chosen is None:
+                raise SettingsError(
+                    f"every trial of {method} failed, see {path}: it has no tuned settings"
+                )
+            if ledger.method == method:
+                return ledger
+    raise SettingsError(
+        f"{method} was not tuned on {dataset}, {protocol}, recipe {recipe}: there is no "
+        f"{ledger_path(root, dataset, protocol, recipe, method)}; run feddg-bench tune "
+        f"--methods {method} --dataset {dataset} --protocol {protocol} --recipe {recipe} "
+        f"--results {root} first, or take another protocol's with tuned=PROTOCOL"
+    )
+
+
+def pack_ledgers(root: Path) -> list[Path]:
+    """Move single ledgers into packed files, one for each data set, protocol and recipe.
+
+    Raises:
+        DataError: If a ledger cannot be read, or a packed file cannot be written.
+    """
+    groups: dict[Path, list[Path]] = {}
+    for single in sorted((root / FOLDER).glob("*-*-*/*.json")):
+        groups.setdefault(_packed(single), []).append(single)
+    for packed, singles in groups.items():
+        files = ([packed] if packed.exists() else []) + singles  # what was tuned last counts
+        ledgers = {ledger.method: ledger for path in files for ledger in _read(path)}
+        lines = [ledgers[method].model_dump_json() for method in sorted(ledgers)]
+        write_whole(packed, "".join(f"{line}\n" for line in lines).encode())
+        for single in singles:
+            single.unlink()
+        with suppress(OSError):  # something else lies there
+            packed.with_suffix("").rmdir()
+    return list(groups)
+
+
+def unpack_ledgers(root: Path) -> list[Path]:
+    """Move packed ledgers into single files, unless there are such, and return the packed ones.
+
+    Raises:
+        DataError: If a packed file cannot be read, or a single one cannot be written.
+    """
+    files = sorted((root / FOLDER).glob("*-*-*.jsonl"))
+    for packed in files:
+        for ledger in _read(packed):
+            names = ledger.dataset, ledger.protocol, ledger.recipe, ledger.method
+            if not ledger_path(root, *names).exists():
+                ledger.save(root)
+        packed.unlink()
+    return files
+
+
+def _packed(single: Path) -> Path:
+    """Return where a ledger is if it is packed: in a line of its frame's file."""
+    return single.parent.with_name(f"{single.parent.name}.jsonl")
+
+
+def _read(path: Path) -> list[TuningLedger]:
+    """Return the ledgers of a file, single or packed."""
     try:
-        ledger = TuningLedger.model_validate_json(path.read_bytes())
+        text = path.read_bytes()
+        parts = text.splitlines() if path.suffix == ".jsonl" else [text]
+        return [TuningLedger.model_validate_json(part) for part in parts]
     except (OSError, ValidationError) as error:
         raise DataError(
-            f"{path} is no ledger of tuning; delete it and run {tune} again, which makes it from "
-            f"the trials' records"
+            f"{path} is no ledger of tuning; delete it and run feddg-bench tune again, which makes "
+            f"it from the trials' records"
         ) from error
-    if ledger.chosen is None:
-        raise SettingsError(f"every trial of {method} failed, see {path}: it has no tuned settings")
-    return ledger
