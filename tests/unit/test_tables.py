@@ -303,6 +303,22 @@ def test_rows_that_mix_cpus_say_so_unless_they_are_portable(add: Add, tmp_path: 
     assert "2 kinds of CPU" in said["fedavg"][0]
 
 
+@pytest.mark.parametrize("portable", [False, True])
+def test_rows_of_another_cpu_than_most_are_named(add: Add, tmp_path: Path, portable: bool) -> None:
+    store = ResultsStore(tmp_path)
+    for method in ("fedavg", "ccst", "pardon"):
+        cpu = "AuthenticAMD avx2" if method == "ccst" else "GenuineIntel avx512"
+        record = add(method, "oc-i-p", 0)
+        environment = {**record.environment.model_dump(), "cpu": cpu, "portable": portable}
+        store.save(RunRecord.model_validate({**record.as_json(), "environment": environment}))
+    add("moon", "oc-i-p", 0)  # an old record, which does not say
+    said = [note for note in generic(tmp_path).notes if "kind of CPU" in note]
+    assert [note.partition(", where")[0] for note in said] == (
+        [] if portable else ["Run on another kind of CPU than most rows (AuthenticAMD avx2)"]
+    )
+    assert all(note.endswith(": ccst.") for note in said)
+
+
 def test_rows_with_the_same_numbers_are_said_to_be_the_same(add: Add, tmp_path: Path) -> None:
     for scenario in PAIR:
         add("fedavg", scenario, test=(0.4,))

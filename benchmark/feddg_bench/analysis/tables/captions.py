@@ -254,7 +254,23 @@ def notes(description: Description, rows: Sequence[Row]) -> tuple[str, ...]:
         full = assignments(row.variant.differences)
         if any(part not in row.label for part in full):
             said.append(f"row {row.label} is {', '.join(full)}")
-    return tuple(map(sentence, said))
+    return tuple(map(sentence, [*said, *_elsewhere(rows)]))
+
+
+def _elsewhere(rows: Sequence[Row]) -> list[str]:
+    """Return a sentence on rows whose runs were all made on another kind of CPU than most rows'."""
+    by_cpu: dict[str, list[str]] = {}
+    for row in rows:
+        runs = row.variant.runs if row.variant else ()
+        cpus = {run.environment.get("cpu") for run in runs if not run.environment.get("portable")}
+        if len(cpus) == 1 and (cpu := cpus.pop()):
+            by_cpu.setdefault(str(cpu), []).append(row.label)
+    _, *others = sorted(by_cpu, key=lambda cpu: (-len(by_cpu[cpu]), cpu)) or [""]
+    return [
+        f"run on another kind of CPU than most rows ({cpu}), where a seed gives other last bits: "
+        f"{', '.join(by_cpu[cpu])}"
+        for cpu in others
+    ]
 
 
 def equal_rows(rows: Sequence[Row]) -> list[str]:
