@@ -415,6 +415,34 @@ def test_frames_are_tables_of_their_own_and_pooled_runs_join_them(add: Add, tmp_
     assert any(n.startswith("Row erm differs from most in") and "kind=pooled" in n for n in notes)
 
 
+def test_frames_of_a_recipe_share_their_files(
+    add: Add, tmp_path: Path, feddg: Callable[..., Any]
+) -> None:
+    """Their tables are what they are alone; only headings sink, and names of columns come once."""
+    for heterogeneity in (0.0, 0.1, 0.5):
+        add("fedavg", partition__heterogeneity=heterogeneity, federation__rounds=50)
+    add("pardon", recipe="another")
+    made = feddg("tables", "generic", "--results", tmp_path)
+    assert made.code == 0, made.err
+    files = {path.name: path.read_text() for path in (tmp_path / "tables").iterdir()}
+    stems = {"digits4-ltdo-quick", "digits4-ltdo-another"}
+    assert set(files) == {f"{s}.{e}" for s in stems for e in ("md", "csv", "tex")} | {"tables.tex"}
+    runs = read_runs(tmp_path)
+    alone = [build(t.name, t.description, t.runs, any_paper=True) for t in generic_tables(runs)]
+    mine = [grid for grid in alone if grid.name.startswith("digits4-ltdo-quick")]
+    assert [grid.title.partition("quick")[2] for grid in mine] == ["", ": lambda=0", ": lambda=0.5"]
+    text = files["digits4-ltdo-quick.md"]
+    assert re.findall("(?m)^(#+) (.*)", text) == [
+        (mark, grid.title) for mark, grid in zip(("#", "##", "##"), mine, strict=True)
+    ]
+    assert all(markdown(grid) in text for grid in mine)
+    rows = list(csv.DictReader(io.StringIO(files["digits4-ltdo-quick.csv"])))
+    assert rows == [r for grid in mine for r in csv.DictReader(io.StringIO(csv_text(grid)))]
+    assert list(dict.fromkeys(row["table"] for row in rows)) == [grid.name for grid in mine]
+    assert files["digits4-ltdo-quick.tex"] == "\n".join(map(latex, mine))
+    assert files["tables.tex"].count("\\input") == 2
+
+
 def test_missing_cells_say_which_command_fills_them(add: Add, tmp_path: Path) -> None:
     for scenario in PAIR:
         add("fedavg", scenario, 0)

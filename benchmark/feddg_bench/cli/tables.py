@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from feddg_bench.cli.options import Folders, record_folders
 from feddg_bench.config.reading import read_names
 
 if TYPE_CHECKING:
+    from feddg_bench.analysis.tables.grid import Grid
     from feddg_bench.records.runs import RecordedRun
 
 TableNames = Annotated[
@@ -53,7 +55,7 @@ def tables_command(
     """
     from feddg_bench.analysis.claims import claims, claims_text, tally
     from feddg_bench.analysis.tables.make import make_tables
-    from feddg_bench.analysis.tables.writers import WRITERS, latex_document
+    from feddg_bench.analysis.tables.writers import WRITERS, latex_document, whole_file
     from feddg_bench.common.files import write_whole
 
     endings = read_names("format", formats, WRITERS)
@@ -71,25 +73,25 @@ def tables_command(
     finally:
         gc.enable()
     folder = out or folders[0] / "tables"
-    written = []
+    files: dict[str, list[Grid]] = {}
     for grid in grids:
         filled, cells = grid.filled()
         wanted = filled or "all" not in names or grid.name in names
         note = "" if wanted else ": not written"
         print(f"{grid.name}: {grid.title} ({filled} of {cells} cells filled{note})")  # noqa: T201
         if wanted:
-            written.append(grid.name)
-            for ending in endings:
-                text = WRITERS[ending](grid)
-                write_whole(folder / f"{grid.name}.{ending}", text.encode(), sync=False)
+            files.setdefault(grid.file or grid.name, []).append(grid)
+    for name, ending in product(files, endings):
+        text = whole_file(ending, files[name])
+        write_whole(folder / f"{name}.{ending}", text.encode(), sync=False)
     if found is not None:
         write_whole((out or folders[0]) / "claims.md", claims_text(found).encode(), sync=False)
         print(f"claims: {tally(found)}")  # noqa: T201
     if {"all", "privacy"} & {*names}:
         _privacy(folder, endings, folders, runs, anyway="privacy" in names)
-    if "tex" in endings and written:
+    if "tex" in endings and files:
         there = [] if "all" in names else sorted(path.stem for path in folder.glob("*.tex"))
-        document = latex_document([*written, *(n for n in there if n not in {*written, "tables"})])
+        document = latex_document([*files, *(n for n in there if n not in {*files, "tables"})])
         write_whole(folder / "tables.tex", document.encode(), sync=False)
     print(f"{len(runs)} runs of {said}; written to {folder}: {', '.join(endings)}")  # noqa: T201
 

@@ -41,7 +41,8 @@ WIDTH = 8
 class Generic:
     """A table without a description."""
 
-    name: str  # stem of its files
+    name: str
+    file: str  # stem of its files, the same for all frames
     description: Description  # its columns; every method is a row
     runs: tuple[RecordedRun, ...]
     recipe: str  # label of the runs' recipe, with `, tuned` if their settings were tuned
@@ -60,7 +61,7 @@ def generic_tables(runs: Sequence[RecordedRun], against: str | None = None) -> l
         frames = _frames(members)
         label = recipe + ", tuned" * tuned
         for frame, mine in frames:
-            name = "-".join(map(file_name, (dataset, protocol, recipe))) + "-tuned" * tuned
+            name = file = "-".join(map(file_name, (dataset, protocol, recipe))) + "-tuned" * tuned
             title = f"{dataset}, {protocol}, recipe {label}"
             different = _different(frame, recipe, dataset, [f for f, _ in frames])
             if different:
@@ -68,7 +69,7 @@ def generic_tables(runs: Sequence[RecordedRun], against: str | None = None) -> l
                 title += f": {', '.join(different)}"
             known = against or (AGAINST if any(run.method == AGAINST for run in mine) else None)
             description = _describe(title, mine, known)
-            tables.append(Generic(name, description, tuple(mine), label))
+            tables.append(Generic(name, file, description, tuple(mine), label))
     return sorted(tables, key=lambda table: natural(table.name))
 
 

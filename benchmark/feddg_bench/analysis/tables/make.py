@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,7 +82,10 @@ def make_tables(
     described = dict(load_description(name, known) for name in dict.fromkeys(wanted))
     runs = read_runs(folders)
     grids = [
-        build(table.name, table.description, table.runs, select=select, any_paper=True)
+        replace(
+            build(table.name, table.description, table.runs, select=select, any_paper=True),
+            file=table.file,
+        )
         for table in (generic_tables(runs, against) if {"all", "generic"} & set(names) else ())
     ]
     for name, description in described.items():

@@ -230,3 +230,13 @@ def latex_document(names: Sequence[str]) -> str:
 
 WRITERS: Mapping[str, Callable[[Grid], str]] = {"md": markdown, "tex": latex, "csv": csv_text}
 """Format -> writer; formats are also the files' endings."""
+
+
+def whole_file(ending: str, grids: Sequence[Grid]) -> str:
+    """Return the text of a file that holds one table or several."""
+    first, *others = map(WRITERS[ending], grids)
+    if ending == "md":
+        return "\n".join([first, *(f"#{text}" for text in others)])  # a heading one level lower
+    if ending == "csv":
+        return first + "".join(text.partition("\n")[2] for text in others)  # one line of names
+    return "\n".join([first, *others])
