@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -73,25 +72,27 @@ def tables_command(
     finally:
         gc.enable()
     folder = out or folders[0] / "tables"
-    files: dict[str, list[Grid]] = {}
+    files: dict[tuple[str, str], list[Grid]] = {}
     for grid in grids:
         filled, cells = grid.filled()
         wanted = filled or "all" not in names or grid.name in names
         note = "" if wanted else ": not written"
         print(f"{grid.name}: {grid.title} ({filled} of {cells} cells filled{note})")  # noqa: T201
         if wanted:
-            files.setdefault(grid.file or grid.name, []).append(grid)
-    for name, ending in product(files, endings):
-        text = whole_file(ending, files[name])
+            for ending in endings:
+                shared = grid.file and ending != "tex"  # a paper takes in one table
+                files.setdefault((grid.file if shared else grid.name, ending), []).append(grid)
+    for (name, ending), inside in files.items():
+        text = whole_file(ending, inside)
         write_whole(folder / f"{name}.{ending}", text.encode(), sync=False)
     if found is not None:
         write_whole((out or folders[0]) / "claims.md", claims_text(found).encode(), sync=False)
         print(f"claims: {tally(found)}")  # noqa: T201
     if {"all", "privacy"} & {*names}:
         _privacy(folder, endings, folders, runs, anyway="privacy" in names)
-    if "tex" in endings and files:
+    if written := [name for name, ending in files if ending == "tex"]:
         there = [] if "all" in names else sorted(path.stem for path in folder.glob("*.tex"))
-        document = latex_document([*files, *(n for n in there if n not in {*files, "tables"})])
+        document = latex_document([*written, *(n for n in there if n not in {*written, "tables"})])
         write_whole(folder / "tables.tex", document.encode(), sync=False)
     print(f"{len(runs)} runs of {said}; written to {folder}: {', '.join(endings)}")  # noqa: T201
 

@@ -42,7 +42,7 @@ class Generic:
     """A table without a description."""
 
     name: str
-    file: str  # stem of its files, the same for all frames
+    file: str  # stem of its Markdown and CSV, the same for all frames
     description: Description  # its columns; every method is a row
     runs: tuple[RecordedRun, ...]
     recipe: str  # label of the runs' recipe, with `, tuned` if their settings were tuned

@@ -54,7 +54,7 @@ class Grid:
     fills: tuple[tuple[str, str], ...]  # row label and command for what is missing
     runs: dict[str, dict[str, tuple[str, ...]]]  # row label -> scenario -> `seed:key` of its runs
     width: int | None = None  # most columns that stand side by side; `None` for all
-    file: str = ""  # stem of files that hold other tables, too
+    file: str = ""  # stem of Markdown and CSV that hold other tables, too
 
     def filled(self) -> tuple[int, int]:
         """Return how many of our cells hold a number, and how many there are."""

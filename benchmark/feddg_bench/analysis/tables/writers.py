@@ -233,10 +233,8 @@ WRITERS: Mapping[str, Callable[[Grid], str]] = {"md": markdown, "tex": latex, "c
 
 
 def whole_file(ending: str, grids: Sequence[Grid]) -> str:
-    """Return the text of a file that holds one table or several."""
+    """Return the text of a file that holds one table, or several in Markdown or CSV."""
     first, *others = map(WRITERS[ending], grids)
     if ending == "md":
-        return "\n".join([first, *(f"#{text}" for text in others)])  # a heading one level lower
-    if ending == "csv":
-        return first + "".join(text.partition("\n")[2] for text in others)  # one line of names
-    return "\n".join([first, *others])
+        return "\n".join([first, *(f"#{text}" for text in others)])  # headings one level lower
+    return first + "".join(text.partition("\n")[2] for text in others)  # names of columns once
