@@ -25,28 +25,12 @@ class Outcome(NamedTuple):
     err: str
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Spread slow tests among the quick ones: they mostly wait, and should not wait together.
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what is slow, so that nobody waits for it at the end.
 
-    Those of a module go to one process, which shares their fixtures, and none is left for the end.
-    The stand-in for GPUs comes last: a process that has it cannot be rid of it.
+    Leave the stand-in for GPUs to the end: a process that has it cannot be rid of it.
     """
-    last = [item for item in items if "standin" in item.path.parts]
-    last.sort(key=lambda item: item.get_closest_marker("slow") is None)
-    quick: list[pytest.Item] = []
-    slow: dict[Path, list[pytest.Item]] = {}
-    for item in items:
-        if "standin" not in item.path.parts:
-            waits = item.get_closest_marker("slow") is not None
-            (slow.setdefault(item.path, []) if waits else quick).append(item)
-    step = 0.8 * len(quick) / max(1, len(slow))
-    items.clear()
-    for number, (path, block) in enumerate(slow.items()):
-        if config.pluginmanager.hasplugin("xdist"):
-            for item in block:
-                item.add_marker(pytest.mark.xdist_group(path.stem))
-        items += [*block, *quick[int(number * step) : int((number + 1) * step)]]
-    items += [*quick[int(len(slow) * step) :], *last]
+    items.sort(key=lambda i: ("standin" in i.path.parts, i.get_closest_marker("slow") is None))
 
 
 @pytest.fixture(scope="session")
