@@ -125,12 +125,13 @@ def load_ledger(root: Path, dataset: str, protocol: str, recipe: str, method: st
         single = ledger_path(folder, dataset, protocol, recipe, method)
         path = single if single.exists() else _packed(single)
         for ledger in _read(path) if path.exists() else ():
-            if ledger.method == method and ledger.chosen is None:
+            if ledger.method != method:
+                continue
+            if ledger.chosen is None:
                 raise SettingsError(
                     f"every trial of {method} failed, see {path}: it has no tuned settings"
                 )
-            if ledger.method == method:
-                return ledger
+            return ledger
     raise SettingsError(
         f"{method} was not tuned on {dataset}, {protocol}, recipe {recipe}: there is no "
         f"{ledger_path(root, dataset, protocol, recipe, method)}; run feddg-bench tune "

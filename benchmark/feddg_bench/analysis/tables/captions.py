@@ -265,7 +265,7 @@ def _elsewhere(rows: Sequence[Row]) -> list[str]:
         cpus = {run.environment.get("cpu") for run in runs if not run.environment.get("portable")}
         if len(cpus) == 1 and (cpu := cpus.pop()):
             by_cpu.setdefault(str(cpu), []).append(row.label)
-    _, *others = sorted(by_cpu, key=lambda cpu: (-len(by_cpu[cpu]), cpu)) or [""]
+    others = sorted(by_cpu, key=lambda cpu: (-len(by_cpu[cpu]), cpu))[1:]
     return [
         f"run on another kind of CPU than most rows ({cpu}), where a seed gives other last bits: "
         f"{', '.join(by_cpu[cpu])}"
