@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +18,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from feddg_bench import cli
 from feddg_bench.common.errors import FeddgError, printable
 from feddg_bench.config.keys import canonical_settings, run_key
 from feddg_bench.config.schema import RunSettings
@@ -164,6 +170,63 @@ class Sleeping(FedAvg):
         if (client.name, client.round) == ("client_1", 1):
             time.sleep(3600)
         return super().fit(client)
+
+
+def start(
+    arguments: Iterable[object], log: Path, program: Callable[[], object] = cli.main
+) -> BaseProcess:
+    """Start the command, or another program, in a process and a group of its own.
+
+    It is a fork of the server that the engine's processes are forks of, so that it need not import
+    PyTorch; processes that it starts need.
+
+    Args:
+        arguments: Of the program.
+        log: Where its standard output and standard error go.
+        program: It finds its arguments in ``sys.argv``.
+    """
+    server = get_context("forkserver")
+    server.set_forkserver_preload(["feddg_bench.engine.executors"])
+    given = program, [*map(str, arguments)], log, dict(os.environ), Path.cwd()
+    process = server.Process(target=_begin, args=given)
+    process.start()
+    return process
+
+
+def _begin(
+    program: Callable[[], object],
+    arguments: list[str],
+    log: Path,
+    environment: Mapping[str, str],
+    folder: Path,
+) -> None:
+    os.setsid()
+    with log.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.environ.clear()
+    os.environ.update(environment)
+    tempfile.tempdir = None
+    os.chdir(folder)
+    sys.argv = ["feddg-bench", *arguments]
+    program()
+
+
+def wait_until(
+    here: Callable[[], object], process: BaseProcess, log: Path, patience: float = 120.0
+) -> None:
+    """Wait for something that a process does before it ends."""
+    deadline = time.monotonic() + patience
+    while not here():
+        assert process.is_alive(), log.read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def ended(process: BaseProcess, patience: float = 60.0) -> int | None:
+    """Wait for a process's end and return its exit status; ``None`` if it does not end."""
+    process.join(patience)
+    return process.exitcode
 
 
 def children(process: int) -> list[int]:

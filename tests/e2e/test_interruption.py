@@ -17,9 +17,8 @@ import pytest
 import feddg_bench as fb
 from feddg_bench import cli
 from feddg_bench.records.record import RunRecord
-from tests.helpers import children
+from tests.helpers import children, ended, start, wait_until
 
-COMMAND = (sys.executable, "-m", "feddg_bench")
 SOURCES = [str(Path(__file__).parents[2] / root) for root in ("benchmark", "methods", "datasets")]
 RUN = (
     *("run", "--method", "pardon", "--scenario", "ip-o-c", "--clients", "6", "--per-round", "3"),
@@ -70,30 +69,18 @@ def whole(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> RunRecord:
 )
 def test_interrupt_resume_equals_no_stop(
     tmp_path: Path,
-    environment: dict[str, str],
     feddg: Run,
     whole: RunRecord,
     number: int,
     code: int,
     workers: str,
 ) -> None:
-    results = tmp_path / "parts"
-    process = subprocess.Popen(
-        [*COMMAND, *RUN, *ROUNDS, "--workers", workers, "--results", results],
-        env=environment,
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    deadline = time.monotonic() + 120
-    while not list(results.glob("checkpoints/*.safetensors")):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    results, log = tmp_path / "parts", tmp_path / "log"
+    process = start([*RUN, *ROUNDS, "--workers", workers, "--results", results], log)
+    wait_until(lambda: list(results.glob("checkpoints/*.safetensors")), process, log)
     os.killpg(process.pid, number)  # as a terminal sends Ctrl-C: to the whole group
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == code, errors
+    assert ended(process) == code, log.read_text()
+    errors = log.read_text()
     assert "Traceback" not in errors
     assert not list((results / "runs").glob("*.json"))
     (checkpoint,) = results.glob("checkpoints/*.safetensors")
@@ -111,15 +98,14 @@ def test_interrupt_resume_equals_no_stop(
     assert not checkpoint.exists()
 
 
-def test_same_command_goes_on(tmp_path: Path, environment: dict[str, str], feddg: Run) -> None:
+def test_same_command_goes_on(tmp_path: Path, feddg: Run) -> None:
     """A run killed without warning goes on from its last whole checkpoint."""
     run = [*RUN, "--rounds", "12", "--workers", "1", "--results", tmp_path]
-    process = subprocess.Popen([*COMMAND, *run], env=environment, stderr=subprocess.DEVNULL)
-    while not list(tmp_path.glob("checkpoints/*.safetensors")):
-        assert process.poll() is None
-        time.sleep(0.005)
+    log = tmp_path / "log"
+    process = start(run, log)
+    wait_until(lambda: list(tmp_path.glob("checkpoints/*.safetensors")), process, log)
     process.kill()
-    process.wait()
+    assert ended(process) == -signal.SIGKILL
     done = feddg(*run)
     assert done.code == 0
     assert "goes on after round" in done.err
@@ -189,21 +175,17 @@ def runs(process: int) -> bool:
 
 
 @pytest.mark.slow
-def test_a_stopped_worker_does_not_hold_up_an_interrupt(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
-    run = [*COMMAND, *RUN, "--rounds", "500", "--workers", "2", "--results", tmp_path]
-    process = subprocess.Popen(
-        run, env=environment, cwd=tmp_path, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    while not list(tmp_path.glob("checkpoints/*.safetensors")):
-        assert process.poll() is None
-        time.sleep(0.05)
+@pytest.mark.usefixtures("feddg")
+def test_a_stopped_worker_does_not_hold_up_an_interrupt(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    process = start([*RUN, "--rounds", "500", "--workers", "2", "--results", tmp_path], log)
+    assert process.pid is not None
+    wait_until(lambda: list(tmp_path.glob("checkpoints/*.safetensors")), process, log)
     workers = [worker for child in children(process.pid) for worker in children(child)]
     assert len(workers) == 2
     os.kill(workers[0], signal.SIGSTOP)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 130
+    os.kill(process.pid, signal.SIGINT)
+    assert ended(process) == 130
 
 
 def test_left_overs_of_killed_runs_are_tidied(tmp_path: Path, feddg: Run) -> None:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,7 @@ from feddg_bench.common.errors import SettingsError
 from feddg_bench.protection.accounting import check_accountant, epsilon
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.store import ResultsStore
-from tests.helpers import refused
+from tests.helpers import ended, refused, start, wait_until
 
 for package in ("opacus", "cryptography"):
     pytest.importorskip(package, reason="protected runs need the extra feddg-bench[privacy]")
@@ -30,7 +27,6 @@ TINY = (
 )
 DP = ("privacy.mechanism=dp_client", "federation.weighting=uniform", "privacy.noise_multiplier=0.5")
 SECURE = ("privacy.aggregation=secure",)
-SOURCES = [str(Path(__file__).parents[2] / root) for root in ("benchmark", "methods", "datasets")]
 
 
 def only(results: Path) -> RunRecord:
@@ -133,29 +129,15 @@ def test_without_the_extra_one_sentence_says_what_to_install() -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_ends_with_the_same_record(
-    feddg: Run, tmp_path: Path, cache: Path
-) -> None:
+def test_an_interrupted_run_ends_with_the_same_record(feddg: Run, tmp_path: Path) -> None:
     words = [*DP, *SECURE, "privacy.dropout=0.1", "privacy.sampling=fixed"]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("FEDDG")}
-    environment |= {"PYTHONPATH": os.pathsep.join(SOURCES), "FEDDG_CACHE": str(cache)}
     command = ["run", "--method", "fedavg", *TINY, *words, "--rounds", "12", "--workers"]
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole, parts, log = tmp_path / "whole", tmp_path / "parts", tmp_path / "log"
     assert feddg(*command, "1", "--results", whole).code == 0
-    process = subprocess.Popen(
-        [sys.executable, "-m", "feddg_bench", *command, "2", "--results", parts],
-        env=environment,
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    deadline = time.monotonic() + 120
-    while not list(parts.glob("checkpoints/*.safetensors")):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    process = start([*command, "2", "--results", parts], log)
+    wait_until(lambda: list(parts.glob("checkpoints/*.safetensors")), process, log)
     os.killpg(process.pid, signal.SIGINT)
-    process.communicate()
+    assert ended(process) == 130, log.read_text()
     done = feddg(*command, "2", "--results", parts)
     assert done.code == 0
     assert "goes on after round" in done.err, done.err

@@ -6,9 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +16,9 @@ import yaml
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.sweeps.definition import load_sweep
 from feddg_bench.sweeps.search import open_search
+from tests import kill_sweep
+from tests.helpers import ended, start, wait_until
 
-SOURCES = [str(Path(__file__).parents[2] / root) for root in ("benchmark", "methods", "datasets")]
 TINY: dict[str, object] = {
     "scenario": {"value": "ip-o-c"},
     "data.image_size": {"value": 8},
@@ -146,31 +144,22 @@ def test_data_that_is_not_there(feddg: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_ctrl_c_and_going_on(tmp_path: Path, cache: Path) -> None:
+def test_two_processes_ctrl_c_and_going_on(feddg: Run, tmp_path: Path) -> None:
     """Interrupted with two workers it says how to go on, and goes on where it was."""
     rounds = {"federation.rounds": {"value": 12}, "seed": {"values": [0, 1]}}
     file = write(tmp_path / "s.yaml", rounds)
-    results = tmp_path / "runs"
-    command = [sys.executable, "-m", "feddg_bench", "sweep", file, "--results", results]
-    command += ["--workers", "2"]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("FEDDG")}
-    environment |= {"PYTHONPATH": os.pathsep.join(SOURCES), "FEDDG_CACHE": str(cache)}
-    process = subprocess.Popen(
-        command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    deadline = time.monotonic() + 120
-    while not list(results.glob("checkpoints/*.safetensors")):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    results, log = tmp_path / "runs", tmp_path / "log"
+    command = ["sweep", file, "--results", results, "--workers"]
+    process = start([*command, 2], log)
+    wait_until(lambda: list(results.glob("checkpoints/*.safetensors")), process, log)
     os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
+    assert ended(process) == 130, log.read_text()
+    errors = log.read_text()
     assert "Traceback" not in errors
     assert f"go on with: feddg-bench sweep {file} --results {results} --workers 2\n" in errors
-    short = [*command[:-1], "1"]
-    done = subprocess.run(short, env=environment, capture_output=True, text=True, check=True)
-    assert "goes on after round" in done.stderr
+    done = feddg(*command, 1)
+    assert done.code == 0, done.err
+    assert "goes on after round" in done.err
     # A signal between taking a claim and working under it leaves one, which the next takes over.
     assert not list((results / "claims").iterdir())
     for record in ResultsStore(results):
@@ -230,15 +219,11 @@ def test_a_worker_that_keeps_dying_is_given_up(
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the script forks")
-def test_killed_again_and_again(tmp_path: Path, cache: Path) -> None:
-    script = Path(__file__).parents[1] / "kill_sweep.py"
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("FEDDG")}
-    environment |= {"PYTHONPATH": os.pathsep.join(SOURCES), "FEDDG_CACHE": str(cache)}
-    command = [sys.executable, script, "--jobs", "20", "--kills", "4"]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    killed = re.search(r"'killed': (\d+)", done.stdout)
+@pytest.mark.usefixtures("feddg")
+def test_killed_again_and_again(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    process = start(["--jobs", 20, "--kills", 4], log, kill_sweep.main)
+    assert ended(process, patience=300) == 0, log.read_text()
+    killed = re.search(r"'killed': (\d+)", log.read_text())
     assert killed is not None
     assert int(killed[1]) >= 2

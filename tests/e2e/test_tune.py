@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,8 @@ import yaml
 
 from feddg_bench.records.record import TunedRecord
 from feddg_bench.records.store import ResultsStore
-from tests.e2e.test_sweep import SOURCES, TINY
+from tests.e2e.test_sweep import TINY
+from tests.helpers import ended, start, wait_until
 
 Run = Callable[..., Any]
 ROOT = Path(__file__).parents[2]
@@ -97,10 +95,8 @@ def test_make_pacs_asks_for_the_data_before_it_installs() -> None:
 
 
 @pytest.mark.slow
-def test_killed_in_the_middle(feddg: Run, tmp_path: Path, cache: Path) -> None:
+def test_killed_in_the_middle(feddg: Run, tmp_path: Path) -> None:
     """Killed and started again, it makes what is left, and the same choice."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("FEDDG")}
-    environment |= {"PYTHONPATH": os.pathsep.join(SOURCES), "FEDDG_CACHE": str(cache)}
 
     def command(results: Path, workers: int) -> list[str]:
         return tune("--results", str(results), "--workers", str(workers))
@@ -111,19 +107,11 @@ def test_killed_in_the_middle(feddg: Run, tmp_path: Path, cache: Path) -> None:
             del trial["seconds"]
         return found
 
-    killed, whole = tmp_path / "killed", tmp_path / "whole"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "feddg_bench", *command(killed, 1)],
-        env=environment,
-        stderr=subprocess.DEVNULL,
-    )
-    deadline = time.monotonic() + 120
-    while not list(killed.glob("tuning/runs/*.json")):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    killed, whole, log = tmp_path / "killed", tmp_path / "whole", tmp_path / "log"
+    process = start(command(killed, 1), log)
+    wait_until(lambda: list(killed.glob("tuning/runs/*.json")), process, log)
+    process.kill()
+    assert ended(process) == -signal.SIGKILL
     assert not ledgers(killed)
     made = {record.key for record in ResultsStore(killed / "tuning")}
     done = feddg(*command(killed, 2))
