@@ -108,14 +108,18 @@ def find_yaml(kind: str, folder: str, given: str, *patterns: str) -> Path:
     return shipped(folder) / f"{given}.yaml"
 
 
-def file_name(text: str) -> str:
-    """Return a text, such as a name in a record, as a part of a file's name that is safe.
+def file_name(*texts: str) -> str:
+    """Return texts, such as names in a record, as a file's name, or part of one, that is safe.
 
     A text that had to change ends in a few digits of its hash, so that two texts stay two files.
 
-    >>> file_name("quick"), file_name("../x")
-    ('quick', '_x-d6b96a')
+    >>> file_name("pacs", "ltdo", "quick"), file_name("../x")
+    ('pacs-ltdo-quick', '_x-d6b96a')
     """
+    return "-".join(map(_safe, texts))
+
+
+def _safe(text: str) -> str:
     safe = re.sub(r"[^A-Za-z0-9_.+-]+", "_", text)[:80].lstrip(".-")
     same = safe == text and safe != ""
     return safe if same else f"{safe}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"

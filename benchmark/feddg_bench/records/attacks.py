@@ -179,7 +179,7 @@ def pack_attacks(root: Path) -> list[Path]:
     groups: dict[Path, dict[str, AttackRecord]] = {}
     single, whole = {}, set()
     for source, record in _read(root):
-        name = "-".join(map(file_name, (record.dataset, record.protocol, record.recipe)))
+        name = file_name(record.dataset, record.protocol, record.recipe)
         groups.setdefault(source.folder / f"{name}{ENDING}", {}).setdefault(record.key, record)
         whole.add(source.path)
         if not source.packed:

@@ -138,7 +138,7 @@ def pack(root: Path) -> list[Path]:
         raise DataError(f"{broken[0].path} cannot be added to: {printable(broken[0].reason)}")
     groups: dict[Path, dict[str, RecordedRun]] = {}
     for run in single:
-        name = "-".join(map(file_name, (run.dataset, run.protocol, run.recipe)))
+        name = file_name(run.dataset, run.protocol, run.recipe)
         groups.setdefault(root / "records" / f"{name}{ENDING}", {})[run.key] = run
     for path, runs in groups.items():
         here = {run.key: run for run in there if run.source.path == path}

@@ -110,7 +110,7 @@ def best(trials: tuple[Trial, ...]) -> int | None:
 
 def ledger_path(root: Path, dataset: str, protocol: str, recipe: str, method: str) -> Path:
     """Return where a method's ledger is below a results folder, unless it is packed."""
-    frame = "-".join(map(file_name, (dataset, protocol, recipe)))
+    frame = file_name(dataset, protocol, recipe)
     return root / FOLDER / frame / f"{file_name(method)}.json"
 
 

@@ -61,7 +61,7 @@ def generic_tables(runs: Sequence[RecordedRun], against: str | None = None) -> l
         frames = _frames(members)
         label = recipe + ", tuned" * tuned
         for frame, mine in frames:
-            name = file = "-".join(map(file_name, (dataset, protocol, recipe))) + "-tuned" * tuned
+            name = file = file_name(dataset, protocol, recipe) + "-tuned" * tuned
             title = f"{dataset}, {protocol}, recipe {label}"
             different = _different(frame, recipe, dataset, [f for f, _ in frames])
             if different:
