@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cache
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -69,6 +70,18 @@ class WorkerSpec:
     counts: bool = True
 
 
+@cache
+def _fabric(device: torch.device, precision: Literal["32-true", "bf16-mixed"]) -> Fabric:
+    """Return the one that all runs share: each reads what every installed package registers."""
+    cuda = device.type == "cuda"
+    return Fabric(
+        accelerator="cuda" if cuda else "cpu",
+        devices=[device.index or 0] if cuda else 1,
+        strategy=SingleDeviceStrategy(device),
+        plugins=None if precision == "32-true" else MixedPrecision(precision, device.type),
+    )
+
+
 class Worker:
     """Runs client tasks on one device. A process has one, with its only model.
 
@@ -88,15 +101,7 @@ class Worker:
         self.device = torch.device(spec.device)
         if self.device.type != "cpu":
             use_gpu(self.settings.gpu, self.device)
-        precision = self.settings.train.precision
-        mixed = None if precision == "32-true" else MixedPrecision(precision, self.device.type)
-        cuda = self.device.type == "cuda"
-        self.fabric = Fabric(
-            accelerator="cuda" if cuda else "cpu",
-            devices=[self.device.index or 0] if cuda else 1,
-            strategy=SingleDeviceStrategy(self.device),
-            plugins=mixed,
-        )
+        self.fabric = _fabric(self.device, self.settings.train.precision)
         self.method = method or build_run_method(self.settings, spec.federation, spec.plugin)
         self.method.to(self.device)
         if self.settings.train.channels_last:
