@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from feddg_bench.common.errors import DataError, FeddgError, SettingsError
+from feddg_bench.common.portable import FIXED
 from feddg_bench.core.messages import encode
 from feddg_bench.data.decoding import Layout, checksum
 from feddg_bench.engine.worker import WorkerSpec
-from feddg_bench.plugins import names
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.testing import start_toy_run, toy_federation
 from feddg_methods.fedavg import FedAvg
@@ -93,60 +93,85 @@ def stored(path, brighter=0):
     return replace(federation, images=Path(path.name))  # wherever a process is
 
 
-@pytest.fixture(scope="class")
-def folder(tmp_path_factory):
-    """Where the actors work."""
-    folder = tmp_path_factory.mktemp("ray")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        ray.init(address="local", num_cpus=4, log_to_driver=False, **SMALL)
-        yield folder
-        ray.shutdown()
+def test_a_cluster_of_two_machines(feddg, tmp_path, monkeypatch, caplog):
+    """In one test, hence on one cluster, whose processes take long to begin."""
+    for name in ("actors", "other"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    monkeypatch.chdir(tmp_path / "actors")  # where the actors work
+    with cluster(2) as machines:  # one CPU each
+        what_it_has_not_is_refused()
+        a_sweep_s_runs_are_shared_out(feddg, tmp_path)
+        with executor(2) as there:  # one actor each
+            methods_give_the_bits_of_this_process(there)
+            other_images_or_none_are_refused(there, tmp_path, monkeypatch)
+            a_machine_is_lost_in_the_middle_of_a_round(there, machines, tmp_path, caplog)
 
 
-@pytest.fixture(scope="class")
-def there(folder):  # noqa: ARG001 - where the cluster is
-    """Two actors, which take seconds to begin, for several tests."""
-    with executor(2) as made:
-        yield made
+def what_it_has_not_is_refused():
+    with pytest.raises(SettingsError, match="2 CPUs"):
+        ray_cluster.RayExecutor(3)
+    with pytest.raises(SettingsError, match="0 GPUs"):
+        ray_cluster.RayExecutor(1, "cuda")
 
 
-class TestOneMachine:
-    def test_every_method_gives_the_bits_of_this_process(self, there):
-        """In one test, hence on one cluster: several at a time are too much for two cores."""
-        assert [name for name in names("method") if not same_on(there, name, no_file(name))] == []
-        assert there.peak_memory_mib() > 0
-        limit = {"federation": {"per_round": None, "client_timeout": 5}}
-        slow = start_toy_run(Sleeping, limit, executor=there).rounds(1)
-        assert [entry["client"] for entry in slow[-1].ledger.dropped] == ["client_1"]
-        assert same_on(there, "scaffold")  # with what came in the place of the late one
+def a_sweep_s_runs_are_shared_out(feddg, tmp_path):
+    file = write(tmp_path / "s.yaml", {"seed": {"values": [0, 1, 2]}})
+    found = tmp_path / "found"
+    done = feddg("sweep", file, "--engine", "ray", "--workers", "2", "--results", found)
+    assert done.code == 0, done.err
+    assert "3 of 3 runs" in done.out
+    assert {record.seed for record in ResultsStore(found)} == {0, 1, 2}
 
-    def test_other_images_or_none_are_refused(self, there, folder, tmp_path, monkeypatch):
-        """The actors see those of their folder, this process those where it goes."""
-        federation = stored(folder / "store")
-        stored(tmp_path / "store", brighter=1)
-        away = start_toy_run(FedAvg, federation=federation, executor=there)
-        here = start_toy_run(FedAvg)
-        assert numbers(away.rounds(1)) == numbers(here.rounds(1))
-        monkeypatch.chdir(tmp_path)
-        with pytest.raises(DataError, match=r"has images .*--cache-dir"):
-            start_toy_run(FedAvg, federation=federation, executor=there)
-        (folder / "store").unlink()
-        with pytest.raises(FeddgError, match=r"of the Ray cluster: cannot read .*data prepare"):
-            start_toy_run(FedAvg, federation=federation, executor=there)
 
-    def test_a_sweep_s_runs_are_shared_out(self, folder, feddg, tmp_path):
-        file = write(tmp_path / "s.yaml", {"seed": {"values": [0, 1, 2]}})
-        done = feddg("sweep", file, "--engine", "ray", "--workers", "2", "--results", "found")
-        assert done.code == 0, done.err
-        assert "3 of 3 runs" in done.out
-        assert {record.seed for record in ResultsStore(tmp_path / "found")} == {0, 1, 2}
+def methods_give_the_bits_of_this_process(there):
+    """One of each kind, since every method's messages go through processes in the contract.
 
-    def test_what_the_cluster_has_not_is_refused(self, folder):
-        with pytest.raises(SettingsError, match="4 CPUs"):
-            ray_cluster.RayExecutor(5)
-        with pytest.raises(SettingsError, match="0 GPUs"):
-            ray_cluster.RayExecutor(1, "cuda")
+    The kinds: before the first round, several calls in a round, validation, memories of clients.
+    """
+    for name in ("ccst", "fediir", "feddg_ga", "scaffold"):
+        assert same_on(there, name, no_file(name)), name
+    assert there.peak_memory_mib() > 0
+    limit = {"federation": {"per_round": None, "client_timeout": 5}}
+    slow = start_toy_run(Sleeping, limit, executor=there).rounds(1)
+    assert [entry["client"] for entry in slow[-1].ledger.dropped] == ["client_1"]
+    assert same_on(there, "scaffold")  # with what came in the place of the late one
+
+
+def other_images_or_none_are_refused(there, tmp_path, monkeypatch):
+    """The actors see those of their folder, this process those where it goes."""
+    federation = stored(tmp_path / "actors" / "store")
+    stored(tmp_path / "other" / "store", brighter=1)
+    away = start_toy_run(FedAvg, federation=federation, executor=there)
+    here = start_toy_run(FedAvg)
+    assert numbers(away.rounds(1)) == numbers(here.rounds(1))
+    monkeypatch.chdir(tmp_path / "other")
+    with pytest.raises(DataError, match=r"has images .*--cache-dir"):
+        start_toy_run(FedAvg, federation=federation, executor=there)
+    (tmp_path / "actors" / "store").unlink()
+    with pytest.raises(FeddgError, match=r"of the Ray cluster: cannot read .*data prepare"):
+        start_toy_run(FedAvg, federation=federation, executor=there)
+
+
+def a_machine_is_lost_in_the_middle_of_a_round(there, machines, tmp_path, caplog):
+    (victim,) = machines.worker_nodes
+    (tmp_path / victim.node_id).touch()
+
+    def lose():
+        while not (tmp_path / "waits").exists():
+            time.sleep(0.05)
+        machines.remove_node(victim, allow_graceful=False)
+
+    thread = threading.Thread(target=lose)
+    thread.start()
+    caplog.clear()  # the late client's task was repeated too
+    away = start_toy_run(Lingering, ALL, executor=there)
+    found = numbers(away.rounds(3))
+    thread.join()
+    assert "which is repeated" in caplog.text
+    here = start_toy_run(FedAvg, ALL)
+    assert numbers(here.rounds(3)) == found
+    assert encode(here.server.state()) == encode(away.server.state())
 
 
 @pytest.mark.parametrize("portable", [False, True])
@@ -157,29 +182,6 @@ def test_portable_runs_ask_for_no_kind_of_cpu(monkeypatch, portable):
     here = ray_cluster.machine_facts(spec)
     monkeypatch.setattr(ray_cluster, "describe_cpu", lambda: "another")
     assert (ray_cluster.machine_facts(spec) == here) == portable
-
-
-def test_two_machines_one_of_which_is_lost_in_the_middle_of_a_round(tmp_path, caplog, monkeypatch):
-    monkeypatch.setenv(FOLDER, str(tmp_path))
-    with cluster(2) as machines, executor(2) as there:  # one CPU each: one actor each
-        assert same_on(there, "scaffold")  # of whose clients the server keeps something
-        (victim,) = machines.worker_nodes
-        (tmp_path / victim.node_id).touch()
-
-        def lose():
-            while not (tmp_path / "waits").exists():
-                time.sleep(0.05)
-            machines.remove_node(victim, allow_graceful=False)
-
-        thread = threading.Thread(target=lose)
-        thread.start()
-        away = start_toy_run(Lingering, ALL, executor=there)
-        found = numbers(away.rounds(3))
-        thread.join()
-        assert "which is repeated" in caplog.text
-        here = start_toy_run(FedAvg, ALL)
-        assert numbers(here.rounds(3)) == found
-        assert encode(here.server.state()) == encode(away.server.state())
 
 
 # ---------------------------------------------------------------------------- the command
@@ -210,15 +212,29 @@ def test_without_ray_a_sentence_says_how_to_get_it(feddg, monkeypatch):
     assert "pip install 'feddg-bench[ray]'" in done.err
 
 
-def test_the_command_starts_and_stops_a_cluster_of_its_own(tmp_path):
-    """Portably, too: the machines' processes must begin so."""
-    command = [sys.executable, "-m", "feddg_bench", *RUN, *TINY, "--portable"]
-    own = ["--engine", "ray", "--workers", "2", "--results", str(tmp_path / "away")]
-    away = subprocess.run([*command, *own], capture_output=True, text=True, check=False)
-    assert away.returncode == 0, away.stderr
+BOTH = """
+import sys
+import ray
+from feddg_bench import cli
+
+for given in sys.argv[1:]:
+    sys.argv = ["feddg-bench", *given.split()]
+    try:
+        cli.main()
+    except SystemExit as end:
+        assert not end.code
     assert not ray.is_initialized()
-    serial = ["--workers", "1", "--results", str(tmp_path / "here")]
-    subprocess.run([*command, *serial], capture_output=True, check=True)
+"""
+
+
+def test_the_command_starts_and_stops_a_cluster_of_its_own(tmp_path, cache):
+    """Portably, too: the machines' processes must begin so."""
+    common = " ".join([*RUN, *TINY, "--portable --workers 1 --cache-dir", str(cache), "--results "])
+    commands = [f"{common}{tmp_path}/away --engine ray", f"{common}{tmp_path}/here"]
+    command = [sys.executable, "-c", BOTH, *commands]
+    environment = {**os.environ, **FIXED}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     (found,), (expected,) = (ResultsStore(tmp_path / name) for name in ("away", "here"))
     assert found.key == expected.key
     for one, other in zip(found.rounds, expected.rounds, strict=True):

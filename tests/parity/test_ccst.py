@@ -607,14 +607,14 @@ RESNET = {"backbone": {"name": "resnet18", "pretrained": False}, "train": {"batc
 
 @pytest.mark.parametrize(("bn", "sizes"), [("average", [6, 12]), ("frozen", [18])])
 def test_copies_share_a_pass_only_where_batch_statistics_are_frozen(
-    start_run, large_federation, bn, sizes
+    start_run, toy_federation, bn, sizes
 ):
     layers = (RESNET, {"federation": {"bn": bn}}, pixel(styles=2))
-    method = start_run("ccst", *layers, federation=large_federation).method.train()
+    method = start_run("ccst", *layers, federation=toy_federation).method.train()
     method.generator = rng()
     counted = []
     method.backbone.register_forward_hook(lambda _m, args, _out: counted.append(len(args[0])))
-    images = torch.from_numpy(large_federation.images[:6]).permute(0, 3, 1, 2) / 255
+    images = torch.from_numpy(toy_federation.images[:6]).permute(0, 3, 1, 2) / 255
     told = SimpleNamespace(name="a", broadcast={"styles": torch.rand(2, 2, 3, generator=rng())})
     with method.state.serving(told), torch.no_grad():
         method.training_step((images, torch.arange(6) % 3), 0)

@@ -18,6 +18,7 @@ from feddg_bench.core.batch_norm import batch_norm_state, batch_norm_statistics
 from feddg_bench.core.messages import LocalUpdate, Reply, decode, encode, nbytes
 from feddg_bench.core.server import Server
 from feddg_bench.engine.executors import ProcessExecutor
+from feddg_bench.testing import TaskRecorder, start_toy_run
 from feddg_methods.fedbn import FedBN, FedBNSettings, batch_statistics
 from tests.helpers import bitwise
 
@@ -31,10 +32,10 @@ LOCAL = {"federation": {"bn": "local"}}
 BATCH = {"hyper": {"evaluation": "batch"}}
 
 
-@pytest.fixture
-def run(start_run, large_federation, recorder):
-    """A run of one round at three of the four clients, of different sizes."""
-    started = start_run("fedbn", MOBILENET, federation=large_federation, executor=recorder)
+@pytest.fixture(scope="module")
+def run():
+    """A run of one round at three of the four clients, of different sizes; nobody changes it."""
+    started = start_toy_run("fedbn", MOBILENET, executor=TaskRecorder())
     started.rounds(1)
     return started
 
@@ -71,10 +72,10 @@ def test_with_batch_normalisation_there_is_nothing_to_tell(run, caplog):
 
 @pytest.mark.parametrize(("network", "layers"), [(RESNET, 20), (MOBILENET, 52)], ids=str)
 def test_all_batch_normalisation_stays_with_its_client(
-    start_run, large_federation, recorder, network, layers
+    start_run, toy_federation, recorder, network, layers
 ):
     """ResNet's ``downsample.1`` and MobileNet's plain numbers included."""
-    run = start_run("fedbn", network, federation=large_federation, executor=recorder)
+    run = start_run("fedbn", network, federation=toy_federation, executor=recorder)
     state = run.method.state_dict()
     kept = {n for n in state if n.endswith("running_var")}
     kept = {n.replace("running_var", k) for n in kept for k in NORM}
@@ -88,11 +89,11 @@ def test_all_batch_normalisation_stays_with_its_client(
 NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
 
-def test_the_rest_is_that_of_fedavg_with_local_batch_normalisation(start_run, large_federation):
+def test_the_rest_is_that_of_fedavg_with_local_batch_normalisation(start_run, toy_federation):
     """Two rounds, so that clients go on with what they kept, bit for bit."""
     layers = (MOBILENET, LOCAL, {"federation": {"server_lr": 0.7}})
     theirs, ours = (
-        start_run(name, *layers, federation=large_federation) for name in ("fedavg", "fedbn")
+        start_run(name, *layers, federation=toy_federation) for name in ("fedavg", "fedbn")
     )
     expected, found = theirs.rounds(2), ours.rounds(2)
     bitwise(ours.server.weights, theirs.server.weights)
@@ -101,10 +102,10 @@ def test_the_rest_is_that_of_fedavg_with_local_batch_normalisation(start_run, la
 
 
 def test_a_client_goes_on_with_its_own_and_a_new_one_with_the_initial(
-    start_run, large_federation, recorder
+    start_run, toy_federation, recorder
 ):
     layers = (MOBILENET, {"federation": {"per_round": 1, "rounds": 4}})
-    run = start_run("fedbn", *layers, federation=large_federation, executor=recorder)
+    run = start_run("fedbn", *layers, federation=toy_federation, executor=recorder)
     initial = run.method.state.private_weights()
     run.rounds(4)
     counter = next(n for n in initial if n.endswith("num_batches_tracked"))
@@ -250,25 +251,18 @@ def shared_norm(recorder, counts):
     }
 
 
-def test_a_new_domain_is_measured_with_the_mean_layers(start_run, run, recorder):
-    counts = [len(run.federation.clients[reply.client]) for reply in recorder.replies]
+def test_a_new_domain_is_measured_with_the_mean_layers_or_those_of_its_batch(start_run, run):
+    counts = [len(run.federation.clients[reply.client]) for reply in run.executor.replies]
     assert len(set(counts)) > 1
-    expected = measured(run, plain(run, start_run, shared_norm(recorder, counts)))
-    results = start_run("fedbn", MOBILENET, federation=run.federation).rounds(1)
-    for (split, domain), loss in expected.items():
-        assert results[-1].evaluation[split][domain]["loss"] == pytest.approx(loss, rel=1e-4)
-
-
-def test_a_new_domain_is_measured_with_the_statistics_of_its_batch(start_run, run, recorder):
-    counts = [len(run.federation.clients[reply.client]) for reply in recorder.replies]
-    model = plain(run, start_run, shared_norm(recorder, counts))
-    for layer in model.modules():
-        if isinstance(layer, nn.BatchNorm2d):
-            layer.train()
-    expected = measured(run, model)
-    results = start_run("fedbn", MOBILENET, BATCH, federation=run.federation).rounds(1)
-    for (split, domain), loss in expected.items():
-        assert results[-1].evaluation[split][domain]["loss"] == pytest.approx(loss, rel=1e-4)
+    model = plain(run, start_run, shared_norm(run.executor, counts))
+    for layer, live in (({}, False), (BATCH, True)):
+        for part in model.modules():
+            if isinstance(part, nn.BatchNorm2d):
+                part.train(live)
+        expected = measured(run, model)
+        results = start_run("fedbn", MOBILENET, layer, federation=run.federation).rounds(1)
+        for (split, domain), loss in expected.items():
+            assert results[-1].evaluation[split][domain]["loss"] == pytest.approx(loss, rel=1e-4)
 
 
 def test_how_it_is_measured_does_not_change_what_is_learnt(start_run, run):
@@ -326,8 +320,8 @@ def test_the_block_of_batch_statistics_ends_with_what_was_before():
     assert all(layer.track_running_stats for layer in layers[:2])
 
 
-def test_training_always_moves_the_statistics(start_run, large_federation, recorder):
-    run = start_run("fedbn", MOBILENET, BATCH, federation=large_federation, executor=recorder)
+def test_training_always_moves_the_statistics(start_run, toy_federation, recorder):
+    run = start_run("fedbn", MOBILENET, BATCH, federation=toy_federation, executor=recorder)
     before = run.method.state.private_weights()
     run.rounds(1)
     for reply in recorder.replies:
@@ -340,12 +334,12 @@ def test_training_always_moves_the_statistics(start_run, large_federation, recor
 # -------------------------------------------------------------------------------- messages
 
 
-def test_as_much_goes_up_as_in_fedavg_and_less_comes_down(start_run, run, recorder):
+def test_as_much_goes_up_as_in_fedavg_and_less_comes_down(start_run, run):
     fedavg = start_run("fedavg", MOBILENET, federation=run.federation)
     whole, norm = nbytes(fedavg.server.weights), nbytes(run.method.state.private_weights())
     assert norm == 17056 * 4 * 4 + 52 * 8
     assert run.server.ledger.bytes == {"up": 3 * whole, "down": 3 * (whole - norm)}
-    for reply in recorder.replies:
+    for reply in run.executor.replies:
         assert set(reply.value.extra["norm"]) == set(batch_norm_state(run.method))
         bitwise(reply.value.extra["norm"], reply.memory["private state"])
         ours = {t.data_ptr() for t in run.method.state_dict().values()}
@@ -385,11 +379,11 @@ def test_a_client_that_diverged_leaves_its_layers_out(start_run, run):
 
 
 @pytest.mark.slow
-def test_processes_equal_this_process(start_run, large_federation):
+def test_processes_equal_this_process(start_run, toy_federation):
     pool = ProcessExecutor(2)
     try:
         here, there = (
-            start_run("fedbn", MOBILENET, federation=large_federation, executor=e)
+            start_run("fedbn", MOBILENET, federation=toy_federation, executor=e)
             for e in (None, pool)
         )
         assert here.rounds(2)[-1].evaluation == there.rounds(2)[-1].evaluation

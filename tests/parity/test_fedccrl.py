@@ -564,15 +564,15 @@ RESNET = {"backbone": {"name": "resnet18", "pretrained": False}, "train": {"batc
 
 @pytest.mark.parametrize(("bn", "passes"), [("average", 3), ("local", 3), ("frozen", 1)])
 def test_views_share_a_pass_only_where_batch_statistics_are_frozen(
-    start_run, large_federation, bn, passes
+    start_run, toy_federation, bn, passes
 ):
     layers = (RESNET, {"federation": {"bn": bn}}, hyper(ccdt=False))
-    run = start_run("fedccrl", *layers, federation=large_federation)
+    run = start_run("fedccrl", *layers, federation=toy_federation)
     method = run.method.train()
     method.generator = rng()
     sizes = []
     method.backbone.register_forward_hook(lambda _module, args, _out: sizes.append(len(args[0])))
-    images = torch.from_numpy(large_federation.images[:6]).permute(0, 3, 1, 2) / 255
+    images = torch.from_numpy(toy_federation.images[:6]).permute(0, 3, 1, 2) / 255
     with torch.no_grad():
         method.training_step((images, torch.arange(6) % 3), 0)
     assert sizes == [18 // passes] * passes

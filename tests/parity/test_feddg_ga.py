@@ -438,11 +438,11 @@ def test_accuracy_counts_errors(metric):
     assert values.dtype == torch.float32
 
 
-def test_measuring_leaves_training_as_it_was(start_run, large_federation):
+def test_measuring_leaves_training_as_it_was(start_run, toy_federation):
     """Of a ResNet: the update and its batch statistics are FedAvg's, and training mode is back."""
     resnet = {"backbone": {"name": "resnet18", "pretrained": False}, "train": {"batch_size": 16}}
-    run = start_run("feddg_ga", resnet, federation=large_federation)
-    plain = start_run("fedavg", resnet, federation=large_federation)
+    run = start_run("feddg_ga", resnet, federation=toy_federation)
+    plain = start_run("fedavg", resnet, federation=toy_federation)
     weights = run.method.state.federated_weights()
     mode = []
     run.method.backbone.register_forward_pre_hook(lambda m, _: mode.append(m.training))

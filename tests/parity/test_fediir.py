@@ -365,10 +365,10 @@ def test_gradients_are_summed_over_all_batches(start_run):
     assert_close(sent["gradient"], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_the_first_exchange_trains_nothing(start_run, large_federation):
+def test_the_first_exchange_trains_nothing(start_run, toy_federation):
     """Neither parameters nor the statistics of batch normalisation."""
     resnet = {"backbone": {"name": "resnet18", "pretrained": False}, "train": {"batch_size": 8}}
-    run = start_run("fediir", resnet, federation=large_federation)
+    run = start_run("fediir", resnet, federation=toy_federation)
     sent = gradients(run, "client_1")
     bitwise(run.method.state.federated_weights(), run.server.weights)
     assert any(name.endswith("running_mean") for name in run.server.weights)

@@ -140,10 +140,10 @@ def test_weights_come_back_bit_for_bit_and_gradients_are_those_beside_them(start
 # ---------------------------------------------------------------- what happens once, not twice
 
 
-def test_batch_statistics_are_those_of_the_first_pass(start_run, large_federation):
+def test_batch_statistics_are_those_of_the_first_pass(start_run, toy_federation):
     """After one step, bit for bit FedAvg's; the weights are not."""
     plain, found = (
-        fit(start_run(name, RESNET, federation=large_federation)).value.weights
+        fit(start_run(name, RESNET, federation=toy_federation)).value.weights
         for name in ("fedavg", "fedsam")
     )
     statistics = [n for n in plain if n.endswith(("mean", "var", "tracked"))]
@@ -153,8 +153,8 @@ def test_batch_statistics_are_those_of_the_first_pass(start_run, large_federatio
 
 
 @pytest.mark.parametrize("bn", ["average", "frozen", "local"])
-def test_the_second_pass_normalises_as_the_first(start_run, large_federation, bn):
-    run = start_run("fedsam", RESNET, {"federation": {"bn": bn}}, federation=large_federation)
+def test_the_second_pass_normalises_as_the_first(start_run, toy_federation, bn):
+    run = start_run("fedsam", RESNET, {"federation": {"bn": bn}}, federation=toy_federation)
     method, modes = run.method, []
     layer = method.backbone.net.bn1
     layer.register_forward_hook(

@@ -438,13 +438,11 @@ def test_negatives_are_drawn_from_the_clients_own_stream(start_run, recorder):
 RESNET = {"backbone": {"name": "resnet18", "pretrained": False}, "train": {"batch_size": 16}}
 
 
-def passes(start_run, large_federation, bn):
+def passes(start_run, toy_federation, bn):
     """Return features of both halves, those of two single passes, and the number of passes."""
-    run = start_run(
-        "pardon", PIXEL, RESNET, {"federation": {"bn": bn}}, federation=large_federation
-    )
+    run = start_run("pardon", PIXEL, RESNET, {"federation": {"bn": bn}}, federation=toy_federation)
     method = run.method.train()
-    images = torch.from_numpy(large_federation.images[:8]).permute(0, 3, 1, 2) / 255
+    images = torch.from_numpy(toy_federation.images[:8]).permute(0, 3, 1, 2) / 255
     styled = images.flip(3)
     counted = []
     method.backbone.register_forward_hook(lambda *_: counted.append(1))
@@ -455,15 +453,15 @@ def passes(start_run, large_federation, bn):
     return both, single, number
 
 
-def test_one_pass_where_batch_statistics_are_frozen(start_run, large_federation):
-    both, single, number = passes(start_run, large_federation, "frozen")
+def test_one_pass_where_batch_statistics_are_frozen(start_run, toy_federation):
+    both, single, number = passes(start_run, toy_federation, "frozen")
     assert number == 1
     assert_close(both, single, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("bn", ["average", "local"])
-def test_two_passes_where_batch_statistics_would_mix(start_run, large_federation, bn):
-    both, single, number = passes(start_run, large_federation, bn)
+def test_two_passes_where_batch_statistics_would_mix(start_run, toy_federation, bn):
+    both, single, number = passes(start_run, toy_federation, bn)
     assert number == 2
     assert_close(both, single, rtol=1e-5, atol=1e-5)
 

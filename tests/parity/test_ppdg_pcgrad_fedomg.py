@@ -552,13 +552,13 @@ def test_variants_train(start_run, name, hyper):
         assert result.ledger.bytes == {"up": 4 * model, "down": 4 * model}
 
 
-def test_batch_normalisation_is_averaged_in_a_network(start_run, large_federation, recorder):
+def test_batch_normalisation_is_averaged_in_a_network(start_run, toy_federation, recorder):
     layers = {
         "backbone": {"name": "resnet18", "pretrained": False},
         "train": {"batch_size": 16},
         "federation": {"per_round": None},
     }
-    run = start_run("ppdg", layers, federation=large_federation, executor=recorder)
+    run = start_run("ppdg", layers, federation=toy_federation, executor=recorder)
     run.rounds(1)
     share = np.array([9, 11, 12, 12]) / 44
     for n in ("backbone.net.bn1.running_var", "backbone.net.layer4.0.downsample.1.running_mean"):

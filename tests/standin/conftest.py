@@ -10,6 +10,15 @@ from types import ModuleType
 import pytest
 import torch
 
+from feddg_bench.plugins import names
+from tests.helpers import hyper, no_file
+
+UNCROPPED = {"augment": {"crop_scale": None, "flip": 0.0}}
+METHODS = {name: no_file(name) for name in names("method")} | {
+    "fedadg": hyper(hidden=32, projection=16)
+}
+"""Every method, with what it needs to run on toy data."""
+
 HERE = Path(__file__).parent
 
 

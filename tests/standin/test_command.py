@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.schema import GpuSettings, Resources, RunSettings
 from feddg_bench.engine.devices import find_devices, open_executor
-from feddg_bench.engine.executors import SerialExecutor
+from feddg_bench.engine.executors import Executor, SerialExecutor
 from feddg_bench.engine.gpu import GIB, check_gpus, placement, training_memory, use_gpu
 from feddg_bench.testing import start_toy_run, toy_settings
-from tests.helpers import pixel
+from tests.helpers import pixel, same_on
+from tests.standin.conftest import METHODS, UNCROPPED
 
 ONE, TWO = "standin:0", "standin:1"
-UNCROPPED = ("augment.crop_scale=null", "augment.flip=0")
 SMALL = ("data.image_size=16", "clients=60", "per_round=2", "evaluation.every=2", "rounds=2")
-TINY = ("--scenario", "ip-o-c", *SMALL, *UNCROPPED)
+TINY = ("--scenario", "ip-o-c", *SMALL, "augment.crop_scale=null", "augment.flip=0")
 
 pytestmark = pytest.mark.usefixtures("standin")
 
@@ -66,12 +66,7 @@ def test_devices_that_are_not_here(name: str) -> None:
         find_devices(name)
 
 
-def test_one_worker_a_device_unless_told() -> None:
-    executor = open_executor(Resources(device="standin"))
-    try:
-        assert executor.workers == 2
-    finally:
-        executor.close()
+def test_one_device_or_one_worker_is_this_process() -> None:
     assert isinstance(open_executor(Resources(device=TWO)), SerialExecutor)
     assert isinstance(open_executor(Resources(device="standin", workers=1)), SerialExecutor)
 
@@ -112,22 +107,22 @@ def test_activations_are_those_that_backward_holds() -> None:
 
 
 def test_memory_that_is_short_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    need = training_memory(resnet(), 3) / GIB
+    need = training_memory(toy_settings(), 3) / GIB
     monkeypatch.setenv("STANDIN_FREE_GIB", str(2.5 * need))
-    check_gpus(resnet(), 3, [ONE, TWO, ONE, TWO])
+    check_gpus(toy_settings(), 3, [ONE, TWO, ONE, TWO])
     with pytest.raises(SettingsError, match=r"standin:0.*--workers 4"):
-        check_gpus(resnet(), 3, [ONE, TWO] * 3)
+        check_gpus(toy_settings(), 3, [ONE, TWO] * 3)
     monkeypatch.setenv("STANDIN_FREE_GIB", str(0.5 * need))
     with pytest.raises(SettingsError, match=r"standin:1.*batch_size"):
-        check_gpus(resnet(), 3, [TWO])
-    check_gpus(resnet(), 3, ["cpu"])
+        check_gpus(toy_settings(), 3, [TWO])
+    check_gpus(toy_settings(), 3, ["cpu"])
 
 
 def test_gpus_of_two_models_are_refused(standin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standin, "names", ("Fast", "Slow"))
     with pytest.raises(SettingsError, match=r"Fast.*Slow.*--device standin:0"):
-        check_gpus(resnet(), 3, [ONE, TWO])
-    check_gpus(resnet(), 3, [ONE, ONE])
+        check_gpus(toy_settings(), 3, [ONE, TWO])
+    check_gpus(toy_settings(), 3, [ONE, ONE])
 
 
 # ------------------------------------------------------------------------ how GPUs compute
@@ -170,10 +165,24 @@ def rounds(done: Any) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_a_run_on_two_devices_has_the_record_of_one_on_the_cpu(feddg: Callable[..., Any]) -> None:
+def test_two_processes_on_two_devices_compute_what_the_cpu_does(
+    feddg: Callable[..., Any], standin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All methods, and the command, whose two processes they use since these take long to begin."""
+    same: dict[str, bool] = {}
+
+    def opened(resources: Resources) -> Executor:
+        pool = open_executor(resources)
+        assert pool.workers == standin.device_count()
+        for name, layer in METHODS.items():
+            same[name] = same_on(pool, name, UNCROPPED, layer, rounds=1)
+        return pool
+
     run = ("run", "--method", "fedccrl", "--json", *TINY)
     *expected, cpu = rounds(feddg(*run, "--device", "cpu", "--workers", "1"))
+    monkeypatch.setattr("feddg_bench.runs.run.open_executor", opened)
     *found, name = rounds(feddg(*run, "--device", "standin:1,0", "--results", "there"))
+    assert same == dict.fromkeys(METHODS, True)
     assert found == expected
     assert (cpu, name) == ("cpu", "Stand-in")
 

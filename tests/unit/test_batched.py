@@ -183,14 +183,13 @@ def test_live_batch_normalisation_is_refused_before_anything_is_trained(large_fe
 
 
 @pytest.mark.parametrize("fold", [False, True])
-def test_frozen_batch_normalisation_is_not(large_federation, fold):
+def test_frozen_batch_normalisation_is_not(fold):
     train = {"lr": 1e-4, "fold_batch_norm": fold}
     layers = {"backbone": {"name": "resnet18", "pretrained": False}, "train": train}
     runs = [
-        start_toy_run("fedavg", ALL, layers, {"federation": {"bn": "frozen"}}, layer,
-                      federation=large_federation)
+        start_toy_run("fedavg", layers, {"federation": {"bn": "frozen"}}, layer)
         for layer in ({}, BATCHED)
-    ]  # fmt: skip
+    ]
     losses = [run.rounds(1)[-1].ledger.means()["loss"] for run in runs]
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
 

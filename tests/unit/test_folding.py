@@ -33,7 +33,7 @@ def backbone(name: str) -> Backbone:
             nn.init.uniform_(layer.weight, 0.5, 1.5)
             nn.init.normal_(layer.bias, 0, 0.1)
     with torch.no_grad():
-        net.train()(torch.rand(16, 3, 64, 64))
+        net.train()(torch.rand(8, 3, 64, 64))
     return net
 
 
@@ -53,7 +53,7 @@ def test_every_network_gives_the_same_with_what_can_be_folded(
     name: str, pairs: int, layers: int
 ) -> None:
     net = backbone(name).eval()
-    images = torch.rand(4, 3, 64, 64)
+    images = torch.rand(4, 3, 32, 32)
     found = foldable(net, images[:1])
     assert len(found) == pairs
     assert sum(isinstance(layer, nn.BatchNorm2d) for layer in net.modules()) == layers
@@ -150,11 +150,11 @@ def test_runs_that_fold_have_other_bits_and_nearly_the_same_numbers() -> None:
         given = {"fold_batch_norm": train}, {"fuse_batch_norm": evaluation}
         settings = {**frame, "train": given[0], "evaluation": given[1]}
         (plan,) = Request("fedavg", scenario="ip-o-c", settings=settings).plan(check=False)
-        federation = synthetic_federation(2, 16, 32, 7)
+        federation = synthetic_federation(2, 4, 32, 7)
         run = start(plan, federation, SerialExecutor(), Resources(device="cpu"))
         train_run(run)
         assert isinstance(run.executor, SerialExecutor)
-        _, loss = run.executor.worker.evaluate(run.server.weights, np.arange(32))
+        _, loss = run.executor.worker.evaluate(run.server.weights, np.arange(8))
         weights = [run.server.weights[name].flatten() for name in run.method.trainable]
         return torch.cat(weights), loss
 

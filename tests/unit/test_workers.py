@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
-from contextlib import closing
 from multiprocessing import Pipe
 from pathlib import Path
 
@@ -168,17 +167,16 @@ def test_a_limit_of_time_needs_processes():
 
 
 @pytest.mark.slow
-def test_workers_begin_without_the_socket_of_their_server(two, tmp_path, monkeypatch):
-    """As where /tmp was swept."""
+def test_workers_begin_without_the_socket_of_their_server(tmp_path, monkeypatch):
+    """As where /tmp was swept; what they do needs no PyTorch, which takes long to import."""
     from multiprocessing.forkserver import _forkserver
 
-    monkeypatch.setattr(_forkserver, "_forkserver_address", str(tmp_path / "gone"))
-    there, here = start_toy_run(FedAvg, ALL, executor=two), start_toy_run(FedAvg, ALL)
-    with closing(ProcessExecutor(1)) as late:
-        start_toy_run(FedAvg, ALL, executor=late).rounds(1)
-    there.rounds(1)
-    here.rounds(1)
-    assert encode(there.server.state()) == encode(here.server.state())
+    for name, kind in (("forked", "ForkServerProcess"), ("spawned", "SpawnProcess")):
+        process = start_process(os.mkdir, (str(tmp_path / name),), "cpu")
+        assert type(process).__name__ == kind
+        process.join()
+        assert (tmp_path / name).is_dir()
+        monkeypatch.setattr(_forkserver, "_forkserver_address", str(tmp_path / "gone"))
 
 
 def say_where(pipe):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -24,6 +24,11 @@ from feddg_bench.protection.sums import HiddenReplies
 from feddg_bench.testing.toy import TaskRecorder, ToyRun, start_toy_run, toy_leaves, toy_regression
 
 ALL_CLIENTS: Layer = {"federation": {"per_round": None}}
+CHANCES: Layer = {  # to learn where the light is, and to keep something in SGD
+    "federation": {"per_round": None},
+    "augment": {"flip": 0.0},
+    "train": {"momentum": 0.9, "optimizer_state": "reset"},
+}
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,48 @@ class Subject:
     def run(self, *layers: Mapping[str, Any], **parts: Any) -> ToyRun:
         """Start a toy run of the method."""
         return start_toy_run(self.plugin, self.layer, *layers, **parts)
+
+    @cached_property
+    def some(self) -> Recorded:
+        """Three rounds of two clients each, made when a check first wants them."""
+        return Recorded(self)
+
+    @cached_property
+    def everyone(self) -> Recorded:
+        """Three rounds of all clients."""
+        return Recorded(self, CHANCES)
+
+
+class Recorded:
+    """Three rounds that several checks look at.
+
+    Attributes:
+        run: The run, after its rounds.
+        recorder: Its executor.
+        results: What each round did, ``prepare`` first.
+        states: The server's state, encoded, before the first round and after each.
+        moved: Parameters and buffers that are not where they were before the first round.
+    """
+
+    def __init__(self, subject: Subject, *layers: Layer) -> None:
+        self.recorder = TaskRecorder()
+        self.run = run = subject.run(*layers, executor=self.recorder)
+        self.results: list[RoundResult] = []
+        self.states = [encode(run.server.state())]
+        before = self._places()
+        for upto in (1, 2, 3):
+            self.results += run.rounds(upto)
+            self.states.append(encode(run.server.state()))
+        self.moved = [n for n, place in self._places().items() if place != before.get(n)]
+
+    def weights(self, after: int) -> Weights:
+        """Return the global model after so many rounds."""
+        weights: Weights = decode(self.states[after])["weights"]
+        return weights
+
+    def _places(self) -> dict[str, tuple[int, int]]:
+        state = self.run.method.state_dict(keep_vars=True)
+        return {n: (id(tensor), tensor.data_ptr()) for n, tensor in state.items()}
 
 
 Check = Callable[[Subject], None]
@@ -72,11 +119,9 @@ def _checked(check: Check) -> Check:
 @_checked
 def federated_tensors_move_and_stay_finite(subject: Subject) -> None:
     """A tensor that is sent but never learns is a bug, such as a generator that was detached."""
-    run = subject.run()
-    before = {name: tensor.clone() for name, tensor in run.server.weights.items()}
-    run.rounds(2)
-    after = run.server.weights
-    names_stay = set(after) == set(before) == set(run.method.federated)
+    some = subject.some
+    before, after = some.weights(0), some.weights(2)
+    names_stay = set(after) == set(before) == set(some.run.method.federated)
     _require(names_stay, "the server's weights are not the federated tensors any more")
     infinite = [n for n in after if not bool(after[n].isfinite().all())]
     _require(not infinite, f"NaN or infinity in {infinite}")
@@ -86,10 +131,8 @@ def federated_tensors_move_and_stay_finite(subject: Subject) -> None:
 
 @_checked
 def it_learns(subject: Subject) -> None:
-    """The loss on in-domain images falls within six rounds."""
-    upright = {"augment": {"flip": 0.0}}  # the class is where the light is
-    run = subject.run(upright, {"federation": {"rounds": 6, "per_round": None}})
-    evaluations = [r.evaluation for r in run.rounds(6)[1:] if r.evaluation]
+    """The loss on in-domain images falls within three rounds."""
+    evaluations = [r.evaluation for r in subject.everyone.results if r.evaluation]
     first, last = (e["id_val"]["dark"]["loss"] for e in (evaluations[0], evaluations[-1]))
     _require(last < first, f"the loss went from {first:.4f} to {last:.4f}")
 
@@ -97,32 +140,39 @@ def it_learns(subject: Subject) -> None:
 @_checked
 def any_number_of_clients_may_take_part(subject: Subject) -> None:
     """One client, some, or all; what is sent is declared, or the server refuses it."""
-    for per_round in (1, 3, None):
-        recorder = TaskRecorder()
-        run = subject.run({"federation": {"per_round": per_round}}, executor=recorder)
-        for result in run.rounds(2)[1:]:
-            asked = {t.client for t in recorder.tasks if (t.round, t.call) == (result.round, "fit")}
-            _require(asked == set(result.cohort), f"asked {asked}, not {set(result.cohort)}")
-            _require(not result.ledger.dropped, f"dropped {result.ledger.dropped}")
+    recorders = {n: TaskRecorder() for n in (1, 3)}
+    rounds = [
+        (recorder, result)
+        for n, recorder in recorders.items()
+        for result in subject.run({"federation": {"per_round": n}}, executor=recorder).rounds(2)[1:]
+    ]
+    rounds += [(subject.everyone.recorder, result) for result in subject.everyone.results[1:]]
+    for recorder, result in rounds:
+        asked = {t.client for t in recorder.tasks if (t.round, t.call) == (result.round, "fit")}
+        _require(asked == set(result.cohort), f"asked {asked}, not {set(result.cohort)}")
+        _require(not result.ledger.dropped, f"dropped {result.ledger.dropped}")
 
 
 @_checked
 def two_processes_equal_this_process(subject: Subject) -> None:
     """Model, memories and metrics are equal bit for bit: messages survive their encoding."""
-    here, there = subject.run(), subject.run(executor=_pool())
-    _require(_numbers(here.rounds(3)) == _numbers(there.rounds(3)), "rounds differ")
-    _same(there.server.weights, here.server.weights)
-    _require(encode(there.server.state()) == encode(here.server.state()), "memories differ")
+    here, there = subject.some, subject.run(executor=_pool())
+    _require(_numbers(here.results) == _numbers(there.rounds(3)), "rounds differ")
+    _same(there.server.weights, here.run.server.weights)
+    _require(encode(there.server.state()) == here.states[3], "memories differ")
 
 
 @_checked
 def a_task_leaves_no_trace(subject: Subject) -> None:
     """Another worker that repeats the tasks of two rounds in reverse order gives equal replies."""
-    recorder, again = TaskRecorder(), TaskRecorder()
-    subject.run(executor=recorder).rounds(2)
+    again = TaskRecorder()
     subject.run(executor=again)
-    repeated = [again.worker.run(task) for task in reversed(recorder.tasks)]
-    for first, second in zip(recorder.replies, reversed(repeated), strict=True):
+    recorder = subject.some.recorder
+    done = [
+        pair for pair in zip(recorder.tasks, recorder.replies, strict=True) if pair[0].round < 3
+    ]
+    for task, first in reversed(done):
+        second = again.worker.run(task)
         for a, b in ((content(first.value), content(second.value)), (first.memory, second.memory)):
             _require(encode(a) == encode(b), f"{first.client} answers otherwise")
         _require(first.metrics == second.metrics, f"{first.client} logs otherwise")
@@ -131,16 +181,14 @@ def a_task_leaves_no_trace(subject: Subject) -> None:
 @_checked
 def a_resumed_run_equals_one_that_never_stopped(subject: Subject) -> None:
     """Whatever the server and clients remember is in their memories."""
-    layer = {"federation": {"rounds": 4}}
-    whole = subject.run(layer)
-    expected = whole.rounds(4)
+    whole = subject.some
     for stop in (1, 2):
-        stopped, resumed = subject.run(layer), subject.run(layer)
-        stopped.rounds(stop)
-        resumed.server.restore(decode(encode(stopped.server.state())))
-        found = _numbers(resumed.rounds(4))
-        _require(found == _numbers(expected[stop + 1 :]), f"stopped after {stop}: rounds differ")
-        same = encode(resumed.server.state()) == encode(whole.server.state())
+        resumed = subject.run()
+        resumed.server.restore(decode(whole.states[stop]))
+        found = _numbers(resumed.rounds(3))
+        expected = _numbers(whole.results[stop + 1 :])
+        _require(found == expected, f"stopped after {stop}: rounds differ")
+        same = encode(resumed.server.state()) == whole.states[3]
         _require(same, f"stopped after {stop}: another state")
 
 
@@ -184,8 +232,7 @@ def clients_that_diverge_are_dropped(subject: Subject) -> None:
 @_checked
 def messages_are_read_only_and_copies(subject: Subject) -> None:
     """A client changes nothing of what it got, and sends no tensor that later changes."""
-    recorder = TaskRecorder()
-    subject.run(executor=recorder).rounds(2)
+    recorder = subject.some.recorder
     _require(not recorder.changed, f"clients changed what they got: {sorted(recorder.changed)}")
     _require(not recorder.shared, f"not copied: {sorted(recorder.shared)}")
 
@@ -193,15 +240,7 @@ def messages_are_read_only_and_copies(subject: Subject) -> None:
 @_checked
 def there_is_one_model_whose_tensors_stay_where_they_are(subject: Subject) -> None:
     """Weights are written in place; no parameter is replaced."""
-    run = subject.run()
-
-    def places() -> dict[str, tuple[int, int]]:
-        state = run.method.state_dict(keep_vars=True)
-        return {n: (id(tensor), tensor.data_ptr()) for n, tensor in state.items()}
-
-    before = places()
-    run.rounds(2)
-    moved = [n for n, place in places().items() if place != before.get(n)]
+    moved = subject.some.moved
     _require(not moved, f"replaced: {moved}")
 
 
@@ -217,28 +256,24 @@ def settings_survive_yaml(subject: Subject) -> None:
 @_checked
 def the_seed_decides_the_run(subject: Subject) -> None:
     """The same seed repeats the run; another seed gives another run."""
-    first, second, other = subject.run(), subject.run(), subject.run({"seed": 1})
-    found = _numbers(first.rounds(2))
+    first, second, other = subject.some, subject.run(), subject.run({"seed": 1})
+    found = _numbers(first.results[:3])
     _require(found == _numbers(second.rounds(2)), "the same seed gave other rounds")
-    same = encode(first.server.state()) == encode(second.server.state())
+    same = first.states[2] == encode(second.server.state())
     _require(same, "the same seed gave another state")
-    _require(found != _numbers(other.rounds(2)), "another seed gave the same rounds")
+    _require(found[:2] != _numbers(other.rounds(1)), "another seed gave the same round")
 
 
 @_checked
 def a_kept_optimizer_makes_a_difference(subject: Subject) -> None:
     """``train.optimizer_state=persist`` acts from a client's second round on, and only then."""
-    momentum = {"train": {"momentum": 0.9}}  # or SGD has nothing to keep
-    kept = subject.run(ALL_CLIENTS, momentum, {"train": {"optimizer_state": "persist"}})
-    reset = subject.run(ALL_CLIENTS, momentum, {"train": {"optimizer_state": "reset"}})
+    kept, reset = subject.run(CHANCES, {"train": {"optimizer_state": "persist"}}), subject.everyone
     kept.rounds(1)
-    reset.rounds(1)
-    _same(kept.server.weights, reset.server.weights)
+    _same(kept.server.weights, reset.weights(1))
     kept.rounds(2)
-    reset.rounds(2)
-    after = kept.server.weights, reset.server.weights
+    after = kept.server.weights, reset.weights(2)
     _require(any(not torch.equal(after[0][n], after[1][n]) for n in after[0]), "no difference")
-    memories = (kept.executor.memories.values(), reset.executor.memories.values())
+    memories = (kept.executor.memories.values(), reset.recorder.memories.values())
     _require(all("optimizer" in memory for memory in memories[0]), "a client did not keep it")
     _require(not any("optimizer" in memory for memory in memories[1]), "a client kept it")
 
