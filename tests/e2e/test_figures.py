@@ -21,7 +21,10 @@ from feddg_bench.records.record import RunRecord
 from feddg_bench.runs.observer import Observer
 from feddg_bench.runs.request import Request
 
-TINY = ("--clients", "4", "--per-round", "2", "--workers", "1")
+TINY = (
+    *("--clients", "4", "--per-round", "2", "--workers", "1"),
+    *("data.image_size=8", "data.id_test_fraction=0.5", "data.id_val_fraction=0.3"),
+)
 
 
 Run = Callable[..., Any]
@@ -83,7 +86,7 @@ def test_all_draws_what_records_are_enough_for(feddg: Run) -> None:
 
 
 def test_a_figure_that_records_are_not_enough_for_says_what_is_missing(feddg: Run) -> None:
-    run = ("run", "--scenario", "ip-o-c", "--rounds", "1", "data.image_size=8", *TINY)
+    run = ("run", "--scenario", "ip-o-c", "--rounds", "1", *TINY)
     assert feddg(*run).code == 0
     for name, words in {
         "noise": "it takes 5 seeds of a method on a scenario",
@@ -131,7 +134,8 @@ def test_mistakes_get_one_sentence(feddg: Run, arguments: tuple[str, ...], sente
 
 
 def test_partitions_are_those_of_a_run(feddg: Run) -> None:
-    done = feddg("figures", "partition", "--clients", 6, "--lambda", "0,0.5", "--out", "f")
+    figure = ("figures", "partition", "data.image_size=8")
+    done = feddg(*figure, "--clients", 6, "--lambda", "0,0.5", "--out", "f")
     assert done.code == 0
     (stem,) = pictures(Path("f"))
     assert stem == "partition-digits4-ltdo-oc-i-p-heterogeneous-6"
@@ -145,9 +149,9 @@ def test_partitions_are_those_of_a_run(feddg: Run) -> None:
             )
         expected = heterogeneous_counts(counts.sum(axis=0), 6, value)
         assert counts.tolist() == expected.tolist()
-    assert feddg("figures", "partition", "--out", "g").code == 0
+    assert feddg(*figure, "--out", "g").code == 0
     domains = rows(Path("g", "partition-digits4-ltdo-oc-i-p-heterogeneous-20.csv"))
-    assert feddg("figures", "partition", "--by", "label", "--out", "g").code == 0
+    assert feddg(*figure, "--by", "label", "--out", "g").code == 0
     labels = rows(Path("g", "partition-digits4-ltdo-oc-i-p-heterogeneous-20-by_label.csv"))
     held = {(row["client"], row["label"]): int(row["images"]) for row in labels}
     assert len(held) == len(labels) <= 20 * 10
@@ -159,6 +163,7 @@ def test_partitions_are_those_of_a_run(feddg: Run) -> None:
 
 def test_models_are_those_of_the_same_run(feddg: Run, tmp_path: Path, cache: Path) -> None:
     pairs = ["evaluation.every=1", "partition.clients=12", "federation.per_round=2"]
+    pairs += ["data.image_size=8"]
     wanted = ("--rounds", 2, "--scenario", "ip-o-c", "--workers", 1)
     assert feddg("run", *wanted, "--json", *pairs).code == 0
     (path,) = (tmp_path / "runs" / "runs").glob("*.json")

@@ -1,4 +1,4 @@
-"""The same bits under every instruction set with --portable, and others without it."""
+"""The same bits under every instruction set with --portable."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.portable import ABSENT, FIXED, begin_portable, cpu_flags
 from feddg_bench.records.record import RunRecord
+from feddg_bench.records.store import ResultsStore
 from tests.helpers import refused
 
 SOURCES = [str(Path(__file__).parents[2] / root) for root in ("benchmark", "methods", "datasets")]
@@ -39,43 +40,51 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-def elsewhere(cache: Path, results: Path, changed: dict[str, str], *more: str) -> None:
-    """Run in an environment of its own."""
+def python(changed: dict[str, str], *arguments: object) -> bytes:
+    """Return what Python prints in an environment of its own."""
     kept = {k: v for k, v in os.environ.items() if k not in (*FIXED, *ABSENT)}
-    environment = kept | {
-        "PYTHONPATH": os.pathsep.join(SOURCES),
-        "FEDDG_CACHE": str(cache),
-        **changed,
-    }
-    subprocess.run(
-        [sys.executable, "-m", "feddg_bench", *RUN, *more, "--results", results],
-        env=environment,
-        cwd=results.parent,
-        check=True,
-        capture_output=True,
-    )
+    environment = kept | {"PYTHONPATH": os.pathsep.join(SOURCES), **changed}
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, env=environment, check=True, capture_output=True).stdout
 
 
-def numbers(results: Path, portable: bool | None) -> dict[str, object]:
-    (path,) = (results / "runs").glob("*.json")
-    record = RunRecord.parse(path.read_bytes())
-    assert record.environment.portable == portable
+def only(results: Path) -> RunRecord:
+    """Return a folder's only record."""
+    (record,) = ResultsStore(results)
     assert record.environment.cpu
-    return record.numbers()
+    return record
 
 
 @pytest.mark.slow
 @needs_avx2
-def test_portable_runs_are_the_same_everywhere_and_others_are_not(
+def test_portable_runs_are_the_same_everywhere(
     tmp_path: Path, cache: Path, feddg: Callable[..., Any]
 ) -> None:
-    folders = [tmp_path / name for name in ("here", "there", "here portable", "there portable")]
-    assert feddg(*RUN, "--results", folders[0]).code == 0
-    elsewhere(cache, folders[1], ELSEWHERE)
-    elsewhere(cache, folders[2], {}, "--portable")
-    elsewhere(cache, folders[3], ELSEWHERE, "--portable")
-    assert numbers(folders[0], None) != numbers(folders[1], None)
-    assert numbers(folders[2], True) == numbers(folders[3], True)
+    """And they have a key of their own."""
+    assert feddg(*RUN, "--results", tmp_path / "0").code == 0  # decodes the images for all
+    found = [only(tmp_path / "0")]
+    for name, changed in (("1", {}), ("2", ELSEWHERE)):
+        run = (*RUN, "--portable", "--results", tmp_path / name)
+        python({"FEDDG_CACHE": str(cache), **changed}, "-m", "feddg_bench", *run)
+        found.append(only(tmp_path / name))
+    assert found[1].numbers() == found[2].numbers()
+    assert [record.environment.portable for record in found] == [None, True, True]
+    (listed,) = json.loads(feddg(*RUN, "portable=false", "--dry-run", "--json").out)
+    assert found[0].key == listed["key"] != found[1].key == found[2].key
+
+
+SUMS = """
+import torch
+sums = torch.randn(64, 1000, generator=torch.Generator().manual_seed(0)).exp().sum(1)
+print(sums.double().tolist())
+"""
+
+
+@needs_avx2
+def test_computing_as_other_cpus_do_gives_other_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without this premise, the test above would tell nothing."""
+    exec(SUMS, {})  # noqa: S102
+    assert capsys.readouterr().out.encode() != python(ELSEWHERE, "-c", SUMS)
 
 
 @needs_avx2
@@ -83,14 +92,3 @@ def test_a_program_that_uses_the_package_is_not_started_again(monkeypatch) -> No
     monkeypatch.delenv("MKL_CBWR", raising=False)
     with refused(SettingsError, "MKL_CBWR='COMPATIBLE'"):
         begin_portable()
-
-
-@needs_avx2
-def test_a_portable_run_has_a_key_of_its_own(tmp_path: Path, feddg: Callable[..., Any]) -> None:
-    listed = (*RUN, "--dry-run", "--json")
-    outs = [feddg(*listed, *more).out for more in ((), ("portable=false",))]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(SOURCES)}
-    command = [sys.executable, "-m", "feddg_bench", *listed, "--portable"]  # begins again
-    done = subprocess.run(command, env=environment, cwd=tmp_path, check=True, capture_output=True)
-    one, same, other = (json.loads(out)[0]["key"] for out in (*outs, done.stdout))
-    assert one == same != other

@@ -15,7 +15,10 @@ import pytest
 from feddg_bench import cli
 from feddg_bench.records.store import pack
 
-TINY = ("--clients", "4", "--per-round", "2", "--rounds", "2", "--workers", "1")
+TINY = (
+    *("--clients", "4", "--per-round", "2", "--rounds", "2", "--workers", "1"),
+    *("data.image_size=8", "data.id_test_fraction=0.5", "data.id_val_fraction=0.3"),
+)
 FORMATS = ("md", "tex", "csv")
 
 
@@ -23,11 +26,11 @@ Run = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def results(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     """Return a results folder with FedAvg and FedProx on two scenarios, two seeds."""
     folder = tmp_path_factory.mktemp("tables")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FEDDG_CACHE", str(folder / "cache"))
+        patch.setenv("FEDDG_CACHE", str(cache))
         patch.setattr(cli.signal, "signal", lambda *_: None)
         arguments = ("run", "--method", "fedavg,fedprox", "--scenario", "ip-o-c,oc-i-p")
         more = ("--seeds", "0,1", "--results", str(folder / "runs"), "--json", *TINY)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -11,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from feddg_bench import plugins
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.runs.template import write_plugin
 from tests.helpers import refused
 
 EXAMPLE = Path(__file__).parents[1] / "example_plugin"
-ROOT = EXAMPLE.parents[1]
 
 
 def test_a_new_package_is_the_example_under_another_name(tmp_path):
@@ -51,50 +50,48 @@ def test_nothing_is_overwritten(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """Return a way to run Python with the example package installed beside the project."""
+def package(tmp_path_factory):
+    """Return the folder where the example package is installed."""
     if find_spec("pip") is None or find_spec("hatchling") is None:
         pytest.skip("needs pip and hatchling")
     place = tmp_path_factory.mktemp("site")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run([*pip, "--target", place, EXAMPLE], check=True, capture_output=True)
-    paths = [place, *(ROOT / name for name in ("benchmark", "methods", "datasets"))]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
-    work = tmp_path_factory.mktemp("work")
+    return place
 
-    def run(*arguments):
-        return subprocess.run(
-            [sys.executable, *map(str, arguments)],
-            env=environment,
-            cwd=work,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
 
-    return run
+@pytest.fixture
+def installed(package, monkeypatch):
+    """Install the example package beside the project, for this test."""
+    monkeypatch.syspath_prepend(package)
+    plugins._found.cache_clear()
+    yield
+    plugins._found.cache_clear()
+    plugins.outline.cache_clear()
+    for module in ("fedclip", "test_fedclip"):
+        sys.modules.pop(module, None)
 
 
 @pytest.mark.slow
-def test_it_is_found_by_name(installed):
-    done = installed("-m", "feddg_bench", "methods", "--json")
-    found = {entry["name"]: entry for entry in json.loads(done.stdout)}
+@pytest.mark.usefixtures("installed")
+def test_it_is_found_and_runs_by_name_in_two_processes(feddg):
+    found = {entry["name"]: entry for entry in json.loads(feddg("methods", "--json").out)}
     assert found["fedclip"]["settings"] == {"bound": 1.0}
-
-
-@pytest.mark.slow
-def test_it_runs_by_name_in_two_processes(installed):
     tiny = ("--rounds", 1, "--clients", 4, "--per-round", 2, "--scenario", "oc-i-p")
-    done = installed(
-        "-m", "feddg_bench", "run", "--method", "fedclip", *tiny, "--workers", 2, "--json"
-    )
-    assert done.returncode == 0, done.stderr
-    (record,) = json.loads(done.stdout)["runs"]
+    run = ("run", "--method", "fedclip", *tiny, "--workers", 2, "data.image_size=8", "--json")
+    done = feddg(*run)
+    assert done.code == 0, done.err
+    (record,) = json.loads(done.out)["runs"]
     assert record["method"] == "fedclip"
     assert record["settings"]["hyper"] == {"bound": 1.0}
 
 
 @pytest.mark.slow
-def test_its_own_tests_pass(installed):
-    done = installed("-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", EXAMPLE, EXAMPLE)
-    assert "2 passed" in done.stdout, done.stdout
+@pytest.mark.usefixtures("installed")
+def test_its_own_tests_pass(capfd):
+    """Here and not in a process of their own, in which PyTorch takes long to load."""
+    off = [f"-pno:{plugin}" for plugin in ("cacheprovider", "faulthandler", "xdist")]
+    status = pytest.main(["-q", *off, f"--rootdir={EXAMPLE}", str(EXAMPLE)])
+    said = capfd.readouterr().out
+    assert "2 passed" in said, said
+    assert status == 0

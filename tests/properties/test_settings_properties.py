@@ -11,7 +11,7 @@ from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.layers import dotted_keys, merge, parse_override, validate
 from feddg_bench.config.schema import RunSettings
 
-many = settings(max_examples=200, deadline=None)
+many = settings(max_examples=100, deadline=None)
 BASE = {"method": "fedavg", "scenario": "ac-p-s"}
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)

@@ -100,12 +100,12 @@ def test_every_method_sees_the_same_learning_rates_far_from_each_other() -> None
 
 def test_all_methods_have_as_many_trials_each_time_the_same(tmp_path: Path) -> None:
     found = tuning_of(tmp_path, method="all")
-    again = tuning_of(tmp_path, method="all")
     assert [t.plan.settings.method for t in found] == list(names("method"))
-    for one, other in zip(found, again, strict=True):
-        assert one.points == other.points
+    again = tuning_of(tmp_path, method="fedprox,pardon")
+    same = [t for t in found if t.plan.settings.method in ("fedprox", "pardon")]
+    assert [(t.points, t.jobs) for t in again] == [(t.points, t.jobs) for t in same]
+    for one in found:
         assert len({job.key for job in one.jobs}) == len(one.jobs) == 8
-        assert one.jobs == other.jobs
         assert one.jobs[0].key == one.plan.key
         assert not {key for point in one.points for key in point} & {"seed", "scenario"}
         files = load_method(one.plan.settings.method).Settings.files
