@@ -15,7 +15,8 @@ from feddg_bench.engine.executors import ProcessExecutor
 from feddg_bench.sweeps.claims import Claims
 from feddg_bench.testing import start_toy_run
 from feddg_methods.fedavg import FedAvg
-from tests.attacks.lab import PATIENCE, TINY, Lab, call
+from tests.attacks.lab import PATIENCE, Lab, call
+from tests.attacks.pictures import few
 from tests.helpers import Sleeping, children
 
 ALL = {"federation": {"per_round": None}}
@@ -79,7 +80,7 @@ def deaths(lab: Lab, two: ProcessExecutor) -> None:
 def interrupts(lab: Lab) -> None:
     """Two Ctrl-C end a command whose workers are stopped, and leave a run to go on with."""
     results = lab.folder()
-    run = [sys.executable, "-m", "feddg_bench", "run", "--method", "fedavg", *TINY]
+    run = [sys.executable, "-m", "feddg_bench", "run", "--method", "fedavg", *few(lab)]
     run += ["--workers", 2, "--rounds", 2000, "--results", results]
     process = subprocess.Popen(
         [str(part) for part in run],

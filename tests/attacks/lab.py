@@ -211,7 +211,8 @@ def _watch(event: str, arguments: tuple[Any, ...]) -> None:
         if writes:
             _note(lab, arguments[0])
     elif event in ("os.mkdir", "os.remove", "os.rmdir"):
-        _note(lab, arguments[0])
+        if arguments[-1] == -1:  # else below an open folder, as in `shutil.rmtree`
+            _note(lab, arguments[0])
     elif event in ("os.rename", "os.link", "os.symlink"):
         _note(lab, arguments[1])
 

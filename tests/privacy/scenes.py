@@ -15,19 +15,19 @@ from feddg_bench.testing.toy import ToyRun, start_toy_run
 CLIENTS, EACH = 8, 6
 
 
-def attacked_federation(many: int = CLIENTS) -> Federation:
-    """Return clients of 6 images of two domains, 60 public images and 60 that nobody holds."""
+def attacked_federation(many: int = CLIENTS, each: int = EACH, public: int = 60) -> Federation:
+    """Return clients with images of two domains, public images and as many that nobody holds."""
     rng = np.random.default_rng(5)
-    count = many * EACH + 120
+    count = many * each + 2 * public
     domains = np.arange(count) % 2
     labels = np.arange(count) // 2 % 3
     level = rng.uniform(20, 200, (count, 1, 1, 3)) * (0.6 + 0.4 * domains[:, None, None, None])
     grain = rng.uniform(5, 50, (count, 1, 1, 3))
     images = level + grain * rng.standard_normal((count, 16, 16, 3))
     images[np.arange(count), :, 5 * labels] += 30
-    held, rest = np.arange(many * EACH), np.arange(many * EACH, count)
+    held, rest = np.arange(many * each), np.arange(many * each, count)
     clients = {f"client_{i}": part for i, part in enumerate(np.split(held, many))}
-    parts = {"id_val": rest[:60], "id_test": rest[60:]}
+    parts = {"id_val": rest[:public], "id_test": rest[public:]}
     evaluation = tuple(
         (split, name, index[domains[index] == place])
         for split, index in parts.items()
@@ -45,12 +45,13 @@ def attacked_federation(many: int = CLIENTS) -> Federation:
     )
 
 
-def sorted_federation() -> Federation:
+def sorted_federation(**sizes: int) -> Federation:
     """Return the same with clients of few classes and domains each."""
-    whole = attacked_federation()
-    held = np.arange(CLIENTS * EACH)
+    whole = attacked_federation(**sizes)
+    held = np.concatenate(list(whole.clients.values()))
     order = held[np.lexsort((whole.domain_ids[held], whole.labels[held]))]
-    return replace(whole, clients=dict(zip(whole.clients, np.split(order, CLIENTS), strict=True)))
+    parts = np.split(order, len(whole.clients))
+    return replace(whole, clients=dict(zip(whole.clients, parts, strict=True)))
 
 
 def captured(

@@ -11,17 +11,18 @@ from feddg_bench.common.errors import SettingsError
 from feddg_bench.plugins import load_method, names
 from feddg_bench.privacy.attacks.membership import Membership
 from feddg_bench.privacy.attacks.property import Properties
-from tests.privacy.scenes import CLIENTS, scene_of, sorted_federation
+from tests.privacy.scenes import scene_of, sorted_federation
 
+FEW = {"many": 3, "each": 3, "public": 6}
 PIXEL = {"ccst": {"hyper": {"style": "pixel"}}, "pardon": {"hyper": {"style": "pixel"}}}
 
 
 @pytest.mark.parametrize("method", [name for name in names("method") if name != "erm"])
 def test_what_a_method_sends_is_attacked(method: str) -> None:
-    federation = sorted_federation()
+    federation = sorted_federation(**FEW)
     if load_method(method).client_validation:
         public = np.concatenate([index for split, _, index in federation.evaluation[:2]])
-        parts = np.array_split(public, CLIENTS)
+        parts = np.array_split(public, FEW["many"])
         federation = replace(
             federation, validation=dict(zip(federation.clients, parts, strict=True))
         )
@@ -30,12 +31,12 @@ def test_what_a_method_sends_is_attacked(method: str) -> None:
     assert "weights" in {result.item for result in results}
     declared = {name for sent in load_method(method).uplink.values() for name in sent}
     assert {result.item for result in results} <= declared
-    assert all(result.messages == CLIENTS and result.bytes > 0 for result in results)
+    assert all(result.messages == FEW["many"] and result.bytes > 0 for result in results)
     assert list(Properties().measure(scene))
 
 
 def test_one_pooled_client_can_be_told_from_nobody() -> None:
-    whole = sorted_federation()
+    whole = sorted_federation(**FEW)
     pooled = replace(whole, clients={"all": np.concatenate(list(whole.clients.values()))})
     scene = scene_of("erm", federation=pooled)
     with pytest.raises(SettingsError, match="property"):

@@ -32,7 +32,7 @@ from feddg_bench.privacy.judges import (
 )
 from feddg_bench.records.attacks import PERCEPTUAL
 from tests.helpers import refused
-from tests.privacy.scenes import scene_of
+from tests.privacy.scenes import attacked_federation, scene_of
 
 LAYERS = (1, 4, 7, 9, 10, 11, 12)  # outputs that LPIPS compares
 SHIFT, SCALE = torch.tensor([-0.030, -0.088, -0.188]), torch.tensor([0.458, 0.448, 0.450])
@@ -178,7 +178,7 @@ def means(pictures: Tensor) -> Seen:
 
 def test_style_inversion_is_judged_and_trained_on_lpips(squeezenet: Path) -> None:
     layers: dict[str, Any] = {"hyper": {"style": "pixel", "style_augment": False}}
-    scene = scene_of("pardon", layers)
+    scene = scene_of("pardon", layers, federation=attacked_federation(4, public=40))
     judges = replace(open_judges(lpips=squeezenet), inception=means)
     plain, *none = measured(scene)
     assert none == []
@@ -198,7 +198,7 @@ def test_style_inversion_is_judged_and_trained_on_lpips(squeezenet: Path) -> Non
 
 def measured(scene: Any, judge: Callable[[], StyleInversion] = StyleInversion) -> list[Any]:
     attack = judge()
-    attack.epochs = 8
+    attack.epochs = 4
     return list(attack.measure(scene))
 
 

@@ -21,7 +21,7 @@ from feddg_bench.privacy.attacks.membership import (
 )
 from feddg_bench.privacy.shadow import Rows, Shadow
 from feddg_bench.records.attacks import AttackResult, Interval
-from tests.privacy.scenes import CLIENTS, EACH, scene_of
+from tests.privacy.scenes import CLIENTS, EACH, attacked_federation, scene_of
 
 PIXEL = {"hyper": {"style": "pixel", "style_augment": False}}
 scores = st.lists(st.integers(0, 9), min_size=2, max_size=30)
@@ -105,9 +105,9 @@ def test_stored_pixel_styles_and_updates_tell_members() -> None:
 
 def test_statistics_of_single_images_and_prototypes_are_read_too() -> None:
     every = {"hyper": {"upload_ratio": 1.0}}
-    statistics = measure(scene_of("fedccrl", every))["statistics"]
+    statistics = measure(scene_of("fedccrl", every, items={"statistics"}))["statistics"]
     assert statistics.figures["auc"].value > 0.95
-    assert measure(scene_of("fpl"))["prototypes"].planted_leak.holds
+    assert measure(scene_of("fpl", items={"prototypes"}))["prototypes"].planted_leak.holds
 
 
 def test_a_scorer_that_lets_other_clients_hold_the_targets_is_found_out() -> None:
@@ -148,7 +148,8 @@ def test_an_interval_is_over_groups() -> None:
 
 def test_a_client_finds_single_images_in_the_pool_that_it_is_sent() -> None:
     every = {"hyper": {"upload_ratio": 1.0}}
-    found = measure(scene_of("fedccrl", every, attacker="client", rounds=2))
+    few = attacked_federation(public=24)
+    found = measure(scene_of("fedccrl", every, attacker="client", rounds=2, federation=few))
     assert set(found) == {"pool", "weights"}
     assert found["pool"].figures["auc"].value > 0.95
     assert not found["pool"].up

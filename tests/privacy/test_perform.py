@@ -1,34 +1,50 @@
 """Updates that no attack looks at are forgotten, and no figure notices."""
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import pytest
 
 from feddg_bench.privacy import perform
-from feddg_bench.privacy.attack import Attack
+from feddg_bench.privacy.attack import Attack, Scene
 from feddg_bench.privacy.attacks import membership
 from feddg_bench.privacy.attacks.gradient_inversion import GradientInversion
 from feddg_bench.privacy.attacks.membership import Membership
 from feddg_bench.privacy.attacks.property import Properties
-from feddg_bench.records.attacks import ATTACKERS
-from tests.privacy.scenes import CLIENTS, captured, scene_of
+from feddg_bench.records.attacks import ATTACKERS, Attacker
+from tests.privacy.scenes import CLIENTS, attacked_federation, captured, scene_of
 
 
-@pytest.fixture(autouse=True)
-def _few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(membership, "MOST_CLIENTS", 3)
-    monkeypatch.setattr(GradientInversion, "steps", 2)
+@pytest.fixture(autouse=True, scope="module")
+def _few() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(membership, "MOST_CLIENTS", 3)
+        patch.setattr(GradientInversion, "steps", 2)
+        yield
+
+
+@pytest.fixture(scope="module")
+def scenes(_few: None) -> list[Scene]:
+    """Return a run of which all is kept, and the same of which only what is looked at is kept."""
+    few = attacked_federation(each=2, public=6)
+    return [
+        scene_of("fedavg", federation=few, rounds=2, limited=limited) for limited in (False, True)
+    ]
 
 
 @pytest.mark.parametrize("attacker", ATTACKERS)
 @pytest.mark.parametrize("attack", [Membership, Properties, GradientInversion])
-def test_what_no_attack_looks_at_moves_no_figure(attack: type[Attack], attacker: str) -> None:
-    def found(*, limited: bool) -> object:
+def test_what_no_attack_looks_at_moves_no_figure(
+    attack: type[Attack], attacker: Attacker, scenes: list[Scene]
+) -> None:
+    def found(scene: Scene) -> object:
         try:
-            scene = scene_of("fedavg", rounds=2, limited=limited, attacker=attacker)
-            return list(attack().measure(scene))
+            return list(attack().measure(replace(scene, attacker=attacker)))
         except perform.SettingsError as refused:
             return str(refused)
 
-    assert found(limited=True) == found(limited=False)
+    whole, limited = map(found, scenes)
+    assert limited == whole
 
 
 def test_updates_of_most_clients_and_of_late_rounds_are_not_kept() -> None:

@@ -70,7 +70,7 @@ def test_a_planted_message_is_the_mean_of_its_groups() -> None:
 
 @pytest.mark.parametrize("method", ["fedavg", "fpl"])
 def test_updates_tell_the_classes_of_a_client(method: str) -> None:
-    scene = scene_of(method, federation=sorted_federation())
+    scene = scene_of(method, federation=sorted_federation(), items={"weights"})
     found = {(r.item, r.about): r for r in Properties().measure(scene)}
     result = found["weights", "classes"]
     assert result.messages == CLIENTS
@@ -81,7 +81,7 @@ def test_updates_tell_the_classes_of_a_client(method: str) -> None:
 
 def test_of_many_clients_not_the_first_are_attacked() -> None:
     """They may all hold the same class: a partition can deal images out in this order."""
-    whole = attacked_federation(3 * (MOST_CLIENTS + 1))
+    whole = attacked_federation(3 * (MOST_CLIENTS + 1), each=2)
     held = np.concatenate(list(whole.clients.values()))
     parts = np.split(held[np.argsort(whole.labels[held], kind="stable")], len(whole.clients))
     federation = replace(whole, clients=dict(zip(sorted(whole.clients), parts, strict=True)))
@@ -92,4 +92,5 @@ def test_of_many_clients_not_the_first_are_attacked() -> None:
 
 
 def test_where_clients_are_alike_there_is_nothing_to_tell() -> None:
-    assert not list(Properties().measure(scene_of("fedavg")))
+    few = attacked_federation(public=12)
+    assert not list(Properties().measure(scene_of("fedavg", federation=few)))

@@ -11,7 +11,7 @@ from feddg_bench.privacy.attacks.style_inversion import (
     new_painter,
     train_painter,
 )
-from tests.privacy.scenes import CLIENTS, EACH, scene_of
+from tests.privacy.scenes import CLIENTS, EACH, attacked_federation, scene_of
 
 PIXEL = {"hyper": {"style": "pixel", "style_augment": False}}
 
@@ -23,9 +23,10 @@ def trained(vectors: torch.Tensor, images: torch.Tensor, epochs: int) -> Painter
 def inverted(method: str, *layers: object) -> StyleInversion:
     attack = StyleInversion()
     attack.epochs = 20
-    (result,) = attack.measure(scene_of(method, *layers))  # type: ignore[arg-type]
+    few = attacked_federation(each=3, public=30)
+    (result,) = attack.measure(scene_of(method, *layers, federation=few))  # type: ignore[arg-type]
     assert result.messages == CLIENTS
-    assert result.targets == CLIENTS * EACH
+    assert result.targets == CLIENTS * 3
     attack.result = result  # type: ignore[attr-defined]
     return attack
 
@@ -68,7 +69,8 @@ def test_weights_are_no_style() -> None:
 
 def test_a_client_inverts_what_is_passed_on_to_it() -> None:
     layers = PIXEL, {"hyper": {"bank": "single", "selection": "pass"}}
-    scene = scene_of("ccst", *layers, attacker="client")
+    few = attacked_federation(public=20)
+    scene = scene_of("ccst", *layers, attacker="client", federation=few)
     attack = StyleInversion()
     attack.epochs = 8
     (result,) = attack.measure(scene)
@@ -76,8 +78,8 @@ def test_a_client_inverts_what_is_passed_on_to_it() -> None:
     assert result.messages == CLIENTS - 1, "its own it knows"
     assert result.targets == (CLIENTS - 1) * EACH
     assert "rank" in result.figures
-    drawn = scene_of("ccst", PIXEL, {"hyper": {"bank": "overall", "styles": 3}}, attacker="client")
-    (one,) = attack.measure(drawn)
+    layers = PIXEL, {"hyper": {"bank": "overall", "styles": 3}}
+    (one,) = attack.measure(scene_of("ccst", *layers, attacker="client", federation=few))
     assert one.messages == 3, "the server drew three others for it"
 
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from threading import Event
 
 import pytest
@@ -12,7 +13,7 @@ from feddg_bench.engine.build import build_method
 from feddg_bench.privacy.attack import Attack
 from feddg_bench.privacy.attacks.gradient_inversion import GradientInversion, gradient_of, invert
 from feddg_bench.privacy.attacks.style_inversion import StyleInversion, new_painter, train_painter
-from tests.privacy.scenes import scene_of
+from tests.privacy.scenes import attacked_federation, scene_of
 from tests.privacy.test_gradient_inversion import ONE_STEP
 from tests.privacy.test_style_inversion import PIXEL
 
@@ -24,10 +25,13 @@ from tests.privacy.test_style_inversion import PIXEL
 def test_no_figure_depends_on_how_many_threads_search(
     attack: type[Attack], method: str, layer: object
 ) -> None:
+    few = attacked_federation(each=2, public=12)
+    scene = scene_of(method, layer, federation=few)  # type: ignore[arg-type]
+
     def found(workers: int) -> object:
         one = attack()
         one.steps = one.epochs = 3  # type: ignore[attr-defined]
-        results = list(one.measure(scene_of(method, layer, workers=workers)))  # type: ignore[arg-type]
+        results = list(one.measure(replace(scene, workers=workers)))
         return results, one.pictures
 
     assert found(1) == found(3)
