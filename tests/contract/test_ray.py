@@ -78,6 +78,7 @@ def _environment():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_TOKEN", "0" * 64)  # none in the user's home
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_worker_niceness", "0")  # Ray's 15 would starve it beside other tests
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))  # the methods above
         yield
 

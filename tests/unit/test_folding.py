@@ -67,12 +67,13 @@ def test_every_network_gives_the_same_with_what_can_be_folded(
 
 
 def test_gradients_reach_the_same_parameters() -> None:
-    net = backbone("mobilenet_v2")
+    """In float64: last bits of float32 carry activations over a ReLU6's corners on some CPUs."""
+    net = backbone("mobilenet_v2").double()
     for layer in net.modules():
         if isinstance(layer, nn.Dropout):
             layer.p = 0.0
     freeze_batch_norm(net)
-    images = torch.rand(4, 3, 64, 64)
+    images = torch.rand(4, 3, 64, 64, dtype=torch.float64)
     pairs = foldable(net, images[:1])
 
     def gradients() -> dict[str, torch.Tensor]:
@@ -85,7 +86,7 @@ def test_gradients_reach_the_same_parameters() -> None:
         after = gradients()
     assert list(after) == list(before) == [name for name, _ in net.named_parameters()]
     for name, gradient in before.items():
-        assert float((after[name] - gradient).norm()) < 1e-3 * float(gradient.norm()), name
+        assert float((after[name] - gradient).norm()) < 1e-9 * float(gradient.norm()), name
 
 
 def test_a_result_that_goes_elsewhere_too_is_not_folded() -> None:
