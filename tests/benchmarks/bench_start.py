@@ -1,0 +1,49 @@
+"""What a command costs before it trains."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+
+from tests.benchmarks.rows import Row, benchmark
+
+LIBRARIES = """
+import lightning, torch
+from torchmetrics.classification import MulticlassAccuracy
+weight = torch.nn.Parameter(torch.zeros(1))
+optimizer = torch.optim.Adam([weight], fused=True)
+weight.square().backward()
+optimizer.step()
+"""
+
+
+def _cpu(*arguments: str) -> float:
+    """Return the CPU seconds of a Python process and its children."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+@benchmark
+def start() -> Iterator[Row]:
+    """CPU seconds of whole processes, in turns, medians of five: one that imports PyTorch and steps
+    Adam once; one that imports Lightning and a metric of torchmetrics as well; and `run` with a
+    round of FedAvg on Digits4, two clients, one scenario, with its evaluation and its record."""
+    torch = LIBRARIES.replace("lightning, ", "").replace("from torchmetrics", "# from torchmetrics")
+    frame = ("--clients", "2", "--per-round", "2", "--rounds", "1", "--workers", "1", "--again")
+    taken: list[tuple[float, float, float]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        command = ("run", "--method", "fedavg", "--scenario", "ip-o-c", *frame, "--results", folder)
+        for _ in range(6):  # the first fills caches
+            ours = _cpu("-m", "feddg_bench", *command)
+            taken.append((_cpu("-c", torch), _cpu("-c", LIBRARIES), ours))
+    alone, libraries, ours = (statistics.median(column) for column in zip(*taken[1:], strict=True))
+    yield Row("PyTorch and a step of Adam alone", alone, unit=" s")
+    yield Row("Lightning and torchmetrics with them", libraries, unit=" s")
+    yield Row("`run` with one round", ours, most=5.0, unit=" s")
+    yield Row("`run` with one round, over these libraries alone", ours / libraries)
