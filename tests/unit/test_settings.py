@@ -117,7 +117,9 @@ def test_an_unknown_key_is_refused_with_the_nearest(text, nearest):
     with pytest.raises(SettingsError) as caught:
         parse_override(text)
     key = text.partition("=")[0]
-    assert str(caught.value).startswith(f"unknown setting {key!r}; did you mean {nearest!r}?")
+    assert str(caught.value).startswith(
+        f"unknown setting {key!r}; did you mean {nearest!r}? See `feddg-bench settings` for all "
+    )
 
 
 @pytest.mark.parametrize("text", ["lr", "", "=3", "  =3"])

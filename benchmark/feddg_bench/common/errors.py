@@ -8,6 +8,9 @@ from pathlib import Path
 MOST_LETTERS = 1000
 """Most letters of the known names that an error lists."""
 
+MANY_SETTINGS = 20
+"""Most settings that an error lists."""
+
 
 class FeddgError(Exception):
     """Something the user can fix. The message says what was found, what was expected and how."""
@@ -44,15 +47,19 @@ class RunInterruptedError(BaseException):
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """Return the error message for an unknown name, which suggests the nearest known one.
 
+    Of many known settings only the command that lists them is named.
+
     >>> unknown("method", "fedgam", ["fedavg", "fedgma"])
     "unknown method 'fedgam'; did you mean 'fedgma'? Known: fedavg, fedgma"
     """
-    names = sorted(known)
+    names = sorted(set(known))
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     if not near:  # a dotted key typed without its section, or with the wrong one
         lasts = {n.rsplit(".", 1)[-1]: n for n in names}
         near = [lasts[m] for m in difflib.get_close_matches(name.rsplit(".", 1)[-1], lasts, n=1)]
     hint = f"; did you mean {near[0]!r}?" if near else "."
+    if kind == "setting" and len(names) > MANY_SETTINGS:
+        return f"unknown setting {name!r}{hint} See `feddg-bench settings` for all {len(names)}"
     shown = ", ".join(names) or "none"
     if len(shown) > MOST_LETTERS:
         first = shown[:MOST_LETTERS].count(", ") or 1
