@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -152,10 +153,14 @@ class Description(Section):
 
 def check_names(where: RunFilter) -> None:
     """Raise `ValueError` with the nearest known name if a filter has an unknown name."""
-    known = [*FIELDS, *(key for key in dotted_keys() if key not in FIELDS)]
     for name in where:
-        if name not in known and not name.startswith("hyper."):
-            raise ValueError(unknown("filter", name, known))
+        if name not in _filterable() and not name.startswith("hyper."):
+            raise ValueError(unknown("filter", name, _filterable()))
+
+
+@cache
+def _filterable() -> frozenset[str]:
+    return frozenset((*FIELDS, *dotted_keys()))
 
 
 def named_tables() -> tuple[str, ...]:
