@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import tempfile
+from contextlib import closing
 from multiprocessing import Pipe
 from pathlib import Path
 
@@ -123,6 +125,23 @@ def test_an_exception_in_a_process_is_the_same(two):
     assert str(there.value) == str(here.value)
     assert "Traceback" in str(there.value.__cause__)
     assert "with a second line" in str(there.value.__cause__)
+
+
+@pytest.mark.slow
+def test_a_script_that_its_workers_run_again_is_told_what_to_do(tmp_path, monkeypatch, capfd):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from feddg_bench.engine.executors import ProcessExecutor\nProcessExecutor(2)"
+    )
+    main = sys.modules["__main__"]
+    monkeypatch.setattr(main, "__spec__", None)
+    monkeypatch.setattr(main, "__file__", str(script), raising=False)
+    with (
+        closing(ProcessExecutor(2)) as two,
+        refused(FeddgError, "if __name__ == '__main__':"),
+    ):
+        start_toy_run(FedAvg, executor=two)
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.mark.slow

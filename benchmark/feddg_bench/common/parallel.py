@@ -25,6 +25,9 @@ T = TypeVar("T")
 _GRACE = 2.0
 """Seconds that a process has to end when it is asked to."""
 
+GUARD = "put what the script does under `if __name__ == '__main__':`"
+"""What to do about a script that the processes it starts run again."""
+
 _AHEAD = 512
 """Calls that `in_threads` makes before it hands on their results."""
 
@@ -60,6 +63,14 @@ def in_threads(
                 stop.set()
 
 
+def runs_the_script_again() -> bool:
+    """Tell whether this process was started by another one and now runs that one's whole script.
+
+    Each process imports the script of the one that started it; `GUARD` keeps it from doing more.
+    """
+    return bool(getattr(current_process(), "_inheriting", False))
+
+
 @contextmanager
 def interrupts_ignored() -> Iterator[None]:
     """Let processes started here ignore Ctrl-C from their first instruction: the parent decides."""
@@ -80,7 +91,12 @@ def start_process(
 
     For a CPU, where forks are safe, it is a fork of one server that imports PyTorch and the engine
     once; otherwise each process would take seconds and 300 MB for that.
+
+    Raises:
+        SystemExit: In a process that was started itself and runs the user's script again.
     """
+    if runs_the_script_again():
+        raise SystemExit(1)
 
     def start(way: SpawnContext | ForkServerContext) -> BaseProcess:
         given = target, arguments, dict(os.environ)

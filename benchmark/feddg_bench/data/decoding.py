@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import current_process
 from pathlib import Path
 from typing import TypeGuard
 
@@ -23,7 +22,13 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from feddg_bench.common.errors import DataError, PluginError
-from feddg_bench.common.parallel import cores, in_processes, in_threads
+from feddg_bench.common.parallel import (
+    GUARD,
+    cores,
+    in_processes,
+    in_threads,
+    runs_the_script_again,
+)
 from feddg_bench.data.dataset import DomainDataset, FileDataset
 
 BLOCK_IMAGES = 256
@@ -144,11 +149,10 @@ class Unfinished:
         Raises:
             OSError: If the folder cannot be written or has no locks.
         """
-        if getattr(current_process(), "_inheriting", False):
-            # its parent waits for it and would never give up the lock
+        if runs_the_script_again():  # its parent waits for it and would never give up the lock
             raise SystemExit(
                 "feddg-bench: a process that was to help with decoding ran the whole script again: "
-                "put what the script does under `if __name__ == '__main__':`"
+                f"{GUARD}"
             )
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lock, told = self._lock(), 0

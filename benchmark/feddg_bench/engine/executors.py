@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from feddg_bench.common.errors import ClientError, FeddgError, SettingsError, in_a_line
-from feddg_bench.common.parallel import end_processes, start_process
+from feddg_bench.common.parallel import GUARD, end_processes, start_process
 from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Task, Weights, decode, encode
 from feddg_bench.core.method import Method
 from feddg_bench.engine.batched import grouped
@@ -270,10 +270,14 @@ class PoolExecutor(Executor):
         """Replace a worker that died.
 
         Raises:
-            FeddgError: If it is the second worker to die over this job.
+            FeddgError: If it is the second worker to die over this job, or ran a script again.
         """
         job.deaths += 1
         how = member.end()
+        if job.building and how == "exit status 1":
+            raise FeddgError(
+                f"a worker process ended as it began: {GUARD}, because each process imports it"
+            )
         if job.deaths > 1:
             raise FeddgError(
                 f"two worker processes died ({how}) over {job.name}, most likely because memory "
