@@ -277,12 +277,12 @@ class PoolExecutor(Executor):
         if job.building and how == "exit status 1":
             raise FeddgError(
                 f"a worker process ended as it began: {GUARD}, because each process imports it"
-            )
+            ) from None
         if job.deaths > 1:
             raise FeddgError(
                 f"two worker processes died ({how}) over {job.name}, most likely because memory "
                 f"ran out; run again with fewer --workers: the run goes on from its last checkpoint"
-            )
+            ) from None
         logger.warning("a worker process died (%s) over %s, which is repeated", how, job.name)
         if not job.building:
             self._again.append(job)
