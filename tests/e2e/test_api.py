@@ -71,6 +71,30 @@ def test_a_number_of_seeds_and_a_table_of_values(made: Any, tmp_path: Path) -> N
     assert value == records[1].evaluation()["test"]["chalk"]["accuracy"]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"method": None},
+        {"method": []},
+        {"protocol": 3},
+        {"scenario": ()},
+        {"dataset": None},
+        {"recipe": 1},
+        {"seeds": 1.5},
+        {"settings": [1]},
+    ],
+    ids=str,
+)
+def test_what_is_of_no_use_is_named(words: dict[str, Any]) -> None:
+    with refused(fb.FeddgError, next(iter(words)), "expected"):
+        fb.run(**words)
+
+
+def test_a_method_by_itself_has_classes() -> None:
+    with refused(fb.FeddgError, "num_classes is 0"):
+        fb.build_method("fedavg", num_classes=0)
+
+
 def test_tables_of_a_notebook(made: Any, tmp_path: Path) -> None:
     records = made(("fedavg", "fedprox"), scenario=None)
     (table,) = fb.tables(results=tmp_path / "r").values()

@@ -78,6 +78,8 @@ def build_method(
         SettingsError: If a name or a value cannot be used.
     """
     method = load_method(name)
+    if num_classes < 1:
+        raise SettingsError(f"num_classes is {num_classes}: give the number of classes, at least 1")
     given: Layer = {
         "method": name,
         "dataset": "your data",

@@ -127,7 +127,7 @@ class Request:
             recipe and method.
 
     Raises:
-        SettingsError: If a setting is unknown, or seeds cannot be read.
+        SettingsError: If a setting is unknown, or names or seeds cannot be read.
     """
 
     method: Words = "fedavg"
@@ -142,6 +142,20 @@ class Request:
     tuned: bool | str = False
 
     def __post_init__(self) -> None:
+        for name in ("method", "protocol", "scenario"):
+            value = getattr(self, name)
+            several = isinstance(value, Sequence) and len(value) > 0
+            if not several and not (name == "scenario" and value is None):
+                raise SettingsError(_unreadable(name, value))
+        for name in ("dataset", "recipe", "readings"):
+            value = getattr(self, name)
+            if not isinstance(value, str) and not (name == "recipe" and value is None):
+                raise SettingsError(f"{name}: {value!r} cannot be read; expected one name")
+        if not isinstance(self.settings, Mapping):
+            raise SettingsError(
+                f"settings: {self.settings!r} cannot be read; expected them by key, such as "
+                f"{{'rounds': 1}}"
+            )
         object.__setattr__(self, "seeds", read_seeds(self.seeds))
         object.__setattr__(self, "settings", read_settings(self.settings))
         for name in {*NAMES, "seed"} & set(self.settings):
@@ -432,7 +446,7 @@ def read_seeds(given: str | int | Sequence[int]) -> tuple[int, ...]:
     elif isinstance(given, str):
         seeds = [seed for part in given.split(",") for seed in _seed_range(part.strip())]
     else:
-        seeds = list(given)
+        seeds = list(given) if isinstance(given, Iterable) else ()
     if not seeds or any(type(seed) is not int or seed < 0 for seed in seeds):
         raise SettingsError(
             f"cannot read seeds {given!r}: expected numbers >= 0, such as 0,1,2 or 0-2"
@@ -451,9 +465,11 @@ def _seed_range(part: str) -> Sequence[int]:
 def _words(name: str, value: Any) -> Any:
     """Return a name's value from YAML or a flag as text, even a scenario such as ``15``."""
     if isinstance(value, bool) or not isinstance(value, (str, int, list)):
-        raise SettingsError(
-            f"{name}: {value!r} cannot be read; expected a name, or several by commas"
-        )
+        raise SettingsError(_unreadable(name, value))
     if isinstance(value, list):
         return ",".join(map(str, value))
     return str(value)
+
+
+def _unreadable(name: str, value: Any) -> str:
+    return f"{name}: {value!r} cannot be read; expected a name, or several by commas"
