@@ -11,14 +11,17 @@ from collections.abc import Iterator
 
 from tests.benchmarks.rows import Row, benchmark
 
-LIBRARIES = """
-import lightning, torch
-from torchmetrics.classification import MulticlassAccuracy
+TORCH = """
+import torch
 weight = torch.nn.Parameter(torch.zeros(1))
 optimizer = torch.optim.Adam([weight], fused=True)
 weight.square().backward()
 optimizer.step()
 """
+LIBRARIES = f"""
+import lightning
+from torchmetrics.classification import MulticlassAccuracy
+{TORCH}"""
 
 
 def _cpu(*arguments: str) -> float:
@@ -34,14 +37,13 @@ def start() -> Iterator[Row]:
     """CPU seconds of whole processes, in turns, medians of five: one that imports PyTorch and steps
     Adam once; one that imports Lightning and a metric of torchmetrics as well; and `run` with a
     round of FedAvg on Digits4, two clients, one scenario, with its evaluation and its record."""
-    torch = LIBRARIES.replace("lightning, ", "").replace("from torchmetrics", "# from torchmetrics")
     frame = ("--clients", "2", "--per-round", "2", "--rounds", "1", "--workers", "1", "--again")
     taken: list[tuple[float, float, float]] = []
     with tempfile.TemporaryDirectory() as folder:
         command = ("run", "--method", "fedavg", "--scenario", "ip-o-c", *frame, "--results", folder)
         for _ in range(6):  # the first fills caches
             ours = _cpu("-m", "feddg_bench", *command)
-            taken.append((_cpu("-c", torch), _cpu("-c", LIBRARIES), ours))
+            taken.append((_cpu("-c", TORCH), _cpu("-c", LIBRARIES), ours))
     alone, libraries, ours = (statistics.median(column) for column in zip(*taken[1:], strict=True))
     yield Row("PyTorch and a step of Adam alone", alone, unit=" s")
     yield Row("Lightning and torchmetrics with them", libraries, unit=" s")
