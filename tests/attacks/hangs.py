@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import closing
+import subprocess
+import sys
+import time
+from contextlib import closing, suppress
 from pathlib import Path
 
 from feddg_bench.core.messages import encode
@@ -12,8 +15,9 @@ from feddg_bench.engine.executors import ProcessExecutor
 from feddg_bench.sweeps.claims import Claims
 from feddg_bench.testing import start_toy_run
 from feddg_methods.fedavg import FedAvg
-from tests.attacks.lab import Lab, call
-from tests.helpers import Sleeping
+from tests.attacks.lab import PATIENCE, Lab, call
+from tests.attacks.pictures import few
+from tests.helpers import Sleeping, children
 
 ALL = {"federation": {"per_round": None}}
 
@@ -41,6 +45,7 @@ def attack(lab: Lab) -> None:
     with closing(ProcessExecutor(2)) as two:
         sleepers(lab, two)
         deaths(lab, two)
+    interrupts(lab)
     claims(lab)
 
 
@@ -70,6 +75,41 @@ def deaths(lab: Lab, two: ProcessExecutor) -> None:
         _, failed = call(start_toy_run(plugin, ALL, executor=two).rounds, 1)
         held = failed.startswith("refused") and "client_1" in failed
         lab.add(f"a client that is {plugin.__name__.lower()}", failed or "went on", held)
+
+
+def interrupts(lab: Lab) -> None:
+    """Two Ctrl-C end a command whose workers are stopped, and leave a run to go on with."""
+    results = lab.folder()
+    run = [sys.executable, "-m", "feddg_bench", "run", "--method", "fedavg", *few(lab)]
+    run += ["--workers", 2, "--rounds", 2000, "--results", results]
+    process = subprocess.Popen(
+        [str(part) for part in run],
+        stderr=subprocess.DEVNULL,
+        cwd=lab.root,
+        start_new_session=True,
+    )
+    end = time.monotonic() + PATIENCE
+    while not list(results.glob("checkpoints/*.safetensors")) and process.poll() is None:
+        if time.monotonic() > end:
+            break
+        time.sleep(0.05)
+    if process.poll() is None:
+        for child in children(process.pid):
+            for stopped in (*children(child), child):
+                os.kill(stopped, signal.SIGSTOP)
+    code: int | str = "none"
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)  # nothing, where it has ended
+        try:
+            code = process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            continue
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # what is left of it
+    process.wait()
+    left = len(list(results.glob("checkpoints/*.safetensors")))
+    held = code == 130 and left == 1
+    lab.add("two Ctrl-C while the workers are stopped", f"exit {code}, checkpoints {left}", held)
 
 
 def claims(lab: Lab) -> None:
