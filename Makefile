@@ -15,10 +15,10 @@ pacs: $(if $(DATA),.venv/pretrained)  ## a first table of real images, half an h
 	$(BIN)/feddg-bench tables generic --results demo-pacs
 	cat demo-pacs/tables/pacs-ltdo-laptop.md
 
-# Four processes on any machine, which take one test after the other: many wait for processes that
-# they start, and none is left with all the slow ones.
+# Three processes on any machine, which take one test after the other: many wait for processes that
+# they start, each costs 20 s to begin, and none is left with all the slow tests.
 test: .venv/developed  ## all tests
-	$(BIN)/python -m pytest -n 4 --dist load --maxschedchunk 1
+	$(BIN)/python -m pytest -n 3 --dist load --maxschedchunk 1
 
 check: .venv/developed  ## lint and types
 	$(BIN)/ruff format --check .

@@ -1,4 +1,7 @@
-"""The command, run in the test's process, and the toy federation of `feddg_bench.testing`."""
+"""The command, run in the test's process, and the toy federation of `feddg_bench.testing`.
+
+Nothing here loads PyTorch before a test wants it: the process that hands out the tests never does.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,17 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from feddg_bench import cli, testing
+from feddg_bench import cli
 from feddg_bench.config.schema import RunSettings
-from feddg_bench.data.federated import Federation
+
+if TYPE_CHECKING:
+    from feddg_bench import testing
+    from feddg_bench.data.federated import Federation
 
 
 class Outcome(NamedTuple):
@@ -77,13 +83,17 @@ def feddg(
 @pytest.fixture
 def toy_settings() -> Callable[..., RunSettings]:
     """Return a maker of toy settings; layers given win."""
-    return testing.toy_settings
+    from feddg_bench.testing import toy_settings
+
+    return toy_settings
 
 
 @pytest.fixture
 def toy_federation() -> Federation:
     """Return two domains (dark, bright) of three classes, spread over 4 clients."""
-    return testing.toy_federation()
+    from feddg_bench.testing import toy_federation
+
+    return toy_federation()
 
 
 @pytest.fixture
@@ -98,13 +108,17 @@ def test_data() -> Path:
 @pytest.fixture
 def start_run() -> Callable[..., testing.ToyRun]:
     """Return a maker of runs: a method's name, layers of settings, and parts to put in."""
-    return testing.start_toy_run
+    from feddg_bench.testing import start_toy_run
+
+    return start_toy_run
 
 
 @pytest.fixture
 def recorder() -> testing.TaskRecorder:
     """Return an executor that remembers all tasks and replies."""
-    return testing.TaskRecorder()
+    from feddg_bench.testing import TaskRecorder
+
+    return TaskRecorder()
 
 
 @pytest.fixture
