@@ -94,6 +94,7 @@ def test_the_seed_decides_the_initial_weights():
         ("fedprox", {"muu": 1}, "did you mean 'mu'"),
         ("fedprox", {"mu": -1}, r"hyper\.mu"),
         ("pardon", {"style": "vgg19"}, "style_weights"),
+        ("pardon", {"gama": 1}, "unknown pardon setting 'gama'.*triplet_weight"),
         ("fedsr", {"task": "regression"}, "cannot learn a regression"),
     ],
 )

@@ -127,18 +127,28 @@ def test_an_exception_in_a_process_is_the_same(two):
     assert "with a second line" in str(there.value.__cause__)
 
 
+STARTS = "from feddg_bench.engine.executors import ProcessExecutor\nProcessExecutor(2)"
+
+
 @pytest.mark.slow
-def test_a_script_that_its_workers_run_again_is_told_what_to_do(tmp_path, monkeypatch, capfd):
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (STARTS, ["if __name__ == '__main__':"]),
+        ("raise SystemExit(1)", ["exit status 1", "printed above"]),
+    ],
+)
+def test_what_a_script_does_that_its_workers_run_again_is_told(
+    tmp_path, monkeypatch, capfd, text, words
+):
     script = tmp_path / "script.py"
-    script.write_text(
-        "from feddg_bench.engine.executors import ProcessExecutor\nProcessExecutor(2)"
-    )
+    script.write_text(text)
     main = sys.modules["__main__"]
     monkeypatch.setattr(main, "__spec__", None)
     monkeypatch.setattr(main, "__file__", str(script), raising=False)
     with (
         closing(ProcessExecutor(2)) as two,
-        refused(FeddgError, "if __name__ == '__main__':"),
+        refused(FeddgError, *words),
     ):
         start_toy_run(FedAvg, executor=two)
     assert "Traceback" not in capfd.readouterr().err

@@ -28,6 +28,9 @@ _GRACE = 2.0
 GUARD = "put what the script does under `if __name__ == '__main__':`"
 """What to do about a script that the processes it starts run again."""
 
+RAN_AGAIN = 76
+"""Exit status of a process that runs the script again and is about to start more processes."""
+
 _AHEAD = 512
 """Calls that `in_threads` makes before it hands on their results."""
 
@@ -92,11 +95,10 @@ def start_process(
     For a CPU, where forks are safe, it is a fork of one server that imports PyTorch and the engine
     once; otherwise each process would take seconds and 300 MB for that.
 
-    Raises:
-        SystemExit: In a process that was started itself and runs the user's script again.
+    A process that was started itself and runs the user's script again ends with `RAN_AGAIN`.
     """
     if runs_the_script_again():
-        raise SystemExit(1)
+        os._exit(RAN_AGAIN)  # an exception would reach the script, which may catch it
 
     def start(way: SpawnContext | ForkServerContext) -> BaseProcess:
         given = target, arguments, dict(os.environ)

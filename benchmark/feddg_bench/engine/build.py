@@ -96,7 +96,7 @@ def build_method(
         found = [section for section, model in sections.items() if key in model.model_fields]
         if not found:
             known = [field for model in sections.values() for field in model.model_fields]
-            raise SettingsError(unknown("setting", key, known))
+            raise SettingsError(unknown(f"{name} setting", key, known))
         given = merge(given, {found[0]: {key: value}})
     base, own = load_recipe("quick", "digits4", name)
     values = merge(base, method.needs, own, given)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from feddg_bench.common.errors import ClientError, FeddgError, SettingsError, in_a_line
-from feddg_bench.common.parallel import GUARD, end_processes, start_process
+from feddg_bench.common.parallel import GUARD, RAN_AGAIN, end_processes, start_process
 from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Task, Weights, decode, encode
 from feddg_bench.core.method import Method
 from feddg_bench.engine.batched import grouped
@@ -274,15 +274,18 @@ class PoolExecutor(Executor):
         """
         job.deaths += 1
         how = member.end()
-        if job.building and how == "exit status 1":
+        if how == f"exit status {RAN_AGAIN}":
             raise FeddgError(
                 f"a worker process ended as it began: {GUARD}, because each process imports it"
             ) from None
         if job.deaths > 1:
-            raise FeddgError(
-                f"two worker processes died ({how}) over {job.name}, most likely because memory "
-                f"ran out; run again with fewer --workers: the run goes on from its last checkpoint"
-            ) from None
+            why = (
+                "their error is printed above"
+                if how.startswith("exit")
+                else "most likely because memory ran out; run again with fewer --workers: "
+                "the run goes on from its last checkpoint"
+            )
+            raise FeddgError(f"two worker processes died ({how}) over {job.name}, {why}") from None
         logger.warning("a worker process died (%s) over %s, which is repeated", how, job.name)
         if not job.building:
             self._again.append(job)
