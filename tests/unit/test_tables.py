@@ -415,6 +415,24 @@ def test_frames_are_tables_of_their_own_and_pooled_runs_join_them(add: Add, tmp_
     assert any(n.startswith("Row erm differs from most in") and "kind=pooled" in n for n in notes)
 
 
+def test_pooled_runs_bring_no_column_that_a_frame_lacks(add: Add, tmp_path: Path) -> None:
+    """Unless no frame has it."""
+    add("fedavg", "oc-i-p", partition__heterogeneity=0.0)
+    for scenario in ("oc-i-p", "ip-o-c"):
+        add("fedavg", scenario, partition__heterogeneity=0.1)
+    pooled = {"partition__kind": "pooled", "partition__clients": 1, "federation__per_round": None}
+    for scenario in ("oc-i-p", "ip-o-c", "po-c-i"):
+        add("erm", scenario, **pooled)
+    found = {
+        table.name: sorted(run.scenario for run in table.runs if run.method == "erm")
+        for table in generic_tables(read_runs(tmp_path))
+    }
+    assert found == {
+        "digits4-ltdo-quick-lambda-0": ["oc-i-p", "po-c-i"],
+        "digits4-ltdo-quick": ["ip-o-c", "oc-i-p", "po-c-i"],
+    }
+
+
 def test_frames_of_a_recipe_share_their_files(
     add: Add, tmp_path: Path, feddg: Callable[..., Any]
 ) -> None:

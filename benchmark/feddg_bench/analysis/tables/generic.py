@@ -185,7 +185,8 @@ def frames(runs: Sequence[RecordedRun], free: Collection[str] = ()) -> list[Fram
 def _frames(runs: Sequence[RecordedRun]) -> list[tuple[dict[str, Any], list[RecordedRun]]]:
     """Return frames with their runs.
 
-    Runs with all images in one client are in every frame that they fit.
+    Runs with all images in one client are in every frame that they fit and whose scenarios have
+    theirs, or that they fit alone where none has it.
     """
     federated: dict[str, tuple[dict[str, Any], list[RecordedRun]]] = {}
     pooled: list[RecordedRun] = []
@@ -200,12 +201,14 @@ def _frames(runs: Sequence[RecordedRun]) -> list[tuple[dict[str, Any], list[Reco
         frame = by_settings[key]
         federated.setdefault(repr(frame), (frame, []))[1].append(run)
     found = [federated[key] for key in sorted(federated)]
+    scenarios = [{run.scenario for run in members} for _, members in found]
     alone: dict[str, tuple[dict[str, Any], list[RecordedRun]]] = {}
     for run in pooled:
         mine = _without_clients(_frame(run))
-        fitting = [members for frame, members in found if _without_clients(frame) == mine]
-        for members in fitting:
-            members.append(run)
+        fitting = [n for n, (frame, _) in enumerate(found) if _without_clients(frame) == mine]
+        having = [n for n in fitting if run.scenario in scenarios[n]]
+        for number in having or fitting:
+            found[number][1].append(run)
         if not fitting:
             alone.setdefault(repr(mine), (mine, []))[1].append(run)
     return found + [alone[key] for key in sorted(alone)]
