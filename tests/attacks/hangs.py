@@ -17,9 +17,7 @@ from feddg_bench.testing import start_toy_run
 from feddg_methods.fedavg import FedAvg
 from tests.attacks.lab import PATIENCE, Lab, call
 from tests.attacks.pictures import few
-from tests.helpers import Sleeping, children
-
-ALL = {"federation": {"per_round": None}}
+from tests.helpers import ALL, Sleeping, children
 
 
 class Raising(FedAvg):
