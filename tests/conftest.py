@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from feddg_bench.data.federated import Federation
 
 
+# Three processes share two cores: threads of one matrix product would wait for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
 class Outcome(NamedTuple):
     """Exit status, standard output, standard error."""
 
