@@ -5,6 +5,7 @@ Nothing here loads PyTorch before a test wants it: the process that hands out th
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -21,6 +22,13 @@ from feddg_bench.config.schema import RunSettings
 if TYPE_CHECKING:
     from feddg_bench import testing
     from feddg_bench.data.federated import Federation
+
+
+# Three processes share two cores: threads of one matrix product would wait for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Half a million objects are loaded that are no garbage: look through all of them rarely.
+gc.set_threshold(7000, 10, 1000)
 
 
 class Outcome(NamedTuple):

@@ -23,7 +23,7 @@ from feddg_bench.records.store import ResultsStore
 from feddg_bench.testing import start_toy_run, toy_federation
 from feddg_methods.fedavg import FedAvg
 from tests.e2e.test_sweep import write
-from tests.helpers import Sleeping, no_file, numbers, same_on
+from tests.helpers import KINDS, Sleeping, no_file, numbers, same_on
 
 ray = pytest.importorskip("ray")
 from feddg_bench.engine import ray_cluster  # noqa: E402 - after the check
@@ -126,11 +126,7 @@ def a_sweep_s_runs_are_shared_out(feddg, tmp_path):
 
 
 def methods_give_the_bits_of_this_process(there):
-    """One of each kind, since every method's messages go through processes in the contract.
-
-    The kinds: before the first round, several calls in a round, validation, memories of clients.
-    """
-    for name in ("ccst", "fediir", "feddg_ga", "scaffold"):
+    for name in KINDS:
         assert same_on(there, name, no_file(name)), name
     assert there.peak_memory_mib() > 0
     limit = {"federation": {"per_round": None, "client_timeout": 5}}
