@@ -168,7 +168,7 @@ def rounds(done: Any) -> list[Any]:
 def test_two_processes_on_two_devices_compute_what_the_cpu_does(
     feddg: Callable[..., Any], standin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some methods, and the command, whose two processes they use since these take long to begin."""
+    """One method of each kind, too, in the two processes of the command: they begin slowly."""
     same: dict[str, bool] = {}
 
     def opened(resources: Resources) -> Executor:
