@@ -22,6 +22,7 @@ SOURCES = [str(Path(__file__).parents[2] / root) for root in ("benchmark", "meth
 RUN = [
     *("run", "--method", "fedccrl", "--scenario", "ip-o-c", "--rounds", "1"),
     *("--clients", "4", "--per-round", "2", "--workers", "1", "data.image_size=8"),
+    *("data.id_test_fraction=0.5", "data.id_val_fraction=0.3"),
 ]
 ELSEWHERE = {
     "ATEN_CPU_CAPABILITY": "default",
