@@ -270,6 +270,7 @@ def test_tuned_is_said_in_words(tmp_path: Path) -> None:
     assert off.plan(check=False)[0].tuned is None
     lodo = Request.read(pairs=["tuned=ltdo", "protocol=lodo"], resources=where)
     assert {plan.settings.train.lr for plan in lodo.plan(check=False)} == {0.5}
+    assert {plan.tuned and plan.tuned.protocol for plan in lodo.plan(check=False)} == {"ltdo"}
 
 
 @pytest.mark.parametrize(
@@ -384,6 +385,23 @@ def test_tuned_runs_have_a_table_of_their_own_that_says_the_trials(tmp_path: Pat
     (note,) = [n for n in build("t", second.description, second.runs).notes if "was tuned" in n]
     assert "fedprox" in note
     assert "lr=0.004" in note
+
+
+@pytest.mark.parametrize(("protocol", "word"), [(None, "true"), ("lodo", "lodo")])
+def test_missing_cells_are_filled_with_the_same_tuning(
+    tmp_path: Path, protocol: str | None, word: str
+) -> None:
+    """Whose ledger may be another protocol's, since there may be none of the table's own."""
+    made = tuned_record("fedprox", 0, 8, **{"train.lr": 0.004})
+    mine = made.tuned.model_copy(update={"protocol": protocol})
+    save(tmp_path, made.model_copy(update={"tuned": mine}))
+    save(tmp_path, tuned_record("fedavg", 0, 8, **{"train.lr": 0.004}))
+    elsewhere = record("fedavg", scenario="ic-p-o", settings={"train": {"lr": 0.004}})
+    save(tmp_path, elsewhere.model_copy(update={"tuned": mine}))
+    (table,) = generic_tables(read_runs(tmp_path))
+    grid = build("t", table.description, table.runs)
+    assert f" tuned={word}" in dict(grid.fills)["fedprox"]
+    assert ("8 trials under lodo" in " ".join(grid.caption)) == (protocol == "lodo")
 
 
 def test_rows_of_unequal_trials_say_so(tmp_path: Path) -> None:

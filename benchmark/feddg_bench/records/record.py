@@ -209,11 +209,13 @@ class TunedRecord(RecordPart):
     trials: Count  # how many there were
     settings: dict[str, bool | int | float | str] = {}  # chosen; empty: the recipe's own were best
     seeds: Later[Count] = None  # seeds of each trial; absent if there was one
+    protocol: Later[str] = None  # that of the trials; absent if it is the run's
 
     @property
     def words(self) -> str:
-        """The number of trials and of their seeds, for a sentence."""
-        return f"{self.trials} trials" + (f" of {self.seeds} seeds" if self.seeds else "")
+        """The number of trials and of their seeds, and their protocol, for a sentence."""
+        seeds = f" of {self.seeds} seeds" if self.seeds else ""
+        return f"{self.trials} trials{seeds}" + (f" under {self.protocol}" if self.protocol else "")
 
 
 class RunRecord(RecordPart):

@@ -278,7 +278,10 @@ class Request:
                 f"runs that are compared"
             )
         several = len(found.seeds) if len(found.seeds) > 1 else None
-        return TunedRecord(trials=len(found.trials), settings=found.settings, seeds=several)
+        other = protocol if protocol != named["protocol"] else None
+        return TunedRecord(
+            trials=len(found.trials), settings=found.settings, seeds=several, protocol=other
+        )
 
     def one_scenario(self, datasets: Datasets | None = None) -> Request:
         """Return the request for one scenario: the protocol's first if none is named.

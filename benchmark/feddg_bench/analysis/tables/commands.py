@@ -98,8 +98,9 @@ def _settings(row: Row, base: RecordedRun | None, where: Mapping[str, Any]) -> l
             for key, value in source.items()
             if key not in (*FIELDS, "recipe", "images") and not isinstance(value, list)
         }
-    tuned = base.tuned["settings"] if base is not None and base.tuned else {}
-    return ["tuned=true"] * bool(tuned) + [
+    chosen = base.tuned if base is not None and base.tuned else {}
+    tuned = chosen.get("settings", {})
+    return [f"tuned={chosen.get('protocol') or 'true'}"] * bool(tuned) + [
         f"{key}={FILE if key in FILES and value is not None else _said(value)}"
         for key, value in wanted.items()
         if key not in tuned
