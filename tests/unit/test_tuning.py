@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feddg_bench.analysis.tables.build import build
+from feddg_bench.analysis.tables.describe import Description
 from feddg_bench.analysis.tables.generic import generic_tables
 from feddg_bench.common.errors import DataError, FeddgError, SettingsError
 from feddg_bench.config.schema import Resources
@@ -402,6 +403,26 @@ def test_missing_cells_are_filled_with_the_same_tuning(
     grid = build("t", table.description, table.runs)
     assert f" tuned={word}" in dict(grid.fills)["fedprox"]
     assert ("8 trials under lodo" in " ".join(grid.caption)) == (protocol == "lodo")
+
+
+def test_missing_cells_of_a_method_whose_recipe_won_are_filled_as_tuned(tmp_path: Path) -> None:
+    """Without the note a run would not be in the table of tuned runs."""
+    save(tmp_path, tuned_record("fedavg", 0, 8))
+    mine = TunedRecord(trials=8, settings={"train.lr": 0.004})
+    other = record("fedprox", scenario="ic-p-o", settings={"train": {"lr": 0.004}})
+    save(tmp_path, other.model_copy(update={"tuned": mine}))
+    (table,) = generic_tables(read_runs(tmp_path))
+    assert " tuned=true" in dict(build("t", table.description, table.runs).fills)["fedavg"]
+
+
+def test_cells_of_another_protocol_take_the_tuning_of_the_runs_at_hand(tmp_path: Path) -> None:
+    save(tmp_path, tuned_record("fedavg", 0, 8, **{"train.lr": 0.004}))
+    columns = [{"head": name, "where": {"protocol": name}} for name in ("ltdo", "lodo")]
+    groups = [{"split": "test", "columns": columns}]
+    both = Description.model_validate({"title": "Both", "others": True, "groups": groups})
+    (command,) = dict(build("t", both, read_runs(tmp_path)).fills).values()
+    assert "--protocol lodo" in command
+    assert " tuned=ltdo" in command
 
 
 def test_rows_of_unequal_trials_say_so(tmp_path: Path) -> None:

@@ -133,13 +133,14 @@ def _guarantees(runs: Sequence[RecordedRun], item: str) -> list[Guarantee]:
     mechanism = "dp_client" if item == "weights" else "dp_style"
     found: dict[tuple[str, float, int], list[tuple[float, float]]] = {}
     for run in runs:
-        p, s = run.privacy or {}, run.settings
+        p, s = run.privacy, run.settings
+        if p is None or p.mechanism != mechanism or p.epsilon is None or p.delta is None:
+            continue
         value = key_metric(run, run.evaluation("last"), "test")
         # With `dp_style`, the text of `protects` names the items that were sent.
-        covered = mechanism == "dp_client" or item in str(p.get("protects"))
-        if p.get("mechanism") == mechanism and covered and value is not None:
-            alike = (repr(sorted(s.items())), p["delta"], s["partition.clients"])
-            found.setdefault(alike, []).append((p["epsilon"], value))
+        if value is not None and (mechanism == "dp_client" or item in str(p.protects)):
+            alike = (repr(sorted(s.items())), p.delta, s["partition.clients"])
+            found.setdefault(alike, []).append((p.epsilon, value))
     return sorted(
         (
             Guarantee(

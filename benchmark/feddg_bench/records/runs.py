@@ -21,7 +21,7 @@ from pydantic_core import from_json
 from feddg_bench.common.errors import DataError, printable
 from feddg_bench.common.files import write_whole
 from feddg_bench.records.metrics import Metric, find_metric
-from feddg_bench.records.record import Evaluation, RunRecord
+from feddg_bench.records.record import Evaluation, PrivacyRecord, RunRecord, TunedRecord
 from feddg_bench.records.rules import Rule, choose_evaluation, split_metric
 from feddg_bench.records.sources import Source, sources
 
@@ -68,8 +68,8 @@ class RecordedRun:
     # in them.
     settings: Mapping[str, Any]
     environment: Mapping[str, Any]  # see `EnvironmentRecord`
-    tuned: Mapping[str, Any] | None  # see `TunedRecord`
-    privacy: Mapping[str, Any] | None  # see `PrivacyRecord`
+    tuned: TunedRecord | None
+    privacy: PrivacyRecord | None
     _last: bytes = field(repr=False)
     _all: bytes = field(repr=False)
     _chosen: dict[Rule, Evaluation | None] = field(default_factory=dict, repr=False)
@@ -77,7 +77,7 @@ class RecordedRun:
     @property
     def changed(self) -> bool:
         """Whether tuning chose other settings than the recipe's."""
-        return bool(self.tuned and self.tuned["settings"])
+        return bool(self.tuned and self.tuned.settings)
 
     def get(self, name: str) -> Any:
         """Return a field by name, or a setting by dotted key; ``None`` where there is none."""
@@ -282,6 +282,8 @@ class _Index:
         fields["metric"] = find_metric(fields["metric"], fields["task"])
         fields["settings"] = self.shared[fields["settings"]]
         fields["environment"] = self.shared[fields["environment"]]
+        fields["tuned"] = fields["tuned"] and TunedRecord(**fields["tuned"])
+        fields["privacy"] = fields["privacy"] and PrivacyRecord(**fields["privacy"])
         return RecordedRun(source=source, _last=self.lines[at], _all=self.lines[at + 1], **fields)
 
     def write(self, *, keep_others: bool) -> None:

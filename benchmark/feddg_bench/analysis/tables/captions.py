@@ -13,7 +13,6 @@ from feddg_bench.analysis.tables.rows import Row
 from feddg_bench.common.errors import FeddgError
 from feddg_bench.plugins import load_dataset
 from feddg_bench.records.metrics import find_metric
-from feddg_bench.records.record import PrivacyRecord, TunedRecord
 from feddg_bench.records.rules import LAST, Rule
 from feddg_bench.records.runs import RecordedRun
 from feddg_bench.records.statistics import FEWEST
@@ -152,9 +151,7 @@ def tuning(rows: Sequence[Row]) -> list[str]:
     by_trials: dict[str, list[str]] = {}
     runs = {row.label: row.variant.runs for row in rows if row.variant}
     for label, mine in runs.items():
-        said = " or ".join(
-            sorted({TunedRecord(**run.tuned).words if run.tuned else "not tuned" for run in mine})
-        )
+        said = " or ".join(sorted({run.tuned.words if run.tuned else "not tuned" for run in mine}))
         by_trials.setdefault(said, []).append(label)
     if not any(run.changed for mine in runs.values() for run in mine):
         return []
@@ -172,7 +169,7 @@ def _privacy(rows: Sequence[Row]) -> list[str]:
     found: dict[str, list[str]] = {}
     for row in rows:
         runs = row.variant.runs if row.variant else ()
-        records = [PrivacyRecord.model_validate(run.privacy) for run in runs if run.privacy]
+        records = [run.privacy for run in runs if run.privacy]
         if records:
             worst = max(records, key=lambda record: record.epsilon or 0)
             found.setdefault(worst.words(), []).append(row.label)
@@ -233,7 +230,7 @@ def notes(description: Description, rows: Sequence[Row]) -> tuple[str, ...]:
             key: value
             for run in row.variant.runs
             if run.tuned
-            for key, value in run.tuned["settings"].items()
+            for key, value in run.tuned.settings.items()
         }
         own = {(run.dataset, id(run.settings)): run.settings for run in row.variant.runs}
         found = assignments(

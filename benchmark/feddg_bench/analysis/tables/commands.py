@@ -98,12 +98,15 @@ def _settings(row: Row, base: RecordedRun | None, where: Mapping[str, Any]) -> l
             for key, value in source.items()
             if key not in (*FIELDS, "recipe", "images") and not isinstance(value, list)
         }
-    chosen = base.tuned if base is not None and base.tuned else {}
-    tuned = chosen.get("settings", {})
-    return [f"tuned={chosen.get('protocol') or 'true'}"] * bool(tuned) + [
+    tuning, chosen = [], dict[str, Any]()
+    if base is not None and base.tuned is not None:
+        chosen, under = base.tuned.settings, base.tuned.protocol or base.protocol
+        own = under == where.get("protocol", base.protocol)
+        tuning = [f"tuned={'true' if own else under}"]
+    return tuning + [
         f"{key}={FILE if key in FILES and value is not None else _said(value)}"
         for key, value in wanted.items()
-        if key not in tuned
+        if key not in chosen
     ]
 
 
