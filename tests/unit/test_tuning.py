@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
+import math
+from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +245,25 @@ def test_equal_trials_and_failed_ones() -> None:
     assert best((trial(0.5), trial(0.5), trial(None))) == 0
     assert best((trial(None), trial(-0.5))) == 1
     assert best((trial(None), trial(None))) is None
+
+
+def test_the_last_bit_of_a_mean_chooses_no_trial() -> None:
+    """Means of the same shares of images, added in another order, are not to be ranked."""
+    shares = [34 / 40, 35 / 40, 36 / 40, 34 / 40, 35 / 40, 35 / 40]
+    means = sorted({sum(order) / 6 for order in permutations(shares)})
+    assert len(means) == 2
+    assert best(tuple(map(trial, means))) == 0
+    assert best((trial(-3e9), trial(-2.9e9), trial(-3e9))) == 1
+
+
+def test_a_ledger_that_chose_the_later_of_two_equal_trials_is_still_read(tmp_path: Path) -> None:
+    path = write(tmp_path, "fedavg", trial(0.5), trial(math.nextafter(0.5, 1)), trial(0.25))
+    text = path.read_text()
+    path.write_text(text.replace('"chosen": 0', '"chosen": 1'))
+    assert load_ledger(tmp_path, *FRAME, "fedavg").chosen == 1
+    path.write_text(text.replace('"chosen": 0', '"chosen": 2'))
+    with pytest.raises(DataError, match="no ledger of tuning"):
+        load_ledger(tmp_path, *FRAME, "fedavg")
 
 
 # --------------------------------------------------------------------------------- tuned

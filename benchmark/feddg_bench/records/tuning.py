@@ -76,7 +76,7 @@ class TuningLedger(_Part):
 
     @model_validator(mode="after")
     def _best(self) -> TuningLedger:
-        if self.chosen != best(self.trials):
+        if self.chosen not in (equally_good(self.trials) or (None,)):
             raise ValueError(f"chosen is {self.chosen}, but trial {best(self.trials)} is the best")
         return self
 
@@ -103,9 +103,18 @@ def worth(record: RunRecord) -> float | None:
 
 def best(trials: tuple[Trial, ...]) -> int | None:
     """Return the position of the trial with the highest ``id_val``, the earliest if tied."""
-    values = [-math.inf if trial.id_val is None else trial.id_val for trial in trials]
-    highest = max(values, default=-math.inf)
-    return None if highest == -math.inf else values.index(highest)
+    return next(iter(equally_good(trials)), None)
+
+
+def equally_good(trials: tuple[Trial, ...]) -> tuple[int, ...]:
+    """Return the positions of the trials with the highest ``id_val``; none if all failed.
+
+    Values that differ by rounding alone are tied, as do means of the same counts of images that
+    were added in another order.
+    """
+    values = {i: trial.id_val for i, trial in enumerate(trials) if trial.id_val is not None}
+    highest = max(values.values(), default=0)
+    return tuple(i for i, value in values.items() if math.isclose(value, highest, rel_tol=1e-12))
 
 
 def ledger_path(root: Path, dataset: str, protocol: str, recipe: str, method: str) -> Path:
