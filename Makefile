@@ -5,7 +5,7 @@ BIN := .venv/bin
 .PHONY: demo pacs test check bench fix digests install clean
 
 demo: .venv/installed  ## PARDON on the embedded digits, four scenarios, one table
-	$(BIN)/feddg-bench run --method pardon --protocol ltdo --results demo
+	$(BIN)/feddg-bench run --method pardon --protocol ltdo --tuned --results demo
 
 # FedAvg, the nearest thing to it, the plainest exchange of styles, and PARDON: each costs about as
 # much as FedAvg, which ERM, with all images in every round, does not.
