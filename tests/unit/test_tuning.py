@@ -46,6 +46,12 @@ SPACE = {
 }
 
 
+@pytest.fixture
+def none_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working folder without `results`, whose ledgers count, too."""
+    monkeypatch.chdir(tmp_path)
+
+
 def write(root: Path, method: str, *trials: Trial, **more: Any) -> Path:
     dataset, protocol, recipe = FRAME
     values: dict[str, Any] = {
@@ -304,6 +310,7 @@ def test_tuned_is_said_in_words(tmp_path: Path) -> None:
         ({"tuned": "ltod"}, "did you mean 'ltdo'"),
     ],
 )
+@pytest.mark.usefixtures("none_shipped")
 def test_what_was_not_tuned_is_refused(tmp_path: Path, words: dict[str, Any], said: str) -> None:
     write(tmp_path, "fedavg", trial(0.1))
     write(tmp_path, "fedbn", trial(None))
@@ -331,6 +338,7 @@ def test_a_ledger_that_was_changed_is_refused(tmp_path: Path, change: Any) -> No
         asked(tmp_path, tuned=True).plan(check=False)
 
 
+@pytest.mark.usefixtures("none_shipped")
 def test_ledgers_are_packed_and_unpacked(tmp_path: Path) -> None:
     """One file a frame; what is tuned later lies beside it and counts."""
     kept = write(tmp_path, "fedavg", trial(0.1), trial(0.2, train_lr=0.5)).read_bytes()

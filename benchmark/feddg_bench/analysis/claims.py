@@ -45,7 +45,7 @@ class PaperClaim:
     where: str  # head of the columns
     better: str  # label of the row that is said to be better
     worse: str  # label of the other
-    published: float  # the published difference, in the table's unit
+    published: float  # the published mean difference, in the table's unit
     decimals: int  # digits that the table prints
     tested: Test | None  # `None` without runs of both rows
 
@@ -60,12 +60,15 @@ class Test:
     scenarios: int  # their number
     seeds: int  # their number
     columns: tuple[str, ...]  # heads of the columns averaged, if these vary settings
+    # The published mean difference over the columns that were averaged; `None` if the paper prints
+    # only the mean of more columns.
+    published: float | None
 
     @property
     def verdict(self) -> str:
-        """What the interval of the difference says."""
+        """What the interval says; nothing if the paper has no such difference in these columns."""
         found = self.comparison.difference
-        if math.isnan(found.low):
+        if math.isnan(found.low) or (self.published is not None and self.published <= 0):
             return "cannot be told"
         held = "holds" if found.low > 0 else "does not hold" if found.high < 0 else ""
         return held or "cannot be told"
@@ -99,40 +102,45 @@ def _of_table(
     for number, group in enumerate(description.groups):
         tested = [c for c in columns if (c.group, c.split) == (number, _SPLIT)]
         values = _published(printed, frozenset(c.number for c in tested))
+        sign = -1 if description.lower_is_better else 1
         for best, other in product(description.best, specs):
-            alike = _frame_of(specs[best]) == _frame_of(specs[other])
-            if not alike or not {best, other} <= values.keys():
+            if best == other or _frame_of(specs[best]) != _frame_of(specs[other]):
                 continue
-            gap = sum(a - b for a, b in zip(values[best], values[other], strict=True))
-            gap = -gap if description.lower_is_better else gap
-            if gap <= 0 or best == other:
+            mine, theirs = values.get(best, {}), values.get(other, {})
+            gaps = {of: sign * (mine[of] - theirs[of]) for of in mine if of in theirs}
+            if not gaps or sum(gaps.values()) <= 0:
                 continue
-            tests = (_test(f, rows, description, recipe, (best, other), tested) for f, rows in made)
+            tests = (
+                _test(f, rows, description, recipe, (best, other), tested, gaps) for f, rows in made
+            )
             yield PaperClaim(
                 description.title,
                 group.head or _dataset(description, number),
                 best,
                 other,
-                gap / len(values[best]),
+                sum(gaps.values()) / len(gaps),
                 description.decimals,
                 min(filter(None, tests), key=_rank, default=None),
             )
 
 
-def _published(printed: Grid, numbers: frozenset[int]) -> dict[str, list[float]]:
-    """Return each row's published numbers in some columns; only their mean, if there is one."""
-    places = [
-        place
-        for place, column in enumerate(printed.columns)
-        if column.kind in ("measured", "mean") and column.numbers <= numbers
-    ]
-    places = [p for p in places if printed.columns[p].kind == "mean"] or places
-    found = {}
-    for line in printed.lines:
-        entries = [line.entries[place] for place in places]
-        known = [e.value for e in entries if e is not None and e.value is not None]
-        if line.kind == "published" and known and len(known) == len(places):
-            found[line.row] = known
+def _published(printed: Grid, numbers: frozenset[int]) -> dict[str, dict[frozenset[int], float]]:
+    """Return what is published of each row: numbers by column, or the mean of all columns alone.
+
+    Printed means are not always those of their columns, which are taken where all are there.
+    """
+    found: dict[str, dict[frozenset[int], float]] = {}
+    for kind in ("mean", "measured"):
+        places = [
+            place
+            for place, column in enumerate(printed.columns)
+            if column.kind == kind and column.numbers <= numbers
+        ]
+        for line in printed.lines:
+            entries = {printed.columns[place].numbers: line.entries[place] for place in places}
+            known = {of: e.value for of, e in entries.items() if e and e.value is not None}
+            if line.kind == "published" and known and len(known) == len(places):
+                found[line.row] = known
     return found
 
 
@@ -152,8 +160,12 @@ def _test(
     recipe: str,
     labels: tuple[str, str],
     columns: Sequence[MeasuredColumn],
+    gaps: Mapping[frozenset[int], float],
 ) -> Test | None:
-    """Return the comparison of two rows in a frame; ``None`` if it lacks runs of both."""
+    """Return the comparison of two rows in a frame; ``None`` if it lacks runs of both.
+
+    ``gaps`` are the published differences by columns.
+    """
     numbers = frozenset(column.number for column in columns)
     better, worse = ([row for row in rows if row.spec.label == label] for label in labels)
     pairs = list(product(better, worse))
@@ -175,7 +187,10 @@ def _test(
     departs = bool(departures(run.settings, recipe, run.dataset, run.method))
     compared = compare(ours, their, lower_is_better=description.lower_is_better)
     seeds = {seed for _, seed in both}
-    return Test(frame.title, departs, compared, len(scenarios), len(seeds), tuple(heads))
+    alike = [gap for of, gap in gaps.items() if of <= held]
+    whole = frozenset[int]().union(*(of for of in gaps if of <= held)) == held
+    published = sum(alike) / len(alike) if whole else None
+    return Test(frame.title, departs, compared, len(scenarios), len(seeds), tuple(heads), published)
 
 
 def _comparable(mine: Row, theirs: Row, numbers: frozenset[int]) -> tuple[int, int]:
@@ -236,11 +251,13 @@ def claims_text(found: Sequence[PaperClaim]) -> str:
         f"{tally(found)}. Each says that a paper's method is better on test domains than another "
         "row of its table.",
         "",
-        "Ours is the mean difference with its 95 % interval: over scenarios, or over seeds where "
-        f"there are fewer than {FEWEST} scenarios, and then about these alone. A claim *holds* if "
-        "that is above 0, and does not if it is below; *as much* says whether it has the "
-        "published difference in it. Not corrected for the number of claims. A frame with * is not "
-        "the paper's; of several the paper's goes first, then tuned runs, then the most runs.",
+        "Ours is the mean difference with its 95 % interval (Student's t): over scenarios, or over "
+        f"seeds where there are fewer than {FEWEST} scenarios, and then about these alone. A claim "
+        "*holds* if that is above 0, and does not if it is below. The published difference is of "
+        "the columns that we have, and *as much* says whether our interval has it inside; where "
+        "a paper prints only the mean of more columns, that stands there, and *as much* is left "
+        "open. Not corrected for the number of claims. A frame with * is not the paper's; of "
+        "several the paper's goes first, then tuned runs, then the most runs.",
     ]
     for source in dict.fromkeys(claim.source for claim in found):
         mine = [claim for claim in found if claim.source == source]
@@ -260,16 +277,17 @@ def _line(claim: PaperClaim) -> str:
     test = claim.tested
     assert test is not None  # noqa: S101 - the caller passes only tested claims
     found, form = test.comparison.difference, f"+.{claim.decimals}f"
+    published = claim.published if test.published is None else test.published
     ours = f"{found.value:{form}}"
     if not math.isnan(found.low):
         ours += f" [{found.low:{form}}, {found.high:{form}}]"
-    inside = "yes" if found.low <= claim.published <= found.high else "no"
-    size = "-" if math.isnan(found.low) else inside
+    inside = "yes" if found.low <= published <= found.high else "no"
+    size = "-" if math.isnan(found.low) or test.published is None else inside
     runs = f"{test.scenarios} scenario{'s' * (test.scenarios > 1)}, {test.seeds} seed"
     over = f"; {', '.join(test.columns)}" if test.columns else ""
     cells = (
         f"{claim.better} above {claim.worse}, {claim.where}",
-        f"{claim.published:{form}}",
+        f"{published:{form}}",
         ours,
         test.verdict,
         size,

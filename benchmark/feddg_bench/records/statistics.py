@@ -113,9 +113,8 @@ def compare(
     means = np.array([group.mean() for group in groups])
     better = -means if lower_is_better else means
     wins, losses = int((better >= tie).sum()), int((better <= -tie).sum())
-    interval = _interval(groups) if len(groups) >= FEWEST else (NAN, NAN)
     return Comparison(
-        Estimate(float(means.mean()), *interval),
+        t_interval(means),
         t_test(means),
         wins,
         len(groups) - wins - losses,
@@ -136,12 +135,39 @@ def t_test(differences: _Values) -> float:
     n = len(differences)
     if n < FEWEST:
         return NAN
-    mean, deviation = float(differences.mean()), float(differences.std(ddof=1))
-    if deviation <= 1e-12 * max(1.0, abs(mean)):  # all scenarios differ alike
+    mean, error = float(differences.mean()), _standard_error(differences)
+    if not error:
         return 1.0 if abs(mean) <= 1e-12 else 0.0
     from scipy.special import stdtr  # type: ignore[import-untyped]  # imports half a second faster
 
-    return float(2 * stdtr(n - 1, -abs(mean) / (deviation / math.sqrt(n))))
+    return float(2 * stdtr(n - 1, -abs(mean) / error))
+
+
+def t_interval(differences: _Values) -> Estimate:
+    """Return the mean with its 95 % interval by Student's distribution, dual to `t_test`.
+
+    The seeds' noise is in the scenarios' means, hence in the interval. A bootstrap over scenarios
+    cannot leave the range of the few there are, and misses the truth in up to a quarter of the
+    cases of three, an eighth of those of four.
+
+    Args:
+        differences: One per scenario, [n]; there is no interval for n < `FEWEST`.
+    """
+    n, mean = len(differences), float(differences.mean())
+    if n < FEWEST:
+        return Estimate(mean)
+    from scipy.special import stdtrit
+
+    half = float(stdtrit(n - 1, 1 - LEVEL / 2)) * _standard_error(differences)
+    return Estimate(mean, mean - half, mean + half)
+
+
+def _standard_error(values: _Values) -> float:
+    """Return the standard error of the mean, 0 where the values differ by rounding alone."""
+    deviation = float(values.std(ddof=1))
+    if deviation <= 1e-12 * max(1.0, abs(float(values.mean()))):
+        return 0.0
+    return deviation / math.sqrt(len(values))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -197,47 +223,26 @@ def best_rows(
 
 
 @cache
-def _drawn(counts: tuple[int, ...], stream: int, *, fixed: bool = True) -> _Values:
+def _drawn(counts: tuple[int, ...], stream: int) -> _Values:
     """Return how often each value is drawn in each resample, [`RESAMPLES`, values].
 
     Args:
         counts: Values in each scenario. Seeds are drawn with replacement inside a scenario.
         stream: Number of the random stream; the same counts always give the same draws from it.
-        fixed: Take each scenario once; else scenarios are drawn first, and the weights are those
-            that give a mean over scenarios of means over seeds.
     """
     many, n = np.array(counts), len(counts)
     rng = np.random.default_rng([stream, n, *counts])
-    scenarios = np.tile(np.arange(n), (RESAMPLES, 1))
-    if not fixed:
-        scenarios = rng.integers(0, n, (RESAMPLES, n))
-    size = many[scenarios][..., None]
-    seeds = (rng.random((RESAMPLES, n, max(counts))) * size).astype(np.int64)
-    weights = np.where(np.arange(max(counts)) < size, 1 if fixed else 1 / (n * size), 0)
-    starts = (np.cumsum(many) - many)[scenarios][..., None]
+    seeds = (rng.random((RESAMPLES, n, max(counts))) * many[:, None]).astype(np.int64)
+    weights = np.where(np.arange(max(counts)) < many[:, None], 1, 0)
+    starts = (np.cumsum(many) - many)[:, None]
     found = np.zeros((RESAMPLES, many.sum()))
     np.add.at(found, (np.arange(RESAMPLES)[:, None, None], starts + seeds), weights)
     return found
 
 
-def _ends(found: _Values, tail: float = 0.025) -> tuple[float, float]:
-    low, high = np.quantile(found, (tail, 1 - tail))
+def _ends(found: _Values) -> tuple[float, float]:
+    low, high = np.quantile(found, (LEVEL / 2, 1 - LEVEL / 2))
     return float(low), float(high)
-
-
-def _interval(groups: Sequence[_Values]) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of the mean over scenarios of means over seeds.
-
-    Scenarios are drawn first, then seeds in them. Percentiles of so few are too close together, so
-    they are moved outwards, as Student's t-interval is wider than the normal one (Hesterberg,
-    2015). In simulations, an interval misses a true difference in at most 8 % of cases for four
-    scenarios or more, in 13 % for three.
-    """
-    from scipy.special import ndtr, stdtrit
-
-    n = len(groups)
-    means = _drawn(tuple(map(len, groups)), 0, fixed=False) @ np.concatenate(groups)
-    return _ends(means, float(ndtr(math.sqrt(n / (n - 1)) * stdtrit(n - 1, 0.025))))
 
 
 def interquartile_mean(values: _Values, counts: _Values | None = None) -> _Values:

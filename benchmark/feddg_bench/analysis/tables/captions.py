@@ -58,8 +58,8 @@ SUMMARIES = {
 }
 _AGAINST = {
     "wins": "wins/ties/losses by scenario",
-    "difference": "mean difference with its 95 % interval (bootstrap over scenarios, then seeds; "
-    "widened for so few), which is about scenarios like these",
+    "difference": "mean difference with its 95 % interval (Student's t over scenarios' mean "
+    "differences), which is about scenarios like these",
     "p_value": "p of a two-sided t-test over scenarios' mean differences, not corrected for the "
     "number of rows",
     "improvement": "P(better): probability that a run is better than one of {0} in the same "
