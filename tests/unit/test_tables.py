@@ -27,7 +27,7 @@ from feddg_bench.records.record import RunRecord
 from feddg_bench.records.rules import RULES, Rule
 from feddg_bench.records.runs import RecordedRun, read_runs
 from feddg_bench.records.store import ResultsStore
-from tests.fabricate_records import in_frame
+from tests.fabricate_records import in_frame, record, save
 from tests.helpers import SCENARIOS, entry, make_record, measured, refused
 
 Add = Callable[..., RunRecord]
@@ -506,6 +506,19 @@ def test_oracle_is_marked_and_a_rule_without_its_split_leaves_a_gap(
     gap = cells(generic(tmp_path, "best_by_id_val"))["fedavg", "test poster"]
     assert gap["value"] == ""
     assert "needs the split id_val" in gap["footnotes"]
+
+
+def test_what_a_method_was_told_beside_its_recipe_is_said(tmp_path: Path) -> None:
+    """All runs of a row may agree in it, so that no label of a variant tells."""
+    for style, method in (("vgg19_16x", "ccst"), ("pixel", "pardon")):
+        one = record(method, settings={"hyper": {"style": style, "preset": "pardon"}})
+        save(tmp_path, one.model_copy(update={"labels": {"style": style}}))
+    save(tmp_path, record("fedavg", scenario="ic-p-o"))
+    grid = generic(tmp_path)
+    assert [note for note in grid.notes if "style" in note] == ["Row ccst is style=vgg19_16x."]
+    fills = dict(grid.fills)
+    assert "hyper.style=vgg19_16x" in fills["ccst"]
+    assert "style" not in fills["pardon"]
 
 
 def user_table(**changes: Any) -> Description:

@@ -8,6 +8,7 @@ from typing import Any
 
 from feddg_bench.analysis.tables.columns import MeasuredColumn, varied_keys
 from feddg_bench.analysis.tables.describe import Description
+from feddg_bench.analysis.tables.frames import unlike_recipe
 from feddg_bench.analysis.tables.grid import Line
 from feddg_bench.analysis.tables.rows import Row
 from feddg_bench.common.errors import FeddgError
@@ -248,7 +249,9 @@ def notes(description: Description, rows: Sequence[Row]) -> tuple[str, ...]:
             said.append(f"row {row.label} differs from most in {', '.join(found)}")
         if chosen:
             said.append(f"row {row.label} was tuned to {', '.join(assignments(chosen))}")
-        full = assignments(row.variant.differences)
+        unlike = {k: v for run in row.variant.runs for k, v in unlike_recipe(run).items()}
+        unsaid = {k: v for k, v in unlike.items() if k not in (row.where or {})}
+        full = assignments({**row.variant.differences, **unsaid})
         if any(part not in row.label for part in full):
             said.append(f"row {row.label} is {', '.join(full)}")
     return tuple(map(sentence, [*said, *_elsewhere(rows)]))

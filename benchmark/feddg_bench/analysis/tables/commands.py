@@ -11,6 +11,7 @@ import yaml
 
 from feddg_bench.analysis.tables.columns import MeasuredColumn
 from feddg_bench.analysis.tables.describe import Description
+from feddg_bench.analysis.tables.frames import unlike_recipe
 from feddg_bench.analysis.tables.rows import Row
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.layers import merge, validate
@@ -98,6 +99,8 @@ def _settings(row: Row, base: RecordedRun | None, where: Mapping[str, Any]) -> l
             for key, value in source.items()
             if key not in (*FIELDS, "recipe", "images") and not isinstance(value, list)
         }
+    for key, value in (unlike_recipe(base) if base is not None else {}).items():
+        wanted.setdefault(key, value)
     tuning, chosen = [], dict[str, Any]()
     if base is not None and base.tuned is not None:
         chosen, under = base.tuned.settings, base.tuned.protocol or base.protocol

@@ -11,7 +11,7 @@ from feddg_bench.config.layers import merge, validate
 from feddg_bench.config.recipes import load_recipe
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.plugins import outline
-from feddg_bench.records.runs import flatten
+from feddg_bench.records.runs import RecordedRun, flatten
 from feddg_bench.records.variants import SHORT, setting_text
 
 RECIPES = {"pardon": "pardon", "fisc": "pardon", "fedccrl": "fedccrl", "ppdg": "ppdg"}
@@ -54,6 +54,26 @@ def _frame(recipe: str, dataset: str, method: str) -> Mapping[str, Any] | None:
     named = {"method": method, "dataset": dataset, "scenario": ""}
     settings = validate(RunSettings, merge(base, needs, own, named))
     return flatten(settings.model_dump(mode="json"))
+
+
+def unlike_recipe(run: RecordedRun) -> dict[str, Any]:
+    """Return the method's settings for captions in which a run departs from its recipe.
+
+    What a recipe does not set has the method's default. There are none where the recipe or the
+    method is not at hand, and tuned settings are left out.
+    """
+    frame = _frame(run.recipe, run.dataset, run.method)
+    if frame is None:
+        return {}
+    fields = outline(run.method).Settings.model_fields
+    tuned = run.tuned.settings if run.tuned else {}
+    found = {}
+    for name in run.labels:
+        key, default = f"hyper.{name}", fields[name].default if name in fields else None
+        wanted = frame.get(key, default)
+        if wanted is not None and key not in tuned and run.settings.get(key, wanted) != wanted:
+            found[key] = run.settings[key]
+    return found
 
 
 def departures(
