@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import pickle
+import shutil
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +45,30 @@ def refused(outcome: Any, *words: str) -> None:
     assert lines[0].startswith("feddg-bench: error: ")
     for word in words:
         assert word in lines[0], lines[0]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("tables", "all", "--results", "locked/x"),
+        ("methods", "new", "foo", "--dir", "locked/x"),
+        ("run", "--split-csv", "locked/a.csv", "--dry-run"),
+        ("data", "list", "--data-root", "locked/x"),
+    ],
+)
+def test_a_folder_that_may_not_be_read_is_said(tmp_path: Path, words: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "feddg_bench", *words]
+    if os.geteuid() == 0:  # who may read everything, unless told otherwise
+        drop = shutil.which("setpriv") or pytest.skip("root may read every folder")
+        command = [drop, "--bounding-set=-dac_override,-dac_read_search", *command]
+    (tmp_path / "locked").mkdir(mode=0o000)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    (tmp_path / "locked").chmod(0o700)
+    assert done.returncode == 2, done
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("feddg-bench: error: cannot ")
+    assert "locked" in line
+    assert "Permission denied" in line
 
 
 # --------------------------------------------------------------------------------- runs

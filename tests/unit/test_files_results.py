@@ -105,7 +105,7 @@ def test_an_interrupt_while_writing_leaves_no_litter(tmp_path, monkeypatch):
 
 def test_a_folder_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "results").write_text("in the way")
-    with refused(DataError, "choose another folder with --results"):
+    with refused(DataError, "name another place"):
         write_whole(tmp_path / "results" / "runs" / "x.json", b"")
     with refused(DataError, "cannot write"):
         ResultsStore(tmp_path / "results").check_writable()

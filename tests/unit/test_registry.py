@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,16 +24,17 @@ from feddg_bench.config.recipes import READINGS, load_recipe, recipe_names
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.engine.build import build_run_method
 from feddg_bench.plugins import check_name, load_dataset, load_method, names, outline
+from feddg_bench.runs.request import Request
 from tests.helpers import no_file
 
 METHODS = names("method")
 DATASETS = names("data set")
 
 
-def refusal(function, *args, kind=SettingsError):
+def refusal(function, *args, kind=SettingsError, **named):
     """Return the sentence of an error."""
     with pytest.raises(kind) as caught:
-        function(*args)
+        function(*args, **named)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -355,7 +357,46 @@ def test_a_recipe_may_be_short(recipe):
 
 def test_a_recipe_for_another_data_set_is_refused(recipe):
     text = refusal(load_recipe, recipe(RECIPE), "camelyon", "fedavg")
-    assert "has no settings for data set 'camelyon', only for digits4, pacs; copy it" in text
+    assert "has no settings for data set 'camelyon', only for digits4, pacs; add an entry" in text
+    assert "copy it" in refusal(load_recipe, "laptop", "camelyon", "fedavg")
+
+
+def test_a_recipe_takes_short_and_dotted_keys_as_a_settings_file_does(recipe):
+    words = {"rounds": 3, "train.lr": 0.5, "backbone": {"name": "small_cnn"}}
+    frame = {"clients": 7, "methods": {"fedprox": {"lr": 0.25}}}
+    common, own = load_recipe(
+        recipe({"settings": words, "datasets": {"digits4": frame}}), "digits4", "fedprox"
+    )
+    assert common["federation"] == {"rounds": 3}
+    assert common["partition"] == {"clients": 7}
+    assert common["train"] == {"lr": 0.5}
+    assert own == {"train": {"lr": 0.25}}
+    path = recipe({"settings": {"roundz": 3}, "datasets": {"digits4": {}}})
+    text = refusal(load_recipe, path, "digits4", "fedavg")
+    assert path in text
+    assert "did you mean 'federation.rounds'" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"methods": {"fedavgg": {"train": {"lr": 0.5}}}}, "did you mean 'fedavg'"),
+        ({"datasets": {"digits4": {}, "pcas": {}}}, "did you mean 'pacs'"),
+        ({"datasets": {"digits4": {"methods": {"pardn": {}}}}}, "did you mean 'pardon'"),
+    ],
+)
+def test_a_recipe_for_what_is_not_here_is_refused(recipe, change, said):
+    path = recipe({"datasets": {"digits4": {}}, **change})
+    text = refusal(Request(method="fedavg", recipe=path).plan, check=False)
+    assert path in text
+    assert said in text
+
+
+def test_a_recipe_file_with_a_shipped_name_is_refused(recipe, tmp_path):
+    path = recipe({"datasets": {"digits4": {}}})
+    (tmp_path / "laptop.yaml").write_text(Path(path).read_text())
+    text = refusal(load_recipe, str(tmp_path / "laptop.yaml"), "digits4", "fedavg")
+    assert "rename the file, such as to my-laptop.yaml" in text
 
 
 def test_a_recipe_with_a_strange_key_is_refused(recipe):

@@ -300,6 +300,45 @@ def test_tuned_is_said_in_words(tmp_path: Path) -> None:
     assert {plan.tuned and plan.tuned.protocol for plan in lodo.plan(check=False)} == {"ltdo"}
 
 
+def test_a_run_says_what_else_its_tuning_was_given(tmp_path: Path) -> None:
+    given = ("federation.rounds=3", "train.batch_size=8", 'evaluation.splits=["id_val"]')
+    write(tmp_path, "fedavg", trial(0.1), given=given)
+    (plan,) = asked(tmp_path, method="fedavg", tuned=True).plan(check=False)
+    assert plan.tuned is not None
+    assert plan.tuned.given == ["federation.rounds=3", "train.batch_size=8"]
+    assert plan.tuned.words == "1 trials with federation.rounds=3, train.batch_size=8"
+    same: dict[str, Any] = {"federation": {"rounds": 3}}
+    (plan,) = asked(tmp_path, method="fedavg", tuned=True, settings=same).plan(check=False)
+    assert plan.tuned is not None
+    assert plan.tuned.given == ["train.batch_size=8"]
+    same["train"] = {"batch_size": 8}
+    (plan,) = asked(tmp_path, method="fedavg", tuned=True, settings=same).plan(check=False)
+    assert plan.tuned == TunedRecord(trials=1)
+
+
+def test_tuning_does_not_take_the_place_of_one_made_otherwise(tmp_path: Path) -> None:
+    words: dict[str, Any] = {"method": "fedavg", "settings": {"federation": {"rounds": 7}}}
+    given = ("federation.rounds=7", 'evaluation.splits=["id_val"]')
+    path = write(tmp_path, "fedavg", trial(0.1), given=given)
+    tuning_of(tmp_path, **words)
+    for change, said in (
+        ({"settings": {}}, "federation.rounds=7, where this command has nothing more"),
+        ({"settings": {"federation": {"rounds": 9}}}, "this command has federation.rounds=9"),
+        ({"scenario": "oc-i-p"}, "scenario ip-o-c, where this command has oc-i-p"),
+    ):
+        with refused(SettingsError, said, "fedavg.json"):
+            tuning_of(tmp_path, **{**words, **change})
+    pack_ledgers(tmp_path)
+    assert not path.exists()
+    with refused(SettingsError, ".jsonl"):
+        tuning_of(tmp_path, method="fedavg")
+
+
+def test_ranges_that_are_nowhere_are_refused(tmp_path: Path) -> None:
+    with refused(SettingsError, "--ranges", "is no folder"):
+        open_tuning(asked(tmp_path, seeds="100", method="fedprox"), 8, tmp_path / "none")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import re
 import signal
@@ -75,6 +76,9 @@ def _command() -> Any:
     return typer.main.get_command(app)
 
 
+_OUTSIDE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ENOSPC)
+"""Errors of the operating system that a user can mend, as a folder that may not be read."""
+
 TWICE = 0.3
 """Seconds within which a second signal counts as the first: terminal and parent both send it."""
 
@@ -95,6 +99,13 @@ def main() -> None:
     except RunInterruptedError as stop:
         print("feddg-bench: stopped", file=sys.stderr)  # noqa: T201
         sys.exit(128 + stop.signal_number)
+    except OSError as error:
+        if error.errno not in _OUTSIDE:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        text = f"cannot use {where}{error.strerror}; mend that or name another place"
+        print(f"feddg-bench: error: {printable(text)}", file=sys.stderr)  # noqa: T201
+        sys.exit(2)
     except BrokenPipeError:  # the reader of our output went away, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)

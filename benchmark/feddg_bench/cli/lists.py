@@ -277,7 +277,7 @@ def settings_command(
     recipe = recipe or load_dataset(dataset).default_recipe
     chosen: Layer = {}
     if tuned is not None:
-        ledger = load_ledger(results, dataset, tuned, Path(recipe).stem, method)
+        ledger = load_ledger(results, dataset, tuned, recipe, method)
         chosen = read_settings(ledger.settings)
     rows = [row for row in _settings(method, dataset, recipe, chosen) if word in row["key"]]
     if json_:

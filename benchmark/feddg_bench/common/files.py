@@ -49,7 +49,7 @@ def write_whole(path: Path, data: bytes, *, sync: bool = True) -> None:
     except OSError as error:
         raise DataError(
             f"cannot write {path}: {error.strerror}; nothing written before is lost: make room or "
-            f"choose another folder with --results, and run the same command again"
+            f"name another place, and run the same command again"
         ) from error
 
 

@@ -8,7 +8,7 @@ from pydantic import ConfigDict
 
 from feddg_bench.common.errors import SettingsError, unknown
 from feddg_bench.common.files import find_yaml, shipped_names
-from feddg_bench.config.layers import Layer, load_layer, merge, validate
+from feddg_bench.config.layers import Layer, load_layer, merge, read_settings, validate
 from feddg_bench.config.schema import Section
 
 READINGS = ("published", "corrected")
@@ -47,11 +47,28 @@ def read_recipe(recipe: str) -> _Recipe:
         SettingsError: If the recipe is unknown, or its file holds something else.
     """
     path = find_yaml("recipe", "sweeps/recipes", recipe)
+    if recipe != path.stem and path.stem in recipe_names():
+        raise SettingsError(
+            f"recipe {path} has the name of one that comes with the suite; tables and tuning know "
+            f"recipes by their names: rename the file, such as to my-{path.name}"
+        )
     layer = load_layer(path, "recipe")
     try:
         return validate(_Recipe, layer)
     except SettingsError as error:
         raise SettingsError(f"recipe {path}: {error}") from error
+
+
+def names_in(recipe: str) -> tuple[set[str], set[str]]:
+    """Return the data sets and the methods that a recipe has entries for.
+
+    Raises:
+        SettingsError: If the recipe is unknown, or its file holds something else.
+    """
+    found = read_recipe(recipe)
+    frames = found.datasets or {}
+    methods = {*(found.methods or {})}
+    return {*frames}, methods.union(*((frame.methods or {}) for frame in frames.values() if frame))
 
 
 def load_recipe(
@@ -69,18 +86,23 @@ def load_recipe(
     found = read_recipe(recipe)
     frames = found.datasets or {}
     if dataset not in frames:
+        file = "copy it to a .yaml file, " if recipe in recipe_names() else ""
         raise SettingsError(
             f"recipe {recipe!r} has no settings for data set {dataset!r}, only for "
-            f"{', '.join(sorted(frames)) or 'none'}; "
-            f"copy it to a .yaml file, add an entry, give its path"
+            f"{', '.join(sorted(frames)) or 'none'}; {file}add an entry under `datasets`, such as "
+            f"`{dataset}: {{}}`" + (", give its path" if file else "")
         )
     frame = frames[dataset] or _Frame()
     own: Layer = {}
-    for methods in (found.methods, frame.methods):
-        entry = dict((methods or {}).get(method) or {})
-        published = entry.pop(READINGS[0], None) or {}
-        own = merge(own, entry, published if readings == READINGS[0] else {})
-    common = merge(found.settings or {}, frame.model_extra or {})
+    try:
+        for methods in (found.methods, frame.methods):
+            entry = dict((methods or {}).get(method) or {})
+            published = entry.pop(READINGS[0], None) or {}
+            read = published if readings == READINGS[0] else {}
+            own = merge(own, read_settings(entry), read_settings(read))
+        common = merge(read_settings(found.settings or {}), read_settings(frame.model_extra or {}))
+    except SettingsError as error:
+        raise SettingsError(f"recipe {recipe}: {error}") from error
     which = sorted({"method", "dataset", "protocol", "scenario", "seed"} & {*common, *own})
     if which:
         raise SettingsError(

@@ -123,27 +123,41 @@ def ledger_path(root: Path, dataset: str, protocol: str, recipe: str, method: st
     return root / FOLDER / frame / f"{file_name(method)}.json"
 
 
+def find_ledger(
+    root: Path, dataset: str, protocol: str, recipe: str, method: str
+) -> tuple[Path, TuningLedger] | None:
+    """Return a method's ledger in a results folder and its file, single or packed, if it is there.
+
+    Raises:
+        DataError: If its file cannot be read.
+    """
+    single = ledger_path(root, dataset, protocol, recipe, method)
+    path = single if single.exists() else _packed(single)
+    found = (ledger for ledger in (_read(path) if path.exists() else ()) if ledger.method == method)
+    return next(((path, ledger) for ledger in found), None)
+
+
 def load_ledger(root: Path, dataset: str, protocol: str, recipe: str, method: str) -> TuningLedger:
     """Return a method's ledger from a results folder, else from those that come with the suite.
+
+    ``recipe`` is a name or the path of a file.
 
     Raises:
         SettingsError: If there is none, or no trial of it succeeded.
         DataError: If its file cannot be read.
     """
+    name = Path(recipe).stem
     for folder in (root, FOLDERS[-1]):
-        single = ledger_path(folder, dataset, protocol, recipe, method)
-        path = single if single.exists() else _packed(single)
-        for ledger in _read(path) if path.exists() else ():
-            if ledger.method != method:
-                continue
+        if there := find_ledger(folder, dataset, protocol, name, method):
+            path, ledger = there
             if ledger.chosen is None:
                 raise SettingsError(
                     f"every trial of {method} failed, see {path}: it has no tuned settings"
                 )
             return ledger
     raise SettingsError(
-        f"{method} was not tuned on {dataset}, {protocol}, recipe {recipe}: there is no "
-        f"{ledger_path(root, dataset, protocol, recipe, method)}; run feddg-bench tune "
+        f"{method} was not tuned on {dataset}, {protocol}, recipe {name}: there is no "
+        f"{ledger_path(root, dataset, protocol, name, method)}; run feddg-bench tune "
         f"--methods {method} --dataset {dataset} --protocol {protocol} --recipe {recipe} "
         f"--results {root} first, or take another protocol's with tuned=PROTOCOL"
     )

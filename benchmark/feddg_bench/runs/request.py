@@ -17,6 +17,7 @@ from feddg_bench.common.portable import begin_portable
 from feddg_bench.config.keys import canonical_settings, run_key
 from feddg_bench.config.layers import (
     Layer,
+    dotted,
     load_layer,
     merge,
     parse_override,
@@ -24,12 +25,12 @@ from feddg_bench.config.layers import (
     validate,
 )
 from feddg_bench.config.reading import listed, read_names
-from feddg_bench.config.recipes import READINGS, load_recipe
+from feddg_bench.config.recipes import READINGS, load_recipe, names_in, recipe_names
 from feddg_bench.config.schema import EngineSettings, Resources, RunSettings, TrainSettings
 from feddg_bench.data.federated import spread
 from feddg_bench.data.protocols import PROTOCOLS, Scenario, scenarios
 from feddg_bench.data.splits import scenarios_with_files
-from feddg_bench.plugins import load_dataset, names, outline
+from feddg_bench.plugins import check_name, load_dataset, names, outline
 from feddg_bench.records.record import TunedRecord
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.records.tuning import load_ledger
@@ -241,6 +242,8 @@ class Request:
         protocols = read_names("protocol", self.protocol, PROTOCOLS)
         dataset = datasets.open(self.dataset)
         recipe = dataset.default_recipe if self.recipe is None else self.recipe
+        if recipe not in recipe_names():
+            self._check_recipe(recipe)
         drafts = []
         for protocol in protocols:
             found = self._scenarios(protocol, dataset)
@@ -254,15 +257,28 @@ class Request:
                         "scenario": scenario.name,
                         **splits,
                     }
-                    tuned = self._tuned(named, Path(recipe).stem)
+                    tuned = self._tuned(named, recipe)
                     chosen = read_settings(tuned.settings if tuned else {})
                     layers = base, own, chosen, self.settings, named
                     settled = validate(RunSettings, merge(*layers))
+                    if tuned is not None:
+                        other = [p for p in tuned.given or () if not _holds(settled, p)]
+                        tuned = tuned.model_copy(update={"given": other or None})
                     if settled.portable:  # before PyTorch is loaded
                         begin_portable()
                     label = Path(recipe).stem
                     drafts.append(Draft(base, own, named, scenario, label, dataset, tuned))
         return drafts
+
+    @staticmethod
+    def _check_recipe(recipe: str) -> None:
+        """Refuse names in a user's recipe that are of nothing here: a misspelt one sets nothing."""
+        for kind, found in zip(("data set", "method"), names_in(recipe), strict=True):
+            for name in sorted(found):
+                try:
+                    check_name(kind, name)
+                except SettingsError as error:
+                    raise SettingsError(f"recipe {recipe}: {error}") from error
 
     def _tuned(self, named: Layer, recipe: str) -> TunedRecord | None:
         """Return what tuning chose for a method, ``None`` if the runs do not take it."""
@@ -280,7 +296,11 @@ class Request:
         several = len(found.seeds) if len(found.seeds) > 1 else None
         other = protocol if protocol != named["protocol"] else None
         return TunedRecord(
-            trials=len(found.trials), settings=found.settings, seeds=several, protocol=other
+            trials=len(found.trials),
+            settings=found.settings,
+            seeds=several,
+            protocol=other,
+            given=[pair for pair in found.given if not pair.startswith("evaluation.")],
         )
 
     def one_scenario(self, datasets: Datasets | None = None) -> Request:
@@ -317,6 +337,12 @@ class Request:
             )
         files = scenarios_with_files(Path(split_csv), protocol, dataset, select)
         return [(scenario, {"data": {"split_csv": str(file)}}) for scenario, file in files]
+
+
+def _holds(settings: RunSettings, pair: str) -> bool:
+    """Tell whether settings have the value of a ``KEY=VALUE``."""
+    mine = dotted(settings.model_dump(mode="json"))
+    return all(mine.get(key) == value for key, value in dotted(parse_override(pair)).items())
 
 
 def _settle(

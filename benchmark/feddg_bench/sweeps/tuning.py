@@ -25,7 +25,7 @@ from feddg_bench.records.record import RunRecord
 from feddg_bench.records.runs import read_runs
 from feddg_bench.records.sources import holds_records
 from feddg_bench.records.store import ResultsStore
-from feddg_bench.records.tuning import Trial, TuningLedger, best, worth
+from feddg_bench.records.tuning import Trial, TuningLedger, best, find_ledger, worth
 from feddg_bench.runs.request import Datasets, Plan, Request, read_seeds
 from feddg_bench.sweeps.definition import Choice, Point, Range, load_sweep
 from feddg_bench.sweeps.failures import Failures
@@ -122,6 +122,7 @@ def open_tuning(
     found = []
     for plan in plans:
         s = plan.settings
+        _check_ledger(plan, given, root)
         named = {"method": s.method, "dataset": s.dataset, "protocol": s.protocol}
         named |= {"scenario": s.scenario, "seeds": ",".join(map(str, seeds))}
         named["readings"] = request.readings
@@ -161,11 +162,33 @@ def _check(plan: Plan, seeds: Sequence[int], root: Path) -> None:
         )
 
 
+def _check_ledger(plan: Plan, given: Sequence[str], root: Path) -> None:
+    """Refuse trials whose ledger would take the place of one that was made otherwise."""
+    s = plan.settings
+    there = find_ledger(root, s.dataset, s.protocol, plan.recipe, s.method)
+    if there is None:
+        return
+    path, ledger = there
+    for what, old, new in (
+        ("given", sorted(ledger.given), sorted(given)),
+        ("scenario", [ledger.scenario], [s.scenario]),
+    ):
+        if old != new:
+            apart = " ".join(sorted({*old} - {*new})) or "nothing more"
+            raise SettingsError(
+                f"{path} has {s.method} tuned with {what} {apart}, where this command has "
+                f"{' '.join(sorted({*new} - {*old})) or 'nothing more'}: name another --results, "
+                f"or move that file away"
+            )
+
+
 def _space(
     method: str, given: Mapping[str, Any], ranges: Path | None
 ) -> dict[str, Choice | Range | None]:
     """Return what is tuned for a method: the learning rate, then its own settings with ranges."""
     space: dict[str, Choice | Range | None] = {_RATE: None}
+    if ranges is not None and not ranges.is_dir():
+        raise SettingsError(f"--ranges {ranges} is no folder: expected one that holds METHOD.yaml")
     path = (ranges or shipped("sweeps/tune")) / f"{method}.yaml"
     if path.exists():
         own = load_sweep(path).parameters
