@@ -294,6 +294,7 @@ def test_settings_with_their_origin(feddg: Run) -> None:
     assert "weight_decay" not in shown
     refused(feddg("settings", "--dataset", "pasc"), "did you mean 'pacs'")
     refused(feddg("settings", "--method", "pardn"), "did you mean 'pardon'")
+    refused(feddg("settings", "lr=0.1"), "no setting of fedavg has 'lr=0.1' in its key")
     refused(feddg("settings", "--recipe", "ppdg"), "'digits4'", "rmnist")
 
 
@@ -443,7 +444,7 @@ def test_weights_of_another_architecture_or_with_code(feddg: Run, tmp_path: Path
 
 def test_results_folder_that_cannot_be_written(feddg: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    refused(feddg("run", *TINY, "--results", tmp_path / "file"), "file", "--results")
+    refused(feddg("run", *TINY, "--results", tmp_path / "file"), "file", "another place")
 
 
 def test_a_record_cut_short_is_set_aside_and_made_again(

@@ -217,14 +217,15 @@ def test_figures_of_trained_models(feddg: Run) -> None:
         ("tsne", "--method", "fedsr", "--rounds", 1, "--at", "0,1", "--images", 4),
         ("gradcam", "--method", "fedavg,copa", "--rounds", 1, "--images", 1),
         ("landscape", "--rounds", 1, "--images", 8, "--steps", 5),
-        ("styles", "--images", 1),
     ):
         done = feddg("figures", *arguments, *out)
         assert done.code == 0, done.err
+    done = feddg("figures", "styles", "--images", 1, *TINY, "--results", "r")
+    assert done.code == 0, done.err
+    assert pictures(Path("r/figures")) == ["styles-digits4-ltdo-oc-i-p-pardon-ccst-fedccrl"]
     assert pictures(Path("f")) == [
         "gradcam-digits4-ltdo-oc-i-p-fedavg-copa",
         "landscape-digits4-ltdo-oc-i-p-fedavg",
-        "styles-digits4-ltdo-oc-i-p-pardon-ccst-fedccrl",
         "tsne-digits4-ltdo-oc-i-p-fedsr",
     ]
     placed = rows(Path("f", "tsne-digits4-ltdo-oc-i-p-fedsr.csv"))

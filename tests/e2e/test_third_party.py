@@ -37,6 +37,12 @@ def test_names_that_no_module_can_have(name, tmp_path):
         write_plugin(name, tmp_path)
 
 
+@pytest.mark.parametrize("name", ["class", "torch", "json"])
+def test_names_that_would_hide_a_module(name, tmp_path):
+    with refused(SettingsError, f"a file {name}.py would hide", f"my_{name}"):
+        write_plugin(name, tmp_path)
+
+
 def test_a_name_that_is_taken(tmp_path):
     with refused(SettingsError, "there is a method 'fedavg' already"):
         write_plugin("fedavg", tmp_path)

@@ -508,6 +508,22 @@ def test_oracle_is_marked_and_a_rule_without_its_split_leaves_a_gap(
     assert "needs the split id_val" in gap["footnotes"]
 
 
+def test_runs_of_a_partition_of_ones_own_have_a_table(tmp_path: Path) -> None:
+    """Its settings are not in the list of those that captions name."""
+    one = record("fedavg", settings={"partition": {"clients": 7}})
+    mine = one.settings | {"partition": {**one.settings["partition"], "kind": "striped"}}
+    save(tmp_path, one.model_copy(update={"settings": mine}))
+    assert "N = 7" in " ".join(generic(tmp_path).caption)
+    assert "partition striped" in " ".join(generic(tmp_path).caption)
+
+
+def test_a_misspelt_method_of_a_table_is_guessed(tmp_path: Path) -> None:
+    save(tmp_path, record("fedavg"))
+    rows = [{"label": "FedProx", "where": {"method": "fedproxx"}}]
+    grid = build("mine", user_table(rows=rows), read_runs(tmp_path))
+    assert "did you mean 'fedprox'?" in dict(grid.fills)["FedProx"]
+
+
 def test_what_a_method_was_told_beside_its_recipe_is_said(tmp_path: Path) -> None:
     """All runs of a row may agree in it, so that no label of a variant tells."""
     for style, method in (("vgg19_16x", "ccst"), ("pixel", "pardon")):

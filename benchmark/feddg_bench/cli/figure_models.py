@@ -22,6 +22,7 @@ from feddg_bench.cli.options import (
 from feddg_bench.common.errors import SettingsError, unknown
 from feddg_bench.config.reading import listed, read_names
 from feddg_bench.engine.compatibility import is_rgb
+from feddg_bench.records.sources import FOLDERS
 from feddg_bench.runs.request import Datasets
 
 if TYPE_CHECKING:
@@ -34,15 +35,17 @@ Formats = Annotated[str, typer.Option(help="Comma-separated: png, pdf.")]
 class Output:
     """Where a picture goes, and in which formats."""
 
-    out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("runs/figures")
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write to. Default figures, beside the records.")
+    ] = None
     format: Formats = "png"
 
     def __post_init__(self) -> None:
         read_names("format", self.format, FORMATS)  # before anything is trained
 
-    def save(self, draw: Callable[[], Picture]) -> None:
-        """Draw a picture and write it."""
-        save(lambda: [draw()], self.out, listed(self.format))
+    def save(self, draw: Callable[[], Picture], results: Path = FOLDERS[0]) -> None:
+        """Draw a picture and write it, in a folder of ``results`` if no other was named."""
+        save(lambda: [draw()], self.out or results / "figures", listed(self.format))
 
 
 @with_groups
@@ -132,7 +135,7 @@ def tsne_command(
     runs = training.train(at)
     from feddg_bench.analysis.figures.embedding import tsne_picture
 
-    training.save(lambda: tsne_picture(runs, images))
+    training.save(lambda: tsne_picture(runs, images), training.results)
 
 
 @with_groups
@@ -145,7 +148,7 @@ def gradcam_command(
     runs = training.train(at)
     from feddg_bench.analysis.figures.gradcam import gradcam_picture
 
-    training.save(lambda: gradcam_picture(runs, images))
+    training.save(lambda: gradcam_picture(runs, images), training.results)
 
 
 @with_groups
@@ -164,7 +167,7 @@ def landscape_command(
     from feddg_bench.analysis.figures.landscape import landscape_picture
 
     clients = () if pair is None else pair.split(",")
-    training.save(lambda: landscape_picture(runs, clients, images, steps))
+    training.save(lambda: landscape_picture(runs, clients, images, steps), training.results)
 
 
 @with_groups
@@ -176,4 +179,4 @@ def styles_command(
     runs = training.train("1", "pardon,ccst,fedccrl", updates=True)
     from feddg_bench.analysis.figures.styles import styles_picture
 
-    training.save(lambda: styles_picture(runs, images))
+    training.save(lambda: styles_picture(runs, images), training.results)

@@ -126,7 +126,7 @@ def _unswept(name: str, choice: Selection) -> str:
     what = "lambda" if name == "lambda" else "K/N"
     return (
         f"{name}: the records hold no two values of {what} that could be compared; make some: "
-        f"feddg-bench sweep sweeps/{name}.yaml{on}"
+        f"feddg-bench sweep {name}{on}{choice.into}"
     )
 
 

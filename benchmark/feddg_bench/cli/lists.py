@@ -271,7 +271,7 @@ def settings_command(
 ) -> None:
     """Show every setting of a run. Value, origin, kind, default and meaning.
 
-    Give settings as KEY=VALUE, after the command or in a file for --config. A key may be cut to its
+    Other commands take them as KEY=VALUE, or from a file after --config. A key may be cut to its
     last part if no other ends the same: lr=0.1 is train.lr=0.1.
     """
     recipe = recipe or load_dataset(dataset).default_recipe
@@ -279,7 +279,13 @@ def settings_command(
     if tuned is not None:
         ledger = load_ledger(results, dataset, tuned, recipe, method)
         chosen = read_settings(ledger.settings)
-    rows = [row for row in _settings(method, dataset, recipe, chosen) if word in row["key"]]
+    every = list(_settings(method, dataset, recipe, chosen))
+    rows = [row for row in every if word in row["key"]]
+    if not rows:
+        raise SettingsError(
+            f"no setting of {method} has {word!r} in its key: give a part of one, such as lr or "
+            f"hyper., or nothing for all"
+        )
     if json_:
         print_json(rows)
         return

@@ -34,7 +34,10 @@ Methods = Annotated[
 ]
 Protocols = Annotated[
     str | None,
-    typer.Option(help=f"Comma-separated: ltdo, lodo, wilds. Default {Request.protocol}."),
+    typer.Option(
+        help=f"ltdo, lodo or wilds; some commands take several, comma-separated. Default "
+        f"{Request.protocol}."
+    ),
 ]
 DataName = Annotated[
     str | None, typer.Option(help=f"See `feddg-bench datasets`. Default {Request.dataset}.")
@@ -42,7 +45,8 @@ DataName = Annotated[
 Scenarios = Annotated[
     str | None,
     typer.Option(
-        help="Comma-separated, such as ac-p-s; all for every pair. Default the protocol's."
+        help="Such as ac-p-s; some commands take several, comma-separated, or all for every pair. "
+        "Default the protocol's."
     ),
 ]
 Recipe = Annotated[
@@ -63,7 +67,9 @@ Tuned = Annotated[
 ]
 Seeds = Annotated[
     str | None,
-    typer.Option("--seeds", "--seed", help=f"Such as 0,1,2 or 0-2. Default {Request.seeds}."),
+    typer.Option(
+        "--seeds", "--seed", help=f"Such as 0,1,2 or 0-2. Default {Request.seeds}; of tune 100."
+    ),
 ]
 DataRoot = Annotated[
     Path | None, typer.Option(help="Folder of the data; else $FEDDG_DATA or the settings file.")

@@ -94,7 +94,8 @@ def tables_command(
         there = [] if "all" in names else sorted(path.stem for path in folder.glob("*.tex"))
         document = latex_document([*written, *(n for n in there if n not in {*written, "tables"})])
         write_whole(folder / "tables.tex", document.encode(), sync=False)
-    print(f"{len(runs)} runs of {said}; written to {folder}: {', '.join(endings)}")  # noqa: T201
+    where = f"written to {folder}: {', '.join(endings)}" if files else "no table has a run"
+    print(f"{len(runs)} runs of {said}; {where}")  # noqa: T201
 
 
 def _privacy(

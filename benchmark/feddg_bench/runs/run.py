@@ -101,7 +101,6 @@ def execute_all(
         FeddgError: If the data, a file or a setting cannot be used.
     """
     store = ResultsStore(resources.results)
-    store.check_writable()
     opened: dict[str, RunData] = {}
     executor: Executor | None = None
     try:
@@ -119,7 +118,9 @@ def execute_all(
                         observer.already(plan, record)
                     yield record
                     continue
-            executor = executor or open_executor(resources)
+            if executor is None:
+                store.check_writable()
+                executor = open_executor(resources)
             yield execute(plan, data, executor, resources, *observers, keep=keep, again=again)
     finally:
         if executor is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import keyword
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 from feddg_bench.common.errors import SettingsError
@@ -29,6 +31,11 @@ def write_plugin(name: str, directory: Path) -> list[Path]:
         raise SettingsError(
             f"{name!r} cannot name a method: use lower case letters, digits and underscores, "
             f"such as fedclip"
+        )
+    if keyword.iskeyword(name) or find_spec(name) is not None:
+        raise SettingsError(
+            f"{name!r} is the name of a module or a word of Python, which a file {name}.py would "
+            f"hide; choose another, such as my_{name}"
         )
     if name in names("method"):
         raise SettingsError(f"there is a method {name!r} already; choose another name")

@@ -163,6 +163,8 @@ def load_sweep(path: Path, pairs: Iterable[str] = ()) -> Sweep:
         if key not in _KEYS:
             raise SettingsError(f"{path}: {unknown('key', str(key), _KEYS)}")
     method = layer.get("method")
+    if method is None:
+        raise SettingsError(f"{path}: method is missing: give method: {' or '.join(METHODS)}")
     if method not in METHODS:
         raise SettingsError(f"{path}: {unknown('method of a sweep', str(method), METHODS)}")
     given = layer.get("parameters")
@@ -250,7 +252,9 @@ def _parameter(path: Path, name: str, spec: Any) -> Choice | Range:
     if "value" in spec or "values" in spec:
         values = [spec["value"]] if "value" in spec else spec["values"]
         if not isinstance(values, list) or not values:
-            raise SettingsError(f"{where}: values must be a list, not {values!r}")
+            raise SettingsError(
+                f"{where}: values must be a list with something in it, not {values!r}"
+            )
         for value in values:
             if value is None or isinstance(value, dict):
                 raise SettingsError(

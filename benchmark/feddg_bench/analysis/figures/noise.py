@@ -47,7 +47,7 @@ def noise(runs: Sequence[RecordedRun], choice: Selection) -> Iterator[Picture | 
     found = [picture for frame in frames(runs) if (picture := _of_frame(frame, choice, copies))]
     yield from found or (
         f"noise: it takes {FEWEST_SEEDS} seeds of a method on a scenario, and no records have "
-        f"them; make some: feddg-bench run --seeds 0-{FEWEST_SEEDS - 1}",
+        f"them; make some: feddg-bench run --seeds 0-{FEWEST_SEEDS - 1}{choice.into}",
     )
 
 

@@ -78,11 +78,16 @@ class Selection:
             said += [f"--{field} {','.join(asked)}"] if asked else []
             found = [run for run in found if asked is None or getattr(run, field) in asked]
         if not found:
-            if self.results[0] != FOLDERS[0]:
-                said.append(f"--results {self.results[0]}")
             folders = ", ".join(map(str, self.results))
-            raise DataError(f"no records in {folders} match; make some: {' '.join(said)}")
+            raise DataError(
+                f"no records in {folders} match; make some: {' '.join(said)}{self.into}"
+            )
         return found
+
+    @property
+    def into(self) -> str:
+        """The option that lets a command record into the first folder; empty by default."""
+        return f" --results {self.results[0]}" if self.results[0] != FOLDERS[0] else ""
 
     def value(self, run: RecordedRun) -> dict[float, float]:
         """Return a run's key metric in the round that the rule chooses, at x = 0."""

@@ -39,6 +39,8 @@ SPREAD = {
     "pooled": (("partition.kind", "all images {}"),),
 }
 """Kind of partition -> the settings that say who holds what."""
+_OTHER = (_CLIENTS, _SAMPLED, ("partition.kind", "partition {}"))
+"""The same for a kind that this list lacks."""
 _MANY = 8
 """Most differences that are listed; the rest are only counted."""
 
@@ -128,7 +130,7 @@ def _frame(runs: Sequence[RecordedRun], free: Iterable[str]) -> list[str]:
             ("backbone.name", "{}"),
             ("backbone.pretrained", "pretrained {}"),
             ("data.image_size", "{} px"),
-            *SPREAD[common.get("partition.kind", "heterogeneous")],
+            *SPREAD.get(common.get("partition.kind", "heterogeneous"), _OTHER),
             ("federation.rounds", "{} rounds"),
             ("train.local_epochs", "local epochs {}"),
             ("train.batch_size", "batches of {}"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
@@ -162,7 +163,9 @@ def _needs(where: Mapping[str, Any], parts: Sequence[str]) -> str:
     """Return what a command still needs, as a comment to put after it; empty if nothing."""
     for kind, name in (("data set", where.get("dataset")), ("method", where.get("method"))):
         if isinstance(name, str) and name not in names(kind):
-            return f"  # needs a {kind} {name}, which is not installed"
+            near = difflib.get_close_matches(name, names(kind), 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            return f"  # needs a {kind} {name}, which is not installed{hint}"
     if "--recipe" in parts and isinstance(where.get("dataset"), str):
         recipe = parts[parts.index("--recipe") + 1]
         if is_shipped(recipe) and not _covers(recipe, where["dataset"]):
