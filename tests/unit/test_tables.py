@@ -21,6 +21,7 @@ from feddg_bench.analysis.tables.generic import generic_tables
 from feddg_bench.analysis.tables.grid import Grid
 from feddg_bench.analysis.tables.writers import csv_text, latex, latex_document, markdown
 from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.config.keys import run_key
 from feddg_bench.config.layers import merge, nested
 from feddg_bench.records.published import published_number, published_numbers
 from feddg_bench.records.record import RunRecord
@@ -510,10 +511,11 @@ def test_oracle_is_marked_and_a_rule_without_its_split_leaves_a_gap(
 
 def test_runs_of_a_partition_of_ones_own_have_a_table(tmp_path: Path) -> None:
     """Its settings are not in the list of those that captions name."""
-    one = record("fedavg", settings={"partition": {"clients": 7}})
+    one = record("fedavg", settings={"partition": {"clients": 77}})
     mine = one.settings | {"partition": {**one.settings["partition"], "kind": "striped"}}
-    save(tmp_path, one.model_copy(update={"settings": mine}))
-    assert "N = 7" in " ".join(generic(tmp_path).caption)
+    changes = {"settings": mine, "key": run_key(mine, one.method_version)}
+    save(tmp_path, one.model_copy(update=changes))
+    assert "N = 77" in " ".join(generic(tmp_path).caption)
     assert "partition striped" in " ".join(generic(tmp_path).caption)
 
 
