@@ -581,6 +581,7 @@ def test_columns_may_vary_a_setting_but_not_mix_it(add: Add, tmp_path: Path) -> 
         ({"others": False}, "needs rows"),
         ({"where": {"partition.heterogenity": 0.1}}, "did you mean 'partition.heterogeneity'"),
         ({"select": "best"}, "select"),
+        ({"groups": [{"split": "tst", "columns": [{"head": "a"}]}]}, "'tst' is not valid"),
         ({"colour": "red"}, "unknown setting 'colour'"),
         ({"paper": "pardon"}, "belong together"),
         ({"rows": [{"label": "a", "where": {}}] * 2}, "two rows have the label"),

@@ -21,6 +21,8 @@ RunFilter = Mapping[str, Value | list[Value]]
 """A field of a run (method, dataset, protocol, scenario, train, val, test, seed, recipe, version)
 or a setting by dotted key -> the value a run must have, or a list of values it may have."""
 
+Split = Literal["id_val", "id_test", "val", "test"]
+
 Summary = Literal["mean", "worst", "iqm", "rank", "wins", "difference", "p_value", "improvement"]
 """Over the columns of a group: the mean; the smallest; the interquartile mean over scenarios and
 seeds; the mean rank among rows. Compared with the table's ``against``: wins, ties and losses by
@@ -57,7 +59,7 @@ class ColumnSpec(Section):
 
     head: str
     where: RunFilter = Field(default_factory=dict)
-    split: str | None = None
+    split: Split | None = None
     metric: str | None = None
     over: Literal["images", "domains", "worst"] = "images"
     """Over all images of a split, or the mean or the smallest of its domains."""
@@ -70,7 +72,7 @@ class GroupSpec(Section):
 
     head: str = ""
     where: RunFilter = Field(default_factory=dict)
-    split: str | None = None
+    split: Split | None = None
     select: Rule | None = None
     """Selection rule of these columns, if it is not the table's."""
     metric: str | None = None
