@@ -291,6 +291,15 @@ def test_ranks_are_over_data_sets_and_said_to_be_few(add: Add, tmp_path: Path) -
     said = picture.figure.legends[0].get_title().get_text()
     assert "3 data sets are few" in said
     assert "p = 0.05" in said  # Friedman's statistic is 6 with two degrees of freedom
+    more = [
+        replace(run, dataset="digits4", protocol="lodo", key=f"{run.key}{seed}", seed=seed)
+        for run in runs
+        for seed in (0, 1, 2)
+    ]
+    picture = ranks([*read_runs(tmp_path), *others, *more], EVERYTHING)
+    assert isinstance(picture, Picture)
+    said = picture.figure.legends[0].get_title().get_text()
+    assert "(digits4 ltdo, pacs ltdo, rmnist ltdo)" in said.replace("\n", " ")
 
 
 @pytest.mark.parametrize(

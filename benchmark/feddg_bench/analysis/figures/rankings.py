@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -81,24 +82,19 @@ def critical_difference(methods: int, datasets: int) -> float:
 def ranks(runs: Sequence[RecordedRun], choice: Selection) -> Picture | str:
     """Draw average ranks over data sets with the critical difference (Demsar, JMLR 2006).
 
-    A data set counts once, with the protocol, recipe and federation that have the most runs.
+    A data set counts once, with the recipe and federation that have the most runs; all have one
+    protocol, that under which most is compared, unless none has two methods on two data sets.
     Returns a sentence if no two methods share two data sets.
     """
-    largest: dict[str, Frame] = {}
-    for frame in sorted(frames(runs), key=lambda frame: (-len(frame.runs), frame.name)):
-        largest.setdefault(frame.runs[0].dataset, frame)
-    rows = []
-    for frame in largest.values():
-        name = f"{frame.runs[0].dataset} {frame.runs[0].protocol}"
-        values, scenarios, _ = comparable(measure_series(frame.runs, choice.value))
-        rows += [(p.series, name, 0, 0, p.mean) for p in means(values, scenarios).itertuples()]
-    measured = pd.DataFrame(rows, columns=["series", "scenario", "seed", "x", "value"])
-    shared, _, notes = comparable(measured[measured.groupby("series").x.transform("size") > 1])
-    table = shared.pivot_table(index="scenario", columns="series", values="value")
+    protocols = {run.protocol for run in runs}
+    each = [_shared([r for r in runs if r.protocol == p], choice) for p in sorted(protocols)]
+    enough = [found for found in each if min(found[0].shape) > 1]
+    table, notes = max(enough, key=lambda found: found[0].size) if enough else _shared(runs, choice)
     if min(table.shape) < 2:
+        there = Counter(run.dataset for run in runs)
         return (
             f"ranks: it takes two methods on two data sets, and the records have none: "
-            f"{', '.join(f'{len(f.runs)} runs of {d}' for d, f in sorted(largest.items()))}"
+            f"{', '.join(f'{count} runs of {d}' for d, count in sorted(there.items()))}"
         )
     from scipy.stats import friedmanchisquare
 
@@ -117,6 +113,21 @@ def ranks(runs: Sequence[RecordedRun], choice: Selection) -> Picture | str:
     sheet = Sheet(("series", "average rank", *table.index), tuple(shown))
     notes = [note.replace("run of", "mean of") for note in notes]
     return Picture(f"ranks{choice.suffix}", figure, sheet, tuple(notes))
+
+
+def _shared(runs: Sequence[RecordedRun], choice: Selection) -> tuple[pd.DataFrame, Sequence[str]]:
+    """Return the means of the methods that data sets share, by data set, and what was left out."""
+    largest: dict[str, Frame] = {}
+    for frame in sorted(frames(runs), key=lambda frame: (-len(frame.runs), frame.name)):
+        largest.setdefault(frame.runs[0].dataset, frame)
+    rows = []
+    for frame in largest.values():
+        name = f"{frame.runs[0].dataset} {frame.runs[0].protocol}"
+        values, scenarios, _ = comparable(measure_series(frame.runs, choice.value))
+        rows += [(p.series, name, 0, 0, p.mean) for p in means(values, scenarios).itertuples()]
+    measured = pd.DataFrame(rows, columns=["series", "scenario", "seed", "x", "value"])
+    shared, _, notes = comparable(measured[measured.groupby("series").x.transform("size") > 1])
+    return shared.pivot_table(index="scenario", columns="series", values="value"), notes
 
 
 def _diagram(figure: Figure, ranks: pd.Series[float], gap: float) -> None:
