@@ -14,6 +14,9 @@ import pytest
 import torch
 
 import feddg_bench as fb
+from feddg_bench.common.errors import DataError
+from feddg_bench.records.store import ResultsStore
+from feddg_bench.runs.checkpoints import load_checkpoint, save_checkpoint
 from feddg_bench.runs.kept import read_model
 from tests.helpers import refused
 
@@ -37,6 +40,45 @@ def made(tmp_path: Path, cache: Path) -> Any:
         return fb.run(method, results=tmp_path / "r", cache_dir=cache, **words)
 
     return run
+
+
+class Stop(fb.Observer):
+    """Ends a run after its first round."""
+
+    def round(self, run: Any, result: Any) -> None:
+        if result.round == 1:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture
+def checkpoint(made: Any, tmp_path: Path) -> Path:
+    """Return the checkpoint of a run that was stopped after its first round."""
+    with pytest.raises(KeyboardInterrupt):
+        made(observers=[Stop()])
+    (path,) = ResultsStore(tmp_path / "r").checkpoints.glob("*.safetensors")
+    return path
+
+
+def test_a_run_does_not_go_on_with_other_code(made: Any, checkpoint: Path) -> None:
+    kept = load_checkpoint(checkpoint)
+    kept.record.code = "0" * 64
+    save_checkpoint(checkpoint, kept)
+    with refused(DataError, "the code of fedavg changed", "delete it"):
+        made()
+
+
+def test_a_run_on_two_kinds_of_cpu_says_so(
+    made: Any, checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = load_checkpoint(checkpoint)
+    mine = kept.record.environment.cpu
+    kept.record.environment.cpu = "Zilog, z80"
+    for measured in kept.record.rounds[0].evaluation["val"].values():
+        measured["accuracy"] = 1.0
+    save_checkpoint(checkpoint, kept)
+    (record,) = made(keep=["best"])
+    assert record.environment.cpu == f"{mine} and Zilog, z80"
+    assert "the model of round 1, the best so far, was not kept" in caplog.text
 
 
 def test_the_face_is_cheap_and_whole() -> None:

@@ -71,6 +71,16 @@ def test_what_changes_a_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert of(formula=FORMULA.replace("by * x", "by + x")) != first
 
 
+def test_a_relative_import_counts_as_an_absolute_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin = PLUGIN.replace("from theirs.formula", "from .formula")
+    assert plugin != PLUGIN
+    first = digest(tmp_path, monkeypatch, plugin, FORMULA)
+    other = digest(tmp_path, monkeypatch, plugin, FORMULA.replace("by * x", "by + x"))
+    assert first != other
+
+
 def test_a_base_counts_and_the_core_does_not() -> None:
     assert code_digest(load_method("agrsum")) != code_digest(load_method("agrrand"))
     assert code_digest(Method) == code_digest(

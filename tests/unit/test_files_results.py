@@ -464,6 +464,36 @@ def test_packed_and_single_records_are_read_together(tmp_path, several, caplog):
     assert [store.load(record.key) for record in several] == [several[0], better, *several[2:]]
 
 
+def test_unpacking_keeps_what_a_broken_single_file_stands_before(tmp_path, several, caplog):
+    store = ResultsStore(tmp_path)
+    path = store.save(several[0])
+    pack(tmp_path)
+    path.write_text("{ broken")
+    unpack(tmp_path)
+    assert store.load(several[0].key) == several[0]
+    assert path.with_name(f"{path.name}.broken").read_text() == "{ broken"
+    assert "set aside" in caplog.text
+
+
+def test_packing_a_run_again_under_another_recipe_drops_the_old_record(tmp_path, several):
+    store = ResultsStore(tmp_path)
+    for record in several[:2]:
+        store.save(record)
+    (first,) = pack(tmp_path)
+    again = several[0].model_copy(update={"recipe": "mine"}, deep=True)
+    again.rounds[1].evaluation["test"]["sketch"]["accuracy"] = 1.0
+    store.save(again)
+    pack(tmp_path)
+    assert store.load(again.key) == again
+    assert [run.record() for run in read_runs(tmp_path) if run.key == again.key] == [again]
+    store.save(several[1].model_copy(update={"recipe": "mine"}))
+    pack(tmp_path)
+    assert not first.exists()
+    unpack(tmp_path)
+    assert store.load(again.key) == again
+    assert len(store.keys()) == 2
+
+
 def test_a_packed_file_with_a_bad_line_is_not_packed_over(tmp_path, several, caplog):
     store = ResultsStore(tmp_path)
     store.save(several[0])

@@ -212,6 +212,34 @@ def test_a_sum_that_overflows_is_undone(caplog):
     assert "weights.w holds NaN or infinity" in caplog.text
 
 
+def test_a_block_that_gets_no_reply_is_undone():
+    """As where a method asks twice, and every client diverges the second time."""
+    server = make_server()
+    server.memory["step"] = 1
+    before = server.weights
+
+    def round_of_a_method():
+        with server.checking_sums():
+            server.memory["step"] = 2
+            server.broadcast["style"] = "new"
+            server.weights = {"w": torch.ones(3), "n": torch.tensor(3)}
+            raise NoReplyError("the clients' answers to fit")
+
+    with pytest.raises(NoReplyError, match="fit"):
+        round_of_a_method()
+    assert server.weights is before
+    assert (server.memory, dict(server.broadcast)) == ({"step": 1}, {})
+
+
+def test_what_clients_log_does_not_reach_the_method():
+    server = make_server(sends(SOUND))
+    server.round = 1
+    replies = list(server.ask(fit))
+    assert replies
+    assert all(reply.metrics == {} for reply in replies)
+    assert server.ledger.means()["loss"] == 1.0
+
+
 def test_a_broadcast_that_overflows_is_undone_too():
     server = make_server()
     with pytest.raises(NoReplyError), server.checking_sums():

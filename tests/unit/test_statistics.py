@@ -231,6 +231,16 @@ def test_best_and_second_need_three_scenarios_and_a_test() -> None:
     assert best_rows(two, units(2)) == (None, None)
 
 
+def test_a_row_that_is_worse_on_the_shared_seeds_is_not_the_best() -> None:
+    """Its other seeds are easy ones, so that its mean is the highest."""
+    rng = np.random.default_rng(4)
+    base = rng.normal(0, 1, (4, 1))
+    easy = sample(np.hstack([base, base + 40, base + 40]) + rng.normal(0, 0.01, (4, 3)))
+    other = sample(base + 5)
+    assert compare(easy, other).p_value < 1e-4
+    assert best_rows([easy, other], units(4)) == (None, None)
+
+
 def test_many_rows_make_a_mark_harder() -> None:
     rng = np.random.default_rng(1)
     base = rng.normal(0, 0.6, (4, 1))
@@ -277,7 +287,7 @@ def test_the_interval_of_the_interquartile_mean_covers_it(apart: float) -> None:
 
 def test_probability_of_improvement_is_mann_whitneys() -> None:
     rng = np.random.default_rng(3)
-    one, other = rng.normal(0.5, 1, (4, 5)).round(1), rng.normal(0, 1, (4, 3)).round(1)
+    one, other = rng.normal(0.5, 1, (4, 5)).round(1), rng.normal(0, 1, (4, 5)).round(1)
     shares = [
         scipy.stats.mannwhitneyu(a, b).statistic / (len(a) * len(b))
         for a, b in zip(one, other, strict=True)
@@ -291,6 +301,12 @@ def test_probability_of_improvement_is_mann_whitneys() -> None:
     assert lower.value == pytest.approx(1 - found.value)
     assert math.isnan(improvement(sample(one), {}).value)
     assert improvement(sample([[1.0, 1.0]]), sample([[1.0]])).value == 0.5
+
+
+def test_an_easy_seed_that_one_row_alone_has_is_no_improvement() -> None:
+    more, less = sample([[1.0, 9.0, 9.0]] * 3), sample([[2.0]] * 3)
+    assert improvement(more, less).value == 0
+    assert compare(more, less).wins == 0
 
 
 def test_ranks_share_ties_and_leave_out_what_is_incomplete() -> None:

@@ -210,8 +210,11 @@ def _varies(where: Mapping[str, Any]) -> bool:
 
 def _complete(pairs: Sequence[Measured]) -> list[Measured]:
     """Return the pairs of the seeds with the most: means over different columns do not compare."""
-    held = Counter(seed for _, seed in pairs)
-    most = max(held.values())
+    held: dict[int, frozenset[Unit]] = {}
+    for unit, seed in pairs:
+        held[seed] = held.get(seed, frozenset()) | {unit}
+    seeds = Counter(held.values())
+    most = max(seeds, key=lambda units: (len(units), seeds[units], sorted(units)))
     return [(unit, seed) for unit, seed in pairs if held[seed] == most]
 
 

@@ -129,7 +129,10 @@ def exposures(
 
 
 def _guarantees(runs: Sequence[RecordedRun], item: str) -> list[Guarantee]:
-    """Return a guarantee per set of runs that differ only in scenario and seed, strictest first."""
+    """Return a guarantee per set of runs that differ only in scenario and seed, strictest first.
+
+    Those of another protocol, version or data differ in more.
+    """
     mechanism = "dp_client" if item == "weights" else "dp_style"
     found: dict[tuple[str, float, int], list[tuple[float, float]]] = {}
     for run in runs:
@@ -139,7 +142,8 @@ def _guarantees(runs: Sequence[RecordedRun], item: str) -> list[Guarantee]:
         value = key_metric(run, run.evaluation("last"), "test")
         # With `dp_style`, the text of `protects` names the items that were sent.
         if value is not None and (mechanism == "dp_client" or item in str(p.protects)):
-            alike = (repr(sorted(s.items())), p.delta, s["partition.clients"])
+            frame = run.protocol, run.version, run.fingerprint, sorted(s.items())
+            alike = (repr(frame), p.delta, s["partition.clients"])
             found.setdefault(alike, []).append((p.epsilon, value))
     return sorted(
         (

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
@@ -297,7 +298,7 @@ class Server:
             self.ledger.spend("communication", time.perf_counter() - start)
             if flaw is None:
                 kept += 1
-                yield reply
+                yield replace(reply, metrics={})  # for the log alone: the method declares none
                 del reply  # or it would stay while the next client trains
             else:  # a client that diverged forgets this task, or it would diverge again
                 self._executor.memories[reply.client] = memories.get(reply.client, {})
@@ -354,7 +355,9 @@ class Server:
 
     @contextmanager
     def checking_sums(self) -> Iterator[None]:
-        """Undo a block that leaves NaN, infinity or huge numbers in the model or the broadcast.
+        """Undo a block that gets no reply, or leaves NaN, infinity or huge numbers.
+
+        These are looked for in the model and the broadcast.
 
         The block must assign new tensors to the server, never change them in place.
 
@@ -365,7 +368,20 @@ class Server:
         """
         weights, broadcast, memory = self.weights, dict(self.broadcast), dict(self.memory)
         memories = dict(self._executor.memories)
-        yield
+
+        def undo() -> None:
+            self.weights, self.memory, self._executor.memories = weights, memory, memories
+            for key in set(self.broadcast) - set(broadcast):
+                del self.broadcast[key]
+            for key, value in broadcast.items():
+                if self.broadcast.get(key) is not value:
+                    self.broadcast[key] = value
+
+        try:
+            yield
+        except NoReplyError:
+            undo()
+            raise
         wrong = misfit(self.weights, weights)
         if wrong is not None:
             raise PluginError(
@@ -376,12 +392,7 @@ class Server:
         if flaw is None:
             return
         self._leave_out("server", flaw, "the sum of the replies")
-        self.weights, self.memory, self._executor.memories = weights, memory, memories
-        for key in set(self.broadcast) - set(broadcast):
-            del self.broadcast[key]
-        for key, value in broadcast.items():
-            if self.broadcast.get(key) is not value:
-                self.broadcast[key] = value
+        undo()
         raise NoReplyError("the sum of the replies")
 
     def share(self, reply: Reply[Any]) -> float:

@@ -203,12 +203,12 @@ def unpack_attacks(root: Path) -> list[Path]:
     Raises:
         DataError: If a file cannot be written.
     """
-    packed = set()
-    for source, record in list(_read(root)):
-        if source.packed:
-            packed.add(source.path)
-            if not attack_path(root, record.key).exists():
-                save_attack(root, record)
+    found = list(_read(root))
+    single = {record.key for source, record in found if not source.packed}
+    packed = {source.path for source, _ in found if source.packed}
+    for source, record in found:
+        if source.packed and record.key not in single:
+            save_attack(root, record)
     for path in packed:
         path.unlink()
     return sorted(packed)

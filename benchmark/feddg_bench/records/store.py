@@ -61,7 +61,7 @@ class ResultsStore:
         there = sources(self.root, packed=True)
         if there != self._packed[0]:
             found, _ = read_folder(self.root, packed=True)
-            self._packed = there, {run.key: run for run in found}
+            self._packed = there, {run.key: run for run in reversed(found)}  # the first counts
         return self._packed[1]
 
     def load(self, key: str) -> RunRecord | None:
@@ -73,10 +73,14 @@ class ResultsStore:
         Raises:
             DataError: If a newer version wrote it, or it cannot be read or set aside.
         """
+        if (self.runs / f"{key}.json").is_file():
+            return self.single(key)
+        packed = self.packed().get(key)
+        return packed.record() if packed else None
+
+    def single(self, key: str) -> RunRecord | None:
+        """Return the record in a file of its own, as `load` does."""
         path = self.runs / f"{key}.json"
-        if not path.is_file():
-            packed = self.packed().get(key)
-            return packed.record() if packed else None
         try:
             return RunRecord.parse(path.read_bytes(), key)
         except OSError as error:
@@ -140,9 +144,15 @@ def pack(root: Path) -> list[Path]:
     for run in single:
         name = file_name(run.dataset, run.protocol, run.recipe)
         groups.setdefault(root / "records" / f"{name}{ENDING}", {})[run.key] = run
+    new = {run.key for run in single}
+    for path in {run.source.path for run in there if run.key in new} - {*groups}:
+        groups[path] = {}  # an older record of a key that was run again under another name
     for path, runs in groups.items():
-        here = {run.key: run for run in there if run.source.path == path}
-        write_packed(path, [run.text() for run in {**here, **runs}.values()])
+        here = [run for run in there if run.source.path == path and run.key not in new]
+        if texts := [run.text() for run in [*here, *runs.values()]]:
+            write_packed(path, texts)
+        else:
+            path.unlink()
     found, _ = read_folder(root, packed=True)
     keys = {run.key for run in found}
     for run in single:
@@ -154,7 +164,8 @@ def pack(root: Path) -> list[Path]:
 def unpack(root: Path) -> list[Path]:
     """Move packed records of a results folder into single files, and return the packed ones.
 
-    An existing single file stays as it is; a packed file stays too if some of it cannot be used.
+    An existing single file stays as it is, unless it cannot be used: then it is set aside. A packed
+    file stays too if some of it cannot be used.
 
     Raises:
         DataError: If a file cannot be written.
@@ -162,7 +173,8 @@ def unpack(root: Path) -> list[Path]:
     found, problems = read_folder(root, packed=True)
     store = ResultsStore(root)
     for run in found:
-        if not (path := store.runs / f"{run.key}.json").exists():
+        path = store.runs / f"{run.key}.json"
+        if not path.exists() or store.single(run.key) is None:
             _write(path, from_json(run.text()))
     paths = {run.source.path for run in found} - {p.path for p in problems if p.skipped}
     for path in paths:

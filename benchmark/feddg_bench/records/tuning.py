@@ -194,7 +194,10 @@ def unpack_ledgers(root: Path) -> list[Path]:
     for packed in files:
         for ledger in _read(packed):
             names = ledger.dataset, ledger.protocol, ledger.recipe, ledger.method
-            if not ledger_path(root, *names).exists():
+            path = ledger_path(root, *names)
+            if path.exists():
+                _read(path)  # refused if it is broken: the packed one is whole
+            else:
                 ledger.save(root)
         packed.unlink()
     return files

@@ -42,22 +42,28 @@ def code_digest(method: type[Method]) -> str:
 def check_same_code(record: RunRecord) -> None:
     """Refuse a record whose method has changed since then without a new version.
 
-    A record without a digest is accepted, and so is one whose digest is listed as giving the same
-    numbers (`harmless`).
-
     Raises:
         SettingsError: If the code has changed.
     """
-    if record.code is None:
-        return
-    method = load_method(record.method)
-    now = code_digest(method)
-    if record.code != now and not {record.code, now} <= harmless(record.method, method.version):
+    if has_changed(record):
         raise SettingsError(
             f"the code of {record.method} changed after run {record.key} was recorded, and its "
-            f"version is still {method.version}: raise `version` in the method, or repeat the run "
-            f"with --again"
+            f"version is still {record.method_version}: raise `version` in the method, or repeat "
+            f"the run with --again"
         )
+
+
+def has_changed(record: RunRecord) -> bool:
+    """Tell whether the code of a record's method has changed since then.
+
+    A record without a digest is accepted, and so is one whose digest is listed as giving the same
+    numbers (`harmless`).
+    """
+    if record.code is None:
+        return False
+    method = load_method(record.method)
+    now = code_digest(method)
+    return record.code != now and not {record.code, now} <= harmless(record.method, method.version)
 
 
 @cache
@@ -73,20 +79,23 @@ def _collect(name: str, found: dict[str, str]) -> None:
     path = None if name in found else _source(name)
     if path is None:
         return
-    found[name], imported = _read(path, path.stat().st_mtime_ns)
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    found[name], imported = _read(path, package, path.stat().st_mtime_ns)
     for module in imported:
         if module.partition(".")[0] == name.partition(".")[0]:
             _collect(module, found)
 
 
 @cache
-def _read(path: Path, _changed: int) -> tuple[str, tuple[str, ...]]:
-    """Return the digest of a source file, and the modules that it may import."""
+def _read(path: Path, package: str, _changed: int) -> tuple[str, tuple[str, ...]]:
+    """Return the digest of a source file of a package, and the modules that it may import."""
     tree = ast.parse(path.read_bytes())
     imported: list[str] = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            imported += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        if isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) + 1 - node.level]
+            base = ".".join(filter(None, [*(above if node.level else ()), node.module]))
+            imported += [base, *(f"{base}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Import):
             imported += [alias.name for alias in node.names]
     return hashlib.sha256("".join(_tokens(tree)).encode()).hexdigest(), tuple(imported)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Any
 
+from feddg_bench.common.errors import DataError
 from feddg_bench.common.files import write_whole
 from feddg_bench.config.schema import Resources
 from feddg_bench.core.loop import RoundResult
@@ -23,13 +25,17 @@ from feddg_bench.runs.checkpoints import (
     save_checkpoint,
     tidy,
 )
-from feddg_bench.runs.code import code_digest
+from feddg_bench.runs.code import code_digest, has_changed
 from feddg_bench.runs.environment import environment
 from feddg_bench.runs.kept import model_path, save_model
 from feddg_bench.runs.observer import Observer
 from feddg_bench.runs.request import Plan
 from feddg_bench.runs.setup import Run, RunData
 
+logger = logging.getLogger(__name__)
+
+_AND = " and "
+"""Between the kinds of CPU that computed parts of one run."""
 _CHOOSING = ("val", "id_val")
 """Splits that can choose the best model: the first of them that the run measures does."""
 
@@ -67,22 +73,37 @@ class Recorder(Observer):
             kept = load_checkpoint(self.path)
             data.check_same(kept.record, self.path)
             with going_on(self.path):
+                if has_changed(kept.record):
+                    raise DataError(f"the code of {kept.record.method} changed after it was made")
                 run.server.restore(kept.server)
             # The plan says what the run is, the checkpoint what it has done so far.
             done = {name: getattr(kept.record, name) for name in ("once", "rounds", "time")}
+            done["environment"] = kept.record.environment
             self.record = run.record = run.record.model_copy(update=done)
+            best, model = best_so_far(self.record), model_path(self.store, run.plan.key, "best")
+            if "best" in keep and best is not None and not model.exists():
+                logger.warning(
+                    "the model of round %d, the best so far, was not kept: --keep best keeps one "
+                    "only if a later round is better",
+                    best,
+                )
             self.seconds_before = self.record.time.seconds
             self.tally = Tally(self.record.time.flop)  # `None` from a version that did not count
             run.done = run.server.round
 
     def begin(self, run: Run) -> None:
         """Note where the run is computed, by which code, and who holds what."""
-        self.record.environment = environment(
+        before = self.record.environment.cpu
+        found = environment(
             self.resources,
             run.executor.workers,
             device=run.executor.device_name,
             portable=run.plan.settings.portable,
         )
+        if run.done and before and found.cpu and before != found.cpu:  # numbers of both are in it
+            kinds = {*before.split(_AND), found.cpu}
+            found = found.model_copy(update={"cpu": _AND.join(sorted(kinds))})
+        self.record.environment = found
         self.record.code = code_digest(type(run.method))
         path = self.store.partitions / f"{self.record.partition.hash[:16]}.json"
         if not path.exists():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +70,13 @@ def draw_curves(
     if len(curves) <= MOST:
         return _together(curves, axis, ylabel, title, said, tail)
     last = {label: _last(curve) for label, curve in curves.items()}
-    return _apart(curves, axis, ylabel, title, said, numbers or last, tail)
+    end = max((c.x.iloc[-1] for c in curves.values() if not _is_flat(c)), default=0)
+    short = (
+        ()
+        if numbers
+        else [label for label, c in curves.items() if not _is_flat(c) and c.x.iloc[-1] < end]
+    )
+    return _apart(curves, axis, ylabel, title, said, numbers or last, short, tail)
 
 
 Curves = dict[str, pd.DataFrame]
@@ -135,9 +141,13 @@ def _apart(
     title: str,
     said: str,
     numbers: Mapping[str, float],
+    short: Collection[str],
     tail: int,
 ) -> Figure:
-    """Draw a panel for each curve, the best first; all others pale behind it."""
+    """Draw a panel for each curve, the best first; all others pale behind it.
+
+    The curves in ``short`` do not reach the end, where the numbers beside names come from.
+    """
     from matplotlib.lines import Line2D
 
     order = sorted(curves, key=lambda label: (-numbers[label], label))
@@ -168,7 +178,8 @@ def _apart(
         _bar(axes, curves[label], tail, COLOURS[2])
         _dress(axes, curves, axis)
         axes.tick_params(axis="x", labelsize=6.5)  # lambda 0 and 0.1 stand side by side
-        axes.set_title(f"{label}  {numbers[label]:.1f}", loc="left", pad=3)
+        said_of = label if label in short else f"{label}  {numbers[label]:.1f}"
+        axes.set_title(said_of, loc="left", pad=3)
     figure.supylabel(ylabel, fontsize=8)
     if REFERENCE not in curves:
         del styles[REFERENCE]

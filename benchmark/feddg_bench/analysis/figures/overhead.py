@@ -22,6 +22,7 @@ PHASES = {
     "training": {"color": "#4d4d4d"},
     "aggregation": {"color": "#ffffff", "hatch": "////"},
     "communication": {"color": "#bdbdbd", "hatch": "...."},
+    "protection": {"color": "#808080", "hatch": "++++"},
     "evaluation": {"color": "#ededed", "hatch": "xxxx"},
 }
 """Phase of a round -> how its bar looks."""
@@ -57,7 +58,8 @@ def overhead(frame: Frame, choice: Selection) -> Picture:
     edge = {"height": 0.7, "edgecolor": "black", "linewidth": 0.4}
     left = pd.Series(0.0, rows.index)
     handles = []
-    for phase, style in PHASES.items():
+    phases = [phase for phase in PHASES if phase != "protection" or rows[phase].any()]
+    for phase, style in ((phase, PHASES[phase]) for phase in phases):
         handles.append(axes.barh(range(len(rows)), rows[phase], left=left, **edge, **style))
         left = left + rows[phase]
     middle = (low + high)[rows.index] / 2
@@ -79,14 +81,14 @@ def overhead(frame: Frame, choice: Selection) -> Picture:
     said = f"{'; '.join(sorted(places))}; medians over rounds and runs; whiskers: quartiles of runs"
     if alike:
         said += "; by name, since methods differ less than the runs of one"
-    entitle(figure, f"{frame.title}: where the time goes", said, handles, list(PHASES))
+    entitle(figure, f"{frame.title}: where the time goes", said, handles, phases)
     if len(places) > 1:
         notes.append(f"the runs were measured in {len(places)} ways, which cannot be compared")
     runs = of.count().unstack().total
     sheet = Sheet(
-        ("series", *PHASES, ONCE, "runs"),
+        ("series", *phases, ONCE, "runs"),
         tuple(
-            (name, *rows.loc[name, list(PHASES)], rows.loc[name, ONCE], int(runs[name]))
+            (name, *rows.loc[name, phases], rows.loc[name, ONCE], int(runs[name]))
             for name in rows.index
         ),
     )
