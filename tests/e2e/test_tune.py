@@ -62,7 +62,7 @@ def test_tune_then_run_with_what_won(feddg: Run, tmp_path: Path) -> None:
     ran = feddg("run", "--method", "fedprox", "--tuned", *PAIRS, "--workers", "1")
     assert ran.code == 0, ran.err
     (record,) = ResultsStore(tmp_path / "runs")
-    assert record.tuned == TunedRecord(trials=2, settings=best["settings"])
+    assert record.tuned == TunedRecord(trials=2, settings=best["settings"], scenario="ip-o-c")
     rate = best["settings"].get("train.lr", 0.002)
     assert record.settings["train"]["lr"] == rate
     shown = feddg("settings", "train.lr", "--method", "fedprox", "--tuned", "ltdo", "--json")

@@ -220,7 +220,7 @@ def test_of_several_seeds_the_mean_chooses(tmp_path: Path) -> None:
     ledger.save(tmp_path)
     asking = asked(tmp_path, method="fedavg", tuned=True)
     assert asking.plan(check=False)[0].tuned == TunedRecord(
-        trials=2, settings=ledger.settings, seeds=3
+        trials=2, settings=ledger.settings, seeds=3, scenario="ip-o-c"
     )
     with refused(SettingsError, "seed 102 chose"):
         asked(tmp_path, method="fedavg", tuned=True, seeds="102").plan(check=False)
@@ -279,7 +279,8 @@ def test_tuned_wins_over_recipe_and_method_and_loses_to_the_user(tmp_path: Path)
     write(tmp_path, "fedprox", trial(0.1), trial(0.2, train_lr=0.5, hyper_mu=0.25))
     (plan,) = asked(tmp_path, method="fedprox", tuned=True).plan(check=False)
     assert (plan.settings.train.lr, plan.settings.hyper["mu"]) == (0.5, 0.25)
-    assert plan.tuned == TunedRecord(trials=2, settings={"train.lr": 0.5, "hyper.mu": 0.25})
+    chosen = {"train.lr": 0.5, "hyper.mu": 0.25}
+    assert plan.tuned == TunedRecord(trials=2, settings=chosen, scenario="ip-o-c")
     same = asked(tmp_path, method="fedprox", settings={"lr": 0.5, "hyper.mu": 0.25})
     assert same.plan(check=False)[0].key == plan.key
     user = asked(tmp_path, method="fedprox", tuned="ltdo", settings={"lr": 0.125})
@@ -306,14 +307,29 @@ def test_a_run_says_what_else_its_tuning_was_given(tmp_path: Path) -> None:
     (plan,) = asked(tmp_path, method="fedavg", tuned=True).plan(check=False)
     assert plan.tuned is not None
     assert plan.tuned.given == ["federation.rounds=3", "train.batch_size=8"]
-    assert plan.tuned.words == "1 trials with federation.rounds=3, train.batch_size=8"
+    assert plan.tuned.words == "1 trials on ip-o-c with federation.rounds=3, train.batch_size=8"
     same: dict[str, Any] = {"federation": {"rounds": 3}}
     (plan,) = asked(tmp_path, method="fedavg", tuned=True, settings=same).plan(check=False)
     assert plan.tuned is not None
     assert plan.tuned.given == ["train.batch_size=8"]
     same["train"] = {"batch_size": 8}
     (plan,) = asked(tmp_path, method="fedavg", tuned=True, settings=same).plan(check=False)
-    assert plan.tuned == TunedRecord(trials=1)
+    assert plan.tuned == TunedRecord(trials=1, scenario="ip-o-c")
+
+
+def test_tuning_in_one_reading_of_a_recipe_is_not_that_of_the_other(tmp_path: Path) -> None:
+    words: dict[str, Any] = {"method": "fedprox", "readings": "corrected"}
+    (one,) = tuning_of(tmp_path, **words)
+    assert one.given[-1] == "readings=corrected"
+    write(tmp_path, "fedprox", trial(0.1), given=one.given)
+    (plan,) = asked(tmp_path, method="fedprox", tuned=True).plan(check=False)
+    assert plan.tuned is not None
+    assert plan.tuned.given == ["readings=corrected"]
+    (plan,) = asked(tmp_path, tuned=True, **words).plan(check=False)
+    assert plan.tuned is not None
+    assert plan.tuned.given is None
+    with refused(SettingsError, "readings=corrected, where this command has nothing more"):
+        tuning_of(tmp_path, method="fedprox")
 
 
 def test_tuning_does_not_take_the_place_of_one_made_otherwise(tmp_path: Path) -> None:
@@ -435,7 +451,8 @@ def test_a_record_that_was_there_is_told_that_it_is_tuned(tmp_path: Path) -> Non
 def tuned_record(method: str, seed: int, trials: int, **chosen: Any) -> RunRecord:
     rate = chosen.get("train.lr", 0.002)
     made = record(method, seed=seed, settings={"train": {"lr": rate}})
-    return made.model_copy(update={"tuned": TunedRecord(trials=trials, settings=chosen)})
+    tuned = TunedRecord(trials=trials, settings=chosen, scenario="ip-o-c")
+    return made.model_copy(update={"tuned": tuned})
 
 
 def test_tuned_runs_have_a_table_of_their_own_that_says_the_trials(tmp_path: Path) -> None:
@@ -449,7 +466,8 @@ def test_tuned_runs_have_a_table_of_their_own_that_says_the_trials(tmp_path: Pat
     assert {run.method for run in second.runs} == {"fedprox", "fedavg"}
     captions = [" ".join(build(t.name, t.description, t.runs).caption) for t in (first, second)]
     assert "tuned by" not in captions[0]
-    assert "training domains, 8 trials each" in captions[1]
+    assert "training domains, 8 trials on ip-o-c each" in captions[1]
+    assert "also those that test on these domains" in captions[1]
     (note,) = [n for n in build("t", second.description, second.runs).notes if "was tuned" in n]
     assert "fedprox" in note
     assert "lr=0.004" in note
@@ -469,7 +487,7 @@ def test_missing_cells_are_filled_with_the_same_tuning(
     (table,) = generic_tables(read_runs(tmp_path))
     grid = build("t", table.description, table.runs)
     assert f" tuned={word}" in dict(grid.fills)["fedprox"]
-    assert ("8 trials under lodo" in " ".join(grid.caption)) == (protocol == "lodo")
+    assert ("8 trials on ip-o-c under lodo" in " ".join(grid.caption)) == (protocol == "lodo")
 
 
 def test_missing_cells_of_a_method_whose_recipe_won_are_filled_as_tuned(tmp_path: Path) -> None:
@@ -497,4 +515,4 @@ def test_rows_of_unequal_trials_say_so(tmp_path: Path) -> None:
     save(tmp_path, tuned_record("fedavg", 0, 4), tuned_record("moon", 0, 4))
     (table,) = generic_tables(read_runs(tmp_path))
     caption = " ".join(build("t", table.description, table.runs).caption)
-    assert "4 trials: fedavg, moon; 8 trials: fedprox" in caption
+    assert "4 trials on ip-o-c: fedavg, moon; 8 trials on ip-o-c: fedprox" in caption

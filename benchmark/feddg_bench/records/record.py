@@ -210,12 +210,14 @@ class TunedRecord(RecordPart):
     settings: dict[str, bool | int | float | str] = {}  # chosen; empty: the recipe's own were best
     seeds: Later[Count] = None  # seeds of each trial; absent if there was one
     protocol: Later[str] = None  # that of the trials; absent if it is the run's
+    scenario: Later[str] = None  # that of the trials; the first records lack it
     given: Later[list[str]] = None  # ``KEY=VALUE`` that trials had beside the recipe, if any
 
     @property
     def words(self) -> str:
         """The number of trials and of their seeds, and what they were made with, for a sentence."""
         said = f"{self.trials} trials" + (f" of {self.seeds} seeds" if self.seeds else "")
+        said += f" on {self.scenario}" if self.scenario else ""
         said += f" under {self.protocol}" if self.protocol else ""
         return said + (f" with {', '.join(self.given)}" if self.given else "")
 

@@ -262,7 +262,11 @@ class Request:
                     layers = base, own, chosen, self.settings, named
                     settled = validate(RunSettings, merge(*layers))
                     if tuned is not None:
-                        other = [p for p in tuned.given or () if not _holds(settled, p)]
+                        mine = {
+                            **dotted(settled.model_dump(mode="json")),
+                            "readings": self.readings,
+                        }
+                        other = [p for p in tuned.given or () if not _holds(mine, p)]
                         tuned = tuned.model_copy(update={"given": other or None})
                     if settled.portable:  # before PyTorch is loaded
                         begin_portable()
@@ -300,6 +304,7 @@ class Request:
             settings=found.settings,
             seeds=several,
             protocol=other,
+            scenario=found.scenario,
             given=[pair for pair in found.given if not pair.startswith("evaluation.")],
         )
 
@@ -339,10 +344,10 @@ class Request:
         return [(scenario, {"data": {"split_csv": str(file)}}) for scenario, file in files]
 
 
-def _holds(settings: RunSettings, pair: str) -> bool:
-    """Tell whether settings have the value of a ``KEY=VALUE``."""
-    mine = dotted(settings.model_dump(mode="json"))
-    return all(mine.get(key) == value for key, value in dotted(parse_override(pair)).items())
+def _holds(mine: Mapping[str, Any], pair: str) -> bool:
+    """Tell whether settings by dotted key have the value of a ``KEY=VALUE``."""
+    wanted = dotted(parse_override(pair, ("readings",)))
+    return all(mine.get(key) == value for key, value in wanted.items())
 
 
 def _settle(

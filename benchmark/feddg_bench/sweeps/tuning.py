@@ -21,6 +21,7 @@ from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.files import shipped
 from feddg_bench.common.streams import generator
 from feddg_bench.config.layers import Layer, dotted, merge
+from feddg_bench.config.recipes import READINGS
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.runs import read_runs
 from feddg_bench.records.sources import holds_records
@@ -119,10 +120,11 @@ def open_tuning(
     plans = replace(request, seeds=seeds[:1]).plan(datasets, check=False)
     _check(plans[0], seeds, root)
     given = tuple(f"{k}={json.dumps(v)}" for k, v in dotted(request.settings).items())
+    told = given if request.readings == READINGS[0] else (*given, f"readings={request.readings}")
     found = []
     for plan in plans:
         s = plan.settings
-        _check_ledger(plan, given, root)
+        _check_ledger(plan, told, root)
         named = {"method": s.method, "dataset": s.dataset, "protocol": s.protocol}
         named |= {"scenario": s.scenario, "seeds": ",".join(map(str, seeds))}
         named["readings"] = request.readings
@@ -140,7 +142,7 @@ def open_tuning(
                 f"{s.method} has nothing left to tune in {trials} trials beside what is given: "
                 f"{', '.join(given)}"
             )
-        found.append(Tuning(plan, seeds, given, tuple(points), tuple(made)))
+        found.append(Tuning(plan, seeds, told, tuple(points), tuple(made)))
     return found, Search(*(job for tuning in found for job in tuning.jobs))
 
 

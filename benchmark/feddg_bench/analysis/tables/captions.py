@@ -164,7 +164,13 @@ def tuning(rows: Sequence[Row]) -> list[str]:
         how = "; ".join(
             f"{said}: {', '.join(labels)}" for said, labels in sorted(by_trials.items())
         )
-    return [f"settings were tuned by held-out images of the training domains, {how}"]
+    one = any(run.tuned and run.tuned.scenario for mine in runs.values() for run in mine)
+    also = (
+        "; what was chosen serves all scenarios, also those that test on these domains"
+        if one
+        else ""
+    )
+    return [f"settings were tuned by held-out images of the training domains, {how}{also}"]
 
 
 def _privacy(rows: Sequence[Row]) -> list[str]:
