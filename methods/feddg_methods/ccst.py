@@ -181,7 +181,9 @@ class CCST(Method):
                 single.append(image_styles(maps))
         kinds = {"overall": pooled_style(torch.cat(moments))[None], "single": torch.cat(single)}
         sent = {kind: styles for kind, styles in kinds.items() if s.bank in (kind, "both")}
-        return {kind: s.perturbed(styles, client) for kind, styles in sent.items()}
+        # Noise is drawn for all at once: the same on both kinds would cancel in their difference.
+        noisy = s.perturbed(torch.cat([*sent.values()]), client)
+        return dict(zip(sent, noisy.split([*map(len, sent.values())]), strict=True))
 
     # ----------------------------------------------------------------- training, each round
 

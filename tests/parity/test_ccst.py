@@ -78,6 +78,20 @@ def test_published_styles():
     assert_close(styles["single"][:, 1, 0], torch.full((2,), 2**0.5), atol=4e-6, rtol=0)
 
 
+def test_noise_does_not_cancel_between_kinds_of_styles():
+    """Many channels: a generator's first numbers do not depend on how many follow them."""
+    maps = torch.randn(2, 512, 2, 1, generator=rng())
+
+    def gap(**values):
+        method = build(bank="both", **values)
+        method.style.style_maps = lambda images: images
+        styles = method.local_styles(a_client(maps))
+        return styles["overall"][0, 0] - styles["single"][0, 0]
+
+    noise = gap(perturb_noise=0.5) - gap()
+    assert 0.5 < float(noise.std()) < 0.9  # sqrt(2) * 0.5
+
+
 @pytest.mark.parametrize(
     ("bank", "ratio", "counts"),
     [
