@@ -134,3 +134,13 @@ def test_epsilon_stands_at_the_accuracy_that_it_leaves(tmp_path: Path) -> None:
     (row,) = csv.DictReader(StringIO(privacy_csv(METHODS, [], read_runs([tmp_path]))))
     assert (row["figure"], row["settings"]) == ("epsilon at", "epsilon 3.001, delta 0.001")
     assert float(row["value"]) == pytest.approx(mean)
+
+
+def test_guarantees_of_two_protocols_are_not_averaged(tmp_path: Path) -> None:
+    layer = {"privacy": {"mechanism": "dp_client"}, "federation": {"weighting": "uniform"}}
+    private = PrivacyRecord(mechanism="dp_client", aggregation="plain", epsilon=3.0, delta=1e-3)
+    for where in ({"protocol": "lodo", "scenario": "ipo-c"}, {"scenario": "ip-o-c"}):
+        save(tmp_path, fabricated(**where, settings=layer).model_copy(update={"privacy": private}))
+    cell = row_of(privacy_text(METHODS, [], read_runs([tmp_path])), "fedavg", "weights")[-1]
+    assert cell.count("3 at ") == 2
+    assert "2 runs" not in cell

@@ -135,6 +135,14 @@ def test_a_mean_over_settings_says_which_and_takes_seeds_that_have_them_all(tmp_
     assert "1 scenario, 2 seeds; lambda 0.0, lambda 0.1)" in claims_text([found])
 
 
+def test_seeds_of_other_columns_do_not_count(tmp_path: Path) -> None:
+    """Seed 2 has as many columns, but another one."""
+    levels = ((0.0, 0), (0.1, 0), (0.0, 1), (0.1, 1), (0.0, 2), (0.5, 2))
+    found = fisc_6(tmp_path, levels).tested
+    assert found is not None
+    assert (found.columns, found.seeds) == (("lambda 0.0", "lambda 0.1"), 2)
+
+
 def test_the_published_difference_is_of_the_columns_that_were_run(tmp_path: Path) -> None:
     """PARDON minus CCST: -2.40 at lambda 0, +3.08 at 0.1, +0.7625 over all four."""
     found = fisc_6(tmp_path, ((0.0, 0), (0.1, 0)))

@@ -333,6 +333,13 @@ def test_overhead_of_two_runs(add: Add, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("drawing")
+def test_protection_is_part_of_the_overhead(add: Add, tmp_path: Path) -> None:
+    add(seconds={"training": 2.0, "protection": 1.0})
+    (row,) = numbers(overhead(only_frame(tmp_path), EVERYTHING))
+    assert float(row["protection"]) == 1.0
+
+
+@pytest.mark.usefixtures("drawing")
 @pytest.mark.parametrize(("once", "panels"), [(1e-5, 1), (1.0, 2)])
 def test_preparing_has_a_panel_where_a_method_prepares(
     add: Add, tmp_path: Path, once: float, panels: int
@@ -390,6 +397,13 @@ def test_many_methods_get_a_panel_each_and_few_share_one() -> None:
         assert titles == [f"m{n}  {2 * n:.1f}" for n in range(6, -1, -1)]
         key = [text.get_text() for text in many.legends[0].get_texts()]
         assert "after round 2" in key[0]
+        cut = points(7).iloc[:-1]  # the last curve ends before round 2
+        titles = [
+            axes.get_title(loc="left")
+            for axes in draw_curves(cut, axis, "y", "title", "said").axes
+            if axes.axison
+        ]
+        assert [title for title in titles if "  " not in title] == ["m6"]
 
 
 @pytest.mark.usefixtures("drawing")
