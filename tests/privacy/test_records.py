@@ -38,6 +38,14 @@ def test_packed_records_are_those_that_were_packed_and_come_back(folder):
     assert path.read_bytes() == data
 
 
+def test_unpacking_replaces_a_broken_single_file(folder):
+    pack_attacks(folder)
+    whole = find_attack(folder, KEYS[0])
+    attack_path(folder, KEYS[0]).write_text("{ broken")
+    unpack_attacks(folder)
+    assert find_attack(folder, KEYS[0]) == whole
+
+
 def test_a_single_file_wins_and_is_added(folder):
     (path,) = pack_attacks(folder)
     again = record(0.9).model_copy(update={"key": KEYS[0]})

@@ -412,6 +412,13 @@ def test_ledgers_are_packed_and_unpacked(tmp_path: Path) -> None:
     assert later.chosen == 1
     pack_ledgers(tmp_path)
     assert load_ledger(tmp_path, *FRAME, "ccst") == later
+    single = ledger_path(tmp_path, *FRAME, "fedavg")
+    single.parent.mkdir(exist_ok=True)
+    single.write_text("broken")
+    with refused(DataError, str(single)):
+        unpack_ledgers(tmp_path)
+    assert packed.exists()
+    single.unlink()
     assert unpack_ledgers(tmp_path) == [packed]
     assert not packed.exists()
     assert ledger_path(tmp_path, *FRAME, "fedavg").read_bytes() == kept
