@@ -73,6 +73,14 @@ def run(
         readings,
         tuned,
     )
+    from feddg_bench.runs import observer
+
+    for given in observers:
+        if not isinstance(given, observer.Observer):
+            raise SettingsError(
+                f"{given!r} cannot observe runs: give objects of a subclass of "
+                f"feddg_bench.Observer, as in observers=[Mine()]"
+            )
     plans = request.plan()
 
     from feddg_bench.cli.progress import ConsoleReport

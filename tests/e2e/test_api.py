@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import feddg_bench as fb
-from feddg_bench.common.errors import DataError
+from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.runs.checkpoints import load_checkpoint, save_checkpoint
 from feddg_bench.runs.kept import read_model
@@ -57,6 +57,13 @@ def checkpoint(made: Any, tmp_path: Path) -> Path:
         made(observers=[Stop()])
     (path,) = ResultsStore(tmp_path / "r").checkpoints.glob("*.safetensors")
     return path
+
+
+@pytest.mark.parametrize("wrong", [Stop, 3])
+def test_what_cannot_observe_is_refused(made: Any, tmp_path: Path, wrong: Any) -> None:
+    with refused(SettingsError, "cannot observe runs", "observers=[Mine()]"):
+        made(observers=[wrong])
+    assert not (tmp_path / "r").exists()
 
 
 def test_a_run_does_not_go_on_with_other_code(made: Any, checkpoint: Path) -> None:
