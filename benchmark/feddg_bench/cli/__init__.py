@@ -99,6 +99,9 @@ def main() -> None:
     except RunInterruptedError as stop:
         print("feddg-bench: stopped", file=sys.stderr)  # noqa: T201
         sys.exit(128 + stop.signal_number)
+    except BrokenPipeError:  # the reader of our output went away, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
     except OSError as error:
         if error.errno not in _OUTSIDE:
             raise
@@ -106,9 +109,6 @@ def main() -> None:
         text = f"cannot use {where}{error.strerror}; mend that or name another place"
         print(f"feddg-bench: error: {printable(text)}", file=sys.stderr)  # noqa: T201
         sys.exit(2)
-    except BrokenPipeError:  # the reader of our output went away, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
 
 
 def _wrong_usage(error: Any) -> str:
