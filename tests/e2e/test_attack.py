@@ -130,6 +130,10 @@ def test_bad_words_are_refused(feddg: Run, tmp_path: Path) -> None:
     refused(attack(feddg, tmp_path, "--attacker", "eve"), "attacker", "eavesdropper")
     refused(attack(feddg, tmp_path, "data.id_val_fraction=0"), "public images", "id_val_fraction")
     refused(attack(feddg, tmp_path, "--sizes", "10,x"), "--sizes", "numbers")
+    many = attack(feddg, tmp_path, "--sizes", "10,30")  # whose number of clients is given
+    refused(many, "--sizes", "their number is given")
+    whole = feddg("attack", "--sizes", "10", "partition.kind=domain", "--results", str(tmp_path))
+    refused(whole, "partition.kind=domain does not take it")
     erm = feddg("attack", "--results", str(tmp_path), "--method", "erm")
     refused(erm, "one client", "two or more")
     assert not (tmp_path / "attacks").exists()

@@ -430,6 +430,13 @@ def test_dp_client_over_secure_sums_has_the_same_model(secure):
     close(hidden.server.weights, plain.server.weights)
 
 
+def test_numbers_that_do_not_fit_a_secure_sum_end_the_run(secure):
+    """Cut to fit, image counts would give a model that is silently wrong."""
+    few = {"privacy": {"bits": 32}}
+    with refused(SettingsError, "does not fit", "privacy.bits=32", "give more bits"):
+        start_toy_run("fedavg", secure, few).rounds(1)
+
+
 def test_guarantees_say_what_they_protect():
     pytest.importorskip("opacus", reason="epsilon needs the extra feddg-bench[privacy]")
     fedavg, pardon, ccst = map(load_method, ("fedavg", "pardon", "ccst"))

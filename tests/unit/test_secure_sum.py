@@ -82,15 +82,18 @@ def test_fixed_point_has_known_integers():
     st.integers(1, 50),
     st.sampled_from([16, 32, 48, 64]),
 )
-def test_a_sum_never_wraps(values, terms, bits):
-    numbers = to_ring(np.array(values), fraction=8, bits=bits, terms=terms)
-    total = from_ring(wrap(numbers * np.uint64(terms), bits), fraction=8, bits=bits)
+def test_a_sum_is_right_or_refused(values, terms, bits):
     limit = 2.0 ** (bits - 1 - 8)
+    largest = max(map(abs, values)) * terms
+    try:
+        numbers = to_ring(np.array(values), fraction=8, bits=bits, terms=terms)
+    except OverflowError:
+        assert largest > limit / 2
+        return
+    assert largest <= limit + terms
+    total = from_ring(wrap(numbers * np.uint64(terms), bits), fraction=8, bits=bits)
     for value, found in zip(values, total, strict=True):
-        assert abs(found) <= limit
-        assert np.sign(found) in (0, np.sign(value))
-        if abs(value) * terms < limit / 2:
-            assert found == pytest.approx(value * terms, abs=terms * 2.0**-8)
+        assert found == pytest.approx(value * terms, rel=1e-12, abs=terms * 2.0**-8)
 
 
 # --------------------------------------------------------------------------------------- keys

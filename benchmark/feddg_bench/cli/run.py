@@ -160,13 +160,15 @@ def _run_all(
         where = ""
         if resources.results != Resources().results:
             where = f" --results {resources.results}"
+        if resources.threads != Resources().threads:
+            where += f" --threads {resources.threads}"
         if resources.wandb != "off":
             where += f" --wandb {resources.wandb} --wandb-project {resources.wandb_project}"
-        hint = (
-            f"go on with: feddg-bench resume {key}{where} (or the same command again)"
-            if store.checkpoint(key).exists()
-            else "no round was finished; the same command starts this run again"
-        )
+        hint = f"go on with: feddg-bench resume {key}{where} (or the same command again)"
+        if not store.checkpoint(key).exists():
+            hint = "no round was finished; the same command starts this run again"
+        elif keep:  # which `resume` does not know
+            hint = "the same command goes on"
         _say(f"feddg-bench: stopped; {hint}")
         raise typer.Exit(128 + stop.signal_number) from stop
     groups: dict[tuple[str, str], list[RunRecord]] = {}

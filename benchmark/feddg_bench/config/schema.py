@@ -209,8 +209,8 @@ class FederationSettings(Section):
     """What happens if a client fails, for example if its reply holds NaN, does not have the shapes
     of the model or does not come: the round goes on without the client, or the run ends."""
     client_timeout: float | None = Field(None, gt=0)
-    """Seconds after which a client that has not answered counts as failed; needs ``--workers 2`` or
-    more. null waits for ever."""
+    """Seconds after which a client that has not answered counts as failed, where clients train
+    together for each of them; needs ``--workers 2`` or more. null waits for ever."""
 
 
 class EvaluationSettings(Section):

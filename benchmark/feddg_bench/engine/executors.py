@@ -241,12 +241,15 @@ class PoolExecutor(Executor):
                 answers.update(self._collect(timeout))
 
     def _collect(self, timeout: float | None) -> Iterator[tuple[int, Any]]:
-        """Yield answers as they come; replace workers that died or took longer than ``timeout``."""
+        """Yield answers as they come; replace workers that died or took too long.
+
+        Clients that train together may take ``timeout`` each.
+        """
         busy = [(member, member.job) for member in self.members if member.job is not None]
-        since = [member.since for member, job in busy if not job.building]
         left = None
-        if timeout is not None and since:
-            left = max(0.0, timeout + min(since) - time.monotonic())
+        if timeout is not None:
+            ends = [m.since + timeout * job.clients for m, job in busy if not job.building]
+            left = max(0.0, min(ends) - time.monotonic()) if ends else None
         ready = self.ready([member for member, _ in busy], left)
         for member, job in busy:
             if member in ready:
@@ -261,10 +264,10 @@ class PoolExecutor(Executor):
                     yield job.number, answer
             elif timeout is None or job.building:
                 continue
-            elif time.monotonic() - member.since >= timeout:
-                logger.warning("%s takes longer than %g s: ended", job.name, timeout)
+            elif time.monotonic() - member.since >= (limit := timeout * job.clients):
+                logger.warning("%s takes longer than %g s: ended", job.name, limit)
                 member.replace()
-                yield job.number, job.payload | {"fault": f"did not come within {timeout:g} s"}
+                yield job.number, job.payload | {"fault": f"did not come within {limit:g} s"}
 
     def _bury(self, member: RemoteWorker, job: WorkerJob) -> None:
         """Replace a worker that died.
@@ -322,6 +325,11 @@ class WorkerJob:
     number: int = 0
     deaths: int = 0
     building: bool = False
+
+    @property
+    def clients(self) -> int:
+        """How many clients' time it may take."""
+        return max(1, len(self.payload.get("tasks", ())))
 
 
 class RemoteWorker(ABC):

@@ -16,6 +16,7 @@ from feddg_bench.common.streams import generator
 from feddg_bench.config.layers import merge, validate
 from feddg_bench.config.schema import MANY, Resources, RunSettings
 from feddg_bench.data.federated import Federation, spread
+from feddg_bench.data.partition import PARTITION_RULES
 from feddg_bench.engine.devices import open_executor
 from feddg_bench.plugins import load_method
 from feddg_bench.privacy.attack import OnStep, Scene, load_attack, silent
@@ -67,8 +68,16 @@ def attack_plans(
             f"of two or more: choose another --method, or more clients"
         )
     images = {plan.key: check_withheld(plan) for plan in plans}
+    kind_of = plans[0].settings.partition.kind
+    given = "clients" in request.settings.get("partition", {})
+    if sizes and (given or "clients" not in PARTITION_RULES[kind_of][1]):
+        why = "their number is given" if given else f"partition.kind={kind_of} does not take it"
+        raise SettingsError(
+            f"--sizes says how many images a client holds by the number of clients, and {why}: "
+            f"leave one of them out"
+        )
     sizes = sizes or attack.sizes
-    if not sizes or "clients" in request.settings.get("partition", {}):
+    if not sizes or given:
         return plans
     return [
         same

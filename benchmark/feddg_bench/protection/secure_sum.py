@@ -43,10 +43,14 @@ class TooFewError(Exception):
 def to_ring(values: NDArray[np.float64], *, fraction: int, bits: int, terms: int) -> Ring:
     """Return numbers [d] as integers modulo 2^bits, in steps of 2^-fraction.
 
-    A number too large for a sum of ``terms`` such numbers is cut to the largest that is not.
+    Raises:
+        OverflowError: If a number is too large for a sum of ``terms`` such numbers.
     """
     limit = math.nextafter(2.0 ** (bits - 1) / terms, 0.0)
-    steps = np.clip(np.rint(np.ldexp(values, fraction)), -limit, limit)
+    steps = np.rint(np.ldexp(values, fraction))
+    if (np.abs(steps) > limit).any():
+        largest = float(np.abs(values).max())
+        raise OverflowError(f"{largest:g} is above {math.ldexp(limit, -fraction):g}")
     return wrap(np.trunc(steps).astype(np.int64).view(np.uint64), bits)
 
 

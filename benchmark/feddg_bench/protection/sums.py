@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from feddg_bench.common.errors import PluginError
+from feddg_bench.common.errors import PluginError, SettingsError
 from feddg_bench.common.streams import byte_stream, generator
 from feddg_bench.config.schema import PrivacySettings
 from feddg_bench.core.aggregation import fold
@@ -88,9 +88,20 @@ class MaskedSum:
         )
 
     def add(self, client: str, vector: Vector) -> None:
-        """Take a client's vector."""
-        s = self._settings
-        numbers = to_ring(vector, fraction=s.fraction_bits, bits=s.bits, terms=len(self._clients))
+        """Take a client's vector.
+
+        Raises:
+            SettingsError: If one of its numbers does not fit.
+        """
+        s, terms = self._settings, len(self._clients)
+        try:
+            numbers = to_ring(vector, fraction=s.fraction_bits, bits=s.bits, terms=terms)
+        except OverflowError as error:
+            raise SettingsError(
+                f"a number of {client} does not fit into a secure sum of {terms} clients with "
+                f"privacy.bits={s.bits} and privacy.fraction_bits={s.fraction_bits}: {error}; give "
+                f"more bits, or fewer behind the point"
+            ) from error
         self._session.add(client, numbers)
 
     def total(self) -> Vector:
