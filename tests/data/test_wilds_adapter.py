@@ -138,6 +138,7 @@ def test_contents_and_readings_decide_the_fingerprint(folder):
     prints = [dataset.fingerprint() for dataset in (of(), *other, moved, redrawn)]
     assert len(set(prints)) == len(prints)
     before = of().stamp()
+    assert redrawn.stamp() != before  # the same files, read in another way
     (folder / "table.csv").write_text("ab")
     assert of().stamp() != before
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -9,7 +12,7 @@ from torch import nn
 from feddg_bench.core.messages import encode
 from feddg_bench.engine.flop import Tally, count_flop, peak_flops
 from feddg_bench.plugins import names
-from feddg_bench.testing import TaskRecorder, start_toy_run
+from feddg_bench.testing import TaskRecorder, start_toy_run, toy_federation
 from feddg_methods.fedavg import FedAvg
 
 
@@ -54,6 +57,31 @@ def test_the_first_task_of_each_call_is_counted():
     counted = [t.call for t, r in zip(seen.tasks, seen.replies, strict=True) if r.counted]
     assert counted == list(dict.fromkeys(task.call for task in seen.tasks))
     assert len(counted) > 1
+
+
+def test_validation_images_are_counted_in_proportion():
+    """Of a client's 400 and 40 images eight and one are looked at, not eight and 40."""
+    draw = np.random.default_rng(0)
+    images = draw.integers(0, 255, (440, 16, 16, 3), dtype=np.uint8)
+    federation = replace(
+        toy_federation(),
+        images=images,
+        labels=np.arange(440) % 3,
+        domain_ids=np.zeros(440, dtype=np.int64),
+        clients={"client_0": np.arange(400)},
+        evaluation=(),
+        validation={"client_0": np.arange(400, 440)},
+    )
+    found = {}
+    for method in ("fedavg", "feddg_ga"):
+        seen, tally = TaskRecorder(), Tally()
+        every = {"federation": {"per_round": None}}
+        run = start_toy_run(method, every, federation=federation, executor=seen, counts=True)
+        run.rounds(1)
+        for task, reply in zip(seen.tasks, seen.replies, strict=True):
+            tally.add(task, reply)
+        found[method] = tally.flop
+    assert 1 < found["feddg_ga"] / found["fedavg"] < 1.1
 
 
 def test_what_is_counted_is_what_is_computed():

@@ -219,6 +219,13 @@ class Worker:
         few = self.data[task.client].index[:COUNTED].numpy()
         client.data = ClientImages(self.bank, few, self.settings.augment, self.settings.train)
         client.domain_ids = client.domain_ids[:COUNTED]
+        held = self.validation.get(task.client)
+        if held is not None:  # in proportion: the caller counts by training images
+            part = max(1, round(len(held) * len(few) / len(self.data[task.client])))
+            rows = held.index[:part].numpy()
+            client.validation = ClientImages(
+                self.bank, rows, self.settings.augment, self.settings.train
+            )
         flop = count_flop(lambda: self._do(task, client))
         peak = peak_flops(self.device, self.settings.train.precision, self.spec.threads)
         return {"flop an image": flop / len(few), "peak flops": peak}

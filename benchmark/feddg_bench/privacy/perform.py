@@ -196,6 +196,11 @@ class Lab:
         record = find_attack(root, key)
         digests = dict(self.judges.digests) if attack.judged else {}
         judged = record is not None and digests.items() <= record.judges.items()
+        if record is not None and not judged and (lost := record.judges.keys() - digests.keys()):
+            raise SettingsError(
+                f"attack {key} was judged by {', '.join(sorted(lost))}, too, which would be lost: "
+                f"give --{' and --'.join(sorted(lost))} as well"
+            )
         if record is not None and not again and judged and record.has(items):
             return record
         method = load_method(plan.settings.method)
