@@ -208,8 +208,9 @@ def validation_parts(
 
     The in-domain validation split is spread with the partition's own rule and seed. A client that
     gets none of it gives up a tenth of its training images, rounded down but at least one; a client
-    with a single image uses it for both. ``id_val`` are the data-set indices of the in-domain
-    validation images, [n], and ``domains`` their domain ids, [n].
+    with a single image uses it for both. With ``dirichlet`` this draws other shares of domains than
+    those of the training images, whose number decides how far the stream has gone. ``id_val`` are
+    the data-set indices of the in-domain validation images, [n], ``domains`` their domain ids, [n].
 
     Returns:
         Training and validation images by client name: data-set indices.
