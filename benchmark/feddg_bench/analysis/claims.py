@@ -80,23 +80,22 @@ def claims(runs: Sequence[RecordedRun]) -> Iterator[PaperClaim]:
     Raises:
         DataError: If one cell would average runs that differ.
     """
+    known: dict[frozenset[str], list[Frame]] = {}  # by what columns vary: tables share them
     for name in named_tables():
         _, description = load_description(name)
         if description.best:
-            yield from _of_table(name, description, runs)
+            varied = frozenset(varied_keys(description))
+            if varied not in known:
+                known[varied] = frames(runs, varied)
+            yield from _of_table(name, description, known[varied])
 
 
-def _of_table(
-    name: str, description: Description, runs: Sequence[RecordedRun]
-) -> Iterator[PaperClaim]:
+def _of_table(name: str, description: Description, of: Sequence[Frame]) -> Iterator[PaperClaim]:
     where = {k: v for k, v in description.where.items() if not k.startswith(_OURS)}
     loose = description.model_copy(update={"where": where, "others": False})
     columns = measured_columns(loose, None)
     recipe = description.recipe or RECIPES[str(description.paper)]
-    made = [
-        (frame, make_rows(name, loose, columns, frame.runs))
-        for frame in frames(runs, varied_keys(description))
-    ]
+    made = [(frame, make_rows(name, loose, columns, frame.runs)) for frame in of]
     printed = build(name, description, ())
     specs = {spec.label: spec for spec in description.rows if spec.where is not None}
     for number, group in enumerate(description.groups):
