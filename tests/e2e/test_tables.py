@@ -47,6 +47,15 @@ def feddg(feddg: Run) -> Run:
     return partial(feddg, "tables")
 
 
+def test_the_last_line_says_what_was_written(feddg: Run, results: Path, tmp_path: Path) -> None:
+    done = feddg("claims", "--results", results, "--out", tmp_path / "c")
+    assert done.out.endswith(f"written to {tmp_path / 'c' / 'claims.md'}\n")
+    broken = tmp_path / "b" / "runs" / "aa.json"
+    broken.parent.mkdir(parents=True)
+    broken.write_text("{}")
+    assert feddg("all", "--results", tmp_path / "b").out.endswith("; no table has a run\n")
+
+
 def test_all_tables_twice_with_the_same_bytes(feddg: Run, results: Path, tmp_path: Path) -> None:
     done = feddg("all", "--results", results, "--out", tmp_path / "one")
     assert done.code == 0, done.err

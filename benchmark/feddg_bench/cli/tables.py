@@ -95,6 +95,10 @@ def tables_command(
         document = latex_document([*written, *(n for n in there if n not in {*written, "tables"})])
         write_whole(folder / "tables.tex", document.encode(), sync=False)
     where = f"written to {folder}: {', '.join(endings)}" if files else "no table has a run"
+    if {*names} == {"claims"}:
+        where = f"written to {(out or folders[0]) / 'claims.md'}"
+    elif not files and "privacy" in names:
+        where = f"written to {folder / 'privacy'}: md, csv"
     print(f"{len(runs)} runs of {said}; {where}")  # noqa: T201
 
 
