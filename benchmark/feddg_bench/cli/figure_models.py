@@ -43,9 +43,14 @@ class Output:
     def __post_init__(self) -> None:
         read_names("format", self.format, FORMATS)  # before anything is trained
 
-    def save(self, draw: Callable[[], Picture], results: Path = FOLDERS[0]) -> None:
-        """Draw a picture and write it, in a folder of ``results`` if no other was named."""
-        save(lambda: [draw()], self.out or results / "figures", listed(self.format))
+    @property
+    def root(self) -> Path:
+        """The results folder that holds ``figures``."""
+        return FOLDERS[0]
+
+    def save(self, draw: Callable[[], Picture]) -> None:
+        """Draw a picture and write it."""
+        save(lambda: [draw()], self.out or self.root / "figures", listed(self.format))
 
 
 @with_groups
@@ -102,6 +107,11 @@ At = Annotated[
 class Training(Output, Recording, Experiment):
     """The runs whose models a figure needs, where they are computed, and where the figure goes."""
 
+    @property
+    def root(self) -> Path:
+        """The folder of their records."""
+        return self.results
+
     def train(
         self, at: str | None, method: str | None = None, *, updates: bool = False
     ) -> list[Trained]:
@@ -135,7 +145,7 @@ def tsne_command(
     runs = training.train(at)
     from feddg_bench.analysis.figures.embedding import tsne_picture
 
-    training.save(lambda: tsne_picture(runs, images), training.results)
+    training.save(lambda: tsne_picture(runs, images))
 
 
 @with_groups
@@ -148,7 +158,7 @@ def gradcam_command(
     runs = training.train(at)
     from feddg_bench.analysis.figures.gradcam import gradcam_picture
 
-    training.save(lambda: gradcam_picture(runs, images), training.results)
+    training.save(lambda: gradcam_picture(runs, images))
 
 
 @with_groups
@@ -167,7 +177,7 @@ def landscape_command(
     from feddg_bench.analysis.figures.landscape import landscape_picture
 
     clients = () if pair is None else pair.split(",")
-    training.save(lambda: landscape_picture(runs, clients, images, steps), training.results)
+    training.save(lambda: landscape_picture(runs, clients, images, steps))
 
 
 @with_groups
@@ -179,4 +189,4 @@ def styles_command(
     runs = training.train("1", "pardon,ccst,fedccrl", updates=True)
     from feddg_bench.analysis.figures.styles import styles_picture
 
-    training.save(lambda: styles_picture(runs, images), training.results)
+    training.save(lambda: styles_picture(runs, images))

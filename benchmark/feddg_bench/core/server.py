@@ -368,32 +368,26 @@ class Server:
         """
         weights, broadcast, memory = self.weights, dict(self.broadcast), dict(self.memory)
         memories = dict(self._executor.memories)
-
-        def undo() -> None:
+        try:
+            yield
+            wrong = misfit(self.weights, weights)
+            if wrong is not None:
+                raise PluginError(
+                    f"after round {self.round} the global model's {wrong.name} {wrong.reason}: the "
+                    f"method's server half must keep names, shapes and types"
+                )
+            flaw = nonfinite({"weights": self.weights, "broadcast": dict(self.broadcast)})
+            if flaw is not None:
+                self._leave_out("server", flaw, "the sum of the replies")
+                raise NoReplyError("the sum of the replies")  # noqa: TRY301 - undone below
+        except NoReplyError:
             self.weights, self.memory, self._executor.memories = weights, memory, memories
             for key in set(self.broadcast) - set(broadcast):
                 del self.broadcast[key]
             for key, value in broadcast.items():
                 if self.broadcast.get(key) is not value:
                     self.broadcast[key] = value
-
-        try:
-            yield
-        except NoReplyError:
-            undo()
             raise
-        wrong = misfit(self.weights, weights)
-        if wrong is not None:
-            raise PluginError(
-                f"after round {self.round} the global model's {wrong.name} {wrong.reason}: the "
-                f"method's server half must keep names, shapes and types"
-            )
-        flaw = nonfinite({"weights": self.weights, "broadcast": dict(self.broadcast)})
-        if flaw is None:
-            return
-        self._leave_out("server", flaw, "the sum of the replies")
-        undo()
-        raise NoReplyError("the sum of the replies")
 
     def share(self, reply: Reply[Any]) -> float:
         """Return a reply's share in a mean, not normalised: its image count, or 1 if uniform."""

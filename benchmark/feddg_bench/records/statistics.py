@@ -109,7 +109,8 @@ def compare(
     row: Sample, other: Sample, *, lower_is_better: bool = False, tie: float = TIE
 ) -> Comparison:
     """Compare two rows over the scenarios that both have; differences below ``tie`` are ties."""
-    groups = list(_differences(row, other).values())
+    gaps = {pair: row[pair] - other[pair] for pair in row if pair in other}
+    groups = list(by_scenario(gaps).values())
     if not groups:
         return Comparison(Estimate(NAN), NAN, 0, 0, 0)
     means = np.array([group.mean() for group in groups])
@@ -122,10 +123,6 @@ def compare(
         len(groups) - wins - losses,
         losses,
     )
-
-
-def _differences(row: Sample, other: Sample) -> dict[str, _Values]:
-    return by_scenario({pair: row[pair] - other[pair] for pair in row if pair in other})
 
 
 def t_test(differences: _Values) -> float:
@@ -210,15 +207,12 @@ def best_rows(
     kept = {n: {pair: v for pair, v in samples[n].items() if pair[0] in wanted} for n in order}
 
     def beats_all(number: int, others: Sequence[int]) -> bool:
-        found = [
-            np.array([d.mean() for d in _differences(kept[number], kept[other]).values()])
-            for other in others
-        ]
+        found = [compare(kept[number], kept[other]) for other in others]
         sign = -1 if lower_is_better else 1
         return (
             bool(found)
-            and all(p < LEVEL for p in holm([t_test(means) for means in found]))
-            and all(sign * means.mean() > 0 for means in found)
+            and all(p < LEVEL for p in holm([one.p_value for one in found]))
+            and all(sign * one.difference.value > 0 for one in found)
         )
 
     if not order or not beats_all(order[0], order[1:]):
