@@ -1,6 +1,7 @@
 """The likelihood ratio against hand-made numbers, and controls that fail when they should."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -154,6 +155,26 @@ def test_a_client_finds_single_images_in_the_pool_that_it_is_sent() -> None:
     assert found["pool"].figures["auc"].value > 0.95
     assert not found["pool"].up
     assert found["pool"].targets == (CLIENTS - 1) * EACH
+
+
+@pytest.mark.parametrize(
+    ("method", "item", "layer"),
+    [("pardon", "style", PIXEL), ("fedccrl", "pool", {"hyper": {"upload_ratio": 1.0}})],
+)
+def test_what_tells_members_by_their_looks_alone_is_found_out(
+    method: str, item: str, layer: dict[str, Any]
+) -> None:
+    """Others are darker than public images, members are not: no message is needed to see that."""
+    federation = attacked_federation(public=40)
+    images = np.asarray(federation.images).copy()
+    for split, _, index in federation.evaluation:
+        if split == "id_test":
+            images[index] //= 4
+    dark = replace(federation, images=images)
+    scene = scene_of(method, layer, attacker="client", rounds=2, federation=dark)
+    result = measure(scene)[item]
+    assert not result.no_leak.holds
+    assert result.figures == {}
 
 
 def test_a_client_reads_the_style_of_all_as_one_style() -> None:

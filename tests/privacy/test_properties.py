@@ -1,6 +1,7 @@
 """The mixture of a client against hand-made ones."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,7 +65,7 @@ def test_a_rank_is_the_share_of_clients_that_fit_worse() -> None:
 def test_a_planted_message_is_the_mean_of_its_groups() -> None:
     vectors, who = public()
     truth = np.array([[0.25, 0.25, 0.25, 0.25]])
-    (row,) = plant(Rows(vectors[:1], False, True), vectors, who, truth, CELLS)
+    (row,) = plant(Rows(vectors[:1], False, True), vectors, who, CELLS, truth)
     assert torch.allclose(row.vectors[0], vectors.mean(0))
 
 
@@ -77,6 +78,33 @@ def test_updates_tell_the_classes_of_a_client(method: str) -> None:
     assert not result.failed
     assert result.figures["rank"].value > 0.8
     assert result.figures["error"].high < result.figures["guess"].low
+
+
+class Informed(Properties):
+    """A scorer that tells its attacker what clients hold, whatever they send."""
+
+    def _truth(self, *asked: Any) -> np.ndarray:  # type: ignore[override]
+        self.known = [*getattr(self, "known", []), Properties._truth(*asked)]
+        return self.known[-1]
+
+    def _guess(self, mixture: Mixture, rows: Any, sizes: Any) -> np.ndarray:  # type: ignore[override]
+        return np.stack(self.known)
+
+
+@pytest.mark.parametrize("clients", [4, 12])
+def test_a_scorer_that_knows_what_clients_hold_is_found_out(clients: int) -> None:
+    scene = scene_of("fedavg", federation=sorted_federation(many=clients))
+    for result in Informed().measure(scene):
+        assert not result.no_leak.holds
+        assert result.figures == {}
+        assert "'no leak'" in result.failed
+
+
+def test_of_few_clients_a_sure_guess_is_not_withheld() -> None:
+    scene = scene_of("fpl", federation=sorted_federation(many=4), items={"prototypes"})
+    result = next(r for r in Properties().measure(scene) if r.about == "classes")
+    assert np.allclose(list(vars(result.no_leak.measured).values()), 0.5)
+    assert result.figures["rank"].value == 1.0
 
 
 def test_of_many_clients_not_the_first_are_attacked() -> None:

@@ -1,9 +1,10 @@
 """What every attack is made of: an attacker's half, a scorer's half, and two controls.
 
 The attacker's half is given messages that crossed, public images and targets; the scorer's half
-alone knows who holds what. Every figure comes with two controls: *no leak* attacks messages of
-clients that do not hold the target, and must be at chance; *planted leak* attacks messages that
-hold the target alone, and must find it. A figure whose controls fail is withheld.
+alone knows who holds what. Every figure comes with two controls: *no leak* looks for the target in
+messages of clients that do not hold it, real ones or made for the control, and must be at chance;
+*planted leak* looks in messages that hold the target alone, and must find it. A figure whose
+controls fail is withheld.
 """
 
 from __future__ import annotations
@@ -131,11 +132,18 @@ class Attack(ABC):
     judged: ClassVar[bool] = False
     """Whether networks judge the pictures that it makes."""
     version: ClassVar[int] = 1
-    """Raise it with every change that can move figures."""
+    """Raise it with every change that can move figures or controls."""
+    versions: ClassVar[Mapping[Attacker, int]] = {}
+    """Instead of it, for attackers whose figures alone a change could move."""
 
     def __init__(self) -> None:
         self.pictures: dict[str, bytes] = {}
         """PNG files by name, for figures that were not withheld."""
+
+    @classmethod
+    def version_of(cls, attacker: Attacker) -> int:
+        """Return the version of the attack by this attacker."""
+        return cls.versions.get(attacker, cls.version)
 
     def reads(self, item: str) -> bool:
         """Return whether the attack may be able to read messages of this name."""

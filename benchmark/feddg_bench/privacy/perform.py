@@ -192,7 +192,7 @@ class Lab:
             DataError: If there are no public images, or a record cannot be written.
         """
         root, attack = self.resources.results, load_attack(kind)()
-        key = attack_key(kind, attack.version, attacker, plan.key)
+        key = attack_key(kind, attack.version_of(attacker), attacker, plan.key)
         record = find_attack(root, key)
         digests = dict(self.judges.digests) if attack.judged else {}
         judged = record is not None and digests.items() <= record.judges.items()
@@ -227,7 +227,7 @@ class Lab:
         record = AttackRecord(
             key=key,
             kind=kind,
-            version=attack.version,
+            version=attack.version_of(attacker),
             attacker=attacker,
             run_key=plan.key,
             method=s.method,

@@ -17,8 +17,9 @@ false ones); Zhu et al., FedMIA, 2024 (updates over rounds).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -36,7 +37,7 @@ from feddg_bench.privacy.attack import (
 from feddg_bench.privacy.capture import Message, by_item
 from feddg_bench.privacy.received import read_received
 from feddg_bench.privacy.shadow import Rows, Shadow
-from feddg_bench.records.attacks import AttackResult
+from feddg_bench.records.attacks import Attacker, AttackResult
 
 RIDGE = 0.05
 """Added to the public covariance, times its mean variance: there are few public images."""
@@ -159,6 +160,7 @@ class Membership(Attack):
     """The scorer's half: members of each client against images that no client holds."""
 
     kind = "membership"
+    versions: ClassVar[Mapping[Attacker, int]] = {"client": 2}
 
     def measure(self, scene: Scene) -> Iterator[AttackResult]:
         """Attack each item that clients send, or that the attacking client is sent."""
@@ -276,12 +278,9 @@ class Membership(Attack):
                 scores += torch.stack(each).max(0).values / len(chosen)
             rest, mine = scores[: len(others)], scores[len(others) :]
             shares = percentiles(mine, members.domains, rest, others.domains)
-            # Nobody holds any of the others: let one half of them stand for members.
-            half = scene.draw("no leak").permutation(len(others)) < len(others) // 2
-            one, two = torch.from_numpy(half), torch.from_numpy(~half)
-            wrong = percentiles(rest[one], others.domains[half], rest[two], others.domains[~half])
-            form = message.rows[0]
-            there = planted(known, form, x[: len(others)], others, scene.draw("planted", item))
+            form, some = message.rows[0], x[: len(others)]
+            wrong = absent(known, message.rows, x, (others, members), scene.draw("no leak", item))
+            there = planted(known, form, some, others, scene.draw("planted", item))
             draw = scene.draw("bootstrap", item)
             yield AttackResult(
                 item=item,
@@ -291,7 +290,7 @@ class Membership(Attack):
                 messages=1,
                 targets=len(members),
                 bytes=chosen[0].bytes,
-                no_leak=no_leak(interval(list(wrong[:, None]), draw), 0.5),
+                no_leak=no_leak(interval([wrong[holders == n] for n in names], draw), 0.5),
                 planted_leak=planted_leak(interval(there, draw), FOUND),
                 figures={"auc": interval([shares[holders == n] for n in names], draw)},
             ).withheld()
@@ -305,6 +304,51 @@ def few_clients(names: Iterable[str], draw: np.random.Generator) -> list[str]:
     return sorted(draw.choice(known, MOST_CLIENTS, replace=False))
 
 
+def hold(form: Rows, x: Tensor, who: Pictures) -> Rows:
+    """Return what a client that held these images would send: rows or means of their vectors.
+
+    ``form`` is a real message, whose form this takes; ``x`` are the images' vectors [n, P].
+    """
+    if not form.each:
+        return replace(form, vectors=x.mean(0, keepdim=True))
+    if form.keys is None:
+        return replace(form, vectors=x)
+    keys = np.unique(who.labels)
+    means = torch.stack([x[torch.from_numpy(who.labels == key)].mean(0) for key in keys])
+    return replace(form, vectors=means, keys=torch.from_numpy(keys))
+
+
+def absent(
+    known: Likelihood,
+    forms: Sequence[Rows],
+    x: Tensor,
+    sets: tuple[Pictures, Pictures],
+    draw: np.random.Generator,
+) -> np.ndarray:
+    """Return the percentiles of members [n] in messages of clients that hold half of the others.
+
+    No member can be in such a message: members are compared with the other half of the others.
+
+    Args:
+        known: The attacker.
+        forms: Real messages, whose number and form these take.
+        x: Vectors of the others and the members, [m + n, P].
+        sets: Others [m] and members [n].
+        draw: Chooses the half.
+    """
+    others, members = sets
+    held, free = np.array_split(draw.permutation(len(others)), 2)
+    parts = np.array_split(held, min(len(forms), len(held)))
+    each = [
+        known.ratios(hold(forms[0], x[of], others[of]), len(of), x, others + members)
+        for of in parts
+    ]
+    scores = torch.stack(each).max(0).values
+    return percentiles(
+        scores[len(others) :], members.domains, scores[torch.from_numpy(free)], others.domains[free]
+    )
+
+
 def planted(
     known: Likelihood, form: Rows, x: Tensor, targets: Pictures, draw: np.random.Generator
 ) -> list[np.ndarray]:
@@ -314,8 +358,7 @@ def planted(
     """
     found = []
     for place in draw.permutation(len(targets))[:MOST_PLANTED].tolist():
-        key = None if form.keys is None else torch.tensor([targets.labels[place]])
-        scores = known.ratios(replace(form, vectors=x[[place]], keys=key), 1, x, targets)
+        scores = known.ratios(hold(form, x[[place]], targets[[place]]), 1, x, targets)
         rest = np.arange(len(targets)) != place
         mine, theirs = targets.domains[[place]], targets.domains[rest]
         found.append(percentiles(scores[[place]], mine, scores[rest], theirs))

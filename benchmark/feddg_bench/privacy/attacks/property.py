@@ -15,6 +15,7 @@ classes, the client holds these and no others. Source: Ateniese et al., IJSN 201
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -36,6 +37,8 @@ SPREAD = 0.3
 """t, how far a group's share may be from that among public images."""
 FOUND = 0.6
 """Rank that a planted leak must reach; it is low because clients may be nearly alike."""
+ABSENT = 20
+"""Clients that are not there, in whose place each client is looked for."""
 
 
 class Mixture:
@@ -98,7 +101,7 @@ class Properties(Attack):
     """The scorer's half: can a client's mixture be told from those of others?"""
 
     kind = "property"
-    version = 2
+    version = 3
 
     def measure(self, scene: Scene) -> Iterator[AttackResult]:
         """Attack each item that clients send, for domains and for classes."""
@@ -121,12 +124,16 @@ class Properties(Attack):
             truth = np.stack([self._truth(scene, m.client, mixture.groups) for m in first])
             sizes = [message.exchange.images for message in first]
             guesses = self._guess(mixture, [row for row in rows if row is not None], sizes)
-            plants = plant(rows[0], vectors[len(public) :], others, truth, mixture.groups)
-            planted = self._guess(mixture, plants, sizes)
+            hold = partial(plant, rows[0], vectors[len(public) :], others, mixture.groups)
+            planted = self._guess(mixture, hold(truth), sizes)
+            absent = [
+                self._guess(mixture, hold(np.tile(p, (len(first), 1))), sizes)
+                for p in absent_clients(mixture.prior.numpy(), scene.draw("no leak", item))
+            ]
             for axis, about in enumerate(("domains", "classes")):
                 true = along(truth, mixture.groups, axis)
                 if np.ptp(true, axis=0).max() > 0:  # else all clients are alike
-                    found = [along(p, mixture.groups, axis) for p in (guesses, planted)]
+                    found = [along(p, mixture.groups, axis) for p in (guesses, planted, *absent)]
                     prior = along(mixture.prior.numpy(), mixture.groups, axis)
                     yield self._result(scene, first[0], about, true, found, prior)
         if not count:
@@ -155,10 +162,9 @@ class Properties(Attack):
         found: Sequence[np.ndarray],
         prior: np.ndarray,
     ) -> AttackResult:
-        guesses, planted = found
+        guesses, planted, *absent = found
         here = np.arange(len(truth))
-        away = [(here + shift) % len(here) for shift in range(1, len(here))]
-        wrong = np.stack([guess_ranks(guesses[other], truth, here) for other in away], 1)
+        wrong = [guess_ranks(guess, truth, here) for guess in absent]
         draw = scene.draw("bootstrap", message.item, about)
         right = guess_ranks(guesses, truth, here)
         there = guess_ranks(planted, truth, here)
@@ -171,7 +177,7 @@ class Properties(Attack):
             messages=len(truth),
             targets=len(truth),
             bytes=nbytes(message.value),
-            no_leak=no_leak(interval(list(wrong), draw), 0.5),
+            no_leak=no_leak(interval(wrong, draw), 0.5),
             planted_leak=planted_leak(interval(list(there[:, None]), draw), FOUND),
             figures={
                 "rank": interval(list(right[:, None]), draw),
@@ -181,12 +187,23 @@ class Properties(Attack):
         ).withheld()
 
 
+def absent_clients(prior: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+    """Return mixtures [`ABSENT`, G] of clients that are not there, around the shares ``prior`` [G].
+
+    Weights of groups are exponentially distributed. One guess has a mean rank of 0.5 over clients,
+    whatever they hold: another mean shows that the scorer knows more than the message.
+    """
+    weights = draw.exponential(size=(ABSENT, len(prior))) * prior
+    mixtures: np.ndarray = weights / weights.sum(1, keepdims=True)
+    return mixtures
+
+
 def plant(
     form: Rows | None,
     x: Tensor,
     who: Pictures,
-    truth: np.ndarray,
     groups: np.ndarray,
+    truth: np.ndarray,
 ) -> list[Rows]:
     """Return messages that hold nothing but mixtures: means of what their groups send.
 
@@ -194,8 +211,8 @@ def plant(
         form: A real message, whose form these take.
         x: Vectors of images that no client holds, [n, P].
         who: These images.
-        truth: The mixtures [K, G].
         groups: Domain and class of each group, [G, 2].
+        truth: The mixtures [K, G].
     """
     assert form is not None  # noqa: S101 - the caller has read it
     pairs = np.stack([who.domains, who.labels], 1)
