@@ -23,6 +23,7 @@ from feddg_bench.analysis.tables.writers import WRITERS
 from feddg_bench.common.errors import DataError
 from feddg_bench.common.files import write_whole
 from feddg_bench.config.keys import run_key
+from feddg_bench.records import sources
 from feddg_bench.records.frame import load_records
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.rules import split_metric
@@ -442,6 +443,30 @@ def test_packing_and_unpacking_change_nothing(tmp_path, several):
     assert sorted(unpack(tmp_path)) == sorted(paths)
     assert {path.name: path.read_bytes() for path in store.runs.iterdir()} == texts
     assert {path: path.read_bytes() for path in pack(tmp_path)} == packed
+
+
+def test_many_records_are_packed_into_several_files(tmp_path, several, monkeypatch):
+    sizes = [len(json.dumps(r.as_json(), separators=(",", ":"))) + 1 for r in several]
+    two = sizes[0] + sizes[1]
+    monkeypatch.setattr(sources, "MOST_TEXT", two)
+    store = ResultsStore(tmp_path)
+    for record in several[:2]:
+        store.save(record)
+    (first,) = pack(tmp_path)
+    content = first.read_bytes()
+    store.save(several[2])
+    paths = pack(tmp_path)
+    assert [path.name for path in paths] == [
+        "digits4-ltdo-quick.jsonl.xz",
+        "digits4-ltdo-quick@2.jsonl.xz",
+    ]
+    assert first.read_bytes() == content  # a new seed leaves older files as they are
+    assert [store.load(record.key) for record in several[:3]] == several[:3]
+    monkeypatch.setattr(sources, "MOST_TEXT", 10 * two)
+    store.save(several[2])
+    assert pack(tmp_path) == [first]
+    assert list((tmp_path / "records").iterdir()) == [first]
+    assert [store.load(record.key) for record in several[:3]] == several[:3]
 
 
 def test_packed_and_single_records_are_read_together(tmp_path, several, caplog):

@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from feddg_bench.common.errors import DataError, printable
 from feddg_bench.common.files import file_name, write_whole
 from feddg_bench.records.record import Count, RecordPart
-from feddg_bench.records.sources import ENDING, Source, find_sources, write_packed
+from feddg_bench.records.sources import ENDING, Source, find_sources, first_part, write_packed
 
 Attacker = Literal["server", "client", "eavesdropper"]
 """Who attacks: ``server`` sees every reply, ``client`` what it is sent itself, ``eavesdropper``
@@ -186,15 +186,17 @@ def pack_attacks(root: Path) -> list[Path]:
             single[source.path] = record.key
     if not single:
         return []
-    if broken := [path for path in groups if path.exists() and path not in whole]:
+    there = [source.path for source in find_sources(root / "attacks", ENDING, packed=True)]
+    if broken := [path for path in there if first_part(path) in groups and path not in whole]:
         raise DataError(f"{broken[0]} cannot be added to, because it cannot be read")
+    packed: list[Path] = []
     for path, records in groups.items():
-        write_packed(path, [record.model_dump_json().encode() for record in records.values()])
+        packed += write_packed(path, [r.model_dump_json().encode() for r in records.values()])
     found = {record.key for source, record in _read(root) if source.packed}
     for path, key in single.items():
         if key in found:
             path.unlink()
-    return list(groups)
+    return packed
 
 
 def unpack_attacks(root: Path) -> list[Path]:

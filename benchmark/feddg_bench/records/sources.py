@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import lzma
 import os
+import re
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ FOLDERS = (Path("runs"), Path("results"))
 ENDING = ".jsonl.xz"
 LARGEST = 2**31
 """Bytes that a packed file may unpack to."""
+MOST_TEXT = 10 * 2**20
+"""Bytes of records in a packed file that we write; they are packed to a tenth or less."""
 
 
 @dataclass(frozen=True)
@@ -124,9 +127,38 @@ def _stamp(entry: os.DirEntry[str]) -> tuple[int, ...]:
     return (s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) if regular else ()
 
 
-def write_packed(path: Path, texts: Iterable[bytes]) -> None:
-    """Write records to one packed file; the same records always give the same bytes."""
-    values = sorted((from_json(text) for text in texts), key=lambda value: str(value["key"]))
-    lines = [json.dumps(value, ensure_ascii=False, separators=(",", ":")) for value in values]
-    data = "\n".join([*lines, ""]).encode()
-    write_whole(path, lzma.compress(data, preset=9 | lzma.PRESET_EXTREME))
+def first_part(path: Path) -> Path:
+    """Return the first of the packed files that a packed file belongs to.
+
+    >>> str(first_part(Path("digits4-ltdo-quick@2.jsonl.xz")))
+    'digits4-ltdo-quick.jsonl.xz'
+    """
+    stem = path.name.removesuffix(ENDING)
+    return path.with_name(re.sub(r"@\d+$", "", stem) + ENDING)
+
+
+def write_packed(path: Path, texts: Iterable[bytes]) -> list[Path]:
+    """Write records to a packed file, and return it; the same records always give the same bytes.
+
+    Those that are too many for one, in the order of seeds, go to ``NAME@2.jsonl.xz`` and so on,
+    so that none is above 1 MB. Older such files go, the first among them if there is no record.
+    """
+    values = sorted(map(from_json, texts), key=lambda v: (int(v["seed"]), str(v["key"])))
+    parts: list[list[bytes]] = []
+    room = 0
+    for value in values:
+        line = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        if room < len(line):
+            parts.append([])
+            room = MOST_TEXT
+        parts[-1].append(line)
+        room -= len(line)
+    stem = path.name.removesuffix(ENDING)
+    files = [path, *(path.with_name(f"{stem}@{n}{ENDING}") for n in range(2, len(parts) + 1))]
+    for file, lines in zip(files, parts, strict=False):
+        write_whole(file, lzma.compress(b"".join(lines), preset=9 | lzma.PRESET_EXTREME))
+    files = files[: len(parts)]
+    for source in find_sources(path.parent, ENDING, packed=True):
+        if first_part(source.path) == path and source.path not in files:
+            source.path.unlink()
+    return files

@@ -15,7 +15,7 @@ from feddg_bench.common.errors import DataError, printable
 from feddg_bench.common.files import file_name, write_whole
 from feddg_bench.records.record import NewerError, RunRecord, TunedRecord
 from feddg_bench.records.runs import LONGEST, RecordedRun, read_folder, read_runs
-from feddg_bench.records.sources import ENDING, Source, sources, write_packed
+from feddg_bench.records.sources import ENDING, Source, first_part, sources, write_packed
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +130,8 @@ def _write(path: Path, record: dict[str, Any]) -> None:
 def pack(root: Path) -> list[Path]:
     """Move the single records of a results folder into packed files, and return those files.
 
-    There is one for each data set, protocol and recipe; the same records give the same bytes.
+    There is one for each data set, protocol and recipe, or several if its records are many; the
+    same records give the same bytes.
     Single files that cannot be used stay.
 
     Raises:
@@ -145,20 +146,19 @@ def pack(root: Path) -> list[Path]:
         name = file_name(run.dataset, run.protocol, run.recipe)
         groups.setdefault(root / "records" / f"{name}{ENDING}", {})[run.key] = run
     new = {run.key for run in single}
-    for path in {run.source.path for run in there if run.key in new} - {*groups}:
-        groups[path] = {}  # an older record of a key that was run again under another name
+    for run in there:
+        if run.key in new:  # an older record, which may have another name
+            groups.setdefault(first_part(run.source.path), {})
+    packed: list[Path] = []
     for path, runs in groups.items():
-        here = [run for run in there if run.source.path == path and run.key not in new]
-        if texts := [run.text() for run in [*here, *runs.values()]]:
-            write_packed(path, texts)
-        else:
-            path.unlink()
+        here = [run for run in there if first_part(run.source.path) == path and run.key not in new]
+        packed += write_packed(path, [run.text() for run in [*here, *runs.values()]])
     found, _ = read_folder(root, packed=True)
     keys = {run.key for run in found}
     for run in single:
         if run.key in keys:
             run.source.path.unlink()
-    return list(groups)
+    return packed
 
 
 def unpack(root: Path) -> list[Path]:
