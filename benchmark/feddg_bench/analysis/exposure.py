@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from io import StringIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from feddg_bench.analysis.tables.commands import recipe_settings
-from feddg_bench.config.layers import dotted, validate
+from feddg_bench.analysis.tables.frames import usual_settings
+from feddg_bench.config.layers import dotted
 from feddg_bench.protection.possible import obstacles, sent_by
 from feddg_bench.records.attacks import AttackRecord, AttackResult, Interval, overall
 from feddg_bench.records.record import rounded_up
@@ -111,7 +111,7 @@ def exposures(
     by_server = [record for record in records if record.attacker == "server"]
     for name, method in methods.items():
         own = [record for record in by_server if record.method == name]
-        usual = _usual(own[0], method) if own else {}
+        usual = (own and usual_settings(own[0].recipe, own[0].dataset, name)) or {}
         why = obstacles(method)
         for sent in sent_by(method.uplink):
             yield Exposure(
@@ -158,14 +158,6 @@ def _guarantees(runs: Sequence[RecordedRun], item: str) -> list[Guarantee]:
         ),
         key=lambda guarantee: guarantee.epsilon,
     )
-
-
-def _usual(record: AttackRecord, method: type[Method]) -> dict[str, Any]:
-    """Return the settings by dotted key that the attacked runs have by default."""
-    recipe = recipe_settings(record.recipe, record.dataset, record.method) or {}
-    own = {k.removeprefix("hyper."): v for k, v in recipe.items() if k.startswith("hyper.")}
-    hyper = validate(method.Settings, own, "hyper.").model_dump(mode="json")
-    return {**recipe, **{f"hyper.{key}": value for key, value in hyper.items()}}
 
 
 def _found(

@@ -12,15 +12,13 @@ import yaml
 
 from feddg_bench.analysis.tables.columns import MeasuredColumn
 from feddg_bench.analysis.tables.describe import Description
-from feddg_bench.analysis.tables.frames import unlike_recipe
+from feddg_bench.analysis.tables.frames import is_shipped, unlike_recipe, usual_settings
 from feddg_bench.analysis.tables.rows import Row
 from feddg_bench.common.errors import SettingsError
-from feddg_bench.config.layers import merge, validate
-from feddg_bench.config.recipes import load_recipe, recipe_names
-from feddg_bench.config.schema import RunSettings
+from feddg_bench.config.recipes import load_recipe
 from feddg_bench.data.protocols import PROTOCOLS
 from feddg_bench.plugins import names
-from feddg_bench.records.runs import FIELDS, RecordedRun, flatten, setting_items
+from feddg_bench.records.runs import FIELDS, RecordedRun, setting_items
 from feddg_bench.records.variants import setting_text
 
 FILES = ("data.split_csv", "backbone.weights")
@@ -120,7 +118,7 @@ def _said(value: Any) -> str:
 
 def overrides(run: RecordedRun) -> dict[str, Any]:
     """Return the settings in which a run differs from its recipe, except the method's own."""
-    recipe = recipe_settings(run.recipe, run.dataset, run.method)
+    recipe = usual_settings(run.recipe, run.dataset, run.method)
     if recipe is None:
         return {}
     return {
@@ -128,25 +126,6 @@ def overrides(run: RecordedRun) -> dict[str, Any]:
         for key, value in run.settings.items()
         if not key.startswith("hyper.") and recipe.get(key) != value
     }
-
-
-@cache
-def is_shipped(recipe: str) -> bool:
-    """Return whether a recipe comes with the package."""
-    return recipe in recipe_names()
-
-
-@cache
-def recipe_settings(recipe: str, dataset: str, method: str) -> Mapping[str, Any] | None:
-    """Return a shipped recipe's settings by dotted key; ``None`` if it cannot be read."""
-    if not is_shipped(recipe):
-        return None
-    named = {"method": method, "dataset": dataset, "scenario": ""}
-    try:
-        settings = validate(RunSettings, merge(*load_recipe(recipe, dataset, method), named))
-    except SettingsError:
-        return None
-    return flatten(settings.model_dump(mode="json"))
 
 
 def _scenarios(where: Mapping[str, Any], known: Collection[str]) -> list[str]:
@@ -187,13 +166,12 @@ def repeat_command(run: RecordedRun, settings: Mapping[str, Any], threads: int =
 
     It names the recipe and every setting in which the run differs from it, or all settings if the
     recipe is not a shipped one. It gives all the method's own settings, so that it does not depend
-    on a version's defaults. (If the user set a value that the method needs back to the recipe's,
-    the command lacks it; the key of the repeated run would differ.)
+    on a version's defaults.
     """
     parts = ["feddg-bench", "run", "--method", run.method, "--protocol", run.protocol]
     parts += ["--dataset", run.dataset]
     differing = None
-    if recipe_settings(run.recipe, run.dataset, run.method):
+    if usual_settings(run.recipe, run.dataset, run.method):
         parts += ["--recipe", run.recipe]
         differing = overrides(run)
     if threads != 1:

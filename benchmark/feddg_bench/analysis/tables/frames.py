@@ -8,7 +8,7 @@ from typing import Any
 
 from feddg_bench.common.errors import FeddgError
 from feddg_bench.config.layers import merge, validate
-from feddg_bench.config.recipes import load_recipe
+from feddg_bench.config.recipes import load_recipe, recipe_names
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.plugins import outline
 from feddg_bench.records.runs import RecordedRun, flatten
@@ -41,39 +41,46 @@ SAID = {**SHORT, "backbone.name": "backbone"}
 
 
 @cache
-def _frame(recipe: str, dataset: str, method: str) -> Mapping[str, Any] | None:
-    """Return the frame's settings for a method; ``None`` if the recipe has none or cannot be read.
+def is_shipped(recipe: str) -> bool:
+    """Return whether a recipe comes with the package."""
+    return recipe in recipe_names()
 
-    It is also ``None`` for methods that are not installed here, since what they need is unknown.
+
+@cache
+def usual_settings(recipe: str, dataset: str, method: str = "") -> Mapping[str, Any] | None:
+    """Return the settings, by dotted key, that a recipe's runs have unless the user sets others.
+
+    Those of the method's own, presets resolved, are among them if a method is named. ``None`` if
+    the recipe is not a shipped one, since a name in a record is no path, if it has nothing for the
+    data set, or if the method is not installed, since what it needs is unknown.
     """
-    try:
-        base, own = load_recipe(recipe, dataset, method)
-        needs = outline(method).needs
-    except FeddgError:
+    if not is_shipped(recipe):
         return None
     named = {"method": method, "dataset": dataset, "scenario": ""}
-    settings = validate(RunSettings, merge(base, needs, own, named))
+    try:
+        common, own = load_recipe(recipe, dataset, method)
+        needs = outline(method).needs if method else {}
+        settings = validate(RunSettings, merge(common, needs, own, named))
+        if method:
+            hyper = validate(outline(method).Settings, settings.hyper, "hyper.")
+            settings = settings.model_copy(update={"hyper": hyper.model_dump(mode="json")})
+    except FeddgError:
+        return None
     return flatten(settings.model_dump(mode="json"))
 
 
 def unlike_recipe(run: RecordedRun) -> dict[str, Any]:
     """Return the method's settings for captions in which a run departs from its recipe.
 
-    What a recipe does not set has the method's default. There are none where the recipe or the
-    method is not at hand, and tuned settings are left out.
+    There are none where the recipe or the method is not at hand; tuned settings are left out.
     """
-    frame = _frame(run.recipe, run.dataset, run.method)
-    if frame is None:
-        return {}
-    fields = outline(run.method).Settings.model_fields
+    usual = usual_settings(run.recipe, run.dataset, run.method) or {}
     tuned = run.tuned.settings if run.tuned else {}
-    found = {}
-    for name in run.labels:
-        key, default = f"hyper.{name}", fields[name].default if name in fields else None
-        wanted = frame.get(key, default)
-        if wanted is not None and key not in tuned and run.settings.get(key, wanted) != wanted:
-            found[key] = run.settings[key]
-    return found
+    return {
+        key: run.settings[key]
+        for key in (f"hyper.{name}" for name in run.labels)
+        if key in usual and key not in tuned and run.settings.get(key, usual[key]) != usual[key]
+    }
 
 
 def departures(
@@ -92,7 +99,7 @@ def departures(
         method: The run's method.
         where: Settings that a table's cell asks for, which replace the recipe's.
     """
-    frame = _frame(recipe, dataset, method)
+    frame = usual_settings(recipe, dataset, method)
     if frame is None:
         return (f"recipe {recipe} has no frame for {dataset}",)
     wanted = {key: frame.get(key) for key in FRAME}

@@ -15,7 +15,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from feddg_bench.analysis.tables.commands import recipe_settings
 from feddg_bench.analysis.tables.describe import (
     COMPARED,
     HEADS,
@@ -24,6 +23,7 @@ from feddg_bench.analysis.tables.describe import (
     GroupSpec,
     Summary,
 )
+from feddg_bench.analysis.tables.frames import usual_settings
 from feddg_bench.common.files import file_name
 from feddg_bench.records.metrics import Metric
 from feddg_bench.records.runs import RecordedRun
@@ -237,7 +237,7 @@ def _different(
     frame: Mapping[str, Any], recipe: str, dataset: str, frames: Sequence[Mapping[str, Any]]
 ) -> list[str]:
     """Return the settings that vary between frames and differ from the recipe in this one."""
-    usual = recipe_settings(recipe, dataset, "") or frames[0]
+    usual = usual_settings(recipe, dataset) or frames[0]
     varying = [
         key for key in frame if len({repr(other.get(key)) for other in frames if key in other}) > 1
     ]

@@ -1,0 +1,27 @@
+"""What a recipe's runs have by default."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from feddg_bench.analysis.tables.frames import departures, usual_settings
+
+
+def test_usual_settings_are_the_recipes_the_methods_needs_and_its_presets() -> None:
+    usual = usual_settings("quick", "digits4", "fedbn")
+    assert usual is not None
+    assert usual["federation.bn"] == "local"  # what FedBN needs, in no recipe
+    assert usual["federation.rounds"] == 50
+    pardon = usual_settings("quick", "digits4", "pardon")
+    assert pardon is not None
+    assert pardon["hyper.server_style"] == "released"  # of the preset `released`
+    assert usual_settings("quick", "digits4", "of_another_package") is None
+    assert usual_settings("ppdg", "digits4", "fedavg") is None
+
+
+def test_the_name_of_a_recipe_in_a_record_is_no_path(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("datasets: {digits4: {federation.rounds: 3}}")
+    assert usual_settings(str(file), "digits4", "fedavg") is None
+    (said,) = departures({}, str(file), "digits4", "fedavg")
+    assert "has no frame" in said
