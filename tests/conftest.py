@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 # Three processes share two cores: threads of one matrix product would wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Of the user's environment, tests know FEDDG_TEST_DATA alone.
+for own in ("FEDDG_DATA", "FEDDG_CONFIG"):
+    os.environ.pop(own, None)
+
 # Half a million objects are loaded that are no garbage: look through all of them rarely.
 gc.set_threshold(7000, 10, 1000)
 
@@ -69,7 +73,7 @@ def feddg(
     by one of the same name that asks for it.
     """
     monkeypatch.setenv("FEDDG_CACHE", str(cache))
-    for name in [n for n in os.environ if n.startswith("WANDB_")] + ["FEDDG_DATA", "FEDDG_CONFIG"]:
+    for name in [n for n in os.environ if n.startswith("WANDB_")]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(cli.signal, "signal", lambda *_: None)  # leave pytest its Ctrl-C

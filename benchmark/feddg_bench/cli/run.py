@@ -12,6 +12,7 @@ import typer
 
 from feddg_bench.cli.options import Experiment, Json, Recording, print_json, with_groups
 from feddg_bench.common.errors import RunInterruptedError, SettingsError
+from feddg_bench.common.parallel import prepare_processes
 from feddg_bench.config.reading import read_names
 from feddg_bench.config.schema import KEEP, Resources
 from feddg_bench.runs.request import Datasets, plan_again, read_seeds
@@ -51,10 +52,12 @@ def run_command(
     if not json_:
         runs = "1 run" if count == 1 else f"{count} runs"
         _say(f"planning {runs} on {request.dataset}; PyTorch takes some seconds to load")
-    plans = request.plan(datasets, check=not dry_run)
+    plans = request.plan(datasets, check=False)
     if dry_run:
         _list(plans, resources, verbose=verbose, as_json=json_)
     else:
+        _prepare(plans, resources, again=again)
+        request.check(plans)
         _run_all(plans, resources, keep=wanted, again=again, as_json=json_)
 
 
@@ -82,6 +85,8 @@ def resume_command(
     if len(found) > 1:
         names = ", ".join(path.stem for path in found)
         raise SettingsError(f"{run!r} is ambiguous: it begins {names}")
+
+    prepare_processes(recording.device, recording.workers)
 
     from feddg_bench.runs.checkpoints import load_checkpoint, tidy
 
@@ -131,6 +136,15 @@ def _list(plans: Sequence[Plan], resources: Resources, *, verbose: bool, as_json
     )
     lines.append(f"{len(plans)} runs: {counts} in {resources.results}")
     print("\n".join(lines))  # noqa: T201
+
+
+def _prepare(plans: Sequence[Plan], resources: Resources, *, again: bool = False) -> None:
+    """Let processes that will train load PyTorch while this one does."""
+    from feddg_bench.records.store import ResultsStore
+
+    done = set() if again else ResultsStore(resources.results).keys()
+    if resources.engine == "processes" and any(plan.key not in done for plan in plans):
+        prepare_processes(resources.device, resources.workers)
 
 
 def _run_all(

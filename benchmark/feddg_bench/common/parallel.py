@@ -12,10 +12,11 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from multiprocessing import current_process, get_context
+from multiprocessing import current_process, forkserver, get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, TypeVar
 
 from feddg_bench.common.errors import FeddgError
@@ -108,11 +109,33 @@ def start_process(
         return process
 
     if device == "cpu" and sys.platform == "linux":
-        server = get_context("forkserver")
-        server.set_forkserver_preload(["feddg_bench.engine.executors"])
         with suppress(OSError):  # its socket is gone, perhaps swept from /tmp
-            return start(server)
+            return start(_server())
     return start(get_context("spawn"))
+
+
+def _server() -> ForkServerContext:
+    server = get_context("forkserver")
+    server.set_forkserver_preload(["feddg_bench.engine.executors"])
+    return server
+
+
+def prepare_processes(device: str, workers: int) -> None:
+    """Let the server of `start_process` import PyTorch while this process does, if it is needed.
+
+    Without PyTorch, whether there is a GPU is seen by its device file.
+
+    Args:
+        device: As the user names it.
+        workers: Processes that will be started; 0 is one a core.
+    """
+    gpu = Path("/dev/nvidia0").exists() or Path("/dev/kfd").exists()
+    several = (workers or cores()) > 1 and not current_process().daemon
+    cpu = device == "cpu" or (device == "auto" and not gpu)
+    if sys.platform == "linux" and several and cpu:
+        _server()
+        with interrupts_ignored(), suppress(OSError):
+            forkserver.ensure_running()
 
 
 def _with_environment(

@@ -224,11 +224,15 @@ class Request:
             for draft in drafts
         ]
         if check:
-            done = ResultsStore(self.resources.results).keys()
-            to_do = [plan for plan in plans if plan.key not in done]
-            check_data(to_do)
-            check_weights(to_do)
+            self.check(plans)
         return plans
+
+    def check(self, plans: Iterable[Plan]) -> None:
+        """Check the data and the weights of plans that have no record yet, as `plan` does."""
+        done = ResultsStore(self.resources.results).keys()
+        to_do = [plan for plan in plans if plan.key not in done]
+        check_data(to_do)
+        check_weights(to_do)
 
     def drafts(self, datasets: Datasets) -> list[Draft]:
         """Return the runs of one seed, before their settings are settled.
