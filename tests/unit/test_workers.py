@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from contextlib import closing
 from multiprocessing import Pipe
 from pathlib import Path
@@ -51,6 +52,18 @@ class Reading(Writing):
     """The same without writing."""
 
     fit = FedAvg.fit
+
+
+class SleepingTogether(FedAvg):
+    """Does not answer at the first step that is taken anywhere."""
+
+    def training_step(self, batch, batch_idx):
+        try:
+            Path(os.environ[MARK]).touch(exist_ok=False)
+            time.sleep(3600)
+        except FileExistsError:
+            pass
+        return super().training_step(batch, batch_idx)
 
 
 class Raising(FedAvg):
@@ -181,6 +194,19 @@ def test_a_client_that_does_not_answer_is_left_out(two):
     assert [entry for r in results for entry in r.ledger.dropped] == [
         {"client": "client_1", "tensor": "answer", "reason": "did not come within 8 s"}
     ]
+
+
+@pytest.mark.slow
+def test_clients_that_train_together_are_left_out_together(two, tmp_path, monkeypatch):
+    monkeypatch.setenv(MARK, str(tmp_path / "mark"))
+    limit = {
+        "federation": {"per_round": None, "client_timeout": 4},
+        "engine": {"clients": "batched", "together": 2},
+    }
+    results = start_toy_run(SleepingTogether, limit, executor=two).rounds(2)
+    dropped = [entry for r in results for entry in r.ledger.dropped]
+    assert len({entry["client"] for entry in dropped}) == 2
+    assert {entry["reason"] for entry in dropped} == {"did not come within 8 s"}
 
 
 @pytest.mark.slow

@@ -523,7 +523,9 @@ class _Process(RemoteWorker):
         code = self.process.exitcode
         self.pipe.close()
         end_processes([self.process])
-        return f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
+        if code is None:
+            return "its pipe was closed"
+        return f"signal {-code}" if code < 0 else f"exit status {code}"
 
 
 def _serve(pipe: Connection) -> None:
