@@ -22,7 +22,7 @@ from feddg_bench.analysis.tables.describe import (
     load_description,
     named_tables,
 )
-from feddg_bench.analysis.tables.frames import RECIPES, departures
+from feddg_bench.analysis.tables.frames import RECIPES, departures, own_choices
 from feddg_bench.analysis.tables.generic import Frame, frames
 from feddg_bench.analysis.tables.grid import Grid
 from feddg_bench.analysis.tables.rows import Row, make_rows
@@ -56,6 +56,7 @@ class Test:
 
     frame: str  # title of the frame
     departs: bool  # whether it is not the paper's frame
+    chosen: bool  # whether it is, but the paper does not publish all of it
     comparison: Comparison  # over scenarios, or over seeds if scenarios are too few
     scenarios: int  # their number
     seeds: int  # their number
@@ -184,12 +185,14 @@ def _test(
     heads = (c.spec.head for c in columns if c.number in held and _varies(c.spec.where))
     run = next(run for number in sorted(numbers) for run in mine.runs.get(number, ()))
     departs = bool(departures(run.settings, recipe, run.dataset, run.method))
+    chosen = not departs and bool(own_choices(recipe, run.dataset))
     compared = compare(ours, their, lower_is_better=description.lower_is_better)
     seeds = {seed for _, seed in both}
     alike = [gap for of, gap in gaps.items() if of <= held]
     whole = frozenset[int]().union(*(of for of in gaps if of <= held)) == held
     published = sum(alike) / len(alike) if whole else None
-    return Test(frame.title, departs, compared, len(scenarios), len(seeds), tuple(heads), published)
+    sizes = len(scenarios), len(seeds)
+    return Test(frame.title, departs, chosen, compared, *sizes, tuple(heads), published)
 
 
 def _comparable(mine: Row, theirs: Row, numbers: frozenset[int]) -> tuple[int, int]:
@@ -258,7 +261,8 @@ def claims_text(found: Sequence[PaperClaim]) -> str:
         "*holds* if that is above 0, and does not if it is below. The published difference is of "
         "the columns that we have, and *as much* says whether our interval has it inside; where "
         "a paper prints only the mean of more columns, that stands there, and *as much* is left "
-        "open. Not corrected for the number of claims. A frame with * is not the paper's; of "
+        "open. Not corrected for the number of claims. A frame with * is not the paper's, and of "
+        "one with † the paper does not publish all, so that the rest is our choice; of "
         "several the paper's goes first, then tuned runs, then the most runs.",
     ]
     for source in dict.fromkeys(claim.source for claim in found):
@@ -287,12 +291,13 @@ def _line(claim: PaperClaim) -> str:
     size = "-" if math.isnan(found.low) or test.published is None else inside
     runs = f"{test.scenarios} scenario{'s' * (test.scenarios > 1)}, {test.seeds} seed"
     over = f"; {', '.join(test.columns)}" if test.columns else ""
+    mark = "*" if test.departs else "†" if test.chosen else ""
     cells = (
         f"{claim.better} above {claim.worse}, {claim.where}",
         f"{published:{form}}",
         ours,
         test.verdict,
         size,
-        f"{test.frame}{'*' * test.departs} ({runs}{'s' * (test.seeds > 1)}{over})",
+        f"{test.frame}{mark} ({runs}{'s' * (test.seeds > 1)}{over})",
     )
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"

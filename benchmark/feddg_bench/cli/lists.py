@@ -249,7 +249,12 @@ def show_recipe_command(
             sets[name] = frame.model_extra
             sets |= {f"{name}, {key}": values for key, values in (frame.methods or {}).items()}
     sets |= found.methods or {}
-    rows = ((name, _pairs(dotted(values))) for name, values in sets.items() if values)
+    rows = [(name, _pairs(dotted(values))) for name, values in sets.items() if values]
+    rows += [
+        (f"{name}, not published", ", ".join(frame.unpublished))
+        for name, frame in (found.datasets or {}).items()
+        if frame is not None and frame.unpublished
+    ]
     _draw(found.description, ("for", "settings"), rows)
 
 

@@ -22,6 +22,7 @@ class _Frame(Section):
     model_config = ConfigDict(extra="allow")
 
     methods: dict[str, dict[str, Any] | None] | None = None
+    unpublished: tuple[str, ...] = ()  # keys of which the paper says nothing: their values are ours
 
 
 class _Recipe(Section):
@@ -69,6 +70,16 @@ def names_in(recipe: str) -> tuple[set[str], set[str]]:
     frames = found.datasets or {}
     methods = {*(found.methods or {})}
     return {*frames}, methods.union(*((frame.methods or {}) for frame in frames.values() if frame))
+
+
+def unpublished(recipe: str, dataset: str) -> tuple[str, ...]:
+    """Return the settings of a paper's frame, by dotted key, that it does not publish.
+
+    Raises:
+        SettingsError: If the recipe is unknown, or its file holds something else.
+    """
+    frame = (read_recipe(recipe).datasets or {}).get(dataset)
+    return tuple(frame.unpublished) if frame else ()
 
 
 def load_recipe(

@@ -17,7 +17,7 @@ from feddg_bench.analysis.tables.columns import (
 )
 from feddg_bench.analysis.tables.commands import fill_commands
 from feddg_bench.analysis.tables.describe import COMPARED, Description, RunFilter
-from feddg_bench.analysis.tables.frames import RECIPES, departures
+from feddg_bench.analysis.tables.frames import RECIPES, departures, own_choices
 from feddg_bench.analysis.tables.grid import Entry, Grid, Line
 from feddg_bench.analysis.tables.rows import Row, make_rows
 from feddg_bench.records.published import Published, published_accuracy, published_number
@@ -76,6 +76,9 @@ class _Builder:
         any_paper: bool,
     ) -> None:
         self.name, self.description, self.any_paper = name, description, any_paper
+        self.recipe = ""  # with the paper's frame, where the table is a paper's
+        if description.paper is not None:
+            self.recipe = description.recipe or RECIPES[description.paper]
         self.columns = columns = measured_columns(description, select)
         self.rows = rows = make_rows(name, description, columns, runs)
         self.shown = tuple(shown_columns(description, columns))
@@ -169,12 +172,15 @@ class _Builder:
 
     def _outside(self, row: Row) -> tuple[str, ...]:
         """Return how a row's runs depart from the frame of the paper; empty if they do not."""
-        if self.description.paper is None or row.variant is None:
+        if not self.recipe or row.variant is None:
             return ()
-        recipe = self.description.recipe or RECIPES[self.description.paper]
         found = (
             departures(
-                run.settings, recipe, run.dataset, run.method, {**(row.where or {}), **column.where}
+                run.settings,
+                self.recipe,
+                run.dataset,
+                run.method,
+                {**(row.where or {}), **column.where},
             )
             for column in self.columns
             for run in row.runs.get(column.number, ())
@@ -192,6 +198,10 @@ class _Builder:
                     f"not in the frame of the paper's table, so that no difference is printed: "
                     f"{', '.join(labels)} ({', '.join(found)})"
                 )
+        inside = [row.variant for row in self.rows if row.variant and not outside[id(row)]]
+        for dataset in sorted({run.dataset for variant in inside for run in variant.runs}):
+            if self.recipe and (chosen := own_choices(self.recipe, dataset)):
+                yield captions.sentence(f"not published, hence our choice: {', '.join(chosen)}")
         if self.elsewhere:
             yield captions.sentence(
                 f"published in another frame, hence not beside these: "

@@ -8,7 +8,7 @@ from typing import Any
 
 from feddg_bench.common.errors import FeddgError
 from feddg_bench.config.layers import merge, validate
-from feddg_bench.config.recipes import load_recipe, recipe_names
+from feddg_bench.config.recipes import load_recipe, recipe_names, unpublished
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.plugins import outline
 from feddg_bench.records.runs import RecordedRun, flatten
@@ -81,6 +81,21 @@ def unlike_recipe(run: RecordedRun) -> dict[str, Any]:
         for key in (f"hyper.{name}" for name in run.labels)
         if key in usual and key not in tuned and run.settings.get(key, usual[key]) != usual[key]
     }
+
+
+@cache
+def own_choices(recipe: str, dataset: str) -> tuple[str, ...]:
+    """Return what a paper does not publish of its frame and its recipe sets, such as ``rounds=60``.
+
+    There is nothing for a recipe that has none for the data set.
+    """
+    usual = usual_settings(recipe, dataset)
+    if usual is None:
+        return ()
+    return tuple(
+        f"{SAID.get(key, key.rpartition('.')[2])}={setting_text(usual[key])}"
+        for key in unpublished(recipe, dataset)
+    )
 
 
 def departures(

@@ -72,6 +72,12 @@ def _attacks() -> Iterator[Place]:
                 )
 
 
+OWN_FRAME = (
+    "A row's name is our frame, which is not the paper's, so that no difference from the published "
+    "number below it is printed."
+)
+"""A note of every such table."""
+
 DESIGNS: Mapping[str, Design] = {
     "pardon-4": Design(
         "PARDON, Table IV: pictures drawn from styles on PACS",
@@ -161,7 +167,7 @@ def reconstruction_grid(name: str, records: Iterable[AttackRecord]) -> Grid:
         columns=columns,
         lines=tuple(lines),
         footnotes=(),
-        notes=design.notes,
+        notes=(OWN_FRAME, *design.notes),
         fills=tuple(fills),
         runs=runs,
         width=design.width,
