@@ -38,7 +38,6 @@ class Camelyon17(WildsDataset):
     task = "classification"
     metrics = ("accuracy", "worst_group")
     groups = tuple(f"slide_{number:02d}" for number in range(50))
-    group_title = "slide"
     module = "camelyon17_dataset"
     reader = "Camelyon17Dataset"
     release = "1.0"

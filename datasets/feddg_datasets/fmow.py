@@ -58,7 +58,6 @@ class FMoW(WildsDataset):
     task = "classification"
     metrics = ("accuracy", "worst_group")
     groups = ("Africa", "Americas", "Asia", "Europe", "Oceania")
-    group_title = "region"
     module = "fmow_dataset"
     reader = "FMoWDataset"
     release = "1.1"

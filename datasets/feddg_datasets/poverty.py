@@ -82,7 +82,6 @@ class PovertyMap(WildsDataset):
     task = "regression"
     metrics = ("pearson", "worst_group")
     groups = AREAS
-    group_title = "area"
     channels = BANDS
     pixels = "float16"
     bands = (2, 1, 0)

@@ -83,7 +83,7 @@ def test_pictures(folder):
     assert dataset.domains == ("Bad_Aibling", "Ulm", "York")
     assert dataset.classes == ("A", "B", "C", "D")
     assert dataset.groups == tuple(f"weather {w} {y}" for w in (0, 1) for y in "ABCD")
-    assert (dataset.group_title, dataset.metrics) == ("weather and y", ("accuracy", "worst_group"))
+    assert dataset.metrics == ("accuracy", "worst_group")
     assert dataset.find() == folder
 
     records, rows = dataset.records(), dataset.wilds_rows

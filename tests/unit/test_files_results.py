@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import lzma
 import math
@@ -466,6 +467,30 @@ def test_many_records_are_packed_into_several_files(tmp_path, several, monkeypat
     store.save(several[2])
     assert pack(tmp_path) == [first]
     assert list((tmp_path / "records").iterdir()) == [first]
+    assert [store.load(record.key) for record in several[:3]] == several[:3]
+
+
+def test_a_full_disk_loses_no_record_that_was_to_move(tmp_path, several, monkeypatch):
+    sizes = [len(json.dumps(r.as_json(), separators=(",", ":"))) + 1 for r in several]
+    monkeypatch.setattr(sources, "MOST_TEXT", sizes[0] + sizes[1])
+    store = ResultsStore(tmp_path)
+    for record in (several[0], several[2]):
+        store.save(record)
+    pack(tmp_path)
+    store.save(several[1])  # the last one has to make room for it
+    whole = Path.open
+
+    def full(path, *arguments, **how):
+        if "@2" in path.name and "x" in str(arguments):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return whole(path, *arguments, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", full)
+        with refused(DataError, "No space left"):
+            pack(tmp_path)
+    assert [store.load(record.key) for record in several[:3]] == several[:3]
+    pack(tmp_path)
     assert [store.load(record.key) for record in several[:3]] == several[:3]
 
 

@@ -74,7 +74,6 @@ class Landsat(DomainDataset):
     task = "regression"
     metrics = ("worst_group", "pearson")
     groups = ("urban", "rural")
-    group_title = "area"
     channels = 5
     pixels = "float16"
     bands = (2, 1, 0)
@@ -183,8 +182,6 @@ def test_a_store_keeps_channels_and_halves(tmp_path):
     store = open_store(dataset, 8, tmp_path)
     assert (store.images.shape, store.images.dtype) == ((120, 8, 8, 5), np.float16)
     assert np.array_equal(store.images[31], dataset.read(31, 8))
-    assert store.labels.dtype == np.float32
-    assert store.groups[:10].tolist() == [0, 1, 0, 1, 0, 1, 0, 1, 0, -1]
     (path,) = (tmp_path / "stores").iterdir()
     assert path.name == "landsat-v1-1a2b-8px-r1.5xfloat16"
     assert path.stat().st_size == 120 * 8 * 8 * 5 * 2 + 8  # and a checksum

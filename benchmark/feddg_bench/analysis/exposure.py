@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from io import StringIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from feddg_bench.analysis.sheets import csv_lines
 from feddg_bench.analysis.tables.frames import usual_settings
 from feddg_bench.config.layers import dotted
 from feddg_bench.protection.possible import obstacles, sent_by
@@ -300,38 +299,20 @@ def privacy_csv(
     runs: Sequence[RecordedRun] = (),
 ) -> str:
     """Return the table ``privacy`` as CSV, one row per figure."""
-    file = StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(
-        [
-            *("dataset", "recipe", "method", "item", "figure", "images", "settings"),
-            *("value", "low", "high", "runs"),
-        ]
-    )
-    for (dataset, recipe), of in frames_of(records, runs).items():
+    head = ("dataset", "recipe", "method", "item", "figure", "images", "settings")
+    rows: list[tuple[Any, ...]] = []
+    for frame, of in frames_of(records, runs).items():
         for row in exposures(methods, *of):
-            for guarantee in row.guarantees:
-                said = f"epsilon {guarantee.epsilon:.6g}, delta {guarantee.delta:g}"
-                values = [guarantee.value, "", "", guarantee.runs]
-                writer.writerow([dataset, recipe, row.method, row.item, EPSILON, "", said, *values])
-            for head, found in row.found.items():
+            own = (*frame, row.method, row.item)
+            for g in row.guarantees:
+                said = f"epsilon {g.epsilon:.6g}, delta {g.delta:g}"
+                rows.append((*own, EPSILON, None, said, g.value, None, None, g.runs))
+            for name, found in row.found.items():
                 for f in found:
                     i = f.interval
-                    values = ["", "", ""] if i is None else [i.value, i.low, i.high]
-                    writer.writerow(
-                        [
-                            dataset,
-                            recipe,
-                            row.method,
-                            row.item,
-                            head,
-                            f.images,
-                            f.settings,
-                            *values,
-                            f.runs,
-                        ]
-                    )
-    return file.getvalue()
+                    values = (i and i.value, i and i.low, i and i.high)
+                    rows.append((*own, name, f.images, f.settings, *values, f.runs))
+    return csv_lines((*head, "value", "low", "high", "runs"), rows)
 
 
 def exposure_text(name: str, method: type[Method], records: Sequence[AttackRecord]) -> str:

@@ -23,14 +23,12 @@ from feddg_bench.common.terminal import Display, table, terminal, text
 from feddg_bench.config.reading import listed, read_names
 from feddg_bench.config.schema import MANY
 from feddg_bench.plugins import names
-from feddg_bench.records.attacks import ATTACKERS, Attacker
+from feddg_bench.records.attacks import ATTACKERS, Attacker, AttackRecord, Interval
 from feddg_bench.records.sources import FOLDERS
 from feddg_bench.runs.request import Datasets
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
-
-    from feddg_bench.records.attacks import AttackRecord, Interval
 
 
 @dataclass(frozen=True)

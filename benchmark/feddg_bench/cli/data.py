@@ -12,7 +12,11 @@ import typer
 
 from feddg_bench.cli.options import CacheDir, DataRoot, Json, print_json
 from feddg_bench.common.errors import DataError, SettingsError, printable
+from feddg_bench.common.files import replacing
+from feddg_bench.common.terminal import Display, table, terminal
+from feddg_bench.config.layers import merge, validate
 from feddg_bench.config.recipes import load_recipe
+from feddg_bench.config.schema import RunSettings
 from feddg_bench.plugins import check_name, load_dataset, names
 
 if TYPE_CHECKING:
@@ -42,7 +46,6 @@ def list_command(
     if json_:
         print_json(rows)
         return
-    from feddg_bench.common.terminal import table, terminal
 
     columns = ("data set", "images", "domains", "classes", "download", "here", "decoded")
     drawn = table("", columns, map(_counts, rows), right=columns[1:5], whole=columns[:1])
@@ -231,14 +234,12 @@ def prepare_command(
         done = f"decoded in {seconds:.0f} s" if bar.told else "decoded already"
         gib = store.images.nbytes / 2**30
         print(  # noqa: T201
-            f"{dataset} at {pixels} px: {len(store.labels):,} images, {gib:.2f} GiB, {done}: "
+            f"{dataset} at {pixels} px: {len(store.images):,} images, {gib:.2f} GiB, {done}: "
             f"{store.images.filename}"
         )
 
 
 def _recipe_size(dataset: str, recipe: str | None) -> list[int]:
-    from feddg_bench.config.layers import merge, validate
-    from feddg_bench.config.schema import RunSettings
 
     label = recipe or load_dataset(dataset).default_recipe
     named = {"method": "fedavg", "dataset": dataset, "scenario": ""}
@@ -264,7 +265,6 @@ def show_command(
     data_root: DataRoot = None,
 ) -> None:
     """Draw a contact sheet. Domains down, classes or targets across, at most twelve of each."""
-    from feddg_bench.common.files import replacing
     from feddg_bench.data.inspect.contact_sheet import contact_sheet
 
     path = out or Path(f"{dataset}.png")
@@ -321,8 +321,6 @@ class _Bar:
 @contextmanager
 def _progress(title: str) -> Iterator[_Bar]:
     from rich.progress import MofNCompleteColumn, TimeRemainingColumn
-
-    from feddg_bench.common.terminal import Display
 
     with Display(MofNCompleteColumn(), TimeRemainingColumn()) as display:
         yield _Bar(display.progress, title)

@@ -11,6 +11,7 @@ import typer
 
 from feddg_bench.cli.data import Name, check_and_report
 from feddg_bench.common.errors import DataError, RunInterruptedError
+from feddg_bench.common.terminal import Display, text
 from feddg_bench.plugins import load_dataset
 
 
@@ -68,8 +69,6 @@ def download_command(
 def _bars() -> Iterator[Callable[[str, str], Callable[[int, int], None]]]:
     """Show amount, speed and time left of one step after another, if on a terminal."""
     from rich.progress import TimeRemainingColumn
-
-    from feddg_bench.common.terminal import Display, text
 
     with Display(text("{task.fields[amount]}"), TimeRemainingColumn()) as display:
         progress = display.progress

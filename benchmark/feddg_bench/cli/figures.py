@@ -20,12 +20,13 @@ from feddg_bench.cli.figure_models import (
 from feddg_bench.cli.options import Folders, record_folders, with_groups
 from feddg_bench.common.errors import DataError
 from feddg_bench.config.reading import listed, read_names
+from feddg_bench.records.attacks import read_attacks
+from feddg_bench.records.runs import RecordedRun
 
 if TYPE_CHECKING:
     from feddg_bench.analysis.figures.drawing import Picture
     from feddg_bench.analysis.figures.series import Selection
     from feddg_bench.records.rules import Rule
-    from feddg_bench.records.runs import RecordedRun
 
 OF_RECORDS = {
     "all": "Draw every figure that the records are enough for.",
@@ -94,7 +95,6 @@ def _pictures(name: str, runs: list[RecordedRun], choice: Selection) -> Iterable
     """Yield the figures called ``name``, or why there is none."""
     from feddg_bench.analysis.figures import noise, overhead, rankings, scores, utility
     from feddg_bench.analysis.tables.generic import frames
-    from feddg_bench.records.attacks import read_attacks
 
     if name in scores.SWEEPS:
         found = scores.swept(runs, name, choice)

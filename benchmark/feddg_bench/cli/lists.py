@@ -15,6 +15,7 @@ from pydantic_core import to_jsonable_python
 
 from feddg_bench.cli.options import DataName, DataRoot, Json, Pairs, Recipe, Where, print_json
 from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.common.terminal import print_markdown, table, terminal
 from feddg_bench.config.layers import (
     Layer,
     dotted,
@@ -29,6 +30,7 @@ from feddg_bench.config.recipes import load_recipe, read_recipe, recipe_names
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.data.protocols import PROTOCOLS, scenarios
 from feddg_bench.plugins import check_name, load_dataset, names, outline
+from feddg_bench.records.attacks import read_attacks
 from feddg_bench.records.sources import FOLDERS
 from feddg_bench.records.tuning import load_ledger
 from feddg_bench.runs.request import Request
@@ -113,9 +115,6 @@ def show_method_command(
     )
 
     from feddg_bench.analysis.exposure import exposure_text
-    from feddg_bench.common.terminal import print_markdown
-    from feddg_bench.records.attacks import read_attacks
-    from feddg_bench.records.sources import FOLDERS
     from feddg_bench.runs.cards import crossing_text, facts, facts_text, see_crossing
 
     (plan,) = request.one_scenario().plan(check=False)
@@ -345,7 +344,6 @@ def _settings(method: str, dataset: str, recipe: str, tuned: Layer) -> Iterator[
 
 
 def _draw(title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...] | None]) -> None:
-    from feddg_bench.common.terminal import table, terminal
 
     terminal().print(table(title, columns, rows, whole=columns[:1]), highlight=False)
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from feddg_bench.cli.options import Experiment, Json, Machine, print_json, with_groups
+from feddg_bench.common.terminal import terminal
 from feddg_bench.runs.request import Datasets
 
 
@@ -48,7 +49,6 @@ def profile_command(
         print_json([p.as_json() for p in measured] if len(measured) > 1 else measured[0].as_json())
         return
     from feddg_bench.cli.progress import draw_overheads, draw_profile
-    from feddg_bench.common.terminal import terminal
 
     console = terminal()
     console.print(draw_profile(measured[0]) if len(measured) == 1 else draw_overheads(measured))

@@ -14,12 +14,12 @@ from feddg_bench.common.terminal import Display, duration, table, text
 from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.rules import split_metric
 from feddg_bench.runs.observer import Observer
+from feddg_bench.runs.request import Plan
 
 if TYPE_CHECKING:
     from feddg_bench.core.loop import RoundResult
     from feddg_bench.records.record import RunRecord
     from feddg_bench.runs.profile import Profile
-    from feddg_bench.runs.request import Plan
     from feddg_bench.runs.setup import Run
 
 

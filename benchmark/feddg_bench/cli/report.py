@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from feddg_bench.cli.options import Folders, record_folders
+from feddg_bench.common.files import write_whole
+from feddg_bench.records.runs import read_runs
 
 _Out = Annotated[Path | None, typer.Option(help="File to write; default RESULTS/report.html.")]
 Filter = Annotated[
@@ -32,8 +34,6 @@ def report_command(
     """
     from feddg_bench.analysis.report.gather import gather, read_filter
     from feddg_bench.analysis.report.page import figures, render
-    from feddg_bench.common.files import write_whole
-    from feddg_bench.records.runs import read_runs
 
     where = read_filter(filters or ())
     folders, said = record_folders(results)

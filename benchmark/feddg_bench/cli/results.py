@@ -10,6 +10,10 @@ import typer
 
 from feddg_bench.cli.options import Folders, record_folders
 from feddg_bench.common.errors import printable
+from feddg_bench.records.attacks import pack_attacks, unpack_attacks
+from feddg_bench.records.runs import read_folder
+from feddg_bench.records.store import pack, unpack
+from feddg_bench.records.tuning import pack_ledgers, unpack_ledgers
 
 results_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="List records, pack them, unpack them."
@@ -20,8 +24,6 @@ _Where = Annotated[Path, typer.Option("--results", help="Folder of records.")]
 @results_app.command("list")
 def _list_command(results: Folders = None) -> None:
     """List the records by table, and what cannot be used."""
-    from feddg_bench.records.runs import read_folder
-
     folders, said = record_folders(results)
     _say(f"records of {said}:")
     for root in folders:
@@ -41,10 +43,6 @@ def pack_command(results: _Where = Path("runs")) -> None:
 
     All commands read packed records just as they read single ones.
     """
-    from feddg_bench.records.attacks import pack_attacks
-    from feddg_bench.records.store import pack
-    from feddg_bench.records.tuning import pack_ledgers
-
     for path in (*pack(results), *pack_attacks(results), *pack_ledgers(results)):
         _say(f"{path} ({path.stat().st_size / 1e6:.2f} MB)")
 
@@ -52,10 +50,6 @@ def pack_command(results: _Where = Path("runs")) -> None:
 @results_app.command("unpack")
 def unpack_command(results: _Where = Path("runs")) -> None:
     """Move packed records into single JSON files. RESULTS/runs/KEY.json, easy to read."""
-    from feddg_bench.records.attacks import unpack_attacks
-    from feddg_bench.records.store import unpack
-    from feddg_bench.records.tuning import unpack_ledgers
-
     for path in (*unpack(results), *unpack_attacks(results), *unpack_ledgers(results)):
         _say(f"{path} is unpacked")
 

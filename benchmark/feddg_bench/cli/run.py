@@ -13,13 +13,14 @@ import typer
 from feddg_bench.cli.options import Experiment, Json, Recording, print_json, with_groups
 from feddg_bench.common.errors import RunInterruptedError, SettingsError
 from feddg_bench.common.parallel import prepare_processes
+from feddg_bench.common.terminal import terminal
 from feddg_bench.config.reading import read_names
 from feddg_bench.config.schema import KEEP, Resources
-from feddg_bench.runs.request import Datasets, plan_again, read_seeds
+from feddg_bench.records.store import ResultsStore
+from feddg_bench.runs.request import Datasets, Plan, plan_again, read_seeds
 
 if TYPE_CHECKING:
     from feddg_bench.records.record import RunRecord
-    from feddg_bench.runs.request import Plan
 
 
 @with_groups
@@ -68,8 +69,6 @@ def resume_command(
     json_: Json = False,
 ) -> None:
     """Go on with an interrupted run from its last checkpoint."""
-    from feddg_bench.records.store import ResultsStore
-
     store = ResultsStore(recording.results)
     key = Path(run).stem
     begun = {path.stem: path for path in sorted(store.checkpoints.glob("*.safetensors"))}
@@ -108,8 +107,6 @@ def _list(plans: Sequence[Plan], resources: Resources, *, verbose: bool, as_json
     """Print one line a run: its key, what it is, and whether its record is there."""
     import yaml
 
-    from feddg_bench.records.store import ResultsStore
-
     store = ResultsStore(resources.results)
     done = store.keys()
     begun = {path.stem for path in store.checkpoints.glob("*.safetensors")}
@@ -140,8 +137,6 @@ def _list(plans: Sequence[Plan], resources: Resources, *, verbose: bool, as_json
 
 def _prepare(plans: Sequence[Plan], resources: Resources, *, again: bool = False) -> None:
     """Let processes that will train load PyTorch while this one does."""
-    from feddg_bench.records.store import ResultsStore
-
     done = set() if again else ResultsStore(resources.results).keys()
     if resources.engine == "processes" and any(plan.key not in done for plan in plans):
         prepare_processes(resources.device, resources.workers)
@@ -158,8 +153,6 @@ def _run_all(
     """Run what is not recorded yet, then print the table."""
     from feddg_bench.analysis.tables import summary
     from feddg_bench.cli.progress import ConsoleReport, terminal_table
-    from feddg_bench.common.terminal import terminal
-    from feddg_bench.records.store import ResultsStore
     from feddg_bench.runs.run import execute_all
     from feddg_bench.tracking.tracker import Tracker
 

@@ -12,11 +12,14 @@ import typer
 
 from feddg_bench.cli.options import Recording, same_words, with_groups
 from feddg_bench.common.errors import RunInterruptedError, SettingsError
+from feddg_bench.common.parallel import cores
 from feddg_bench.config.schema import Resources
+from feddg_bench.records.store import ResultsStore
+from feddg_bench.runs.request import Datasets, check_weights
+from feddg_bench.sweeps.failures import Failures
 
 if TYPE_CHECKING:
     from feddg_bench.data.store import OnDecoded
-    from feddg_bench.runs.request import Datasets
     from feddg_bench.sweeps.definition import Sweep
     from feddg_bench.sweeps.jobs import Job
     from feddg_bench.sweeps.search import Search
@@ -74,7 +77,6 @@ def sweep_command(
         raise SettingsError("--jobs and what goes with it ask Slurm: give --engine slurm, too")
     sweep = load_sweep(file, pairs or ())
 
-    from feddg_bench.runs.request import Datasets
     from feddg_bench.sweeps.search import open_search
 
     datasets = Datasets(resources.data_root)
@@ -106,14 +108,11 @@ def finish(search: Search, datasets: Datasets, resources: Resources, *, retry_fa
 
 
 def _run(search: Search, datasets: Datasets, resources: Resources, *, retry_failed: bool) -> bool:
-    from feddg_bench.common.parallel import cores
     from feddg_bench.engine.devices import find_devices
     from feddg_bench.engine.gpu import placement
-    from feddg_bench.records.store import ResultsStore
     from feddg_bench.runs.checkpoints import tidy
     from feddg_bench.sweeps import cluster
     from feddg_bench.sweeps.claims import Claims
-    from feddg_bench.sweeps.failures import Failures
     from feddg_bench.sweeps.pool import run_in_processes
     from feddg_bench.sweeps.progress import Board
     from feddg_bench.sweeps.work import SweepWorker
@@ -161,7 +160,6 @@ def _submit(
 ) -> None:
     """Submit workers for the runs that are left, or show the script."""
     from feddg_bench.sweeps import cluster
-    from feddg_bench.sweeps.failures import Failures
 
     if resources.workers > 1:
         raise SettingsError("each job of Slurm makes one run at a time: give --jobs, not --workers")
@@ -198,11 +196,8 @@ def _prepare(search: Search, datasets: Datasets, resources: Resources, progress:
         DataError: If data or weights cannot be found, or a record was made from other data.
         SettingsError: If weights do not fit.
     """
-    from feddg_bench.records.store import ResultsStore
     from feddg_bench.runs.code import check_same_code
-    from feddg_bench.runs.request import check_weights
     from feddg_bench.runs.setup import RunData
-    from feddg_bench.sweeps.failures import Failures
 
     store = ResultsStore(resources.results)
     data: dict[str, RunData] = {}
@@ -223,9 +218,6 @@ def _prepare(search: Search, datasets: Datasets, resources: Resources, progress:
 
 def _finished(search: Search, results: Path) -> tuple[int, int]:
     """Return how many jobs are recorded or have failed, and how many there will be."""
-    from feddg_bench.records.store import ResultsStore
-    from feddg_bench.sweeps.failures import Failures
-
     keys = {job.key for job in search.jobs()}
     over = keys & (ResultsStore(results).keys() | Failures(results).keys())
     return len(over), len(keys) + search.left()
@@ -233,9 +225,6 @@ def _finished(search: Search, results: Path) -> tuple[int, int]:
 
 def listing(name: str, search: Search, results: Path) -> str:
     """Return the runs of a sweep with the state of each, as text."""
-    from feddg_bench.records.store import ResultsStore
-    from feddg_bench.sweeps.failures import Failures
-
     done, failed = ResultsStore(results).keys(), Failures(results).keys()
     begun = {path.stem for path in (results / "checkpoints").glob("*.safetensors")}
     lines = []
@@ -258,8 +247,6 @@ def listing(name: str, search: Search, results: Path) -> str:
 
 def _summary(sweep: Sweep, search: Search, results: Path) -> str:
     """Return the summary of a finished sweep: counts, failures, and the best settings."""
-    from feddg_bench.records.store import ResultsStore
-    from feddg_bench.sweeps.failures import Failures
     from feddg_bench.sweeps.progress import failures_text
     from feddg_bench.sweeps.search import mean_objective
 

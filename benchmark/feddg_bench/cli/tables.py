@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from feddg_bench.cli.options import Folders, record_folders
+from feddg_bench.common.files import write_whole
 from feddg_bench.config.reading import read_names
+from feddg_bench.plugins import names, outline
+from feddg_bench.records.attacks import read_attacks
+from feddg_bench.records.runs import RecordedRun
 
 if TYPE_CHECKING:
     from feddg_bench.analysis.tables.grid import Grid
-    from feddg_bench.records.runs import RecordedRun
 
 TableNames = Annotated[
     list[str] | None,
@@ -55,7 +58,6 @@ def tables_command(
     from feddg_bench.analysis.claims import claims, claims_text, tally
     from feddg_bench.analysis.tables.make import make_tables
     from feddg_bench.analysis.tables.writers import WRITERS, latex_document, whole_file
-    from feddg_bench.common.files import write_whole
 
     endings = read_names("format", formats, WRITERS)
     folders, said = record_folders(results)
@@ -112,9 +114,6 @@ def _privacy(
 ) -> None:
     """Write the privacy table if there are attacks, or ``anyway``."""
     from feddg_bench.analysis.exposure import privacy_csv, privacy_text
-    from feddg_bench.common.files import write_whole
-    from feddg_bench.plugins import names, outline
-    from feddg_bench.records.attacks import read_attacks
 
     attacks = read_attacks(folders)
     if not attacks and not anyway:

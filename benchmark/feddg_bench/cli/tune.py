@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from feddg_bench.cli.options import Names, with_groups
 from feddg_bench.cli.sweep import SweepRecording, finish, listing
 from feddg_bench.common.errors import SettingsError
-
-if TYPE_CHECKING:
-    from feddg_bench.records.tuning import TuningLedger
+from feddg_bench.common.terminal import table, terminal
+from feddg_bench.records.metrics import find_metric
+from feddg_bench.records.tuning import FOLDER, TuningLedger, ledger_path
+from feddg_bench.runs.request import Datasets
 
 
 @with_groups
@@ -35,8 +36,6 @@ def tune_command(
     domains decide. It goes on where it was stopped, and can share the work as `sweep` does.
     RESULTS/tuning holds the trials and the ledgers that `run --tuned` reads.
     """
-    from feddg_bench.records.tuning import FOLDER, ledger_path
-    from feddg_bench.runs.request import Datasets
     from feddg_bench.sweeps.tuning import SEED, open_tuning
 
     resources = recording.resources()
@@ -66,8 +65,6 @@ def tune_command(
 
 def _show(ledgers: Sequence[TuningLedger], place: Path) -> None:
     """Print a table of each method's tuning."""
-    from feddg_bench.common.terminal import table, terminal
-    from feddg_bench.records.metrics import find_metric
     from feddg_bench.records.variants import assignments
 
     first = ledgers[0]

@@ -7,8 +7,8 @@ import os
 import re
 import stat
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePath
 from typing import BinaryIO
 
@@ -43,13 +43,25 @@ def write_whole(path: Path, data: bytes, *, sync: bool = True) -> None:
     Raises:
         DataError: If it cannot be written; what stood at ``path`` before is untouched.
     """
+    write_together({path: data}, sync=sync)
+
+
+def write_together(files: Mapping[Path, bytes], *, sync: bool = True) -> None:
+    """Write files as `write_whole` does, each of them complete before the first takes its place.
+
+    Raises:
+        DataError: If one cannot be written; what stood at any path before is untouched.
+    """
     try:
-        with replacing(path, sync=sync) as file:
-            file.write(data)
+        with ExitStack() as stack:
+            for path, data in files.items():
+                file = stack.enter_context(replacing(path, sync=sync))
+                file.write(data)
+                file.flush()
     except OSError as error:
         raise DataError(
-            f"cannot write {path}: {error.strerror}; nothing written before is lost: make room or "
-            f"name another place, and run the same command again"
+            f"cannot write {', '.join(map(str, files))}: {error.strerror}; nothing written before "
+            f"is lost: make room or name another place, and run the same command again"
         ) from error
 
 

@@ -22,25 +22,19 @@ class LearningTask:
         loss: Maps outputs [B, C] or [B, 1], labels [B], and a reduction (``mean``, ``sum``,
             ``none``) to the training loss: a scalar, or [B].
         predict: Maps outputs to predictions [B]: class ids, int64, or numbers, float32.
-        single_output: Whether there is one output, whatever the number of classes.
     """
 
     name: str
     loss: Callable[[Tensor, Tensor, str], Tensor]
     predict: Callable[[Tensor], Tensor]
-    single_output: bool
-
-    def outputs(self, num_classes: int) -> int:
-        """Return the number of outputs of a model: C, or 1 for a regression."""
-        return 1 if self.single_output else num_classes
 
 
-def cross_entropy(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
+def cross_entropy(logits: Tensor, labels: Tensor, reduction: str) -> Tensor:
     """Return the cross-entropy of logits [B, C] and class ids [B]."""
     return F.cross_entropy(logits, labels, reduction=reduction)
 
 
-def squared_error(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+def squared_error(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
     """Return the squared error of outputs [B, 1] and targets [B]."""
     return F.mse_loss(outputs.squeeze(1), targets, reduction=reduction)
 
@@ -49,13 +43,11 @@ CLASSIFICATION = LearningTask(
     "classification",
     cross_entropy,
     lambda logits: logits.argmax(dim=1),
-    single_output=False,
 )
 REGRESSION = LearningTask(
     "regression",
     squared_error,
     lambda outputs: outputs.squeeze(1).float(),
-    single_output=True,
 )
 TASKS: Mapping[str, LearningTask] = {task.name: task for task in (CLASSIFICATION, REGRESSION)}
 """Tasks by name."""

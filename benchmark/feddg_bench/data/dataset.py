@@ -85,8 +85,6 @@ class DomainDataset(ABC):
     key metric, by which rounds are chosen."""
     groups: tuple[str, ...] = ()
     """Names of the groups of images among which the worst is measured."""
-    group_title: ClassVar[str] = ""
-    """What a group is, such as ``slide`` or ``region``."""
     channels: ClassVar[int] = 3
     """Channels of an image."""
     pixels: ClassVar[str] = "uint8"

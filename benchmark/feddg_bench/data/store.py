@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from feddg_bench.common.errors import DataError
 from feddg_bench.common.files import replacing
@@ -37,12 +36,7 @@ class Store:
     # [n, size, size, C] of the data set's `pixels`, uint8 RGB by default, read only;
     # `images[indices]` is a copy in memory.
     images: np.memmap[Any, np.dtype[Any]]
-    labels: NDArray[np.int64] | NDArray[np.float32]  # int64 [n], or float32 [n] for a regression
-    domains: NDArray[np.int64]  # int64 [n], positions in the data set's `domains`
-    paths: tuple[str, ...]  # n relative names
     fingerprint: str  # hash of the data set's contents
-    # int64 [n], positions in the data set's `groups`, -1 for none; empty where it has no groups.
-    groups: NDArray[np.int64]
 
 
 def open_store(
@@ -61,7 +55,7 @@ def open_store(
         DataError: If an image cannot be decoded, the store cannot be written, or its pixels are not
             those that were written.
     """
-    records, layout = dataset.records(), Layout.of(dataset, size)
+    layout = Layout.of(dataset, size)
     stamp = dataset.stamp()
     fingerprint = _noted(_note(dataset, cache_dir, stamp))
     if fingerprint is None and (
@@ -75,8 +69,7 @@ def open_store(
     check_store(path, layout, range(0, layout.blocks, step))
     shape = (layout.images, *layout.shape)
     images = np.memmap(path, dtype=dataset.pixels, mode="r", shape=shape)
-    groups = np.empty(0, dtype=np.int64) if records.groups is None else records.groups
-    return Store(images, records.labels, records.domains, records.paths, fingerprint, groups)
+    return Store(images, fingerprint)
 
 
 def check_store(path: Path, layout: Layout, blocks: range | None = None) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.schema import EngineSettings
-from feddg_bench.protection.possible import check_protection
+from feddg_bench.protection.possible import check_protection, own_classes
 
 if TYPE_CHECKING:
     from feddg_bench.config.schema import RunSettings
@@ -86,8 +86,7 @@ def one_by_one(method: type[Method]) -> str:
     """Return why a method's clients cannot step together; "" if they can."""
     if not method.vectorised:
         return "a training step that draws numbers or takes gradients itself"
-    base = next(c for c in method.__mro__ if c.__module__ == "feddg_bench.core.method")
-    own = [kind for kind in method.__mro__ if kind not in base.__mro__]
+    own = own_classes(method)
     names = ("fit", "batches", "configure_optimizers", "on_before_optimizer_step")
     found = [name for name in names if any(name in vars(kind) for kind in own)]
     return f"its own {' and '.join(found)}" if found else ""

@@ -16,7 +16,6 @@ from feddg_bench.common.files import write_whole
 from feddg_bench.common.portable import describe_cpu
 from feddg_bench.config.schema import Resources, RunSettings
 from feddg_bench.core.messages import Task
-from feddg_bench.core.tasks import TASKS
 from feddg_bench.data.federated import Federation
 from feddg_bench.data.locations import cache_dir
 from feddg_bench.engine.compatibility import ImageFacts
@@ -66,7 +65,7 @@ def synthetic_federation(
         labels,
         names,
         (),
-        TASKS[task].outputs(num_classes),
+        1 if task == "regression" else num_classes,
         sources=("synthetic",),
         domain_ids=np.zeros(count, dtype=np.int64),
         validation={name: part[: max(1, per_client // 10)] for name, part in names.items()},

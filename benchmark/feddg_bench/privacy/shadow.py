@@ -173,9 +173,9 @@ class Shadow:
         value = sent.get(message.item)
         return read(value, message.item, task.call, self.method, task, sent) is not None
 
-    def vectors(self, task: Task, item: str, images: Sequence[int], repeat: int = 0) -> Tensor:
+    def vectors(self, task: Task, item: str, images: Sequence[int]) -> Tensor:
         """Return the vector of each image, float64 [n, P]; statistics are means over `REPEATS`."""
-        times = range(repeat, repeat + (1 if task.call == "fit" or repeat else REPEATS))
+        times = range(1 if task.call == "fit" else REPEATS)
         return torch.stack(
             [
                 torch.stack([self.row(self.sent(task, i, r), item, task) for r in times]).mean(0)

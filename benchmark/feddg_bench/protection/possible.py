@@ -81,7 +81,7 @@ def covered(uplink: Uplink) -> list[Sent]:
 
 def _no_sums(method: type[Method]) -> str:
     """Return why a server half needs single replies; "" if sums are enough for it."""
-    for kind in _own(method):
+    for kind in own_classes(method):
         if "singles" in vars(kind):
             break
         own = [name for name in _SERVER_HALF if name in vars(kind)]
@@ -98,7 +98,7 @@ def _not_weights_alone(method: type[Method]) -> str:
     others = [sent.name for sent in sent_by(method.uplink) if sent.name != "weights"]
     if others:
         return f"it covers the weights alone, and clients also send {', '.join(others)}"
-    if any("tally" in vars(kind) for kind in _own(method)):
+    if any("tally" in vars(kind) for kind in own_classes(method)):
         return "it covers the weights alone, and the server half also needs a tally of updates"
     return ""
 
@@ -114,13 +114,13 @@ def _nothing_sent_once(method: type[Method]) -> str:
         )
     if not noised:
         return "clients send nothing besides their weights, which it does not cover"
-    if not any("prepare" in vars(kind) for kind in _own(method)):
+    if not any("prepare" in vars(kind) for kind in own_classes(method)):
         names = ", ".join(sent.name for sent in noised)
         return f"it covers what is sent once, before round 1, and clients send {names} each round"
     return ""
 
 
-def _own(method: type[Method]) -> list[type]:
+def own_classes(method: type[Method]) -> list[type]:
     """Return a method's class and its bases, without those that all methods have."""
     base = next(kind for kind in method.__mro__ if kind.__module__ == "feddg_bench.core.method")
     return [kind for kind in method.__mro__ if kind not in base.__mro__]

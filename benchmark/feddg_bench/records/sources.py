@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic_core import from_json
 
 from feddg_bench.common.errors import DataError
-from feddg_bench.common.files import write_whole
+from feddg_bench.common.files import write_together
 
 FOLDERS = (Path("runs"), Path("results"))
 """Where records are looked for by default: the user's own, then those that come with the suite."""
@@ -142,6 +142,9 @@ def write_packed(path: Path, texts: Iterable[bytes]) -> list[Path]:
 
     Those that are too many for one, in the order of seeds, go to ``NAME@2.jsonl.xz`` and so on,
     so that none is above 1 MB. Older such files go, the first among them if there is no record.
+
+    Raises:
+        DataError: If they cannot be written; then all records are where they were.
     """
     values = sorted(map(from_json, texts), key=lambda v: (int(v["seed"]), str(v["key"])))
     parts: list[list[bytes]] = []
@@ -154,11 +157,14 @@ def write_packed(path: Path, texts: Iterable[bytes]) -> list[Path]:
         parts[-1].append(line)
         room -= len(line)
     stem = path.name.removesuffix(ENDING)
-    files = [path, *(path.with_name(f"{stem}@{n}{ENDING}") for n in range(2, len(parts) + 1))]
-    for file, lines in zip(files, parts, strict=False):
-        write_whole(file, lzma.compress(b"".join(lines), preset=9 | lzma.PRESET_EXTREME))
-    files = files[: len(parts)]
+    files = {
+        path.with_name(f"{stem}@{n}{ENDING}") if n > 1 else path: lzma.compress(
+            b"".join(lines), preset=9 | lzma.PRESET_EXTREME
+        )
+        for n, lines in enumerate(parts, 1)
+    }
+    write_together(files)  # a record may move from one to another
     for source in find_sources(path.parent, ENDING, packed=True):
         if first_part(source.path) == path and source.path not in files:
             source.path.unlink()
-    return files
+    return list(files)

@@ -142,25 +142,12 @@ class _Listener(Observer):
 
 
 def _items(payload: Mapping[str, Any]) -> Iterator[Item]:
-    from feddg_bench.core.messages import nbytes
+    from feddg_bench.core.flaws import form_of
+    from feddg_bench.core.messages import leaves, nbytes
 
     for name, value in payload.items():
-        yield Item(name, dict(_tensors(value, name)), nbytes(value))
-
-
-def _tensors(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yield the path and form of every leaf of a payload."""
-    if hasattr(value, "dtype"):
-        kind = str(value.dtype).removeprefix("torch.")
-        yield path, f"{kind} [{', '.join(map(str, value.shape))}]"
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _tensors(inner, f"{path}.{key}")
-    elif isinstance(value, list):
-        for number, inner in enumerate(value):
-            yield from _tensors(inner, f"{path}[{number}]")
-    else:
-        yield path, type(value).__name__
+        forms = {path: form_of(leaf) for path, leaf in leaves(value, name)}
+        yield Item(name, forms, nbytes(value))
 
 
 def facts_text(card: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.common.files import write_whole
 from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import KEEP, RunSettings
+from feddg_bench.core.flaws import misfit
 from feddg_bench.core.messages import Weights
 from feddg_bench.core.method import Method
 from feddg_bench.engine.build import Images, build_on
@@ -135,15 +136,10 @@ def load_model(key: str, results: str | Path = "runs", which: str = "last", **hy
         for name, tensor in module.state_dict().items()
         if not name.startswith(plugin.frozen)
     }
-    for name in sorted(expected.keys() | weights.keys()):
-        ours, theirs = (
-            "nothing" if t is None else f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}"
-            for t in (expected.get(name), weights.get(name))
+    if wrong := misfit(weights, expected):
+        raise DataError(
+            f"{path} does not fit {settings.method} as it is here: {wrong.name} {wrong.reason}; "
+            f"run again with --keep"
         )
-        if ours != theirs:
-            raise DataError(
-                f"{path} does not fit {settings.method} as it is here: {name} is {theirs}, "
-                f"expected {ours}; run again with --keep"
-            )
     module.load_state_dict(weights, strict=False)
     return module.eval()

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.utils._pytree import keystr, tree_leaves_with_path
 
 from feddg_bench.config.layers import Layer, merge
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.core.loop import RoundResult, federate
-from feddg_bench.core.messages import Reply, Task, content, decode, encode
+from feddg_bench.core.messages import Reply, Task, content, decode, encode, leaves
 from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
 from feddg_bench.data.federated import Federation
@@ -195,5 +194,4 @@ class TaskRecorder(SerialExecutor):
 
 def toy_leaves(payload: Any) -> dict[str, Tensor]:
     """Return every non-empty tensor of a payload by its path."""
-    found = tree_leaves_with_path(payload)
-    return {keystr(path): t for path, t in found if isinstance(t, Tensor) and t.numel()}
+    return {path: t for path, t in leaves(payload) if isinstance(t, Tensor) and t.numel()}

@@ -115,7 +115,6 @@ class AdaptedWilds(DomainDataset):
         }
         if group_fields:
             self._group_ids, found["groups"] = _combined(opened, group_fields)
-            found["group_title"] = " and ".join(group_fields)
         if opened.is_classification and not self.classes:
             found["classes"] = _classes(opened)
         if self.metrics is DomainDataset.metrics:  # nobody has chosen any

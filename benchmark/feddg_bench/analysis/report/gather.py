@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import yaml
-
 from feddg_bench import __version__
 from feddg_bench.analysis.report.runs import REPORTED_SPLITS, Details
 from feddg_bench.analysis.report.views import leaderboard_view
@@ -14,6 +12,7 @@ from feddg_bench.analysis.tables.captions import RULE_SENTENCES
 from feddg_bench.analysis.tables.describe import RunFilter, check_names, fitting
 from feddg_bench.analysis.tables.generic import generic_tables
 from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.config.reading import read_yaml
 from feddg_bench.records.metrics import METRICS
 from feddg_bench.records.rules import RULES
 from feddg_bench.records.runs import RecordedRun
@@ -35,10 +34,7 @@ def read_filter(pairs: Sequence[str]) -> RunFilter:
             raise SettingsError(
                 f"cannot read --filter {pair!r}: expected KEY=VALUE, such as dataset=pacs"
             )
-        try:
-            values = [yaml.safe_load(part) for part in raw.split(",")]
-        except yaml.YAMLError as error:
-            raise SettingsError(f"cannot read the value of --filter {pair!r} as YAML") from error
+        values = [read_yaml(part, f"the value of --filter {pair!r}") for part in raw.split(",")]
         wanted.setdefault(key.strip(), []).extend(values)
     try:
         check_names(wanted)
