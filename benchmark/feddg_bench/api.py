@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,8 @@ from feddg_bench.config.layers import validate
 from feddg_bench.config.reading import read_names
 from feddg_bench.config.schema import KEEP, Resources
 from feddg_bench.runs.request import Request, Words
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from feddg_bench.analysis.tables.make import MadeTable
@@ -81,15 +85,18 @@ def run(
                 f"{given!r} cannot observe runs: give objects of a subclass of "
                 f"feddg_bench.Observer, as in observers=[Mine()]"
             )
-    plans = request.plan()
+    plans = request.plan(check=False)
+    request.check(plans, again=again)
 
     from feddg_bench.cli.progress import ConsoleReport
     from feddg_bench.runs.run import execute_all
+    from feddg_bench.tracking.tracker import Tracker
 
-    if quiet:
-        return list(execute_all(plans, where, *observers, keep=kept, again=again))
-    with ConsoleReport(len(plans)) as report:
-        return list(execute_all(plans, where, report, *observers, keep=kept, again=again))
+    with ExitStack() as stack:
+        shown = [] if quiet else [stack.enter_context(ConsoleReport(len(plans)))]
+        say = shown[0].say if shown else logger.warning
+        looking = (*shown, stack.enter_context(Tracker(where, say)), *observers)
+        return list(execute_all(plans, where, *looking, keep=kept, again=again))
 
 
 def tables(

@@ -20,7 +20,7 @@ from feddg_bench.core.server import Server
 from feddg_bench.core.tasks import CLASSIFICATION, LearningTask
 from feddg_methods.shared.choices import choose
 
-PRESETS: dict[str, dict[str, Any]] = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
     "official": {"metric": "accuracy"},
     "paper": {"gap_timing": "next_participation"},
@@ -77,8 +77,8 @@ class FedDGGASettings(MethodSettings):
 
     @model_validator(mode="before")
     @classmethod
-    def _preset(cls, values: dict[str, Any]) -> dict[str, Any]:
-        return {**PRESETS.get(str(values.get("variant")), {}), **values}
+    def _variant(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return {**VARIANTS.get(str(values.get("variant")), {}), **values}
 
 
 class FedDGGA(Method):
@@ -119,7 +119,9 @@ class FedDGGA(Method):
         a = torch.ones(len(server.clients), dtype=torch.float64)
         if self.settings.initial_weights == "batches":
             replies = server.ask(self.count_batches, everyone=True, weights=False)
-            a = torch.tensor([float(reply.value["batches"]) for reply in replies]).to(a)
+            counts = {reply.client: float(reply.value["batches"]) for reply in replies}
+            usual = sum(counts.values()) / len(counts)  # of a client whose answer was left out
+            a = torch.tensor([counts.get(name, usual) for name in server.clients]).to(a)
         server.memory["a"] = a / a.sum()
         server.memory["by_samples"] = self.settings.fallback == "samples"
 
@@ -278,7 +280,7 @@ def adjusted_weights(
     Raises:
         SettingsError: If ``variant`` is unknown.
     """
-    choose("variant", variant, PRESETS)
+    choose("variant", variant, VARIANTS)
     known = {i: gap for i, gap in gaps.items() if math.isfinite(gap)}
     if not known:
         return weights.clone()

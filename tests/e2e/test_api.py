@@ -157,6 +157,20 @@ def test_tables_of_a_notebook(made: Any, tmp_path: Path) -> None:
         fb.tables("pardon-l", results=tmp_path / "r")
 
 
+@pytest.mark.parametrize("name", ["claims", "privacy"])
+def test_what_only_the_command_makes_is_no_table(made: Any, tmp_path: Path, name: str) -> None:
+    made()
+    with pytest.raises(fb.FeddgError) as refusal:
+        fb.tables(name, results=tmp_path / "r")
+    assert f"did you mean '{name}'" not in str(refusal.value)
+
+
+def test_wandb_of_a_notebook_is_not_forgotten(made: Any, tmp_path: Path) -> None:
+    made(wandb="offline")
+    (run,) = (tmp_path / "r/wandb").glob("offline-run-*")
+    assert run.is_dir()
+
+
 def test_an_observer_sees_every_round_and_reply(made: Any) -> None:
     class Watch(fb.Observer):  # type: ignore[misc]
         def __init__(self) -> None:

@@ -136,6 +136,8 @@ def test_bad_words_are_refused(feddg: Run, tmp_path: Path) -> None:
     refused(whole, "partition.kind=domain does not take it")
     erm = feddg("attack", "--results", str(tmp_path), "--method", "erm")
     refused(erm, "one client", "two or more")
+    pooled = feddg("attack", "--results", str(tmp_path), "partition.kind=pooled")
+    refused(pooled, "one client", "two or more")
     assert not (tmp_path / "attacks").exists()
 
 

@@ -19,7 +19,7 @@ from feddg_bench.config.schema import FederationSettings, TrainSettings
 from feddg_bench.core.aggregation import streaming_mean
 from feddg_bench.core.messages import LocalUpdate, Reply, Task
 from feddg_bench.core.server import Server
-from feddg_methods.feddg_ga import PRESETS, FedDGGA, FedDGGASettings, badness, signed_mean
+from feddg_methods.feddg_ga import VARIANTS, FedDGGA, FedDGGASettings, badness, signed_mean
 from tests.helpers import ALL, PLAIN, UNIFORM, bitwise, hyper
 
 # ---------------------------------------------------------------- whole rounds, answers given
@@ -203,7 +203,7 @@ def test_image_counts_play_no_part():
     assert Script(GAPS, sizes=[10, 30, 60]).round(1) == pytest.approx([1 / 3] * 3)
 
 
-@pytest.mark.parametrize("variant", PRESETS)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_one_client_is_the_new_model_bit_for_bit(variant):
     script = Script([0.3], num_clients=1, rounds=3, variant=variant, initial_weights="uniform")
     for number in (1, 2, 3):
@@ -260,7 +260,7 @@ def test_fedccrl_extrapolates_from_negative_weights():
 # -------------------------------------------------------------------------------- settings
 
 
-@pytest.mark.parametrize("variant", PRESETS)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_when_a_variant_measures_and_what(start_run, recorder, variant):
     """At once, or before the next round; a loss, or a share of errors."""
     run = start_run("feddg_ga", ALL, hyper(variant=variant), executor=recorder)
@@ -566,6 +566,18 @@ def test_weights_by_numbers_of_batches(start_run):
     assert run.server.memory["a"].tolist() == pytest.approx([0.2, 4 / 15, 4 / 15, 4 / 15])
 
 
+def test_a_client_whose_number_is_left_out_has_the_mean_of_the_others(start_run):
+    class Silent(FedDGGA):
+        def count_batches(self, client):
+            found = super().count_batches(client)
+            return {"batches": torch.tensor(torch.nan)} if client.name == "client_0" else found
+
+    run = start_run(Silent, {"train": {"batch_size": 3}}, hyper(initial_weights="batches"))
+    (once,) = run.rounds(0)
+    assert [entry["client"] for entry in once.ledger.dropped] == ["client_0"]
+    assert run.server.memory["a"].tolist() == pytest.approx([0.25] * 4)
+
+
 def test_between_rounds_only_the_server_keeps_anything(start_run):
     run = start_run("feddg_ga")
     run.rounds(2)
@@ -648,7 +660,7 @@ def test_a_step_makes_a_difference(start_run):
 @pytest.mark.parametrize("layer", [{}, ALL], ids=["sampled", "all"])
 def test_variants_run_and_differ(start_run, layer):
     found = {}
-    for variant in PRESETS:
+    for variant in VARIANTS:
         run = start_run("feddg_ga", layer, hyper(variant=variant))
         run.rounds(3)
         a = run.server.memory["a"]

@@ -183,6 +183,13 @@ def test_a_client_reads_the_style_of_all_as_one_style() -> None:
     assert found["style"].planted_leak.holds
 
 
+def test_one_client_leaves_nothing_to_compare_with() -> None:
+    scene = scene_of("fedavg")
+    alone = replace(scene, exchanges=scene.exchanges[:1])
+    with pytest.raises(SettingsError, match="two clients or more"):
+        measure(alone)
+
+
 def test_under_secure_sums_there_is_no_single_message() -> None:
     scene = scene_of("fedavg")
     secure = scene.settings.privacy.model_copy(update={"aggregation": "secure"})

@@ -58,6 +58,17 @@ def test_a_single_file_wins_and_is_added(folder):
     assert found[0] == again
 
 
+def test_a_repeated_attack_wins_over_a_packed_one_of_another_recipe(folder):
+    old = record(0.1).model_copy(update={"key": KEYS[0], "recipe": "a_recipe"})
+    save_attack(folder, old)
+    pack_attacks(folder)
+    again = record(0.9).model_copy(update={"key": KEYS[0], "recipe": "quick"})
+    save_attack(folder, again)
+    pack_attacks(folder)
+    assert find_attack(folder, KEYS[0]) == again
+    assert len(read_attacks([folder])) == len(KEYS)
+
+
 def test_a_packed_file_that_cannot_be_read_is_not_lost(folder, caplog):
     (path,) = pack_attacks(folder)
     cut = path.read_bytes()[:-9]

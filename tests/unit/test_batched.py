@@ -51,6 +51,14 @@ class Told(FedAvg):
         return super().training_step(batch, batch_idx) + (self.classifier.bias - target).norm()
 
 
+class ToldApart(Told):
+    """Its server tells each client something else."""
+
+    def run_round(self, server):
+        tell = {name: {"target": 5.0 * torch.ones(()) * i} for i, name in enumerate(server.cohort)}
+        server.weights = self.aggregate(server, server.ask(self.fit, tell=tell))
+
+
 class Dropping(FedAvg):
     """Draws in its training step."""
 
@@ -153,6 +161,13 @@ def test_a_round_of_a_regression_is_the_same():
 
 
 # --------------------------------------------------------------------------- what stays exact
+
+
+def test_clients_that_are_told_something_of_their_own_train_one_by_one():
+    runs = [start_toy_run(ToldApart, ALL, layer) for layer in ({}, BATCHED)]
+    for run in runs:
+        run.rounds(2)
+    assert encode(runs[0].server.state()) == encode(runs[1].server.state())
 
 
 def test_which_methods_step_together():

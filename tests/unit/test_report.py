@@ -373,7 +373,8 @@ def test_filter(ltdo: Path) -> None:
         ("method", "expected KEY=VALUE"),
         ("=x", "expected KEY=VALUE"),
         ("metod=x", "unknown filter 'metod'.*method"),
-        ("method=[", "as YAML"),
+        ("method=[", "the value of --filter"),
+        ("seed=2020-13-45", "the value of --filter"),
     ],
 )
 def test_a_filter_that_cannot_be_read(pair: str, words: str) -> None:

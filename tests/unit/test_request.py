@@ -117,6 +117,12 @@ def test_what_cannot_be_run_is_refused_before_work(words: dict[str, Any], part: 
         Request(**{**ONE, **words}).plan()
 
 
+@pytest.mark.parametrize("name", ["my splits #2.csv", "1", "2024-01-01"])
+def test_the_name_of_a_split_file_is_taken_as_it_is(name: str) -> None:
+    asked = Request.read(flags={"split_csv": Path(name), "rounds": 3})
+    assert asked.settings == {"data": {"split_csv": name}, "federation": {"rounds": 3}}
+
+
 def test_every_scenario_is_checked_first(tmp_path: Path) -> None:
     """A split file fits one scenario of four: nothing is trained before that is said."""
     file = tmp_path / "split.csv"

@@ -416,6 +416,20 @@ def test_a_client_is_not_sent_a_model_that_it_has():
     assert server.ledger.bytes["down"] == 5 * 20
 
 
+def test_a_client_is_not_sent_again_a_model_that_a_skipped_round_left_as_it_was():
+    server = make_server()
+
+    def skipped():
+        with server.checking_sums():
+            list(server.ask(fit))
+            raise NoReplyError("the answers to another question")
+
+    for _ in range(2):
+        with pytest.raises(NoReplyError):
+            skipped()
+    assert server.ledger.bytes["down"] == 3 * 20
+
+
 def test_bytes_of_extras():
     server = make_server(lambda task: LocalUpdate(dict(task.weights), {"loss": 0.5}))
     list(server.ask(fit))

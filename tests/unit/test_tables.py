@@ -755,6 +755,13 @@ def test_latex_is_balanced_and_escaped(add: Add, tmp_path: Path) -> None:
     assert r"\input{one.tex}" in latex_document(["one"])
 
 
+def test_a_name_in_a_record_writes_no_line_of_latex(add: Add, tmp_path: Path) -> None:
+    for scenario in PAIR:
+        add("x\n\\immediate\\write18{id}%", scenario, 0)
+    for line in latex(generic(tmp_path)).splitlines():
+        assert not line.startswith(r"\immediate")
+
+
 def test_latex_has_minus_signs_not_hyphens(add: Add, tmp_path: Path) -> None:
     for scenario in SCENARIOS:
         add("fedavg", scenario, test=(0.75,))

@@ -58,7 +58,7 @@ def run_command(
         _list(plans, resources, verbose=verbose, as_json=json_)
     else:
         _prepare(plans, resources, again=again)
-        request.check(plans)
+        request.check(plans, again=again)
         _run_all(plans, resources, keep=wanted, again=again, as_json=json_)
 
 

@@ -42,6 +42,10 @@ Against = Annotated[
 ]
 
 
+_APART = ("claims", "privacy")
+"""Names that stand for more than a table."""
+
+
 def tables_command(
     tables: TableNames = None,
     results: Folders = None,
@@ -65,10 +69,11 @@ def tables_command(
     gc.disable()  # all that is made stays to the end; looking for garbage in it costs a tenth
     try:
         grids, runs = make_tables(
-            [name for name in names if name not in ("claims", "privacy")],
+            [name for name in names if name not in _APART],
             folders,
             select=select,
             against=against,
+            also=_APART,
         )
         found = list(claims(runs)) if {"all", "claims"} & {*names} else None
     finally:

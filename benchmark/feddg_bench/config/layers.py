@@ -1,6 +1,7 @@
 """Layers of settings; later ones win.
 
-Their order: defaults, the recipe, what the method needs, ``--config`` files, flags, ``KEY=VALUE``.
+Their order: defaults, the recipe, what the method needs, the recipe's entry for the method, tuned
+settings, ``--config`` files, flags, ``KEY=VALUE``.
 """
 
 from __future__ import annotations

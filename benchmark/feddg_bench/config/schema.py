@@ -247,8 +247,9 @@ class EngineSettings(Section):
 
     clients: Literal["exact", "batched", "auto"] = "exact"
     """``exact``: one after the other; ``batched``: together, for methods that override nothing of
-    the client half but ``training_step`` (the others stay exact); equal up to rounding. ``auto``
-    measures both once on a machine and takes the faster, which the key and the record name."""
+    the client half but ``training_step`` (the others stay exact, and so do clients that are told
+    something of their own); equal up to rounding. ``auto`` measures both once on a machine and
+    takes the faster, which the key and the record name."""
     together: int = Field(10, ge=1, le=MANY)
     """Clients of a worker that step together; the last bits depend on it."""
 

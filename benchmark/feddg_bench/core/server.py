@@ -381,7 +381,9 @@ class Server:
                 self._leave_out("server", flaw, "the sum of the replies")
                 raise NoReplyError("the sum of the replies")  # noqa: TRY301 - undone below
         except NoReplyError:
-            self.weights, self.memory, self._executor.memories = weights, memory, memories
+            if self.weights is not weights:  # else clients that have it would be sent it again
+                self.weights = weights
+            self.memory, self._executor.memories = memory, memories
             for key in set(self.broadcast) - set(broadcast):
                 del self.broadcast[key]
             for key, value in broadcast.items():

@@ -231,7 +231,8 @@ class Worker:
         return {"flop an image": flop / len(few), "peak flops": peak}
 
     def _run_all(self, tasks: Sequence[Task]) -> list[Reply[Any]]:
-        if not self.batched or tasks[0].call != "fit":
+        # A step that is shared knows one broadcast, and what one client is told is its own.
+        if not self.batched or tasks[0].call != "fit" or any(task.told for task in tasks):
             return [self.run(task) for task in tasks]
         start = time.perf_counter()
         clients = [self._client(task) for task in tasks]

@@ -61,7 +61,11 @@ def attack_plans(
     layers = (ATTACKED, own, attack.overrides, request.settings)
     settings = merge(*layers)
     asked = replace(request, settings=settings).plan(datasets)
-    plans = [plan for plan in asked if plan.settings.partition.clients > 1]
+    plans = [
+        plan
+        for plan in asked
+        if plan.settings.partition.clients > 1 and plan.settings.partition.kind != "pooled"
+    ]
     if not plans:
         raise SettingsError(
             f"{asked[0].settings.method} has one client here, and an attack compares the messages "

@@ -7,6 +7,7 @@ import json
 import logging
 import statistics
 from collections.abc import Iterable, Iterator, Sequence, Set
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -15,7 +16,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from feddg_bench.common.errors import DataError, printable
 from feddg_bench.common.files import file_name, write_whole
 from feddg_bench.records.record import Count, RecordPart
-from feddg_bench.records.sources import ENDING, Source, find_sources, first_part, write_packed
+from feddg_bench.records.sources import ENDING, Packable, Source, find_sources, pack_records
 
 Attacker = Literal["server", "client", "eavesdropper"]
 """Who attacks: ``server`` sees every reply, ``client`` what it is sent itself, ``eavesdropper``
@@ -176,27 +177,34 @@ def pack_attacks(root: Path) -> list[Path]:
     Raises:
         DataError: If a packed file that is there cannot be used, or one cannot be written.
     """
-    groups: dict[Path, dict[str, AttackRecord]] = {}
-    single, whole = {}, set()
-    for source, record in _read(root):
-        name = file_name(record.dataset, record.protocol, record.recipe)
-        groups.setdefault(source.folder / f"{name}{ENDING}", {}).setdefault(record.key, record)
-        whole.add(source.path)
-        if not source.packed:
-            single[source.path] = record.key
+    folder = root / "attacks"
+    found = [
+        Packable(
+            source,
+            record.key,
+            file_name(record.dataset, record.protocol, record.recipe),
+            partial(_text, record),
+        )
+        for source, record in _read(root)
+    ]
+    single = [one for one in found if not one.source.packed]
     if not single:
         return []
-    there = [source.path for source in find_sources(root / "attacks", ENDING, packed=True)]
-    if broken := [path for path in there if first_part(path) in groups and path not in whole]:
-        raise DataError(f"{broken[0]} cannot be added to, because it cannot be read")
-    packed: list[Path] = []
-    for path, records in groups.items():
-        packed += write_packed(path, [r.model_dump_json().encode() for r in records.values()])
-    found = {record.key for source, record in _read(root) if source.packed}
-    for path, key in single.items():
-        if key in found:
-            path.unlink()
+    there = [one for one in found if one.source.packed]
+    whole = {one.source.path for one in there}
+    for source in find_sources(folder, ENDING, packed=True):
+        if source.path not in whole:
+            raise DataError(f"{source.path} cannot be added to, because it cannot be read")
+    packed = pack_records(folder, single, there)
+    kept = {record.key for source, record in _read(root) if source.packed}
+    for one in single:
+        if one.key in kept:
+            one.source.path.unlink()
     return packed
+
+
+def _text(record: AttackRecord) -> bytes:
+    return record.model_dump_json().encode()
 
 
 def unpack_attacks(root: Path) -> list[Path]:

@@ -7,7 +7,7 @@ import lzma
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -135,6 +135,41 @@ def first_part(path: Path) -> Path:
     """
     stem = path.name.removesuffix(ENDING)
     return path.with_name(re.sub(r"@\d+$", "", stem) + ENDING)
+
+
+@dataclass(frozen=True)
+class Packable:
+    """A record that is to be packed, or is."""
+
+    source: Source
+    key: str
+    name: str  # of the packed file that it belongs to, without its ending
+    text: Callable[[], bytes]
+
+
+def pack_records(folder: Path, single: Sequence[Packable], there: Sequence[Packable]) -> list[Path]:
+    """Add single records to the packed files of a folder, and return the files that changed.
+
+    A single record takes the place of a packed one, ``there``, of the same key, whatever file that
+    is in.
+
+    Raises:
+        DataError: If a packed file cannot be written.
+    """
+    new = {one.key for one in single}
+    groups: dict[Path, dict[str, Packable]] = {}
+    for one in single:
+        groups.setdefault(folder / f"{one.name}{ENDING}", {})[one.key] = one
+    for one in there:
+        if one.key in new:  # an older record, which may have another name
+            groups.setdefault(first_part(one.source.path), {})
+    for one in there:
+        if one.key not in new and first_part(one.source.path) in groups:
+            groups[first_part(one.source.path)].setdefault(one.key, one)
+    packed: list[Path] = []
+    for path, inside in groups.items():
+        packed += write_packed(path, [one.text() for one in inside.values()])
+    return packed
 
 
 def write_packed(path: Path, texts: Iterable[bytes]) -> list[Path]:

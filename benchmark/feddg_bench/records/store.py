@@ -15,7 +15,7 @@ from feddg_bench.common.errors import DataError, printable
 from feddg_bench.common.files import file_name, write_whole
 from feddg_bench.records.record import NewerError, RunRecord, TunedRecord
 from feddg_bench.records.runs import LONGEST, RecordedRun, read_folder, read_runs
-from feddg_bench.records.sources import ENDING, Source, first_part, sources, write_packed
+from feddg_bench.records.sources import Packable, Source, pack_records, sources
 
 logger = logging.getLogger(__name__)
 
@@ -131,8 +131,7 @@ def pack(root: Path) -> list[Path]:
     """Move the single records of a results folder into packed files, and return those files.
 
     There is one for each data set, protocol and recipe, or several if its records are many; the
-    same records give the same bytes.
-    Single files that cannot be used stay.
+    same records give the same bytes. Single files that cannot be used stay.
 
     Raises:
         DataError: If a packed file that is there cannot be used, or one cannot be written.
@@ -141,18 +140,14 @@ def pack(root: Path) -> list[Path]:
     there, problems = read_folder(root, packed=True)
     if broken := [problem for problem in problems if problem.skipped]:
         raise DataError(f"{broken[0].path} cannot be added to: {printable(broken[0].reason)}")
-    groups: dict[Path, dict[str, RecordedRun]] = {}
-    for run in single:
-        name = file_name(run.dataset, run.protocol, run.recipe)
-        groups.setdefault(root / "records" / f"{name}{ENDING}", {})[run.key] = run
-    new = {run.key for run in single}
-    for run in there:
-        if run.key in new:  # an older record, which may have another name
-            groups.setdefault(first_part(run.source.path), {})
-    packed: list[Path] = []
-    for path, runs in groups.items():
-        here = [run for run in there if first_part(run.source.path) == path and run.key not in new]
-        packed += write_packed(path, [run.text() for run in [*here, *runs.values()]])
+    old, new = (
+        [
+            Packable(r.source, r.key, file_name(r.dataset, r.protocol, r.recipe), r.text)
+            for r in runs
+        ]
+        for runs in (there, single)
+    )
+    packed = pack_records(root / "records", new, old)
     found, _ = read_folder(root, packed=True)
     keys = {run.key for run in found}
     for run in single:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from feddg_bench.common.streams import torch_generator
 from feddg_bench.config.schema import Resources
 from feddg_bench.core.loop import RoundResult
 from feddg_bench.core.messages import Reply, Task
@@ -140,10 +141,11 @@ def bare_seconds(worker: Worker, sizes: list[int]) -> float:
     settings, method = worker.settings, worker.method
     size, batch = settings.data.image_size, settings.train.batch_size
     channels = worker.spec.federation.channels
-    images = torch.rand(batch, channels, size, size, device=worker.device)
+    draw = torch_generator(settings.seed, "bare loop")
+    images = torch.rand(batch, channels, size, size, generator=draw).to(worker.device)
     if settings.train.channels_last:
         images = images.contiguous(memory_format=torch.channels_last)
-    labels = torch.randint(0, method.num_classes, (batch,), device=worker.device)
+    labels = torch.randint(method.num_classes, (batch,), generator=draw).to(worker.device)
     if worker.spec.federation.task == "regression":
         labels = labels.float()
     parts = [part for n in sizes for part in (*[batch] * (n // batch), n % batch) if part]

@@ -20,6 +20,7 @@ from feddg_bench.config.layers import (
     dotted,
     load_layer,
     merge,
+    nested,
     parse_override,
     read_settings,
     validate,
@@ -186,7 +187,7 @@ class Request:
         layers: list[Layer] = [load_layer(path) for path in config]
         layers.append({name: value for name, value in given.items() if name in NAMES})
         layers += [
-            parse_override(f"{FLAGS[flag]}={value}")
+            nested(FLAGS[flag], str(value) if isinstance(value, Path) else value)
             for flag, value in given.items()
             if flag not in NAMES
         ]
@@ -227,9 +228,12 @@ class Request:
             self.check(plans)
         return plans
 
-    def check(self, plans: Iterable[Plan]) -> None:
-        """Check the data and the weights of plans that have no record yet, as `plan` does."""
-        done = ResultsStore(self.resources.results).keys()
+    def check(self, plans: Iterable[Plan], *, again: bool = False) -> None:
+        """Check the data and the weights of plans that have no record yet, as `plan` does.
+
+        With ``again``, those of all plans.
+        """
+        done = set() if again else ResultsStore(self.resources.results).keys()
         to_do = [plan for plan in plans if plan.key not in done]
         check_data(to_do)
         check_weights(to_do)

@@ -130,7 +130,10 @@ def trained_runs(
             )
             kept = _kept_models(ResultsStore(resources.results), plan, rounds)
             if kept and updates:
-                run.server.weights = {n: kept[max(rounds)][n] for n in run.server.weights}
+                last = kept[max(rounds)]
+                run.server.weights = {
+                    n: last[n].to(w.device) for n, w in run.server.weights.items()
+                }
                 run.server.round = max(rounds) - 1
             if not kept or updates:
                 train(run, _Keeper(trained, rounds), *observers, until=max(rounds))

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-WORDS = ("all", "generic", "claims", "privacy")
-"""What the command accepts besides names of tables."""
+WORDS = ("all", "generic")
+"""What is accepted besides names of tables."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ def make_tables(
     *,
     select: str | None = None,
     against: str | None = None,
+    also: Sequence[str] = (),
 ) -> tuple[list[Grid], Sequence[RecordedRun]]:
     """Return tables, and the runs that they are made from.
 
@@ -66,6 +67,7 @@ def make_tables(
         folders: Folders of records, read only when all names are known to be right.
         select: Selection rule in place of each table's own.
         against: Method that the others are compared with in every table.
+        also: Further names that the caller knows, for the message about an unknown one.
 
     Raises:
         SettingsError: If a name is unknown, or a description cannot be used.
@@ -78,7 +80,7 @@ def make_tables(
     wanted = [name for name in names if name not in ("all", "generic", *DESIGNS)]
     if "all" in names:
         wanted = [*named_tables(), *wanted]
-    known = (*DESIGNS, *WORDS)
+    known = (*DESIGNS, *WORDS, *also)
     described = dict(load_description(name, known) for name in dict.fromkeys(wanted))
     runs = read_runs(folders)
     grids = [

@@ -8,6 +8,7 @@ from itertools import groupby
 
 from feddg_bench.analysis.sheets import csv_lines
 from feddg_bench.analysis.tables.grid import Entry, Grid
+from feddg_bench.common.errors import printable
 
 CSV_COLUMNS = (
     *("table", "row", "method", "recipe", "variant", "group", "column", "kind"),
@@ -149,8 +150,8 @@ def latex(grid: Grid) -> str:
     r"""Return a table for ``\input`` into a document that uses booktabs and graphicx."""
     lines = [
         r"% \usepackage{booktabs,graphicx}; runs of each row, by scenario, as seed:key:",
-        *(f"% {row}: {_told(scenarios)}" for row, scenarios in grid.runs.items()),
-        *(f"% missing, {row}: {command}" for row, command in grid.fills),
+        *(printable(f"% {row}: {_told(scenarios)}") for row, scenarios in grid.runs.items()),
+        *(printable(f"% missing, {row}: {command}") for row, command in grid.fills),
         r"\begin{table}",
         r"\centering",
         rf"\caption{{{tex(grid.title)}. {' '.join(map(tex, grid.caption))}}}",

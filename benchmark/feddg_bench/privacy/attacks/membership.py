@@ -170,8 +170,8 @@ class Membership(Attack):
         public, others = scene.part("id_val", MOST_PUBLIC), scene.part("id_test", MOST_OTHERS)
         sent = [message for message in scene.messages() if message.up]
         names = few_clients({message.client for message in sent}, scene.draw("clients"))
-        if not names:
-            raise self.nothing(scene)
+        if len(names) < 2:  # no message of another client, for the control
+            raise self.nothing(scene, "what two clients or more send")
         holders, index = held_by(scene, names)
         members = scene.pictures(index)
         shadow = Shadow(scene.settings, scene.federation, public + others + members)
