@@ -157,6 +157,29 @@ def test_tables_of_a_notebook(made: Any, tmp_path: Path) -> None:
         fb.tables("pardon-l", results=tmp_path / "r")
 
 
+def test_a_run_that_goes_on_keeps_what_it_was_to_keep(
+    made: Any, feddg: Any, cache: Path, tmp_path: Path
+) -> None:
+    whole = {**SETTINGS, "rounds": 3}
+    with pytest.raises(KeyboardInterrupt):
+        made(settings=whole, keep=["last", "best"], observers=[Stop()])
+    store = ResultsStore(tmp_path / "r")
+    (checkpoint,) = store.checkpoints.glob("*.safetensors")
+    key = checkpoint.stem
+    done = feddg("resume", key, "--results", store.root, "--cache-dir", cache, "--workers", 1)
+    assert done.code == 0, done.err
+    assert store.has_models(key, ["last", "best"])
+    record = store.load(key)
+    best = max(record.rounds, key=lambda r: (r.evaluation["val"]["outline"]["accuracy"], -r.round))
+    assert read_model(store.model(key, "best"))[0].round == best.round
+    assert read_model(store.model(key, "last"))[0].round == 3
+    store.model(key, "last").unlink()
+    words = [f"{name}={value}" for name, value in whole.items()]
+    again = ("run", "--scenario", "ip-o-c", "--results", store.root, "--dry-run", *words)
+    assert "1 there" in feddg(*again).out
+    assert "1 to do" in feddg(*again, "--keep", "last").out
+
+
 @pytest.mark.parametrize("name", ["claims", "privacy"])
 def test_what_only_the_command_makes_is_no_table(made: Any, tmp_path: Path, name: str) -> None:
     made()

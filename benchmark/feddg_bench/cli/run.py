@@ -55,9 +55,9 @@ def run_command(
         _say(f"planning {runs} on {request.dataset}; PyTorch takes some seconds to load")
     plans = request.plan(datasets, check=False)
     if dry_run:
-        _list(plans, resources, verbose=verbose, as_json=json_)
+        _list(plans, resources, wanted, verbose=verbose, as_json=json_)
     else:
-        _prepare(plans, resources, again=again)
+        _prepare(plans, resources, wanted, again=again)
         request.check(plans, again=again)
         _run_all(plans, resources, keep=wanted, again=again, as_json=json_)
 
@@ -103,12 +103,23 @@ def resume_command(
     _run_all([plan], replace(recording, data_root=root).resources(), as_json=json_)
 
 
-def _list(plans: Sequence[Plan], resources: Resources, *, verbose: bool, as_json: bool) -> None:
-    """Print one line a run: its key, what it is, and whether its record is there."""
+def _list(
+    plans: Sequence[Plan],
+    resources: Resources,
+    keep: Sequence[str],
+    *,
+    verbose: bool,
+    as_json: bool,
+) -> None:
+    """Print one line a run: its key, what it is, and whether its record is there.
+
+    A run without a model that is to be kept is to do: it is made again for it.
+    """
     import yaml
 
     store = ResultsStore(resources.results)
-    done = store.keys()
+    there = store.keys()
+    done = {key for key in there if store.has_models(key, keep)}
     begun = {path.stem for path in store.checkpoints.glob("*.safetensors")}
     states = [
         "there" if plan.key in done else "begun" if plan.key in begun else "to do" for plan in plans
@@ -135,10 +146,14 @@ def _list(plans: Sequence[Plan], resources: Resources, *, verbose: bool, as_json
     print("\n".join(lines))  # noqa: T201
 
 
-def _prepare(plans: Sequence[Plan], resources: Resources, *, again: bool = False) -> None:
+def _prepare(
+    plans: Sequence[Plan], resources: Resources, keep: Sequence[str], *, again: bool
+) -> None:
     """Let processes that will train load PyTorch while this one does."""
-    done = set() if again else ResultsStore(resources.results).keys()
-    if resources.engine == "processes" and any(plan.key not in done for plan in plans):
+    store = ResultsStore(resources.results)
+    done = set() if again else store.keys()
+    idle = all(plan.key in done and store.has_models(plan.key, keep) for plan in plans)
+    if resources.engine == "processes" and not idle:
         prepare_processes(resources.device, resources.workers)
 
 
@@ -174,8 +189,6 @@ def _run_all(
         hint = f"go on with: feddg-bench resume {key}{where} (or the same command again)"
         if not store.checkpoint(key).exists():
             hint = "no round was finished; the same command starts this run again"
-        elif keep:  # which `resume` does not know
-            hint = "the same command goes on"
         _say(f"feddg-bench: stopped; {hint}")
         raise typer.Exit(128 + stop.signal_number) from stop
     groups: dict[tuple[str, str], list[RunRecord]] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,14 @@ class ResultsStore:
     def checkpoint(self, key: str) -> Path:
         """Return where the checkpoint of a key is."""
         return self.checkpoints / f"{key}.safetensors"
+
+    def model(self, key: str, which: str) -> Path:
+        """Return where a kept model of a run, ``last`` or ``best``, is or will be."""
+        return self.runs / f"{key}.{which}.safetensors"
+
+    def has_models(self, key: str, keep: Collection[str]) -> bool:
+        """Return whether all models that are to be kept of a run are there."""
+        return all(self.model(key, which).exists() for which in keep)
 
     def keys(self) -> set[str]:
         """Return the keys of all records."""

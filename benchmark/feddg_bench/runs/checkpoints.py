@@ -34,6 +34,7 @@ class Checkpoint(BaseModel):
     settings: dict[str, Any]  # the run's settled settings
     recipe: str  # label of where they came from
     data_root: str | None  # folder of the data
+    keep: list[str] = []  # global models to keep beside the record
 
     @field_validator("settings")
     @classmethod

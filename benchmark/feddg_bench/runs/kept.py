@@ -38,11 +38,6 @@ class KeptModel(BaseModel, frozen=True, extra="forbid"):
     rgb: bool  # whether images are red, green and blue in [0, 1]
 
 
-def model_path(store: ResultsStore, key: str, which: str) -> Path:
-    """Return the path of a run's kept model, which lies beside its record."""
-    return store.runs / f"{key}.{which}.safetensors"
-
-
 def save_model(path: Path, run: Run, number: int) -> None:
     """Write the global model after a round."""
     from feddg_bench.engine.compatibility import is_rgb
@@ -117,7 +112,7 @@ def load_model(key: str, results: str | Path = "runs", which: str = "last", **hy
         raise SettingsError(f"cannot load the {which!r} model: expected {' or '.join(KEEP)}")
     path = Path(key)
     if path.suffix != ".safetensors":
-        path = model_path(ResultsStore(Path(results)), key, which)
+        path = ResultsStore(Path(results)).model(key, which)
     facts, weights = read_model(path)
     settings = facts.settings
     plugin = load_method(settings.method)

@@ -27,9 +27,8 @@ from feddg_bench.runs.checkpoints import (
 )
 from feddg_bench.runs.code import code_digest, has_changed
 from feddg_bench.runs.environment import environment
-from feddg_bench.runs.kept import model_path, save_model
+from feddg_bench.runs.kept import save_model
 from feddg_bench.runs.observer import Observer
-from feddg_bench.runs.request import Plan
 from feddg_bench.runs.setup import Run, RunData
 
 logger = logging.getLogger(__name__)
@@ -43,8 +42,8 @@ _CHOOSING = ("val", "id_val")
 class Recorder(Observer):
     """Writes the record, a checkpoint after each round, and the models that are kept.
 
-    The run goes on from its checkpoint if there is one. ``keep`` and ``again`` are as in
-    `feddg_bench.runs.run.execute`.
+    The run goes on from its checkpoint if there is one, which also knows what was to be kept.
+    ``keep`` and ``again`` are as in `feddg_bench.runs.run.execute`.
 
     Raises:
         DataError: If the checkpoint cannot be used.
@@ -63,7 +62,7 @@ class Recorder(Observer):
         self.record = run.record
         self.store = ResultsStore(resources.results)
         self.resources = resources
-        self.keep = keep
+        self.keep = set(keep)
         self.again = again
         self.started = time.time()
         self.seconds_before = 0.0
@@ -80,8 +79,9 @@ class Recorder(Observer):
             done = {name: getattr(kept.record, name) for name in ("once", "rounds", "time")}
             done["environment"] = kept.record.environment
             self.record = run.record = run.record.model_copy(update=done)
-            best, model = best_so_far(self.record), model_path(self.store, run.plan.key, "best")
-            if "best" in keep and best is not None and not model.exists():
+            self.keep |= set(kept.keep)
+            best, model = best_so_far(self.record), self.store.model(run.plan.key, "best")
+            if "best" in self.keep and best is not None and not model.exists():
                 logger.warning(
                     "the model of round %d, the best so far, was not kept: --keep best keeps one "
                     "only if a later round is better",
@@ -142,7 +142,7 @@ class Recorder(Observer):
             **self._share_of_peak(run.executor.workers),
         )
         if "best" in self.keep and best_so_far(record) == result.round:
-            save_model(model_path(self.store, record.key, "best"), run, result.round)
+            save_model(self.store.model(record.key, "best"), run, result.round)
         last = result.round == run.plan.settings.federation.rounds
         if not last and result.round % self.resources.checkpoint_every == 0:
             root = self.resources.data_root
@@ -152,6 +152,7 @@ class Recorder(Observer):
                 settings=run.plan.settings.model_dump(mode="json"),
                 recipe=run.plan.recipe,
                 data_root=str(root) if root else None,
+                keep=sorted(self.keep),
             )
             save_checkpoint(self.path, checkpoint)
 
@@ -166,17 +167,12 @@ class Recorder(Observer):
     def end(self, run: Run) -> None:
         """Save the record, and remove the checkpoint."""
         if "last" in self.keep:
-            save_model(model_path(self.store, self.record.key, "last"), run, run.server.round)
+            save_model(self.store.model(self.record.key, "last"), run, run.server.round)
         if self.again:
             self.store.set_aside(self.record.key)
         if self.again or self.store.load(self.record.key) is None:  # else only a model was wanted
             self.store.save(self.record)
         tidy(self.store, self.record.key)
-
-
-def has_kept(store: ResultsStore, plan: Plan, keep: Collection[str]) -> bool:
-    """Return whether all models that are to be kept of a recorded run are there."""
-    return all(model_path(store, plan.key, which).exists() for which in keep)
 
 
 def best_so_far(record: RunRecord) -> int | None:

@@ -16,7 +16,7 @@ from feddg_bench.records.store import ResultsStore
 from feddg_bench.runs.checkpoints import tidy
 from feddg_bench.runs.code import check_same_code
 from feddg_bench.runs.observer import Observer
-from feddg_bench.runs.recorder import Recorder, has_kept
+from feddg_bench.runs.recorder import Recorder
 from feddg_bench.runs.request import Plan
 from feddg_bench.runs.setup import Run, RunData, open_run
 
@@ -112,7 +112,7 @@ def execute_all(
                 data.check_same(record, store.path(plan.key))
                 check_same_code(record)
                 record = store.note_tuned(record, plan.tuned)
-                if has_kept(store, plan, keep):
+                if store.has_models(plan.key, keep):
                     tidy(store, plan.key)
                     for observer in observers:
                         observer.already(plan, record)

@@ -25,7 +25,7 @@ from feddg_bench.data.federated import Federation
 from feddg_bench.engine.devices import open_executor
 from feddg_bench.engine.worker import WorkerSpec
 from feddg_bench.records.store import ResultsStore
-from feddg_bench.runs.kept import model_path, read_model
+from feddg_bench.runs.kept import read_model
 from feddg_bench.runs.observer import Observer
 from feddg_bench.runs.request import Plan
 from feddg_bench.runs.run import train
@@ -148,7 +148,7 @@ def _kept_models(store: ResultsStore, plan: Plan, rounds: Collection[int]) -> di
     """Return the models of all these rounds; empty if the run did not keep every one."""
     found = {}
     for which in KEEP:
-        path = model_path(store, plan.key, which)
+        path = store.model(plan.key, which)
         if path.exists():
             facts, weights = read_model(path)
             found[facts.round] = weights
