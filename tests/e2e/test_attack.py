@@ -56,7 +56,7 @@ def test_an_attack_is_recorded_with_both_controls_is_not_repeated_and_is_in_the_
     assert weights["figures"]["auc"]["low"] > 0.6
     before = path.stat().st_mtime_ns
     again = attack(feddg, tmp_path, *STORED, "--items", "weights")
-    assert json.loads(again.out) == [record]
+    assert json.loads(again.out) == [{**record, "results": [weights]}]
     assert path.stat().st_mtime_ns == before
     done = feddg("tables", "privacy", "--results", str(tmp_path))
     assert done.code == 0, done.err
@@ -123,6 +123,16 @@ def test_a_broken_record_is_made_anew(
     path.write_bytes(path.read_bytes()[:100])
     (again,) = json.loads(attack(feddg, tmp_path, *words).out)
     assert again["results"] == record["results"]
+
+
+def test_items_that_an_attack_does_not_read_are_said(feddg: Run, tmp_path: Path) -> None:
+    words = ("--method", "fpl", "--kind", "property", "--items")
+    both = attack(feddg, tmp_path, *words, "classes,prototypes")
+    assert both.code == 0, both.err
+    assert "property does not attack classes of fpl" in " ".join(both.out.split())
+    none = attack(feddg, tmp_path, *words, "classes")
+    assert none.code == 2
+    assert "does not attack classes of fpl" in none.err
 
 
 def test_bad_words_are_refused(feddg: Run, tmp_path: Path) -> None:

@@ -110,6 +110,7 @@ def test_noised_styles(feddg: Run, tmp_path: Path) -> None:
         ("fedavg", DP[:1], "federation.weighting=uniform"),
         ("fedavg", ("privacy.clip_norm=2",), "no effect"),
         ("fedavg", ("privacy.mechanism=dp",), "'dp_client'"),
+        ("erm", DP, "no crowd to hide it in"),
     ],
 )
 def test_what_does_not_go_is_refused_before_anything_is_done(
@@ -126,6 +127,16 @@ def test_what_does_not_go_is_refused_before_anything_is_done(
 def test_without_the_extra_one_sentence_says_what_to_install() -> None:
     with refused(SettingsError, "privacy.mechanism=dp_client", "pip install", "privacy]"):
         check_accountant("no_such_package", "privacy.mechanism=dp_client")
+
+
+def test_too_few_clients_for_a_sum_before_the_first_round_are_said(
+    feddg: Run, tmp_path: Path
+) -> None:
+    words = [*SECURE, "privacy.dropout=0.9"]
+    done = feddg("run", "--method", "scaffold", *TINY, *words, "--results", tmp_path)
+    assert done.code == 2
+    assert "clients are left" in done.err.splitlines()[-1]
+    assert "privacy.dropout" in done.err.splitlines()[-1]
 
 
 @pytest.mark.slow

@@ -107,7 +107,17 @@ def attack_command(
         for name, plan in plans:
             display.begin(f"{plan.title}: {name}")
             try:
-                found.append(lab.attack(plan, name, eyes, items=only, again=again))
+                record = lab.attack(plan, name, eyes, items=only, again=again).only(only)
+                read = {result.item.partition(".")[0] for result in record.results}
+                if unread := sorted(only - read):
+                    refused.append(
+                        SettingsError(
+                            f"{name} does not attack {', '.join(unread)} of {record.method}: it "
+                            f"reads {load_attack(name).wants}"
+                        )
+                    )
+                if read or not only:
+                    found.append(record)
             except SettingsError as why:  # of one method among several
                 refused.append(why)
             except RunInterruptedError as stop:

@@ -62,8 +62,7 @@ def federate(
                     method.prepare(server)
             except NoReplyError as error:
                 raise DataError(
-                    f"before round 1 nothing sound came of {error}: every one held NaN, infinity "
-                    f"or the wrong form; check the images and the method's settings"
+                    f"before round 1 nothing sound came of {error}: {error.why}"
                 ) from error
         server.prepared = True
         yield RoundResult(0, server.clients, server.ledger, False, None)

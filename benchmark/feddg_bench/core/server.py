@@ -59,7 +59,21 @@ class Protection(Protocol):
 
 
 class NoReplyError(Exception):
-    """No reply to a call was valid, or their sum was not; the round is skipped and counted."""
+    """No reply to a call was valid, or their sum was not; the round is skipped and counted.
+
+    Args:
+        what: What nothing came of.
+        why: The reason, and what to do, should it end the run.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        why: str = "every one held NaN, infinity or the wrong form; check the images and the "
+        "method's settings",
+    ) -> None:
+        super().__init__(what)
+        self.why = why
 
 
 class ServerState(BaseModel):

@@ -59,6 +59,12 @@ def check_protection(settings: RunSettings, method: type[Method]) -> None:
             raise SettingsError(
                 f"privacy.{key}={protection} does not go with {settings.method}: {why}"
             )
+    alone = settings.partition.clients == 1 or settings.partition.kind == "pooled"
+    if alone and asked & {"dp_client", "secure"}:
+        raise SettingsError(
+            f"{settings.method} has one client here, which holds all images: there is no crowd to "
+            f"hide it in; choose another method, or more clients"
+        )
     if privacy.mechanism != "none":
         check_accountant("opacus", f"privacy.mechanism={privacy.mechanism}")
     if privacy.aggregation == "secure":

@@ -183,7 +183,10 @@ class HiddenReplies:
             total = None if adder is None else adder.total()
         except TooFewError as error:
             logger.warning("round %d: no sum of what %s sends: %s", server.round, call, error)
-            raise NoReplyError(f"the sum of what {call} sends") from error
+            raise NoReplyError(
+                f"the sum of what {call} sends",
+                f"{error}; lower privacy.dropout or privacy.threshold, or try another seed",
+            ) from error
         reply = self._noisy_mean(server, total) if self.private else _mean(server, tree, total)
         server.ledger.spend("protection", time.perf_counter() - start)
         yield reply

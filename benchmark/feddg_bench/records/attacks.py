@@ -127,6 +127,11 @@ class AttackRecord(AttackPart):
     items: list[str] = Field(default_factory=list)  # the only items attacked; empty if all were
     results: list[AttackResult]
 
+    def only(self, items: Set[str]) -> AttackRecord:
+        """Return the record with the results of these items alone; if none are named, of all."""
+        results = [r for r in self.results if not items or r.item.partition(".")[0] in items]
+        return self.model_copy(update={"results": results})
+
     def has(self, items: Set[str]) -> bool:
         """Return whether these items were attacked; if none are named, whether all were."""
         return not self.items or (bool(items) and items <= set(self.items))
