@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import sys
@@ -127,6 +128,40 @@ def test_an_exception_names_client_round_and_place():
         assert part in message
     assert "\n" not in message
     assert isinstance(caught.value.__cause__, ValueError)
+
+
+class Misusing(FedAvg):
+    """Gives a library something that it cannot use."""
+
+    def training_step(self, batch, batch_idx):
+        return torch.nn.functional.cross_entropy(self(batch[0]), "labels")
+
+
+class Losing(FedAvg):
+    """Forgets to return the loss, or returns one number an image."""
+
+    each = False
+
+    def training_step(self, batch, batch_idx):
+        return self(batch[0]).mean(1) if self.each else None
+
+
+class LosingEach(Losing):
+    each = True
+
+
+def test_the_place_is_in_the_plugin_and_not_in_a_library():
+    line = inspect.getsourcelines(Misusing.training_step)[1] + 1
+    with refused(ClientError, f"(test_workers.py, line {line})"):
+        start_toy_run(Misusing, ALL).rounds(1)
+
+
+@pytest.mark.parametrize(
+    ("plugin", "found"), [(Losing, "returned nothing"), (LosingEach, "returned float32 [8]")]
+)
+def test_a_training_step_without_a_loss(plugin, found):
+    with refused(ClientError, f"training_step of {plugin.__name__} {found}; expected the loss"):
+        start_toy_run(plugin, ALL).rounds(1)
 
 
 @pytest.mark.slow

@@ -2,8 +2,9 @@
 
 import difflib
 import traceback
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
+from types import FrameType
 
 MOST_LETTERS = 1000
 """Most letters of the known names that an error lists."""
@@ -67,8 +68,11 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     return f"unknown {kind} {name!r}{hint} Known: {shown}"
 
 
-def in_a_line(error: BaseException) -> str:
+def in_a_line(error: BaseException, packages: Collection[str] = ()) -> str:
     """Return an exception in one line, with its type and place unless it is a `FeddgError`.
+
+    The place is the innermost one in the given top-level ``packages``, which tells an author more
+    than a line of PyTorch does; else the innermost of all.
 
     >>> try:
     ...     int("many")
@@ -82,8 +86,19 @@ def in_a_line(error: BaseException) -> str:
     text = f"{type(error).__name__}: {text}"
     if isinstance(error, SyntaxError):  # it says where itself
         return text
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{text} ({Path(place.filename).name}, line {place.lineno})"
+    places = [*traceback.walk_tb(error.__traceback__)]
+    frame, line = ([p for p in places if top(module_of(p[0])) in packages] or places)[-1]
+    return f"{text} ({Path(frame.f_code.co_filename).name}, line {line})"
+
+
+def module_of(frame: FrameType) -> str:
+    """Return the name of the module whose code runs in a frame."""
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def top(module: str) -> str:
+    """Return the top-level package of a module."""
+    return module.partition(".")[0]
 
 
 def printable(text: str) -> str:

@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from traceback import walk_tb
 
-from feddg_bench.common.errors import DataError
+from feddg_bench.common.errors import DataError, FeddgError, PluginError, in_a_line, module_of, top
 from feddg_bench.core.messages import Weights
-from feddg_bench.core.method import Method
+from feddg_bench.core.method import Method, written_in
 from feddg_bench.core.sampling import sample_clients
 from feddg_bench.core.server import Ledger, NoReplyError, Server
 from feddg_bench.records.record import Evaluation
@@ -54,11 +55,14 @@ def federate(
         per_round: K, the clients sampled each round; ``None`` for all.
         every: Evaluate after every n-th round and after the last.
         start: Evaluate no round before this one, except the last.
+
+    Raises:
+        PluginError: If the server half raises an exception of its own.
     """
     if not server.prepared:
         with _phases(server):
             try:
-                with server.checking_sums():
+                with server.checking_sums(), _server_half(method, server):
                     method.prepare(server)
             except NoReplyError as error:
                 raise DataError(
@@ -78,7 +82,7 @@ def federate(
         skipped = False
         with _phases(server):
             try:
-                with server.checking_sums():
+                with server.checking_sums(), _server_half(method, server):
                     method.run_round(server)
             except NoReplyError:
                 skipped = True
@@ -86,9 +90,30 @@ def federate(
         due = server.round >= start and server.round % every == 0
         if due or server.round == rounds:
             began = time.perf_counter()
-            evaluation = evaluate(method.global_model(server))
+            with _server_half(method, server):
+                model = method.global_model(server)
+            evaluation = evaluate(model)
             server.ledger.spend("evaluation", time.perf_counter() - began)
         yield RoundResult(server.round, server.cohort, server.ledger, skipped, evaluation)
+
+
+@contextmanager
+def _server_half(method: Method, server: Server) -> Iterator[None]:
+    """Name method, round and place of what the server half raises."""
+    try:
+        yield
+    except FeddgError:
+        raise
+    except Exception as error:
+        own = written_in(type(method))
+        modules = [module_of(frame) for frame, _ in walk_tb(error.__traceback__)]
+        asking = any(name.startswith("feddg_bench.engine.") for name in modules)
+        if asking or own.isdisjoint(map(top, modules)):  # a worker's fault, an observer's, or ours
+            raise
+        when = f"in round {server.round}" if server.round else "before round 1"
+        raise PluginError(
+            f"the server half of {type(method).__name__} failed {when}: {in_a_line(error, own)}"
+        ) from error
 
 
 @contextmanager

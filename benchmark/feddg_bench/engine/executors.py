@@ -22,7 +22,7 @@ import torch
 from feddg_bench.common.errors import ClientError, FeddgError, SettingsError, in_a_line
 from feddg_bench.common.parallel import GUARD, RAN_AGAIN, end_processes, start_process
 from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Task, Weights, decode, encode
-from feddg_bench.core.method import Method
+from feddg_bench.core.method import Method, written_in
 from feddg_bench.engine.batched import grouped
 from feddg_bench.engine.gpu import check_gpus
 from feddg_bench.engine.worker import Worker, WorkerSpec, peak_memory_mib
@@ -124,7 +124,7 @@ class SerialExecutor(Executor):
         try:
             return self.worker.run_all(tasks)
         except Exception as error:
-            raise _client_error(tasks[0], error) from error
+            raise _client_error(self.worker, tasks[0], error) from error
 
     def evaluate(self, weights: Weights, indices: Sequence[np.ndarray]) -> Iterator[Predictions]:
         """Evaluate the weights on the images of each index array."""
@@ -551,7 +551,7 @@ def _answer(worker: Worker, shared: Payload, job: Payload) -> Payload:
     try:
         replies = worker.run_all(tasks)
     except Exception as error:
-        raise _client_error(tasks[0], error) from error
+        raise _client_error(worker, tasks[0], error) from error
     return {"replies": list(map(_sent, replies))}
 
 
@@ -597,7 +597,7 @@ def _replies(answer: Payload) -> Iterator[Reply[Any]]:
         del sent  # or it would stay while the next client trains
 
 
-def _client_error(task: Task, error: Exception) -> ClientError:
+def _client_error(worker: Worker, task: Task, error: Exception) -> ClientError:
     """Return a `ClientError` that names the client, round and call that raised ``error``."""
     where = f"{task.client} failed in round {task.round} ({task.call})"
-    return ClientError(f"{where}: {in_a_line(error)}")
+    return ClientError(f"{where}: {in_a_line(error, written_in(type(worker.method)))}")
