@@ -28,8 +28,11 @@ from feddg_bench.common.errors import (
     PluginError,
     SettingsError,
     in_a_line,
+    top,
     unknown,
 )
+from feddg_bench.config.schema import MethodSettings
+from feddg_bench.core.forms import check_uplink
 
 if TYPE_CHECKING:
     from feddg_bench.core.method import Method
@@ -78,11 +81,39 @@ def check_name(kind: str, name: str) -> None:
 
 
 def load_method(name: str) -> type[Method]:
-    """Return the class of a method; imports its module only."""
+    """Return the class of a method; imports its module only.
+
+    Raises:
+        SettingsError: If there is no method of that name.
+        PluginError: If it cannot be imported, or see `check_declared`.
+    """
     from feddg_bench.core.method import Method
 
     loaded: type[Method] = load_plugin("method", name, Method)
+    check_declared(loaded)
     return loaded
+
+
+def check_declared(method: type[Method]) -> None:
+    """Check what a method's class declares, before anything is computed; an outline will do.
+
+    Raises:
+        PluginError: If its settings, its ``uplink`` or its ``__init__`` cannot be used.
+    """
+    name, settings = method.__name__, method.Settings
+    if not (inspect.isclass(settings) and issubclass(settings, MethodSettings)):
+        raise PluginError(
+            f"Settings of the method {name} is {settings!r}; expected a subclass of MethodSettings"
+        )
+    check_uplink(name, method.uplink)
+    given = dict.fromkeys(("backbone", "num_classes", "train", "bn", "clients", "sources", "task"))
+    try:
+        inspect.signature(method.__init__).bind(method, settings, **given)
+    except TypeError as error:
+        raise PluginError(
+            f"the method {name} has an __init__ that does not take what Method takes ({error}): "
+            f"leave it out, and create layers in build()"
+        ) from error
 
 
 def load_dataset(name: str) -> type[DomainDataset]:
@@ -154,11 +185,12 @@ def outline(name: str) -> type[Method]:
     where = _where("method", name)
     if _BASE not in sys.modules:
         with suppress(Exception):  # the import below reports any error better
-            outlines = _Outlines(where.module.partition(".")[0])
+            outlines = _Outlines(top(where.module))
             module, base = outlines.run(where.module), outlines.run(_BASE).Method
             found = getattr(module, where.attr) if where.attr else _the_only(base, module)
             if issubclass(found, base):
                 outlined: type[Method] = found
+                check_declared(outlined)
                 return outlined
     return load_method(name)
 

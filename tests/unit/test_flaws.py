@@ -7,7 +7,10 @@ import math
 import pytest
 import torch
 
-from feddg_bench.core.flaws import Flaw, misfit, misform, nonfinite
+from feddg_bench.common.errors import PluginError
+from feddg_bench.core.flaws import Flaw, form_of, misfit, misform, nonfinite
+from feddg_bench.core.forms import check_uplink
+from tests.helpers import refused
 
 MODEL = {"w": torch.zeros(2, 3), "n": torch.tensor(3)}
 
@@ -147,3 +150,54 @@ def test_a_letter_is_what_came_first():
     flaw = misform("s", torch.zeros(2, 6), "float32 [2, C]", MODEL, sizes)
     assert flaw is not None
     assert (flaw.name, flaw.reason) == ("s", "is float32 [2, 6], expected float32 [2, 5]")
+
+
+# ------------------------------------------------------------------- forms that can be read
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "",
+        "int",
+        "float32 []",
+        "float32 [2, C]",
+        "int64 [n, 12, k] | NoneType | str",
+        "model",
+        "part of model within head.",
+        {"a": "bool", "b": {"c": "model without w"}},
+    ],
+    ids=str,
+)
+def test_forms_that_can_be_read(form):
+    check_uplink("Mine", {"fit": {"weights": "model", "x": form}, "count": ("x",), "ask": ()})
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int64", "bfloat16", "float64", "complex64"])
+def test_every_tensor_has_a_form_that_can_be_read(dtype):
+    tensor = torch.zeros(2, 3, dtype=getattr(torch, dtype))
+    check_uplink("Mine", {"fit": {"x": form_of(tensor)}})
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        ({"x": "flot32 2, 2"}, "gives 'x' the form 'flot32 2, 2', which cannot be read"),
+        ({"x": "flot32 [2, 2]"}, "'flot32 [2, 2]'"),
+        ({"x": "float32 [2,2]"}, "'float32 [2,2]'"),
+        ({"x": "int | dict"}, "'int | dict'"),
+        ({"x": "models"}, "'models'"),
+        ({"x": "part of"}, "'part of'"),
+        ({"x": {"y": "float"}, "z": {"y": 3}}, "in 'z', gives 'y' the form 3"),
+        ("weights", "is 'weights'; expected a tuple of names, such as ('weights',)"),
+    ],
+    ids=str,
+)
+def test_forms_that_cannot_be_read_are_refused(declared, said):
+    with refused(PluginError, "uplink['fit'] of the method Mine", said):
+        check_uplink("Mine", {"fit": declared})
+
+
+def test_an_uplink_without_functions_is_refused():
+    with refused(PluginError, "uplink of the method Mine is ('weights',)"):
+        check_uplink("Mine", ("weights",))

@@ -177,6 +177,53 @@ def test_a_method_that_cannot_be_imported_is_one_sentence(entered, text, said):
     assert "the method theirs" in sentence
 
 
+HEAD = "from feddg_bench import Method, MethodSettings\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("    Settings = dict\n", "Settings of the method Mine is <class 'dict'>; expected"),
+        ("    Settings = MethodSettings()\n", "Settings of the method Mine is "),
+        (
+            "    def __init__(self, size):\n        super().__init__()\n",
+            "__init__ that does not take what Method takes (got an unexpected keyword argument",
+        ),
+        (
+            "    uplink = {'fit': {'weights': 'model', 'secret': 'flot32 2, 2'}}\n",
+            "gives 'secret' the form 'flot32 2, 2', which cannot be read",
+        ),
+    ],
+)
+def test_a_class_that_cannot_be_used_is_refused_when_it_is_loaded_or_planned(entered, body, said):
+    entered("other_methods.one:Mine", one=HEAD + "class Mine(Method):\n" + body)
+    assert said in refusal(load_method, "theirs", kind=PluginError)
+    assert said in refusal(Request(method="theirs").plan, check=False, kind=PluginError)
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        ("    def build(self):\n        self.head = nn.Linear(2)\n", 5),
+        (
+            "    def __init__(self, *args, **values):\n"
+            "        self.head = nn.Linear(2, 2)\n"
+            "        super().__init__(*args, **values)\n",
+            5,
+        ),
+    ],
+)
+def test_a_class_that_cannot_be_built_names_its_line(
+    entered, toy_settings, toy_federation, body, line
+):
+    text = f"from torch import nn\n{HEAD}class Mine(Method):\n{body}"
+    entered("other_methods.one:Mine", one=text)
+    settings = toy_settings({"method": "theirs"})
+    said = refusal(build_run_method, settings, toy_federation, kind=PluginError)
+    assert "the method Mine cannot be built: " in said
+    assert f"(one.py, line {line})" in said
+
+
 # ---------------------------------------------------------------------- without PyTorch
 
 OUTLINES = """

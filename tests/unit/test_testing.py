@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 import torch
 
@@ -123,6 +125,20 @@ class OwnFit(Method):
         return LocalUpdate(self.state.federated_weights())
 
 
+class Misspelt(Method):
+    """Declares a form that cannot be read, of something that it never sends."""
+
+    uplink: ClassVar = {"fit": {"weights": "model"}, "secret": {"secret": "flot32 2, 2"}}
+
+
+class Sending(Method):
+    """The same, with its default settings alone."""
+
+    @classmethod
+    def sends(cls, _settings):
+        return Misspelt.uplink
+
+
 BROKEN = [
     (Detached, "federated_tensors_move_and_stay_finite", "unchanged: .*generator.weight"),
     (Stuck, "it_learns", "the loss went from"),
@@ -135,6 +151,8 @@ BROKEN = [
     (Overwriting, "messages_are_read_only_and_copies", "does not support item assignment"),
     (Replacing, "there_is_one_model_whose_tensors_stay_where_they_are", "replaced: "),
     (Random, "the_seed_decides_the_run", "the same seed gave other rounds"),
+    (Misspelt, "it_learns", "'flot32 2, 2', which cannot be read"),
+    (Sending, "it_learns", "'flot32 2, 2', which cannot be read"),
     (OwnFit, "a_kept_optimizer_makes_a_difference", "no difference"),
 ]
 

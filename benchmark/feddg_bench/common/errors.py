@@ -87,18 +87,22 @@ def in_a_line(error: BaseException, packages: Collection[str] = ()) -> str:
     if isinstance(error, SyntaxError):  # it says where itself
         return text
     places = [*traceback.walk_tb(error.__traceback__)]
-    frame, line = ([p for p in places if top(module_of(p[0])) in packages] or places)[-1]
+    frame, line = ([p for p in places if top(_module(p[0])) in packages] or places)[-1]
     return f"{text} ({Path(frame.f_code.co_filename).name}, line {line})"
 
 
-def module_of(frame: FrameType) -> str:
-    """Return the name of the module whose code runs in a frame."""
-    return str(frame.f_globals.get("__name__", ""))
+def modules_in(error: BaseException) -> list[str]:
+    """Return the modules whose code an exception came through, the innermost last."""
+    return [_module(frame) for frame, _ in traceback.walk_tb(error.__traceback__)]
 
 
 def top(module: str) -> str:
     """Return the top-level package of a module."""
     return module.partition(".")[0]
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
 
 
 def printable(text: str) -> str:

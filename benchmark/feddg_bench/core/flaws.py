@@ -10,23 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from feddg_bench.core.forms import MODEL, Form
 from feddg_bench.core.messages import leaves
 
-_MODEL = re.compile(r"(part of )?model(?: (within|without) (.+))?")
 _HUGE = 2.0**64
 """About the square root of the largest float32."""
-
-
-Form = str | Mapping[str, str]
-"""The form that a client's payload must have.
-
-For a dict of model tensors: ``model``, ``model without PREFIX`` or ``model within PREFIX`` (names
-then lack the prefix), with ``part of`` before it if tensors may be missing. Otherwise: the
-`form_of` a number, or of every tensor in the payload, or several forms separated by `` | ``. In
-place of a size, a capital letter stands for a number that all clients share, and a small letter for
-one that is the same throughout one reply. "" allows everything. A mapping gives a form to each key
-of a dict, and all keys must be there.
-"""
 
 
 class Flaw(NamedTuple):
@@ -95,7 +83,7 @@ def misform(
             return Flaw(name, f"is not a dict of {', '.join(form)}", form=True)
         flaws = (misform(f"{name}.{k}", value[k], form[k], model, sizes) for k in form)
         return next(filter(None, flaws), None)
-    match = _MODEL.fullmatch(form)
+    match = MODEL.fullmatch(form)
     if match is not None:
         part, how, prefix = match.groups()
         if how == "within":

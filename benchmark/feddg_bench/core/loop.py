@@ -6,9 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from traceback import walk_tb
 
-from feddg_bench.common.errors import DataError, FeddgError, PluginError, in_a_line, module_of, top
+from feddg_bench.common.errors import DataError, FeddgError, PluginError, in_a_line, modules_in, top
 from feddg_bench.core.messages import Weights
 from feddg_bench.core.method import Method, written_in
 from feddg_bench.core.sampling import sample_clients
@@ -106,7 +105,7 @@ def _server_half(method: Method, server: Server) -> Iterator[None]:
         raise
     except Exception as error:
         own = written_in(type(method))
-        modules = [module_of(frame) for frame, _ in walk_tb(error.__traceback__)]
+        modules = modules_in(error)
         asking = any(name.startswith("feddg_bench.engine.") for name in modules)
         if asking or own.isdisjoint(map(top, modules)):  # a worker's fault, an observer's, or ours
             raise

@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from feddg_bench.common.errors import ClientError, DataError, PluginError
 from feddg_bench.config.schema import FederationSettings
-from feddg_bench.core.flaws import Flaw, Form, misfit, misform, nonfinite
+from feddg_bench.core.flaws import Flaw, misfit, misform, nonfinite
+from feddg_bench.core.forms import Form
 from feddg_bench.core.messages import (
     LocalUpdate,
     Payload,
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Uplink = Mapping[str, tuple[str, ...] | Mapping[str, Form]]
-"""Client function -> names of what it may send, or their forms (`feddg_bench.core.flaws.Form`).
+"""Client function -> names of what it may send, or their forms (`feddg_bench.core.forms.Form`).
 
 ``weights`` has the form ``model`` if no form is given.
 """

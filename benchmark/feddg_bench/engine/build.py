@@ -6,16 +6,25 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from feddg_bench.common.errors import SettingsError, unknown
+from feddg_bench.common.errors import (
+    FeddgError,
+    PluginError,
+    SettingsError,
+    in_a_line,
+    modules_in,
+    top,
+    unknown,
+)
 from feddg_bench.common.streams import torch_stream
 from feddg_bench.config.layers import Layer, merge, validate
 from feddg_bench.config.recipes import load_recipe
 from feddg_bench.config.schema import BackboneSettings, RunSettings, TrainSettings
-from feddg_bench.core.method import Method
+from feddg_bench.core.forms import check_uplink
+from feddg_bench.core.method import Method, written_in
 from feddg_bench.data.federated import Federation
 from feddg_bench.engine.compatibility import ImageFacts, check_fit, is_rgb
 from feddg_bench.engine.portable import use_portable
-from feddg_bench.plugins import load_method
+from feddg_bench.plugins import check_declared, load_method
 
 
 def build_run_method(
@@ -111,20 +120,33 @@ def build_on(
 
     Raises:
         SettingsError: If method and settings do not suit the images and the task.
+        PluginError: If the class breaks its contract, or raises an exception of its own.
     """
+    check_declared(method)
     check_fit(settings, method, images)
     hyper = validate(method.Settings, settings.hyper, "hyper.")
+    check_uplink(method.__name__, method.sends(hyper))
     backbone = {
         **settings.backbone.model_dump(mode="json"),
         "channels": images.channels,
         "rgb": is_rgb(images),
     }
-    with torch_stream(settings.seed, "init"):
-        return method(
-            hyper,
-            backbone=backbone,
-            train=settings.train,
-            bn=settings.federation.bn,
-            task=images.task,
-            **arguments,
-        )
+    try:
+        with torch_stream(settings.seed, "init"):
+            return method(
+                hyper,
+                backbone=backbone,
+                train=settings.train,
+                bn=settings.federation.bn,
+                task=images.task,
+                **arguments,
+            )
+    except FeddgError:
+        raise
+    except Exception as error:
+        own = written_in(method)
+        if own.isdisjoint(map(top, modules_in(error))):  # ours, not the author's
+            raise
+        raise PluginError(
+            f"the method {method.__name__} cannot be built: {in_a_line(error, own)}"
+        ) from error
