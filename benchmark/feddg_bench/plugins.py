@@ -13,12 +13,14 @@ import importlib.util
 import inspect
 import pkgutil
 import sys
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.abc import InspectLoader
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -122,6 +124,26 @@ def load_dataset(name: str) -> type[DomainDataset]:
 
     loaded: type[DomainDataset] = load_plugin("data set", name, DomainDataset)
     return loaded
+
+
+def open_dataset(name: str, data_root: Path | None = None) -> DomainDataset:
+    """Return a data set, opened.
+
+    Raises:
+        SettingsError: If there is no data set of that name.
+        DataError: If it reads its domains or classes from the disk and they cannot be read.
+        PluginError: If it cannot be imported, or its domains have no codes of their own.
+    """
+    opened = load_dataset(name)(data_root)
+    codes = {domain: opened.letters.get(domain) for domain in opened.domains}
+    uses = Counter(codes.values())
+    for domain, code in codes.items():
+        if not code or uses[code] > 1:
+            raise PluginError(
+                f"the data set {name} has the code {code!r} for the domain {domain}; expected one "
+                f"of its own for each domain, as scenarios are named by them: mend `letters`"
+            )
+    return opened
 
 
 def load_plugin(kind: str, name: str, base: type) -> Any:

@@ -174,6 +174,102 @@ def test_a_contact_sheet_of_grey_images():
     assert contact_sheet(Grey(), 16).startswith(b"\x89PNG")
 
 
+class Crops(Landsat):
+    """The same with classes and bytes."""
+
+    classes = ("wheat", "rice")
+    task = "classification"
+    metrics = ("accuracy",)
+    groups = ()
+    channels = 3
+    pixels = "uint8"
+    wrong: ClassVar[Mapping[str, tuple[int, int]]] = {}
+
+    def scan(self):
+        found = super().scan()
+        labels = np.arange(len(found.paths)) % 2
+        for kind, (index, value) in self.wrong.items():
+            {"label": labels, "domain": found.domains}[kind][index] = value
+        return Listing(found.paths, labels, found.domains)
+
+    def read(self, index, size):
+        return np.full((size, size, 3), index, dtype=np.uint8)
+
+
+@pytest.mark.parametrize("look", [Crops.records, Crops.records_as_found, examine])
+@pytest.mark.parametrize(
+    ("kind", "value", "names"),
+    [("label", 2, 2), ("label", -1, 2), ("domain", 3, 3), ("domain", -1, 3)],
+)
+def test_what_is_no_position_is_refused(monkeypatch, look, kind, value, names):
+    monkeypatch.setattr(Crops, "wrong", {kind: (7, value)})
+    said = f"gave angola/007.npz the {kind} {value}; expected a position among {names}, from 0 to"
+    with refused(PluginError, said):
+        look(Crops())
+
+
+def test_a_listing_that_does_not_fit_together_is_refused():
+    class Short(Crops):
+        def scan(self):
+            found = super().scan()
+            return Listing(found.paths[:-1], found.labels, found.domains)
+
+    with refused(PluginError, "119 paths, 120 labels and 120 domains"):
+        Short().records()
+
+
+def test_images_that_cannot_be_listed_are_told_with_the_place():
+    class Lost(Crops):
+        def scan(self):
+            return Path("nowhere/labels.csv").read_text()
+
+    with refused(DataError, "Landsat cannot be listed: FileNotFoundError", "(test_tasks.py, line"):
+        Lost().records()
+
+
+class Fragile(Crops):
+    """Raises something at one image."""
+
+    error: Exception = FileNotFoundError(2, "No such file or directory", "007.npz")
+
+    def read(self, index, size):
+        if index == 7:
+            raise self.error
+        return super().read(index, size)
+
+
+ERRORS = [Fragile.error, OSError("the archive is gone"), KeyError("bands")]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_an_image_that_cannot_be_read_is_named_with_its_data_set(monkeypatch, tmp_path, error):
+    monkeypatch.setattr(Fragile, "error", error)
+    said = "image angola/007.npz of Landsat", type(error).__name__, "(test_tasks.py, line"
+    with refused(DataError, *said) as caught:
+        open_store(Fragile(), 8, tmp_path)
+    assert "make room" not in str(caught.value)
+    (finding,) = [f for f in examine(Fragile()).findings if f.kind == "unreadable"]
+    assert [word for word in said if word not in finding.text] == []
+
+
+def test_an_image_that_a_contact_sheet_cannot_read():
+    class First(Fragile):
+        def read(self, index, size):
+            return super().read(index + 7, size)
+
+    with refused(DataError, "image angola/000.npz of Landsat"):
+        contact_sheet(First(), 16)
+
+
+def test_contents_that_cannot_be_read(tmp_path):
+    class Unhashed(Crops):
+        def fingerprint(self):
+            raise OSError("the archive is gone")
+
+    with refused(DataError, "contents of Landsat: OSError: the archive is gone"):
+        open_store(Unhashed(), 8, tmp_path)
+
+
 # -------------------------------------------------------------------------------- the store
 
 
@@ -538,3 +634,34 @@ def test_a_card_and_a_profile_of_a_regression(feddg):
     code, out, err = feddg("profile", *arguments)
     assert code == 0, err
     assert json.loads(out)["images"] == 32
+
+
+# ------------------------------------------------------------------- data sets of third parties
+
+
+def test_codes_that_two_domains_share_are_refused_when_a_data_set_is_opened(feddg, monkeypatch):
+    for letters in ({**Landsat.letters, "ghana": "a"}, {"angola": "a", "benin": "b"}):
+        monkeypatch.setattr(Landsat, "letters", letters)
+        for command in (LANDSAT, ("data", "check", "landsat")):
+            code, _, err = feddg(*command)
+            assert code == 2
+            assert "the data set landsat has the code" in err
+            assert "mend `letters`" in err
+            assert err.count("\n") == 1
+
+
+def test_a_list_names_what_is_wrong_with_one_data_set_and_shows_the_others(feddg, monkeypatch):
+    def scan(_):
+        return Listing(("angola/0",), np.zeros(1, dtype=np.float32), np.array([3]))
+
+    monkeypatch.setattr(Landsat, "scan", scan)
+    code, out, err = feddg("data", "list", "--json")
+    assert code == 0
+    assert err.startswith("feddg-bench: the data set landsat is left out: Landsat.scan gave")
+    assert err.count("\n") == 1
+    rows = {row["name"] for row in json.loads(out)}
+    assert "digits4" in rows
+    assert "landsat" not in rows
+    code, _, err = feddg(*LANDSAT)
+    assert code == 2
+    assert "the domain 3; expected a position among 3, from 0 to 2" in err

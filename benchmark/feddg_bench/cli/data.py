@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from feddg_bench.cli.options import CacheDir, DataRoot, Json, print_json
+from feddg_bench.cli.options import CacheDir, DataRoot, Json, each_usable, print_json
 from feddg_bench.common.errors import DataError, SettingsError, printable
 from feddg_bench.common.files import replacing
 from feddg_bench.common.terminal import Display, table, terminal
 from feddg_bench.config.layers import merge, validate
 from feddg_bench.config.recipes import load_recipe
 from feddg_bench.config.schema import RunSettings
-from feddg_bench.plugins import check_name, load_dataset, names
+from feddg_bench.plugins import check_name, load_dataset, open_dataset
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -42,7 +42,7 @@ def list_command(
     from feddg_bench.data.locations import cache_dir as find_cache
 
     cache = find_cache(cache_dir)
-    rows = [_row(name, data_root, cache) for name in names("data set")]
+    rows = list(each_usable("data set", lambda name: _row(name, data_root, cache)))
     if json_:
         print_json(rows)
         return
@@ -74,11 +74,10 @@ def _counts(row: dict[str, Any]) -> tuple[str, ...]:
 def _row(name: str, data_root: Path | None, cache: Path) -> dict[str, Any]:
     from feddg_bench.data.store import decoded_sizes
 
-    found = load_dataset(name)
-    dataset: DomainDataset | type[DomainDataset] = found
+    dataset: DomainDataset | type[DomainDataset] = load_dataset(name)
     folder, here = None, True
     try:
-        dataset = found(data_root)
+        dataset = open_dataset(name, data_root)
         folder = dataset.find()
     except DataError:
         here = False
@@ -126,7 +125,7 @@ def check_command(
     from feddg_bench.data.inspect.doctor import examine
     from feddg_bench.data.locations import cache_dir as find_cache
 
-    opened = load_dataset(dataset)(data_root)
+    opened = open_dataset(dataset, data_root)
     if split_csv is not None and not split_csv.is_file():
         raise SettingsError(f"there is no split file {split_csv}: give another --split-csv")
     with _progress(f"checking {dataset}") as bar:
@@ -157,7 +156,7 @@ def sign_command(
     from feddg_bench.data.inspect.signatures import save_signatures
 
     path = out or Path(f"{dataset}.signatures.xz")
-    opened = load_dataset(dataset)(data_root)
+    opened = open_dataset(dataset, data_root)
     with _progress(f"signing {dataset}") as bar:
         signatures = sign(opened, bar.show)
     save_signatures(path, signatures, dataset)
@@ -225,7 +224,7 @@ def prepare_command(
     from feddg_bench.data.locations import cache_dir as find_cache
     from feddg_bench.data.store import open_store
 
-    opened, cache = load_dataset(dataset)(data_root), find_cache(cache_dir)
+    opened, cache = open_dataset(dataset, data_root), find_cache(cache_dir)
     for pixels in sizes:
         started = time.monotonic()
         with _progress(f"decoding {dataset} at {pixels} px") as bar:
@@ -268,7 +267,7 @@ def show_command(
     from feddg_bench.data.inspect.contact_sheet import contact_sheet
 
     path = out or Path(f"{dataset}.png")
-    picture = contact_sheet(load_dataset(dataset)(data_root), size)
+    picture = contact_sheet(open_dataset(dataset, data_root), size)
     try:
         with replacing(path) as file:
             file.write(picture)
@@ -292,16 +291,19 @@ def path_command(
         check_name("data set", one)
     if directory is not None:
         print(f"noted in {remember_root(directory, one)}")  # noqa: T201
-    for name in names("data set") if one is None else (one,):
-        try:
-            folder = load_dataset(name)().find()
-            where = "embedded" if folder is None else str(folder)
-        except DataError:
-            where = "not found"
-        print(f"{name}: {where}")  # noqa: T201
+    for line in each_usable("data set", _found) if one is None else (_found(one),):
+        print(line)  # noqa: T201
     roots = ", ".join(map(str, data_roots(dataset=one))) or "no folder"
     what = "all data sets are" if one is None else f"{one} is"
     print(f"{what} looked for in: {roots} (settings file: {settings_file()})")  # noqa: T201
+
+
+def _found(name: str) -> str:
+    try:
+        folder = open_dataset(name).find()
+    except DataError:
+        return f"{name}: not found"
+    return f"{name}: {'embedded' if folder is None else folder}"
 
 
 class _Bar:

@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
+from feddg_bench.common.errors import in_a_line, printable
 from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import Resources
+from feddg_bench.plugins import names
 from feddg_bench.records.sources import FOLDERS, default_folders, holds_records
 from feddg_bench.runs.request import FLAGS, NAMES, Request
+
+T = TypeVar("T")
 
 Where = Annotated[Path, typer.Option(help="Folder of records and checkpoints.")]
 Folders = Annotated[
@@ -231,6 +235,20 @@ def record_folders(given: list[Path] | None) -> tuple[list[Path], str]:
         both = " ".join(f"--results {root}" for root in (*folders, *more))
         said += f" ({more[0]} holds some, too: {both} reads both)"
     return folders, said
+
+
+def each_usable(kind: str, make: Callable[[str], T]) -> Iterator[T]:
+    """Yield what ``make`` returns for the name of every plugin of a kind.
+
+    One that cannot be used is named on standard error with its fault, and left out: of whoever
+    wrote it, the user wants to see the others.
+    """
+    for name in names(kind):
+        try:
+            yield make(name)
+        except Exception as error:
+            said = f"feddg-bench: the {kind} {name} is left out: {in_a_line(error)}"
+            print(printable(said), file=sys.stderr)  # noqa: T201
 
 
 def print_json(value: Any) -> None:

@@ -15,12 +15,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feddg_bench.common.errors import DataError
+from feddg_bench.common.errors import DataError, FeddgError, PluginError, in_a_line, top
 from feddg_bench.common.files import plain_file
 from feddg_bench.common.parallel import in_threads
 from feddg_bench.data.fetch.mirrors import Download, HubDownload
@@ -179,8 +179,10 @@ class DomainDataset(ABC):
         """Return the images after checking the promises.
 
         Raises:
-            DataError: If a domain or a class has no image, a count is not as promised, or a
-                target of a regression is not finite.
+            DataError: If the images cannot be listed, a domain or a class has no image, a count
+                is not as promised, or a target of a regression is not finite.
+            PluginError: If the listing does not fit together, or a label or a domain is no
+                position.
         """
         return self._records
 
@@ -188,14 +190,47 @@ class DomainDataset(ABC):
         """Return the images, whatever promises they break; from now on `records` does so too.
 
         Raises:
-            DataError: If the data set is not on this machine.
+            DataError: If the data set is not on this machine, or the images cannot be listed.
+            PluginError: If the listing does not fit together, or a label or a domain is no
+                position.
         """
-        self.__dict__["_records"] = self.scan()  # the value of the cached property
+        self.__dict__["_records"] = self._scanned()  # the value of the cached property
         return self._records
+
+    def _scanned(self) -> Listing:
+        try:
+            records = self.scan()
+        except FeddgError:
+            raise
+        except Exception as error:
+            raise DataError(
+                f"the images of {self.title} cannot be listed: "
+                f"{in_a_line(error, {top(type(self).__module__)})}"
+            ) from error
+        lengths = {len(records.paths), len(records.labels), len(records.domains)}
+        if len(lengths) > 1:
+            raise PluginError(
+                f"{type(self).__name__}.scan gave {len(records.paths)} paths, "
+                f"{len(records.labels)} labels and {len(records.domains)} domains; expected one "
+                f"of each for every image"
+            )
+        positions: list[tuple[str, NDArray[Any], Sequence[str]]]
+        positions = [("domain", records.domains, self.domains)]
+        if self.classes:
+            positions.append(("label", records.labels, self.classes))
+        for kind, found, names in positions:
+            wrong = np.flatnonzero((found < 0) | (found >= len(names)))
+            if len(wrong):
+                raise PluginError(
+                    f"{type(self).__name__}.scan gave {records.paths[wrong[0]]} the {kind} "
+                    f"{found[wrong[0]]}; expected a position among {len(names)}, from 0 to "
+                    f"{len(names) - 1}"
+                )
+        return records
 
     @cached_property
     def _records(self) -> Listing:
-        records = self.scan()
+        records = self._scanned()
         found = self.count(records)
         if not np.isfinite(records.labels).all():
             first = int(np.flatnonzero(~np.isfinite(records.labels))[0])
@@ -246,6 +281,33 @@ class DomainDataset(ABC):
     def _where(self) -> str:
         """Return `` in FOLDER`` for messages, or nothing for embedded data."""
         return ""
+
+
+def read_checked(
+    dataset: DomainDataset, index: int, size: int
+) -> NDArray[np.uint8] | NDArray[np.float16]:
+    """Return what `DomainDataset.read` returns, if it is as promised.
+
+    Raises:
+        DataError: If the image cannot be read; it names data set, image and fault.
+        PluginError: If it has another shape or type.
+    """
+    try:
+        image = dataset.read(index, size)
+    except FeddgError:
+        raise
+    except Exception as error:
+        raise DataError(
+            f"cannot read the image {dataset.records().paths[index]} of {dataset.title}: "
+            f"{in_a_line(error, {top(type(dataset).__module__)})}"
+        ) from error
+    shape = (size, size, dataset.channels)
+    if image.shape != shape or image.dtype != np.dtype(dataset.pixels):
+        raise PluginError(
+            f"{type(dataset).__name__}.read gave {image.dtype} {list(image.shape)} for image "
+            f"{index}; expected {dataset.pixels} {list(shape)}"
+        )
+    return image
 
 
 class FileDataset(DomainDataset):

@@ -21,7 +21,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from feddg_bench.common.errors import DataError, PluginError
+from feddg_bench.common.errors import DataError
 from feddg_bench.common.parallel import (
     GUARD,
     cores,
@@ -29,7 +29,7 @@ from feddg_bench.common.parallel import (
     in_threads,
     runs_the_script_again,
 )
-from feddg_bench.data.dataset import DomainDataset, FileDataset
+from feddg_bench.data.dataset import DomainDataset, FileDataset, read_checked
 
 BLOCK_IMAGES = 256
 """Most images in a block, which is decoded whole or not at all; progress is shown after each."""
@@ -288,14 +288,7 @@ class Writer:
 
     def _read(self, index: int) -> tuple[bytes, NDArray[np.uint8] | NDArray[np.float16]]:
         """Return a hash of an image's file, where there is one, and the image."""
-        dataset, layout = self.unfinished.dataset, self.unfinished.layout
-        content = b""
+        dataset, content = self.unfinished.dataset, b""
         if hashed_by_file(dataset):  # hashed first, so that decoding finds the file in memory
             content = bytes.fromhex(dataset.content(index))
-        image = dataset.read(index, self.unfinished.size)
-        if image.shape != layout.shape or image.dtype != np.dtype(layout.pixels):
-            raise PluginError(
-                f"{type(dataset).__name__}.read gave {image.dtype} {list(image.shape)} for image "
-                f"{index}; expected {layout.pixels} {list(layout.shape)}"
-            )
-        return content, image
+        return content, read_checked(dataset, index, self.unfinished.size)

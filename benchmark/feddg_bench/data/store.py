@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from feddg_bench.common.errors import DataError
+from feddg_bench.common.errors import DataError, in_a_line
 from feddg_bench.common.files import replacing
 from feddg_bench.data.dataset import DomainDataset
 from feddg_bench.data.decoding import Layout, Unfinished, hashed_by_file
@@ -102,11 +102,20 @@ def check_stores(dataset: DomainDataset, cache_dir: Path) -> Iterator[str]:
 
 
 def known_fingerprint(dataset: DomainDataset, cache_dir: Path) -> str:
-    """Return the data set's fingerprint; files are read only if they changed since last time."""
+    """Return the data set's fingerprint; files are read only if they changed since last time.
+
+    Raises:
+        DataError: If they cannot be read.
+    """
     note = _note(dataset, cache_dir, dataset.stamp())
     known = _noted(note)
     if known is None:
-        known = dataset.fingerprint()
+        try:
+            known = dataset.fingerprint()
+        except OSError as error:
+            raise DataError(
+                f"cannot read the contents of {dataset.title}: {in_a_line(error)}"
+            ) from error
         _write_note(note, known)
     return known
 

@@ -31,7 +31,7 @@ from feddg_bench.config.schema import EngineSettings, Resources, RunSettings, Tr
 from feddg_bench.data.federated import spread
 from feddg_bench.data.protocols import PROTOCOLS, Scenario, scenarios
 from feddg_bench.data.splits import scenarios_with_files
-from feddg_bench.plugins import check_name, load_dataset, names, outline
+from feddg_bench.plugins import check_name, names, open_dataset, outline
 from feddg_bench.records.record import TunedRecord
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.records.tuning import load_ledger
@@ -72,9 +72,10 @@ class Datasets:
         Raises:
             SettingsError: If there is no data set of that name.
             DataError: If it reads its domains or classes from the disk and they cannot be read.
+            PluginError: If it cannot be imported, or breaks its contract.
         """
         if name not in self._opened:
-            self._opened[name] = load_dataset(name)(self.root)
+            self._opened[name] = open_dataset(name, self.root)
         return self._opened[name]
 
 

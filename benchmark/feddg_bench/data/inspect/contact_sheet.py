@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feddg_bench.data.dataset import DomainDataset, Listing
+from feddg_bench.data.dataset import DomainDataset, Listing, read_checked
 
 _MOST = 12
 """Domains and classes shown, the first ones."""
@@ -57,7 +57,8 @@ def contact_sheet(dataset: DomainDataset, size: int = 96) -> bytes:
         draw.text(place, fitting(_ascii(domain), LEFT - 2 * _MARGIN), fill="black", font=font)
         for column, index in enumerate(_chosen(dataset, records, row, len(heads))):
             if index is not None:
-                picture = Image.fromarray(shown_image(dataset, dataset.read(index, size)))
+                image = read_checked(dataset, index, size)
+                picture = Image.fromarray(shown_image(dataset, image))
                 sheet.paste(picture, (LEFT + step * column, TOP + step * row))
     if note:
         place = (_MARGIN, TOP + step * len(domains) + _MARGIN)

@@ -14,7 +14,13 @@ from numpy.typing import NDArray
 
 from feddg_bench.common.errors import DataError
 from feddg_bench.common.parallel import in_threads
-from feddg_bench.data.dataset import DomainDataset, FileDataset, Listing, image_facts
+from feddg_bench.data.dataset import (
+    DomainDataset,
+    FileDataset,
+    Listing,
+    image_facts,
+    read_checked,
+)
 from feddg_bench.data.decoding import hashed_by_file
 from feddg_bench.data.fetch.mirrors import RECEIPT
 from feddg_bench.data.image_folders import ImageFolderDataset
@@ -249,7 +255,7 @@ def _look(dataset: DomainDataset, index: int) -> _Look:
         if isinstance(dataset, FileDataset):
             content = dataset.content(index)
             facts = image_facts(dataset.file(index)) if rgb else facts
-        pixels: NDArray[Any] = np.ascontiguousarray(dataset.read(index, SIDE))
+        pixels: NDArray[Any] = np.ascontiguousarray(read_checked(dataset, index, SIDE))
     except DataError as error:
         return _Look(fault=str(error))
     digest = hashlib.blake2b(pixels.data, digest_size=16).digest()
