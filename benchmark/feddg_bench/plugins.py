@@ -158,7 +158,14 @@ def load_plugin(kind: str, name: str, base: type) -> Any:
     except FeddgError:
         raise
     except Exception as error:
-        raise PluginError(f"the {kind} {name} cannot be imported: {in_a_line(error)}") from error
+        where_from, mend = "", ""
+        if where.dist is not None:
+            where_from = f" of the package {where.dist.name}"
+            mend = f"; mend or uninstall that package, or name the {kind}s that are wanted"
+        raise PluginError(
+            f"the {kind} {name}{where_from} cannot be imported: "
+            f"{in_a_line(error, {top(where.value.partition(':')[0])})}{mend}"
+        ) from error
     if not where.attr:
         return _the_only(base, found)
     if not (inspect.isclass(found) and issubclass(found, base)):

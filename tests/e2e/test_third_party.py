@@ -92,6 +92,54 @@ def test_it_is_found_and_runs_by_name_in_two_processes(feddg):
     assert record["settings"]["hyper"] == {"bound": 1.0}
 
 
+@pytest.fixture
+def broken(tmp_path, monkeypatch):
+    """Install a package whose method and data set cannot be imported, for this test."""
+    (tmp_path / "theirs.py").write_text("\nraise ImportError('an extra is missing')\n")
+    info = tmp_path / "their_pkg-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-pkg\nVersion: 1\n")
+    entries = [f"[feddg_bench.{kind}]\ntheirs = theirs:It\n" for kind in ("methods", "datasets")]
+    (info / "entry_points.txt").write_text("".join(entries))
+    monkeypatch.syspath_prepend(tmp_path)
+    plugins._found.cache_clear()
+    yield
+    plugins._found.cache_clear()
+
+
+WHY = "theirs of the package their-pkg cannot be imported: ImportError: an extra is missing"
+
+
+@pytest.mark.usefixtures("broken")
+@pytest.mark.parametrize(
+    ("command", "kind", "known"),
+    [
+        (("methods",), "method", "fedavg"),
+        (("datasets",), "data set", "digits4"),
+        (("data", "list"), "data set", "digits4"),
+        (("data", "path"), "data set", "digits4"),
+    ],
+    ids=["methods", "datasets", "data list", "data path"],
+)
+def test_lists_leave_out_what_cannot_be_imported_and_say_so(feddg, command, kind, known):
+    done = feddg(*command)
+    assert done.code == 0
+    assert known in done.out
+    assert "theirs" not in done.out
+    assert done.err.startswith(f"feddg-bench: the {kind} theirs is left out: the {kind} {WHY}")
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.usefixtures("broken")
+@pytest.mark.parametrize("command", [("run", "--method"), ("tune", "--methods")], ids=" ".join)
+def test_all_methods_are_refused_if_one_cannot_be_imported(feddg, command):
+    done = feddg(*command, "all")
+    assert (done.code, done.out) == (2, "")
+    assert f"the method {WHY} (theirs.py, line 2); mend or uninstall that package" in done.err
+    assert "name the methods that are wanted" in done.err
+    assert "Traceback" not in done.err
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("installed")
 def test_its_own_tests_pass(capfd):

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic_core import to_jsonable_python
 
-from feddg_bench.cli.options import DataName, DataRoot, Json, Pairs, Recipe, Where, print_json
+from feddg_bench.cli.options import (
+    DataName,
+    DataRoot,
+    Json,
+    Pairs,
+    Recipe,
+    Where,
+    each_usable,
+    print_json,
+)
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.common.terminal import print_markdown, table, terminal
 from feddg_bench.config.layers import (
@@ -29,7 +38,7 @@ from feddg_bench.config.layers import (
 from feddg_bench.config.recipes import load_recipe, read_recipe, recipe_names
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.data.protocols import PROTOCOLS, scenarios
-from feddg_bench.plugins import check_name, load_dataset, names, outline
+from feddg_bench.plugins import check_name, load_dataset, open_dataset, outline
 from feddg_bench.records.attacks import read_attacks
 from feddg_bench.records.sources import FOLDERS
 from feddg_bench.records.tuning import load_ledger
@@ -73,25 +82,23 @@ def catalogue(
 # ------------------------------------------------------------------------------- methods
 
 
-def _all_methods() -> list[dict[str, Any]]:
-    return [
-        {
-            "name": name,
-            "group": method.group,
-            "title": paragraph((method.__doc__ or "").partition("\n")[0]),
-            "settings": {
-                key: to_jsonable_python(field.get_default())
-                for key, field in method.Settings.model_fields.items()
-            },
-        }
-        for name, method in ((name, outline(name)) for name in names("method"))
-    ]
+def _method(name: str) -> dict[str, Any]:
+    method = outline(name)
+    return {
+        "name": name,
+        "group": method.group,
+        "title": paragraph((method.__doc__ or "").partition("\n")[0]),
+        "settings": {
+            key: to_jsonable_python(field.get_default())
+            for key, field in method.Settings.model_fields.items()
+        },
+    }
 
 
 methods_app = catalogue(
     "List the methods with their settings. `show` prints one's card, `new` begins a new one.",
     ("method", "group", "what it is, and its settings (hyper.*) with their defaults"),
-    _all_methods,
+    lambda: list(each_usable("method", _method)),
     lambda row: (row["name"], row["group"], f"{row['title']}\n{_pairs(row['settings'])}".strip()),
 )
 
@@ -152,7 +159,7 @@ def new_command(
 datasets_app = catalogue(
     "List the data sets with their domains. `show` prints all that is known of one.",
     ("data set", "classes", "title, domains and licence"),
-    lambda: [_facts(name, load_dataset(name)) for name in names("data set")],
+    lambda: list(each_usable("data set", lambda name: _facts(name, load_dataset(name)))),
     lambda row: (
         row["name"],
         str(row["classes"] or "-"),
@@ -168,7 +175,7 @@ def show_dataset_command(name: Dataset, data_root: DataRoot = None, json_: Json 
     dataset: DomainDataset | type[DomainDataset] = load_dataset(name)
     if not dataset.domains:  # its domains are those on the disk
         with suppress(DataError):
-            dataset = load_dataset(name)(data_root)
+            dataset = open_dataset(name, data_root)
     facts = _facts(name, dataset)
     if json_:
         print_json(facts)

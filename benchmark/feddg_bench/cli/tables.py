@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from feddg_bench.cli.options import Folders, record_folders
+from feddg_bench.cli.options import Folders, each_usable, record_folders
 from feddg_bench.common.files import write_whole
 from feddg_bench.config.reading import read_names
-from feddg_bench.plugins import names, outline
+from feddg_bench.plugins import outline
 from feddg_bench.records.attacks import read_attacks
 from feddg_bench.records.runs import RecordedRun
 
@@ -123,7 +123,7 @@ def _privacy(
     attacks = read_attacks(folders)
     if not attacks and not anyway:
         return
-    methods = {name: outline(name) for name in names("method")}
+    methods = dict(each_usable("method", lambda name: (name, outline(name))))
     for ending, write in (("md", privacy_text), ("csv", privacy_csv)):
         if ending in endings:
             text = write(methods, attacks, runs)
