@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feddg_bench.common.errors import DataError
+from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.data.protocols import scenarios
 from feddg_datasets.folder import Folder
 from tests.fabricate import fabricate
@@ -121,7 +121,7 @@ def test_wrong_folders_get_a_hint(made, tmp_path):
     (tmp_path / "gifs").rename(tmp_path / "only" / "night")
     with refused(DataError, "files .gif are not read"):
         Folder(tmp_path / "only")
-    with refused(DataError, "there is no folder", "nowhere"):
+    with refused(SettingsError, "there is no folder", "nowhere"):
         Folder(tmp_path / "nowhere")
     with refused(DataError, "needs --data-root DIR"):
         Folder()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feddg_bench.common.errors import DataError
+from feddg_bench.common.errors import DataError, SettingsError
 from feddg_datasets.pacs import PACS
 from tests.helpers import refused
 
@@ -102,16 +102,25 @@ def test_the_environment_and_the_settings_file_are_looked_at(tmp_path, monkeypat
     assert len(TinyPACS().records().paths) == 56
     monkeypatch.delenv("FEDDG_CONFIG")
     monkeypatch.setenv("FEDDG_DATA", str(tmp_path / "data"))
-    assert len(TinyPACS(tmp_path / "elsewhere").records().paths) == 56
+    assert len(TinyPACS().records().paths) == 56
+
+
+def test_a_folder_that_is_given_is_the_only_one(tmp_path, monkeypatch):
+    make(tmp_path / "data" / "pacs")
+    monkeypatch.setenv("FEDDG_DATA", str(tmp_path / "data"))
+    with refused(SettingsError, f"there is no folder {tmp_path / 'elsewhere'}", "--data-root"):
+        TinyPACS(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").mkdir()
+    with refused(DataError, f"(looked in {tmp_path / 'elsewhere'})"):
+        TinyPACS(tmp_path / "elsewhere").records()
 
 
 def test_missing_data_say_where_to_look_and_get_them(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDDG_DATA", "/from/environment")
     with pytest.raises(DataError) as caught:
-        PACS(tmp_path / "given").records()
+        PACS().records()
     message = str(caught.value)
     for part in (
-        str(tmp_path / "given"),
         "/from/environment",
         "feddg-bench data download pacs",
         "--data-root",

@@ -251,7 +251,7 @@ def test_a_plugin_runs_through_the_whole_command(tmp_path, monkeypatch, capsys):
     missing = tmp_path / "missing"
     for root, words in (
         (empty, f"cannot read Shapes in {empty} (FileNotFoundError: no folder {empty})"),
-        (missing, f"Shapes was not found (looked in {missing})"),
+        (missing, f"there is no folder {missing}: give another --data-root"),
     ):
         command = ["feddg-bench", *map(str, arguments), "--data-root", str(root)]
         monkeypatch.setattr(sys, "argv", command)

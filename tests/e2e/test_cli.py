@@ -208,8 +208,12 @@ def test_pacs_from_a_folder_and_no_published_number_of_another_frame(
     done = feddg(*run, "--method", "pardon", "--data-root", tmp_path / "data", *tiny)
     assert done.code == 0, done.err
     assert "93.05" not in done.out  # PARDON's test accuracy on cs-a-p
-    missing = feddg(*run, "--data-root", tmp_path / "none", *tiny)
-    refused(missing, "none", "--data-root", "data download pacs")
+    for more in ((), ("--dry-run",)):
+        missing = feddg(*run, "--data-root", tmp_path / "none", *tiny, *more)
+        refused(missing, f"there is no folder {tmp_path / 'none'}: give another --data-root")
+    (tmp_path / "bare").mkdir()
+    missing = feddg(*run, "--data-root", tmp_path / "bare", *tiny)
+    refused(missing, "bare", "--data-root", "data download pacs")
     record = next((tmp_path / "runs/runs").glob("*.json"))
     image = next((tmp_path / "data").rglob("*.png"))
     whole = image.read_bytes()

@@ -48,16 +48,13 @@ def test_roots_come_in_order(tmp_path, monkeypatch):
     assert data_roots() == [Path("/from/file")]
     monkeypatch.setenv("FEDDG_DATA", "/from/environment")
     assert data_roots() == [Path("/from/environment"), Path("/from/file")]
-    assert data_roots(Path("/given")) == [
-        Path("/given"),
-        Path("/from/environment"),
-        Path("/from/file"),
-    ]
+    assert data_roots(Path("/given")) == [Path("/given")]
 
 
-def test_a_root_is_named_once(monkeypatch):
+def test_a_root_is_named_once(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDDG_DATA", "/data")
-    assert data_roots(Path("/data")) == [Path("/data")]
+    write_settings(tmp_path / ".config/feddg-bench/settings.yaml", "data_root: /data\n")
+    assert data_roots() == [Path("/data")]
 
 
 def test_home_is_expanded(tmp_path, monkeypatch):

@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from feddg_bench.common.errors import DataError, FeddgError, PluginError, in_a_line, top
+from feddg_bench.common.errors import (
+    DataError,
+    FeddgError,
+    PluginError,
+    SettingsError,
+    in_a_line,
+    top,
+)
 from feddg_bench.common.files import plain_file
 from feddg_bench.common.parallel import in_threads
 from feddg_bench.data.fetch.mirrors import Download, HubDownload
@@ -53,6 +60,9 @@ class DomainDataset(ABC):
 
     Args:
         data_root: Folder given by the user; embedded data sets need none.
+
+    Raises:
+        SettingsError: If there is no such folder.
     """
 
     name: ClassVar[str]
@@ -114,6 +124,8 @@ class DomainDataset(ABC):
     """Recipe of a run that names none."""
 
     def __init__(self, data_root: Path | None = None) -> None:
+        if data_root is not None and not data_root.expanduser().is_dir():
+            raise SettingsError(f"there is no folder {data_root}: give another --data-root")
         self.data_root = data_root
 
     @abstractmethod

@@ -22,15 +22,17 @@ def settings_file() -> Path:
 def data_roots(explicit: Path | None = None, dataset: str | None = None) -> list[Path]:
     """Return the folders in which to look for data sets, in order.
 
-    They are the folder given, ``$FEDDG_DATA``, and those in the user's `settings_file`: the data
-    set's own under ``data_roots:``, then ``data_root:`` for all. Relative ones there start from the
-    folder of that file.
+    A folder that is given is the only one. Else they are ``$FEDDG_DATA`` and those in the user's
+    `settings_file`: the data set's own under ``data_roots:``, then ``data_root:`` for all. Relative
+    ones there start from the folder of that file.
 
     Raises:
         SettingsError: If the settings file is not YAML, a root in it is not text, or
             ``$FEDDG_CONFIG`` names no file.
     """
-    roots = [] if explicit is None else [explicit.expanduser()]
+    if explicit is not None:  # whoever names a folder means no other
+        return [explicit.expanduser()]
+    roots = []
     if from_environment := os.environ.get("FEDDG_DATA"):
         roots.append(Path(from_environment).expanduser())
     path = settings_file()
