@@ -50,7 +50,7 @@ def test_a_folder_named_like_an_image(root, tmp_path):
 
 def test_a_name_that_is_no_utf8(root, tmp_path):
     (root / "day/disc/0.png").rename(os.fsdecode(os.fsencode(root / "day/disc") + b"/\xff.png"))
-    assert len(open_store(Folder(root), 8, tmp_path).labels) == 12
+    assert len(open_store(Folder(root), 8, tmp_path).images) == 12
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every folder")
