@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.data.locations import remember_root
 from feddg_bench.data.protocols import scenarios
 from feddg_datasets.folder import Folder
 from tests.fabricate import fabricate
@@ -152,3 +153,11 @@ def test_names_that_do_not_show_are_refused(made):
     with refused(DataError, "rename it") as caught:
         Folder(made)
     assert "\x1b" not in str(caught.value).replace(str(made), "")
+
+
+def test_the_folder_noted_for_it_wins_over_that_of_all(made, tmp_path, monkeypatch):
+    (tmp_path / "others").mkdir()
+    monkeypatch.setenv("FEDDG_DATA", str(tmp_path / "others"))
+    monkeypatch.setenv("FEDDG_CONFIG", str(tmp_path / "settings.yaml"))
+    remember_root(made, "folder")
+    assert Folder().folder == made

@@ -98,13 +98,16 @@ def test_cache_directory(tmp_path, monkeypatch):
 # ------------------------------------------------------------------- roots of single data sets
 
 
-def test_a_data_sets_own_root_comes_before_that_of_all(tmp_path):
+def test_a_data_sets_own_root_comes_before_those_of_all(tmp_path, monkeypatch):
     write_settings(
         tmp_path / ".config/feddg-bench/settings.yaml",
         "data_root: /all\ndata_roots:\n  pacs: /pacs\n",
     )
     assert data_roots(dataset="pacs") == [Path("/pacs"), Path("/all")]
     assert data_roots(dataset="digits4") == data_roots() == [Path("/all")]
+    monkeypatch.setenv("FEDDG_DATA", "/mine")
+    assert data_roots(dataset="pacs") == [Path("/pacs"), Path("/mine"), Path("/all")]
+    assert data_roots(dataset="digits4") == [Path("/mine"), Path("/all")]
 
 
 @pytest.mark.parametrize("text", ["data_roots: here\n", "data_roots: {pacs: 3}\n"])

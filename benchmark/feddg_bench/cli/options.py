@@ -76,7 +76,7 @@ Seeds = Annotated[
     ),
 ]
 DataRoot = Annotated[
-    Path | None, typer.Option(help="Folder of the data; else $FEDDG_DATA or the settings file.")
+    Path | None, typer.Option(help="Folder of the data; else that of `data path`, or $FEDDG_DATA.")
 ]
 CacheDir = Annotated[
     Path | None, typer.Option(help="Folder of decoded images; else $FEDDG_CACHE or ~/.cache.")

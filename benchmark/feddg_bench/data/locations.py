@@ -22,9 +22,9 @@ def settings_file() -> Path:
 def data_roots(explicit: Path | None = None, dataset: str | None = None) -> list[Path]:
     """Return the folders in which to look for data sets, in order.
 
-    A folder that is given is the only one. Else they are ``$FEDDG_DATA`` and those in the user's
-    `settings_file`: the data set's own under ``data_roots:``, then ``data_root:`` for all. Relative
-    ones there start from the folder of that file.
+    A folder that is given is the only one. Else they are the data set's own in the user's
+    `settings_file`, under ``data_roots:``; ``$FEDDG_DATA``; and that file's ``data_root:`` for all.
+    Relative ones there start from the folder of that file.
 
     Raises:
         SettingsError: If the settings file is not YAML, a root in it is not text, or
@@ -32,19 +32,18 @@ def data_roots(explicit: Path | None = None, dataset: str | None = None) -> list
     """
     if explicit is not None:  # whoever names a folder means no other
         return [explicit.expanduser()]
-    roots = []
-    if from_environment := os.environ.get("FEDDG_DATA"):
-        roots.append(Path(from_environment).expanduser())
     path = settings_file()
-    if os.environ.get("FEDDG_CONFIG") or path.exists():
-        layer = load_layer(path)
-        own = _own_roots(layer, path).get(dataset)
-        named = {f"data_roots.{dataset}": own, "data_root": layer.get("data_root")}
-        for key, folder in named.items():
-            if isinstance(folder, str):
-                roots.append(path.parent / Path(folder).expanduser())
-            elif folder is not None:
-                raise SettingsError(f"{key} in {path} must be a folder's name, not {folder!r}")
+    layer = load_layer(path) if os.environ.get("FEDDG_CONFIG") or path.exists() else {}
+    named = {f"data_roots.{dataset}": _own_roots(layer, path).get(dataset)}  # the closest to it
+    named["$FEDDG_DATA"] = os.environ.get("FEDDG_DATA") or None
+    named["data_root"] = layer.get("data_root")
+    roots = []
+    for key, folder in named.items():
+        if isinstance(folder, str):
+            start = Path() if key == "$FEDDG_DATA" else path.parent
+            roots.append(start / Path(folder).expanduser())
+        elif folder is not None:
+            raise SettingsError(f"{key} in {path} must be a folder's name, not {folder!r}")
     return list(dict.fromkeys(roots))
 
 
