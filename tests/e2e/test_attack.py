@@ -169,6 +169,17 @@ def test_what_the_messages_cannot_hold_is_refused_before_there_is_a_run(
     assert "of fedavg a server sees nothing: choose another --kind" in hidden.err
 
 
+def test_a_place_that_cannot_be_written_is_refused_before_there_is_a_run(
+    feddg: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feddg_bench.privacy.perform.train", None)  # no run
+    (tmp_path / "file").touch()
+    done = attack(feddg, tmp_path / "file")
+    assert done.code == 2
+    assert "cannot write" in done.err
+    assert "file is a file, not a folder" in done.err
+
+
 def test_a_card_says_who_sees_what(feddg: Run) -> None:
     card = feddg("methods", "show", "fedavg").out
     assert "## Privacy" in card

@@ -133,6 +133,17 @@ def test_mistakes_get_one_sentence(feddg: Run, arguments: tuple[str, ...], sente
     assert not Path("runs/figures").exists()
 
 
+def test_what_cannot_be_drawn_is_refused_before_anything_is_trained(
+    feddg: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feddg_bench.analysis.figures.training.train", None)
+    Path("file").touch()
+    for out in ("file", "file/x"):
+        done = feddg("figures", "tsne", "--out", out, *TINY)
+        assert done.code == 2
+        assert "file is a file, not a folder" in done.err
+
+
 def test_partitions_are_those_of_a_run(feddg: Run) -> None:
     figure = ("figures", "partition", "data.image_size=8")
     done = feddg(*figure, "--clients", 6, "--lambda", "0,0.5", "--out", "f")

@@ -109,7 +109,7 @@ def test_a_folder_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "results").write_text("in the way")
     with refused(DataError, "name another place"):
         write_whole(tmp_path / "results" / "runs" / "x.json", b"")
-    with refused(DataError, "cannot write"):
+    with refused(DataError, f"cannot write {tmp_path}", "results is a file, not a folder;"):
         ResultsStore(tmp_path / "results").check_writable()
 
 
@@ -165,9 +165,8 @@ def test_the_store_lists_records_and_nothing_else(tmp_path):
 
 
 def test_trying_the_folder_leaves_nothing_there(tmp_path):
-    store = ResultsStore(tmp_path / "new")
-    store.check_writable()
-    assert list(store.runs.iterdir()) == []
+    ResultsStore(tmp_path / "new").check_writable()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_commands_that_begin_at_once_try_the_folder_at_once(tmp_path):
@@ -177,7 +176,7 @@ def test_commands_that_begin_at_once_try_the_folder_at_once(tmp_path):
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(several, [ResultsStore(tmp_path)] * 4))
-    assert list((tmp_path / "runs").iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.999])

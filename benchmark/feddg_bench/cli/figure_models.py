@@ -20,6 +20,7 @@ from feddg_bench.cli.options import (
     with_groups,
 )
 from feddg_bench.common.errors import SettingsError, unknown
+from feddg_bench.common.files import check_writable
 from feddg_bench.config.reading import listed, read_names
 from feddg_bench.engine.compatibility import is_rgb
 from feddg_bench.records.sources import FOLDERS
@@ -48,9 +49,14 @@ class Output:
         """The results folder that holds ``figures``."""
         return FOLDERS[0]
 
+    @property
+    def folder(self) -> Path:
+        """Where the picture goes."""
+        return self.out or self.root / "figures"
+
     def save(self, draw: Callable[[], Picture]) -> None:
         """Draw a picture and write it."""
-        save(lambda: [draw()], self.out or self.root / "figures", listed(self.format))
+        save(lambda: [draw()], self.folder, listed(self.format))
 
 
 @with_groups
@@ -127,6 +133,7 @@ class Training(Output, Recording, Experiment):
                 f"another --dataset"
             )
         plans = request.one_scenario(datasets).plan(datasets)
+        check_writable(self.folder)
 
         from feddg_bench.analysis.figures.training import trained_runs
         from feddg_bench.cli.progress import ConsoleReport

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from feddg_bench.common.errors import DataError, SettingsError, unknown
-from feddg_bench.common.files import write_whole
+from feddg_bench.common.files import check_writable, write_whole
 from feddg_bench.common.streams import generator
 from feddg_bench.config.layers import merge, validate
 from feddg_bench.config.schema import MANY, Resources, RunSettings
@@ -24,7 +24,14 @@ from feddg_bench.privacy.attacks.gradient_inversion import DRAWS
 from feddg_bench.privacy.attacks.membership import MOST_ROUNDS, few_clients
 from feddg_bench.privacy.capture import Capture
 from feddg_bench.privacy.judges import NOBODY, Judges
-from feddg_bench.records.attacks import Attacker, AttackRecord, attack_key, find_attack, save_attack
+from feddg_bench.records.attacks import (
+    Attacker,
+    AttackRecord,
+    attack_key,
+    attack_path,
+    find_attack,
+    save_attack,
+)
 from feddg_bench.records.rules import split_metric
 from feddg_bench.runs.request import Datasets, Plan, Request
 from feddg_bench.runs.run import train
@@ -213,6 +220,7 @@ class Lab:
         if record is not None:  # what it has is looked at again
             both = items and record.items
             items = frozenset(record.items).union(items) if both else frozenset()
+        check_writable(attack_path(root, key).parent)
         federation, seen = self._run(plan)
         scene = Scene(
             plan.settings,

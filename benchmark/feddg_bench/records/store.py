@@ -12,7 +12,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from feddg_bench.common.errors import DataError, printable
-from feddg_bench.common.files import file_name, write_whole
+from feddg_bench.common.files import check_writable, file_name, write_whole
 from feddg_bench.records.record import NewerError, RunRecord, TunedRecord
 from feddg_bench.records.runs import LONGEST, RecordedRun, read_folder, read_runs
 from feddg_bench.records.sources import Packable, Source, pack_records, sources
@@ -37,9 +37,7 @@ class ResultsStore:
 
     def check_writable(self) -> None:
         """Raise `DataError` in one sentence if records could not be written here."""
-        probe = self.runs / ".writable"
-        write_whole(probe, b"")
-        probe.unlink(missing_ok=True)  # another command may have been quicker
+        check_writable(self.runs)
 
     def path(self, key: str) -> Path:
         """Return where the record of a key is, or will be."""
