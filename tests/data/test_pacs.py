@@ -115,7 +115,7 @@ def test_a_folder_that_is_given_is_the_only_one(tmp_path, monkeypatch):
         TinyPACS(tmp_path / "elsewhere").records()
 
 
-def test_missing_data_say_where_to_look_and_get_them(tmp_path, monkeypatch):
+def test_missing_data_say_where_to_look_and_get_them(monkeypatch):
     monkeypatch.setenv("FEDDG_DATA", "/from/environment")
     with pytest.raises(DataError) as caught:
         PACS().records()

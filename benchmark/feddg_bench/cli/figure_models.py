@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast, get_args
@@ -24,7 +24,7 @@ from feddg_bench.common.files import check_writable
 from feddg_bench.config.reading import listed, read_names
 from feddg_bench.engine.compatibility import is_rgb
 from feddg_bench.records.sources import FOLDERS
-from feddg_bench.runs.request import Datasets
+from feddg_bench.runs.request import Datasets, Plan
 
 if TYPE_CHECKING:
     from feddg_bench.analysis.figures.training import Trained
@@ -119,9 +119,17 @@ class Training(Output, Recording, Experiment):
         return self.results
 
     def train(
-        self, at: str | None, method: str | None = None, *, updates: bool = False
+        self,
+        at: str | None,
+        method: str | None = None,
+        *,
+        updates: bool = False,
+        check: Callable[[Sequence[Plan]], None] = lambda _plans: None,
     ) -> list[Trained]:
-        """Take the models that runs kept, or train each method up to the last round looked at."""
+        """Take the models that runs kept, or train each method up to the last round looked at.
+
+        ``check`` refuses methods of which the figure shows nothing.
+        """
         resources = self.resources()
         datasets = Datasets(resources.data_root)
         instead = {} if method is None or self.method is not None else {"method": method}
@@ -133,6 +141,7 @@ class Training(Output, Recording, Experiment):
                 f"another --dataset"
             )
         plans = request.one_scenario(datasets).plan(datasets)
+        check(plans)
         check_writable(self.folder)
 
         from feddg_bench.analysis.figures.training import trained_runs
@@ -193,7 +202,7 @@ def styles_command(
     training: Training = Training(),
 ) -> None:
     """Draw images as they are and as methods restyle them."""
-    runs = training.train("1", "pardon,ccst,fedccrl", updates=True)
-    from feddg_bench.analysis.figures.styles import styles_picture
+    from feddg_bench.analysis.figures.styles import check_restyling, styles_picture
 
+    runs = training.train("1", "pardon,ccst,fedccrl", updates=True, check=check_restyling)
     training.save(lambda: styles_picture(runs, images))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,10 @@ from feddg_bench.analysis.figures.drawing import Picture, entitle
 from feddg_bench.analysis.figures.shared import figure_stem, holding, image_grid, pixels, title_of
 from feddg_bench.analysis.figures.training import Trained, sample
 from feddg_bench.common.errors import SettingsError
+from feddg_bench.core.method import Method
 from feddg_bench.engine.worker import Worker
+from feddg_bench.plugins import load_method
+from feddg_bench.runs.request import Plan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,11 +39,7 @@ def styles_picture(runs: Sequence[Trained], count: int) -> Picture:
         worker = Worker(run.spec, run.method)
         styled = worker.run(replace(task, call="styled", told=told), stays=True).value
         if styled is None:
-            name = run.plan.settings.method
-            raise SettingsError(
-                f"{name} restyles no images with these settings: choose methods such as pardon, "
-                f"ccst and fedccrl"
-            )
+            raise _restyles_none(f"{run.plan.settings.method}, with these settings,")
         made.append(pixels(styled))
     domains, start = [], 0
     for domain, index in parts:
@@ -52,6 +51,23 @@ def styles_picture(runs: Sequence[Trained], count: int) -> Picture:
     said = f"images as {client} ({holding(first, client)}) restyles them in round 1"
     entitle(figure, title_of(first), said)
     return Picture(figure_stem("styles", runs), figure, photos=True)
+
+
+def check_restyling(plans: Iterable[Plan]) -> None:
+    """Refuse methods that restyle no images, whatever their settings.
+
+    Raises:
+        SettingsError: If there is one.
+    """
+    for plan in plans:
+        if load_method(plan.settings.method).styled is Method.styled:
+            raise _restyles_none(plan.settings.method)
+
+
+def _restyles_none(who: str) -> SettingsError:
+    return SettingsError(
+        f"{who} restyles no images: choose methods such as pardon, ccst and fedccrl"
+    )
 
 
 def _draw_line(versions: Sequence[NDArray[np.float32]], line: Sequence[Axes]) -> None:
