@@ -176,6 +176,21 @@ def test_the_last_checkpoint_survives_a_full_disk(path, kept, monkeypatch):
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
+def test_who_ends_the_same_run_at_the_same_time_spoils_no_checkpoint(tmp_path, kept, monkeypatch):
+    store, flush, calls = ResultsStore(tmp_path), os.fsync, []
+
+    def another_process_ends(descriptor):
+        calls.append(flush(descriptor))
+        if len(calls) == 1:
+            tidy(store, kept.record.key)
+
+    monkeypatch.setattr(os, "fsync", another_process_ends)
+    path = store.checkpoint(kept.record.key)
+    save_checkpoint(path, kept)
+    assert load_checkpoint(path).recipe == "x"
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
 def test_left_overs_of_a_run_are_removed_and_no_others(tmp_path, kept):
     store, key = ResultsStore(tmp_path), kept.record.key
     left = [

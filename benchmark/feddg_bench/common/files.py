@@ -53,11 +53,10 @@ def write_together(files: Mapping[Path, bytes], *, sync: bool = True) -> None:
         DataError: If one cannot be written; what stood at any path before is untouched.
     """
     try:
-        with ExitStack() as stack:
-            for path, data in files.items():
-                file = stack.enter_context(replacing(path, sync=sync))
-                file.write(data)
-                file.flush()
+        try:
+            _write_all(files, sync=sync)
+        except FileNotFoundError:  # who ended the same run just now tidied up what we had begun
+            _write_all(files, sync=sync)
     except OSError as error:
         reason, mend = error.strerror, "make room or name another place"
         for parent in (parent for path in files for parent in path.parents):
@@ -67,6 +66,14 @@ def write_together(files: Mapping[Path, bytes], *, sync: bool = True) -> None:
             f"cannot write {', '.join(map(str, files))}: {reason}; nothing written before is lost: "
             f"{mend}, and run the same command again"
         ) from error
+
+
+def _write_all(files: Mapping[Path, bytes], *, sync: bool) -> None:
+    with ExitStack() as stack:
+        for path, data in files.items():
+            file = stack.enter_context(replacing(path, sync=sync))
+            file.write(data)
+            file.flush()
 
 
 def check_writable(folder: Path) -> None:
