@@ -261,6 +261,10 @@ def test_a_class_missing_in_training(
     )
 
 
+def test_records_of_no_folder_are_not_announced(feddg: Run) -> None:
+    refused(feddg("results", "list", "--results", "nope"), "there is no results folder nope")
+
+
 def test_lists(feddg: Run) -> None:
     methods = {row["name"]: row for row in json.loads(feddg("methods", "--json").out)}
     assert methods.keys() >= {"erm", "fedavg", "fedprox", "pardon"}

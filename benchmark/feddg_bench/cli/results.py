@@ -25,9 +25,9 @@ _Where = Annotated[Path, typer.Option("--results", help="Folder of records.")]
 def _list_command(results: Folders = None) -> None:
     """List the records by table, and what cannot be used."""
     folders, said = record_folders(results)
+    found = [read_folder(root) for root in folders]
     _say(f"records of {said}:")
-    for root in folders:
-        runs, problems = read_folder(root)
+    for runs, problems in found:
         tables = Counter((run.dataset, run.protocol, run.recipe, run.source.packed) for run in runs)
         for (*names, packed), count in sorted(tables.items()):
             _say(f"{' '.join(names)}: {count} {'packed' if packed else 'in files'}")
