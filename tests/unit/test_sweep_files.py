@@ -193,6 +193,7 @@ GOOD: dict[str, Any] = {"parameters": {"seed": {"values": [0, 1]}}}
         ({"parameters": {"a": {"value": None}}}, "does not survive"),
         ({"parameters": {"hyper": {"parameters": {"mu": {"value": 1}}}}}, "write hyper.NAME"),
         ({"parameters": {"a": {"distribution": "normal"}}}, "unknown distribution 'normal'"),
+        ({"parameters": {"a": {"distribution": "log_uniform"}}}, "write log_uniform_values"),
         ({"parameters": {"a": {"min": 2, "max": 1}}}, "min <= max"),
         ({"parameters": {"a": {"min": 0.0, "max": 1.0}}}, "no list of values for a grid"),
         (

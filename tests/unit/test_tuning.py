@@ -147,10 +147,7 @@ def test_dishonest_tuning_is_refused(tmp_path: Path, words: dict[str, Any], said
 
 
 def test_a_method_of_ones_own_has_its_ranges_in_a_file(tmp_path: Path) -> None:
-    file = {"program": "feddg-bench", "method": "random", "run_cap": 1}
-    file |= {"command": ["feddg-bench", "run", "${args_no_hyphens}"]}
-    file |= {"parameters": {"method": {"value": "fedprox"}, "hyper.mu": {"values": [7.0]}}}
-    (tmp_path / "fedprox.yaml").write_text(json.dumps(file))
+    (tmp_path / "fedprox.yaml").write_text("parameters:\n  hyper.mu: {values: [7.0]}\n")
     both = asked(tmp_path, seeds="100", method="fedprox,moon")
     fedprox, moon = open_tuning(both, 5, tmp_path)[0]
     assert fedprox.points[-1]["hyper.mu"] == 7.0

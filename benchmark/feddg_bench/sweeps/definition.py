@@ -14,7 +14,7 @@ from typing import Any
 from feddg_bench.common.errors import SettingsError, unknown
 from feddg_bench.common.files import find_yaml
 from feddg_bench.common.streams import generator
-from feddg_bench.config.layers import load_layer
+from feddg_bench.config.layers import Layer, load_layer
 from feddg_bench.records.metrics import METRICS
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.rules import split_metric
@@ -156,21 +156,12 @@ def load_sweep(path: Path, pairs: Iterable[str] = ()) -> Sweep:
         SettingsError: If it is not a sweep that can run here, in one sentence that names the key.
     """
     path = find_yaml("sweep", "sweeps", str(path), "*.yaml", "tune/*.yaml")
-    layer = load_layer(path, "sweep file")
-    for key in layer:
-        if key == "early_terminate":
-            raise SettingsError(f"{path}: early_terminate works on W&B's servers only; remove it")
-        if key not in _KEYS:
-            raise SettingsError(f"{path}: {unknown('key', str(key), _KEYS)}")
+    layer, parameters = _read(path)
     method = layer.get("method")
     if method is None:
         raise SettingsError(f"{path}: method is missing: give method: {' or '.join(METHODS)}")
     if method not in METHODS:
         raise SettingsError(f"{path}: {unknown('method of a sweep', str(method), METHODS)}")
-    given = layer.get("parameters")
-    if not isinstance(given, dict) or not given:
-        raise SettingsError(f"{path}: parameters must hold NAME: {{values: [...]}} lines")
-    parameters = {str(name): _parameter(path, str(name), spec) for name, spec in given.items()}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:
@@ -196,6 +187,29 @@ def load_sweep(path: Path, pairs: Iterable[str] = ()) -> Sweep:
         )
     name = str(layer.get("name") or path.stem)
     return Sweep(name, method, _fixed(path, layer.get("command")), parameters, objective, cap)
+
+
+def load_ranges(path: Path) -> dict[str, Choice | Range]:
+    """Return the parameters of a sweep file, which need say nothing else.
+
+    Raises:
+        SettingsError: If they cannot be read, in one sentence that names the key.
+    """
+    return _read(path)[1]
+
+
+def _read(path: Path) -> tuple[Layer, dict[str, Choice | Range]]:
+    """Return what a sweep file says, and its parameters by name."""
+    layer = load_layer(path, "sweep file")
+    for key in layer:
+        if key == "early_terminate":
+            raise SettingsError(f"{path}: early_terminate works on W&B's servers only; remove it")
+        if key not in _KEYS:
+            raise SettingsError(f"{path}: {unknown('key', str(key), _KEYS)}")
+    given = layer.get("parameters")
+    if not isinstance(given, dict) or not given:
+        raise SettingsError(f"{path}: parameters must hold NAME: {{values: [...]}} lines")
+    return layer, {str(name): _parameter(path, str(name), spec) for name, spec in given.items()}
 
 
 def _objective(path: Path, metric: Any) -> Objective | None:
@@ -247,6 +261,11 @@ def _parameter(path: Path, name: str, spec: Any) -> Choice | Range:
     if "parameters" in spec:
         raise SettingsError(f"{where} is nested, which `run` cannot read; write {name}.NAME")
     kind = spec.get("distribution")
+    if kind == "log_uniform":  # of which W&B takes min and max as exponents of e
+        raise SettingsError(
+            f"{where}: distribution log_uniform is not known here; write log_uniform_values, with "
+            f"min and max as the values themselves"
+        )
     if kind is not None and kind not in _DISTRIBUTIONS:
         raise SettingsError(f"{where}: {unknown('distribution', str(kind), _DISTRIBUTIONS)}")
     if "value" in spec or "values" in spec:

@@ -28,7 +28,7 @@ from feddg_bench.records.sources import holds_records
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.records.tuning import Trial, TuningLedger, best, find_ledger, worth
 from feddg_bench.runs.request import Datasets, Plan, Request, read_seeds
-from feddg_bench.sweeps.definition import Choice, Point, Range, load_sweep
+from feddg_bench.sweeps.definition import Choice, Point, Range, load_ranges
 from feddg_bench.sweeps.failures import Failures
 from feddg_bench.sweeps.jobs import Job, jobs
 from feddg_bench.sweeps.search import Search
@@ -193,7 +193,7 @@ def _space(
         raise SettingsError(f"--ranges {ranges} is no folder: expected one that holds METHOD.yaml")
     path = (ranges or shipped("sweeps/tune")) / f"{method}.yaml"
     if path.exists():
-        own = load_sweep(path).parameters
+        own = load_ranges(path)
         space |= {key: own[key] for key in own if "." in key and key != _RATE}
     return {key: parameter for key, parameter in space.items() if key not in given}
 
