@@ -166,7 +166,8 @@ def test_what_the_messages_cannot_hold_is_refused_before_there_is_a_run(
     assert "or other --items" in items.err
     hidden = attack(feddg, tmp_path, "--method", "fedavg", "privacy.aggregation=secure")
     assert hidden.code == 2
-    assert "of fedavg a server sees nothing: choose another --kind" in hidden.err
+    assert "under secure sums (privacy.aggregation=secure) a server sees sums over" in hidden.err
+    assert "--kind" not in hidden.err
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_there_is_a_run(

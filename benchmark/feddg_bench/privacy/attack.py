@@ -167,9 +167,16 @@ class Attack(ABC):
         Raises:
             SettingsError: If the attacker will see nothing that this attack reads.
         """
-        secure = settings.privacy.aggregation == "secure"
-        seen = set() if secure else {item for items in uplink.values() for item in items}
-        if attacker != "client" and not any(map(self.reads, seen & items if items else seen)):
+        if attacker == "client":
+            return
+        if settings.privacy.aggregation == "secure":
+            raise SettingsError(
+                f"under secure sums (privacy.aggregation=secure) a {attacker} sees sums over all "
+                f"clients alone, and attacks read what single clients send: choose --attacker "
+                f"client, or leave that setting out"
+            )
+        seen = {item for items in uplink.values() for item in items}
+        if not any(map(self.reads, seen & items if items else seen)):
             raise self._unread(settings.method, attacker, seen, self.wants)
 
     @abstractmethod
