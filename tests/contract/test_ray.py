@@ -191,9 +191,13 @@ TINY = ("data.image_size=8", "data.id_test_fraction=0.5", "data.id_val_fraction=
     ("options", "words"),
     [
         (("--engine", "ray", "--address", "127.0.0.1:1"), "ray start --head"),
-        (("--engine", "ray", "--address", "somewhere"), "ray start --head"),
+        (
+            ("--engine", "ray", "--address", "somewhere"),
+            "somewhere is no address: expected HOST:PORT",
+        ),
         (("--address", "auto"), "--engine ray"),
         (("--engine", "slurm"), "feddg-bench sweep"),
+        (("--engine", "slurm", "--dry-run"), "feddg-bench sweep"),
     ],
 )
 def test_what_cannot_be_reached_is_refused(feddg, options, words):

@@ -194,6 +194,14 @@ class Recording(Machine):
     engine: Engine = "processes"
     address: Address = None
 
+    def resources(self) -> Resources:
+        """Return the options as checked resources for runs; a sweep's may be Slurm's, too.
+
+        Raises:
+            SettingsError: If a value is out of range.
+        """
+        return super().resources().for_runs()
+
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the fields of its dataclass parameters as options of its own, for Typer."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from feddg_bench.cli.options import Recording, same_words, with_groups
+from feddg_bench.cli.options import Machine, Recording, same_words, with_groups
 from feddg_bench.common.errors import RunInterruptedError, SettingsError
 from feddg_bench.common.parallel import cores
 from feddg_bench.config.schema import Resources
@@ -32,6 +32,10 @@ class SweepRecording(Recording):
     workers: Annotated[
         int, typer.Option(help="Runs at a time, one a process; 0 is one a core or one a GPU.")
     ] = 0
+
+    def resources(self) -> Resources:
+        """Return the options as checked resources; the engine may be Slurm."""
+        return Machine.resources(self)
 
 
 @dataclass(frozen=True)

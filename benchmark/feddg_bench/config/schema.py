@@ -6,13 +6,14 @@ plugin, so that a settings error is reported at once.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from feddg_bench.common.errors import unknown
+from feddg_bench.common.errors import SettingsError, unknown
 
 MANY = 1_000_000
 """Upper bound of counts: rounds, clients, images in a batch."""
@@ -421,4 +422,22 @@ class Resources(Section):
     def _address_is_used(self) -> Resources:
         if self.address is not None and self.engine != "ray":
             raise ValueError("--address names a Ray cluster: give --engine ray with it")
+        if self.address not in (None, "auto") and not re.fullmatch(r".+:\d{1,5}", self.address):
+            raise ValueError(
+                f"--address {self.address} is no address: expected HOST:PORT, such as "
+                f"10.0.0.1:6379, or auto"
+            )
+        return self
+
+    def for_runs(self) -> Resources:
+        """Return the resources for runs of one command, which Slurm does not make.
+
+        Raises:
+            SettingsError: If the engine is Slurm.
+        """
+        if self.engine == "slurm":
+            raise SettingsError(
+                "--engine slurm is for `feddg-bench sweep`, whose runs are a job each: give "
+                "--engine processes or ray"
+            )
         return self

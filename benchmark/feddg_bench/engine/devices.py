@@ -54,12 +54,7 @@ def open_executor(resources: Resources) -> Executor:
     Raises:
         SettingsError: If a device is not here.
     """
-    if resources.engine == "slurm":
-        raise SettingsError(
-            "--engine slurm is for `feddg-bench sweep`, whose runs are a job each: give --engine "
-            "processes or ray"
-        )
-    if resources.engine == "ray":
+    if resources.for_runs().engine == "ray":
         share = resources.workers, resources.device, resources.threads, resources.address
         executor: Executor = load_ray().RayExecutor(*share)
         return executor
