@@ -106,6 +106,7 @@ def test_bayes_ends_at_the_cap(feddg: Run, tmp_path: Path) -> None:
     rates = {"train.lr": {"distribution": "log_uniform_values", "min": 1e-4, "max": 0.1}}
     metric = {"name": "val/accuracy", "goal": "maximize"}
     file = write(tmp_path / "s.yaml", rates, method="bayes", metric=metric, run_cap=3)
+    assert feddg("sweep", file, "--dry-run").out.endswith(", bayes: 0 runs: none begun yet\n")
     done = feddg("sweep", file, "--workers", "1")
     assert done.code == 0, done.err
     records = list(ResultsStore(tmp_path / "runs"))

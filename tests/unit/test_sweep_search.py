@@ -17,6 +17,7 @@ from feddg_bench.sweeps.claims import Claims
 from feddg_bench.sweeps.definition import Objective, Sweep, load_sweep
 from feddg_bench.sweeps.failures import Failures
 from feddg_bench.sweeps.jobs import Job
+from feddg_bench.sweeps.progress import Board
 from feddg_bench.sweeps.search import BayesSearch, mean_objective, open_search
 from tests.helpers import entry, make_record, measured, refused
 
@@ -181,3 +182,17 @@ def test_the_mean_of_a_point(sweep: Sweep, tmp_path: Path) -> None:
     for job, accuracy in zip(made, (0.25, 0.75), strict=True):
         ResultsStore(tmp_path).save(record(job, accuracy))
     assert mean_objective(sweep, ResultsStore(tmp_path), made) == pytest.approx(0.5)
+
+
+def test_runs_that_end_together_are_told_one_after_the_other(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    over: set[str] = set()
+    with Board(lambda _key: None, lambda: (over, 3)) as board:
+        for key in "abc":
+            board.tell("begin", key, None, 5)
+        over |= {"a", "b", "c"}
+        for key in "abc":
+            board.tell("end", key)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["[1/3] a", "[2/3] b", "[3/3] c"]

@@ -102,9 +102,9 @@ def finish(search: Search, datasets: Datasets, resources: Resources, *, retry_fa
     try:
         return _run(search, datasets, resources, retry_failed=retry_failed)
     except RunInterruptedError as stop:
-        done, total = _finished(search, resources.results)
+        over, total = _finished(search, resources.results)
         print(  # noqa: T201
-            f"feddg-bench: stopped; {done} of {total} runs are finished; "
+            f"feddg-bench: stopped; {len(over)} of {total} runs are finished; "
             f"go on with: feddg-bench {same_words('--retry-failed')}",
             file=sys.stderr,
         )
@@ -132,9 +132,9 @@ def _run(search: Search, datasets: Datasets, resources: Resources, *, retry_fail
         lambda: _finished(search, resources.results),
     ) as board:
         _prepare(search, datasets, resources, board.decoding)
-        done, total = _finished(search, resources.results)
+        over, total = _finished(search, resources.results)
         wanted = resources.workers or (cores() if devices == ["cpu"] else len(devices))
-        count = max(1, min(wanted, total - done))
+        count = max(1, min(wanted, total - len(over)))
         if resources.engine == "ray":
             cluster.work_on_ray(
                 cluster.Copy(search, resources),
@@ -184,11 +184,11 @@ def _submit(
     if retry_failed:
         Failures(resources.results).forget(job.key for job in search.jobs())
     _prepare(search, datasets, resources, lambda _done, _total: None)
-    done, total = _finished(search, resources.results)
+    over, total = _finished(search, resources.results)
     worker = cluster.Copy(search, cluster.shared(resources))
-    jobs = cluster.submit(worker, min(slurm.jobs, total - done), executor)
+    jobs = cluster.submit(worker, min(slurm.jobs, total - len(over)), executor)
     _print(
-        f"{done} of {total} runs are finished; {len(jobs)} jobs for the others: "
+        f"{len(over)} of {total} runs are finished; {len(jobs)} jobs for the others: "
         f"{', '.join(job.job_id for job in jobs) or 'none'}; logs in {folder}"
     )
 
@@ -220,11 +220,11 @@ def _prepare(search: Search, datasets: Datasets, resources: Resources, progress:
     check_weights(job.plan(datasets, store.root) for job in points.values())
 
 
-def _finished(search: Search, results: Path) -> tuple[int, int]:
-    """Return how many jobs are recorded or have failed, and how many there will be."""
+def _finished(search: Search, results: Path) -> tuple[set[str], int]:
+    """Return the jobs that are recorded or have failed, and how many there will be."""
     keys = {job.key for job in search.jobs()}
     over = keys & (ResultsStore(results).keys() | Failures(results).keys())
-    return len(over), len(keys) + search.left()
+    return over, len(keys) + search.left()
 
 
 def listing(name: str, search: Search, results: Path) -> str:
@@ -245,7 +245,7 @@ def listing(name: str, search: Search, results: Path) -> str:
         lines.append(" ".join([f"{job.key}  {state:6}  {job.title}", *own]))
     if search.left():
         lines.append(f"and {search.left()} points more, which depend on what comes out")
-    facts = ", ".join(f"{n} {state}" for state, n in counts.items() if n)
+    facts = ", ".join(f"{n} {state}" for state, n in counts.items() if n) or "none begun yet"
     return "\n".join([*lines, f"{name}: {len(search.jobs())} runs: {facts}"])
 
 

@@ -155,14 +155,14 @@ def minutes(text: str) -> int:
 
 
 def work_on_ray(
-    copy: Copy, say: Callable[[str], None], done: Callable[[], tuple[int, int]]
+    copy: Copy, say: Callable[[str], None], done: Callable[[], tuple[set[str], int]]
 ) -> None:
     """Let equal workers on a Ray cluster finish a sweep, shared out as in `RayCluster`.
 
     Args:
         copy: The worker; its resources say how many, on what, and the cluster's address.
         say: Called with a sentence on the sweep's progress.
-        done: Returns how many runs are finished, and how many there will be.
+        done: Returns the runs that are finished, and how many there will be.
 
     Raises:
         SettingsError: If there is no Ray, no such cluster, or it is too small.
@@ -175,16 +175,15 @@ def work_on_ray(
     with closing(ray.RayCluster(*share)) as cluster:
         one = {"workers": 1, "device": cluster.device}
         worker = replace(copy, resources=shared(asked).model_copy(update=one))
-        running = {
-            cluster.call(worker, number) for number in range(min(cluster.count, told[1] - told[0]))
-        }
+        left = told[1] - len(told[0])
+        running = {cluster.call(worker, number) for number in range(min(cluster.count, left))}
         while running:
             over, running = wait(running, 5, FIRST_COMPLETED)
             for future in over:
                 future.result()
             if done() != told:
                 told = done()
-                say(f"{told[0]} of {told[1]} runs are finished")
+                say(f"{len(told[0])} of {told[1]} runs are finished")
 
 
 def _submitit() -> Any:

@@ -14,11 +14,11 @@ from feddg_bench.sweeps.jobs import Job
 class Board(Display):
     """Draws all runs and those under way; without a terminal, a line for each that ended.
 
-    ``finished`` returns how many jobs are finished, by any worker, and how many there will be.
+    ``finished`` returns the jobs that are finished, by any worker, and how many there will be.
     """
 
     def __init__(
-        self, job: Callable[[str], Job | None], finished: Callable[[], tuple[int, int]]
+        self, job: Callable[[str], Job | None], finished: Callable[[], tuple[set[str], int]]
     ) -> None:
         super().__init__(
             text("{task.completed:.0f}/{task.total:.0f}"), text("{task.fields[facts]}")
@@ -26,7 +26,8 @@ class Board(Display):
         self.job = job
         self.finished = finished
         self.started: float | None = None
-        self.first, total = finished()
+        over, total = finished()
+        self.first = len(over)
         self.whole = self.progress.add_task("runs", total=total, completed=self.first, facts="")
         self.bars: dict[str, TaskID] = {}
         self.begun: dict[str, float] = {}
@@ -60,8 +61,8 @@ class Board(Display):
                 self.say(line)
         else:
             self.drop(key)
-            done, total, left = self._count()
             spent = time.monotonic() - self.begun.pop(key, time.monotonic())
+            done, total, left = self._count()
             what = f"{spent:.1f} s" if event == "end" else f"FAILED: {facts[0]}"
             if event == "failed" or not self.console.is_terminal:
                 self.say(f"[{done}/{total}] {title}: {what}{left}")
@@ -73,7 +74,8 @@ class Board(Display):
 
     def _count(self) -> tuple[int, int, str]:
         """Update the bar; return the numbers of finished and of all jobs, and the time left."""
-        done, total = self.finished()
+        over, total = self.finished()
+        done = len(over - self.begun.keys())  # others may be finished whose end is still to be told
         here = done - self.first
         left = ""
         if self.started is not None and here > 0 and total > done:
