@@ -100,6 +100,8 @@ def test_settings_by_short_dotted_or_nested_key() -> None:
     ("words", "part"),
     [
         ({"method": "fedgam"}, "fedgma"),
+        ({"method": "fedavg,"}, "name of a method is empty; is there a comma too many"),
+        ({"method": "all,fedavg"}, "all stands for every method: give it alone"),
         ({"dataset": "digit4"}, "digits4"),
         ({"protocol": "lodoo"}, "lodo"),
         ({"scenario": "xx"}, "scenario"),

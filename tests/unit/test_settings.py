@@ -261,6 +261,9 @@ def test_the_nearest_name_is_offered():
     assert unknown("method", "fedgam", ["fedavg", "fedgma"]) == (
         "unknown method 'fedgam'; did you mean 'fedgma'? Known: fedavg, fedgma"
     )
+    assert unknown("method", "", ["fedavg"]) == (
+        "the name of a method is empty; is there a comma too many? Known: fedavg"
+    )
     assert unknown("method", "zzz", ["fedavg"]) == "unknown method 'zzz'. Known: fedavg"
 
 

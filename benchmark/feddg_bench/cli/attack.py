@@ -78,8 +78,7 @@ def attack_command(
     domains' images are kept from clients: they are public images and non-members. Records go to
     RESULTS/attacks; recorded attacks are not repeated.
     """
-    known = names("attack")
-    kinds = list(known) if kind == "all" else read_names("kind of attack", kind, known)
+    kinds = read_names("kind of attack", kind, names("attack"), every=True)
     if attacker not in ATTACKERS:
         raise SettingsError(unknown("attacker", attacker, ATTACKERS))
     eyes: Attacker = attacker

@@ -2,7 +2,7 @@
 
 import difflib
 import traceback
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -54,6 +54,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     "unknown method 'fedgam'; did you mean 'fedgma'? Known: fedavg, fedgma"
     """
     names = sorted(set(known))
+    if not name:
+        return f"the name of a {kind} is empty; is there a comma too many? Known: {_shown(names)}"
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     if not near:  # a dotted key typed without its section, or with the wrong one
         lasts = {n.rsplit(".", 1)[-1]: n for n in names}
@@ -61,11 +63,15 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     hint = f"; did you mean {near[0]!r}?" if near else "."
     if kind == "setting" and len(names) > MANY_SETTINGS:
         return f"unknown setting {name!r}{hint} See `feddg-bench settings` for all {len(names)}"
+    return f"unknown {kind} {name!r}{hint} Known: {_shown(names)}"
+
+
+def _shown(names: Sequence[str]) -> str:
     shown = ", ".join(names) or "none"
     if len(shown) > MOST_LETTERS:
         first = shown[:MOST_LETTERS].count(", ") or 1
         shown = f"{', '.join(names[:first])} and {len(names) - first} more"
-    return f"unknown {kind} {name!r}{hint} Known: {shown}"
+    return shown
 
 
 def in_a_line(error: BaseException, packages: Collection[str] = ()) -> str:

@@ -28,13 +28,19 @@ def listed(text: str | Iterable[str]) -> list[str]:
     return list(dict.fromkeys(part.strip() for part in parts))
 
 
-def read_names(kind: str, text: str | Iterable[str], known: Collection[str]) -> list[str]:
-    """Return the names in a list as `listed` reads it.
+def read_names(
+    kind: str, text: str | Iterable[str], known: Collection[str], *, every: bool = False
+) -> list[str]:
+    """Return the names in a list as `listed` reads it; with ``every``, ``all`` stands for all.
 
     Raises:
         SettingsError: If one is unknown; the message suggests the nearest known one.
     """
     names = listed(text)
+    if every and "all" in names:
+        if len(names) > 1:
+            raise SettingsError(f"all stands for every {kind}: give it alone, or leave it out")
+        return list(known)
     for name in names:
         if name not in known:
             raise SettingsError(unknown(kind, name, known))

@@ -246,8 +246,7 @@ class Request:
             SettingsError: If a name, or a setting other than the method's own, is unknown.
             DataError: If the data set reads its domains from the disk and they cannot be read.
         """
-        known = names("method")
-        methods = known if self.method == "all" else read_names("method", self.method, known)
+        methods = read_names("method", self.method, names("method"), every=True)
         protocols = read_names("protocol", self.protocol, PROTOCOLS)
         dataset = datasets.open(self.dataset)
         recipe = dataset.default_recipe if self.recipe is None else self.recipe
