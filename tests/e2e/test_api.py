@@ -131,6 +131,8 @@ def test_a_number_of_seeds_and_a_table_of_values(made: Any, tmp_path: Path) -> N
         {"recipe": 1},
         {"seeds": 1.5},
         {"settings": [1]},
+        {"results": ""},
+        {"data_root": ""},
     ],
     ids=str,
 )

@@ -261,6 +261,11 @@ def test_a_class_missing_in_training(
     )
 
 
+@pytest.mark.parametrize("words", [("--results", ""), ("--results=",), ("--data-root", "")])
+def test_an_empty_word_is_no_folder(feddg: Run, words: tuple[str, ...]) -> None:
+    refused(feddg("run", *words, "--dry-run"), f"nothing after {words[0].rstrip('=')}: give a")
+
+
 def test_records_of_no_folder_are_not_announced(feddg: Run) -> None:
     refused(feddg("results", "list", "--results", "nope"), "there is no results folder nope")
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 from types import FrameType
 from typing import Annotated, Any
 
@@ -29,7 +30,13 @@ from feddg_bench.cli.run import resume_command, run_command
 from feddg_bench.cli.sweep import sweep_command
 from feddg_bench.cli.tables import tables_command
 from feddg_bench.cli.tune import tune_command
-from feddg_bench.common.errors import FeddgError, RunInterruptedError, printable, unknown
+from feddg_bench.common.errors import (
+    FeddgError,
+    RunInterruptedError,
+    SettingsError,
+    printable,
+    unknown,
+)
 from feddg_bench.config.layers import dotted_keys
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -88,6 +95,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
+        _refuse_nothing(sys.argv[1:])
         sys.exit(_command()(standalone_mode=False))
     except (FeddgError, UsageError) as error:
         if type(error).__name__ == "NoArgsIsHelpError":
@@ -109,6 +117,19 @@ def main() -> None:
         text = f"cannot use {where}{error.strerror}; mend that or name another place"
         print(f"feddg-bench: error: {printable(text)}", file=sys.stderr)  # noqa: T201
         sys.exit(2)
+
+
+def _refuse_nothing(words: Sequence[str]) -> None:
+    """Refuse an empty word, such as a shell's unset variable: as a path it is this folder.
+
+    Raises:
+        SettingsError: If there is one.
+    """
+    for before, word in pairwise(["feddg-bench", *words]):
+        if not word or re.fullmatch("--[a-z-]+=", word):
+            raise SettingsError(
+                f"there is nothing after {word.rstrip('=') or before}: give a value"
+            )
 
 
 def _wrong_usage(error: Any) -> str:

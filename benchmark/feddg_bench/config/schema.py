@@ -418,6 +418,13 @@ class Resources(Section):
     """Whether runs are tracked by W&B (see `feddg_bench.tracking.tracker`)."""
     wandb_project: str = Field("feddg-bench", min_length=1)
 
+    @field_validator("results", "data_root", "cache_dir", mode="before")
+    @classmethod
+    def _names_a_folder(cls, value: Any) -> Any:
+        if value == "":  # as a path it would be the working folder
+            raise ValueError("expected the name of a folder, not an empty text")
+        return value
+
     @model_validator(mode="after")
     def _address_is_used(self) -> Resources:
         if self.address is not None and self.engine != "ray":
