@@ -266,6 +266,14 @@ def test_an_empty_word_is_no_folder(feddg: Run, words: tuple[str, ...]) -> None:
     refused(feddg("run", *words, "--dry-run"), f"nothing after {words[0].rstrip('=')}: give a")
 
 
+def test_a_terminal_without_our_letters(tmp_path: Path) -> None:
+    letters = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "POSIX"}
+    command = [sys.executable, "-m", "feddg_bench", "methods", "show", "fedavg"]
+    where = os.environ | letters | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, env=where)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_records_of_no_folder_are_not_announced(feddg: Run) -> None:
     refused(feddg("results", "list", "--results", "nope"), "there is no results folder nope")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import io
 import os
 import re
 import signal
@@ -94,6 +95,9 @@ def main() -> None:
     """Run the command; a user's error becomes one sentence and exit status 2."""
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _interrupt)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal may know no letters but ASCII's
+            stream.reconfigure(errors="replace")
     try:
         _refuse_nothing(sys.argv[1:])
         sys.exit(_command()(standalone_mode=False))

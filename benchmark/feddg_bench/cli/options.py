@@ -261,7 +261,7 @@ def each_usable(kind: str, make: Callable[[str], T]) -> Iterator[T]:
 
 def print_json(value: Any) -> None:
     """Print one JSON document."""
-    print(json.dumps(value, indent=1, ensure_ascii=False))  # noqa: T201
+    print(json.dumps(value, indent=1))  # noqa: T201
 
 
 def same_words(but: str) -> str:
