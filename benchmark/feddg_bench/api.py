@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,7 +79,8 @@ def run(
     )
     from feddg_bench.runs import observer
 
-    for given in observers:
+    looking_on = tuple(observers) if isinstance(observers, Iterable) else (observers,)
+    for given in looking_on:
         if not isinstance(given, observer.Observer):
             raise SettingsError(
                 f"{given!r} cannot observe runs: give objects of a subclass of "
@@ -95,7 +96,7 @@ def run(
     with ExitStack() as stack:
         shown = [] if quiet else [stack.enter_context(ConsoleReport(len(plans)))]
         say = shown[0].say if shown else logger.warning
-        looking = (*shown, stack.enter_context(Tracker(where, say)), *observers)
+        looking = (*shown, stack.enter_context(Tracker(where, say)), *looking_on)
         return list(execute_all(plans, where, *looking, keep=kept, again=again))
 
 

@@ -61,8 +61,9 @@ def checkpoint(made: Any, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("wrong", [Stop, 3])
 def test_what_cannot_observe_is_refused(made: Any, tmp_path: Path, wrong: Any) -> None:
-    with refused(SettingsError, "cannot observe runs", "observers=[Mine()]"):
-        made(observers=[wrong])
+    for given in ([wrong], wrong):
+        with refused(SettingsError, "cannot observe runs", "observers=[Mine()]"):
+            made(observers=given)
     assert not (tmp_path / "r").exists()
 
 
@@ -131,6 +132,7 @@ def test_a_number_of_seeds_and_a_table_of_values(made: Any, tmp_path: Path) -> N
         {"recipe": 1},
         {"seeds": 1.5},
         {"settings": [1]},
+        {"settings": {3: 1}},
         {"results": ""},
         {"data_root": ""},
     ],
@@ -139,6 +141,13 @@ def test_a_number_of_seeds_and_a_table_of_values(made: Any, tmp_path: Path) -> N
 def test_what_is_of_no_use_is_named(words: dict[str, Any]) -> None:
     with refused(fb.FeddgError, next(iter(words)), "expected"):
         fb.run(**words)
+
+
+def test_what_is_no_model_and_no_number_is_named() -> None:
+    with refused(SettingsError, "key: None cannot be read; expected"):
+        fb.load_model(None)
+    with refused(SettingsError, "num_classes is '10': give the number"):
+        fb.build_method("fedprox", num_classes="10")
 
 
 def test_a_method_by_itself_has_classes() -> None:

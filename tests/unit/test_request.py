@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from feddg_bench.common.errors import DataError, SettingsError
@@ -28,7 +29,10 @@ def keys(**words: Any) -> list[str]:
         ("3, 0-1,3", (3, 0, 1)),
         (3, (0, 1, 2)),
         ([4, 1], (4, 1)),
+        (np.int64(2), (0, 1)),
+        (np.array([4, 1]), (4, 1)),
     ],
+    ids=repr,
 )
 def test_seeds(given: Any, seeds: tuple[int, ...]) -> None:
     assert read_seeds(given) == seeds
@@ -36,7 +40,24 @@ def test_seeds(given: Any, seeds: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(
     "given",
-    ["", "a", "0,a", "-1", "2-0", "0-", "1.5", "²", "0-99999999999", 0, -1, [], [-1], [True], True],
+    [
+        "",
+        "a",
+        "0,a",
+        "-1",
+        "2-0",
+        "0-",
+        "1.5",
+        "²",
+        "0-99999999999",
+        0,
+        -1,
+        [],
+        [-1],
+        [True],
+        True,
+        [1.5],
+    ],
 )
 def test_bad_seeds(given: Any) -> None:
     with refused(SettingsError, "seeds"):

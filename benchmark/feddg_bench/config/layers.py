@@ -167,6 +167,11 @@ def read_settings(values: Mapping[str, Any]) -> Layer:
     {'federation': {'rounds': 1}, 'train': {'lr': 0.1}, 'hyper': {'mu': 2}}
     """
     sections = RunSettings.model_fields
+    for key in values:
+        if not isinstance(key, str):
+            raise SettingsError(
+                f"the key {key!r} of settings is no text: expected such as 'rounds'"
+            )
     return merge(
         *(
             {key: value} if key in sections else nested(full_key(key), value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 from pydantic import BaseModel
 
 from feddg_bench.common.errors import (
@@ -87,8 +88,10 @@ def build_method(
         SettingsError: If a name or a value cannot be used.
     """
     method = load_method(name)
-    if num_classes < 1:
-        raise SettingsError(f"num_classes is {num_classes}: give the number of classes, at least 1")
+    if not isinstance(num_classes, int | np.integer) or num_classes < 1:
+        raise SettingsError(
+            f"num_classes is {num_classes!r}: give the number of classes, at least 1"
+        )
     given: Layer = {
         "method": name,
         "dataset": "your data",

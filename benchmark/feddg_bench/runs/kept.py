@@ -108,6 +108,8 @@ def load_model(key: str, results: str | Path = "runs", which: str = "last", **hy
         SettingsError: If ``which`` is neither, or the method cannot be built.
         DataError: If the run kept no such model, or the file is damaged or does not fit the method.
     """
+    if not isinstance(key, str | Path):
+        raise SettingsError(f"key: {key!r} cannot be read; expected a run's key, or a model's path")
     if which not in KEEP:
         raise SettingsError(f"cannot load the {which!r} model: expected {' or '.join(KEEP)}")
     path = Path(key)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.portable import begin_portable
 from feddg_bench.config.keys import canonical_settings, run_key
@@ -54,6 +56,10 @@ FLAGS = {
 
 NAMES = ("method", "protocol", "dataset", "scenario", "recipe", "readings", "seeds", "tuned")
 """Keys that say which runs to make; files and ``KEY=VALUE`` may give them, as flags do."""
+
+
+_WHOLE = (int, np.integer)
+"""Types of a seed: the second is that of a NumPy array's numbers."""
 
 
 class Datasets:
@@ -483,17 +489,18 @@ def read_seeds(given: str | int | Sequence[int]) -> tuple[int, ...]:
     ((0, 2), (0, 1, 2, 7), (0, 1, 2), (4, 1))
     """
     seeds: Sequence[int]
-    if isinstance(given, int):
-        seeds = range(0 if given is True else given)
+    if isinstance(given, _WHOLE):
+        seeds = range(0 if given is True else int(given))
     elif isinstance(given, str):
         seeds = [seed for part in given.split(",") for seed in _seed_range(part.strip())]
     else:
         seeds = list(given) if isinstance(given, Iterable) else ()
-    if not seeds or any(type(seed) is not int or seed < 0 for seed in seeds):
+    whole = all(isinstance(s, _WHOLE) and not isinstance(s, bool) and s >= 0 for s in seeds)
+    if not seeds or not whole:
         raise SettingsError(
             f"cannot read seeds {given!r}: expected numbers >= 0, such as 0,1,2 or 0-2"
         )
-    return tuple(dict.fromkeys(seeds))
+    return tuple(dict.fromkeys(map(int, seeds)))
 
 
 def _seed_range(part: str) -> Sequence[int]:
