@@ -109,7 +109,7 @@ def test_a_folder_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "results").write_text("in the way")
     with refused(DataError, "name another place"):
         write_whole(tmp_path / "results" / "runs" / "x.json", b"")
-    with refused(DataError, f"cannot write {tmp_path}", "results is a file, not a folder;"):
+    with refused(DataError, f"cannot write to {tmp_path}", "results is a file, not a folder;"):
         ResultsStore(tmp_path / "results").check_writable()
 
 

@@ -58,13 +58,9 @@ def write_together(files: Mapping[Path, bytes], *, sync: bool = True) -> None:
         except FileNotFoundError:  # who ended the same run just now tidied up what we had begun
             _write_all(files, sync=sync)
     except OSError as error:
-        reason, mend = error.strerror, "make room or name another place"
-        for parent in (parent for path in files for parent in path.parents):
-            if isinstance(error, NotADirectoryError | FileExistsError) and parent.is_file():
-                reason, mend = f"{parent} is a file, not a folder", "name another place"
         raise DataError(
-            f"cannot write {', '.join(map(str, files))}: {reason}; nothing written before is lost: "
-            f"{mend}, and run the same command again"
+            f"cannot write {', '.join(map(str, files))}: {error.strerror}; nothing written before "
+            f"is lost: make room or name another place, and run the same command again"
         ) from error
 
 
@@ -82,6 +78,10 @@ def check_writable(folder: Path) -> None:
     Nothing is left there, and no folder is made.
     """
     there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir():
+        raise DataError(
+            f"cannot write to {folder}: {there} is a file, not a folder; name another place"
+        )
     probe = there / ".writable"
     write_whole(probe, b"", sync=False)
     probe.unlink(missing_ok=True)  # another command may have been quicker
