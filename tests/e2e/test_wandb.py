@@ -247,7 +247,7 @@ def test_a_sweep_tracks_its_runs(feddg: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("flags", "words"),
-    [(("--wandb", "on"), ("'on'", "'offline'")), (("--wandb-project", ""), ("wandb_project",))],
+    [(("--wandb", "on"), ("'on'", "'offline'")), (("--wandb-project", ""), ("wandb-project",))],
 )
 def test_bad_flags_are_one_sentence(
     feddg: Run, flags: tuple[str, ...], words: tuple[str, ...]
