@@ -191,11 +191,13 @@ def test_batches_of_an_evaluation_do_not_matter(start_run):
 # -------------------------------------------------------------------------------- skipping
 
 
-def test_a_round_without_a_sound_reply_is_skipped_and_the_next_goes_on():
+@pytest.mark.parametrize("plugin", [Averaging, Reversed])
+def test_a_round_without_a_sound_reply_is_skipped_and_the_next_goes_on(plugin):
+    """Also where a plugin's own lines wait for the replies."""
     server = start(bad=dict.fromkeys(CLIENTS, (2,)))
     models = {}
     results = []
-    for result in federate(Averaging(), server, nothing, rounds=3):
+    for result in federate(plugin(), server, nothing, rounds=3):
         results.append(result)
         models[result.round] = server.weights["w"].clone()
     assert [r.skipped for r in results] == [False, False, True, False]

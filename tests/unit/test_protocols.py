@@ -79,8 +79,6 @@ def test_several_scenarios_keep_their_order_and_appear_once():
         ("ltdo", "acs-p"),
         ("ltdo", "sketch"),
         ("ltdo", "x-ac-p-s"),
-        ("ltdo", ""),
-        ("ltdo", "ac-p-s,"),
         ("ltdo", "ac-p-s,all"),
         ("lodo", "ac-p-s"),
         ("lodo", "acp-p"),
@@ -89,6 +87,12 @@ def test_several_scenarios_keep_their_order_and_appear_once():
 def test_unknown_scenarios_are_refused(protocol, select):
     with refused(SettingsError, "unknown scenario", "Known:", "pa"):
         scenarios(protocol, CYCLE, LETTERS, select)
+
+
+@pytest.mark.parametrize("select", ["", "ac-p-s,"])
+def test_a_comma_too_many_is_said(select):
+    with refused(SettingsError, "the name of a scenario is empty", "comma", "Known:", "pa"):
+        scenarios("ltdo", CYCLE, LETTERS, select)
 
 
 def test_the_nearest_scenario_is_named():

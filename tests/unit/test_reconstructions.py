@@ -95,4 +95,4 @@ def test_an_unknown_table_is_told_all_that_there_is(tmp_path: Path) -> None:
     with refused(SettingsError, "did you mean 'pardon-4'"):
         make_tables(["pardon4"], [tmp_path])
     with refused(SettingsError, "did you mean 'claims'"):
-        make_tables(["claim"], [tmp_path])
+        make_tables(["claim"], [tmp_path], also=["claims"])

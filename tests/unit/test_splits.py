@@ -248,7 +248,7 @@ def test_a_missing_column_is_named(tmp_path, column):
     ("column", "value", "message"),
     [
         ("split", "vall", "line 9: unknown split 'vall'; did you mean 'val'"),
-        ("split", "", "line 9: unknown split ''"),
+        ("split", "", "line 9: the name of a split is empty"),
         ("path", "cartoon/dog/pic_9.jpg", "line 9: the data set has no image 'cartoon/dog/pic_9"),
         ("path", PATHS[3], f"line 9: image {PATHS[3]} is already in line 5"),
         ("domain", "sketch", "line 9: domain is 'sketch' but the image lies in 'cartoon'"),

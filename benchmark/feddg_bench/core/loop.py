@@ -101,7 +101,7 @@ def _server_half(method: Method, server: Server) -> Iterator[None]:
     """Name method, round and place of what the server half raises."""
     try:
         yield
-    except FeddgError:
+    except (FeddgError, NoReplyError):
         raise
     except Exception as error:
         own = written_in(type(method))

@@ -124,7 +124,11 @@ class DomainDataset(ABC):
     """Recipe of a run that names none."""
 
     def __init__(self, data_root: Path | None = None) -> None:
-        if data_root is not None and not data_root.expanduser().is_dir():
+        try:
+            there = data_root is None or data_root.expanduser().is_dir()
+        except OSError as error:
+            raise SettingsError(f"cannot read {data_root}: {error.strerror}") from error
+        if not there:
             raise SettingsError(f"there is no folder {data_root}: give another --data-root")
         self.data_root = data_root
 
