@@ -40,7 +40,9 @@ def list_command(
 ) -> None:
     """List the data sets and which of them are here."""
     from feddg_bench.data.locations import cache_dir as find_cache
+    from feddg_bench.data.locations import check_root
 
+    check_root(data_root)
     cache = find_cache(cache_dir)
     rows = list(each_usable("data set", lambda name: _row(name, data_root, cache)))
     if json_:

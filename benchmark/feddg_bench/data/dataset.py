@@ -24,13 +24,13 @@ from feddg_bench.common.errors import (
     DataError,
     FeddgError,
     PluginError,
-    SettingsError,
     in_a_line,
     top,
 )
 from feddg_bench.common.files import plain_file
 from feddg_bench.common.parallel import in_threads
 from feddg_bench.data.fetch.mirrors import Download, HubDownload
+from feddg_bench.data.locations import check_root
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -124,12 +124,7 @@ class DomainDataset(ABC):
     """Recipe of a run that names none."""
 
     def __init__(self, data_root: Path | None = None) -> None:
-        try:
-            there = data_root is None or data_root.expanduser().is_dir()
-        except OSError as error:
-            raise SettingsError(f"cannot read {data_root}: {error.strerror}") from error
-        if not there:
-            raise SettingsError(f"there is no folder {data_root}: give another --data-root")
+        check_root(data_root)
         self.data_root = data_root
 
     @abstractmethod

@@ -19,6 +19,20 @@ def settings_file() -> Path:
     return Path(named or "~/.config/feddg-bench/settings.yaml").expanduser()
 
 
+def check_root(explicit: Path | None) -> None:
+    """Check a folder of data that the user gave.
+
+    Raises:
+        SettingsError: If there is none, or it may not be read.
+    """
+    try:
+        there = explicit is None or explicit.expanduser().is_dir()
+    except OSError as error:
+        raise SettingsError(f"cannot read {explicit}: {error.strerror}") from error
+    if not there:
+        raise SettingsError(f"there is no folder {explicit}: give another --data-root")
+
+
 def data_roots(explicit: Path | None = None, dataset: str | None = None) -> list[Path]:
     """Return the folders in which to look for data sets, in order.
 
