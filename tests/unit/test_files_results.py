@@ -21,7 +21,7 @@ from feddg_bench.analysis.report.gather import gather
 from feddg_bench.analysis.tables.build import build
 from feddg_bench.analysis.tables.generic import generic_tables
 from feddg_bench.analysis.tables.writers import WRITERS
-from feddg_bench.common.errors import DataError
+from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.common.files import write_whole
 from feddg_bench.config.keys import run_key
 from feddg_bench.records import sources
@@ -615,3 +615,18 @@ def test_records_as_a_table_of_pandas(tmp_path):
     assert set(frame.seed) == {7}
     (tmp_path / "none").mkdir()
     assert load_records([tmp_path / "none"]).empty
+
+
+def test_a_table_of_pandas_tells_runs_with_other_settings_apart(tmp_path):
+    for lr in (0.001, 0.004):
+        record = make_record(0)
+        record.settings = {**record.settings, "train": {"lr": lr}}
+        record.key = run_key(record.settings, record.method_version)
+        ResultsStore(tmp_path).save(record)
+    varied = load_records(tmp_path, settings=True)
+    assert list(varied.columns[12:]) == ["train.lr"]
+    named = load_records(tmp_path, settings=["lr", "hyper.nothing"])
+    assert named.groupby("train.lr")["key"].nunique().to_dict() == {0.001: 1, 0.004: 1}
+    assert named["hyper.nothing"].isna().all()
+    with refused(SettingsError, "rate"):
+        load_records(tmp_path, settings=["rate"])

@@ -7,6 +7,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from feddg_bench.config.layers import full_key
 from feddg_bench.records.runs import read_runs
 from feddg_bench.records.sources import default_folders
 
@@ -16,32 +17,47 @@ if TYPE_CHECKING:
 _OF_RUN = ("key", "method", "dataset", "protocol", "scenario", "seed", "recipe")
 
 
-def load_records(results: str | Path | Sequence[str | Path] | None = None) -> pd.DataFrame:
+def load_records(
+    results: str | Path | Sequence[str | Path] | None = None, settings: Sequence[str] | bool = ()
+) -> pd.DataFrame:
     """Return everything that was measured in the runs of results folders, one row per value.
 
     Args:
         results: A folder, or several; ``runs`` if it is there, else ``results``.
+        settings: Settings to show, by short or dotted key; ``True`` for all in which runs differ.
 
     Returns:
         Columns ``key``, ``method``, ``dataset``, ``protocol``, ``scenario``, ``seed``, ``recipe``,
-        ``round``, ``split``, ``domain`` (``all`` is the whole split), ``metric`` and ``value``.
+        ``round``, ``split``, ``domain`` (``all`` is the whole split), ``metric`` and ``value``, and
+        one by its dotted key for each setting, which is None where a run has no such setting.
         Shares are in [0, 1]; the metric ``images`` is how many images were measured.
 
     Raises:
         DataError: If a folder is not there.
+        SettingsError: If there is no such setting.
     """
     import pandas as pd
 
     folders = [results] if isinstance(results, str | Path) else results or default_folders()
+    runs = read_runs([Path(folder) for folder in folders])
+    if isinstance(settings, bool):
+        every = sorted({key for run in runs for key in run.settings}) if settings else []
+        keys = [key for key in every if len({repr(run.settings.get(key)) for run in runs}) > 1]
+    else:
+        keys = [full_key(key) for key in settings]
     rows = [
-        (*attrgetter(*_OF_RUN)(run), number, split, domain, metric, value)
-        for run in read_runs([Path(folder) for folder in folders])
+        (
+            *attrgetter(*_OF_RUN)(run),
+            *(number, split, domain, metric, value),
+            *map(run.settings.get, keys),
+        )
+        for run in runs
         for number, evaluation in run.measured
         for split, parts in evaluation.items()
         for domain, measured in parts.items()
         for metric, value in measured.items()
         if isinstance(value, int | float)
     ]
-    columns = [*_OF_RUN, "round", "split", "domain", "metric", "value"]
+    columns = [*_OF_RUN, "round", "split", "domain", "metric", "value", *keys]
     frame = pd.DataFrame(rows, columns=columns)
     return frame.astype({"seed": "int64", "round": "int64", "value": "float64"})

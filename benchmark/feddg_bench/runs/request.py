@@ -391,7 +391,10 @@ def _settle(
     if merged.get("partition", {}).get("kind") == "pooled":  # one client: there is no K to choose
         merged = merge(merged, {"federation": {"per_round": None}})
     settings = validate(RunSettings, merged)
-    hyper = validate(method.Settings, settings.hyper, "hyper.")
+    try:
+        hyper = validate(method.Settings, settings.hyper, "hyper.")
+    except SettingsError as error:  # the user may have named several methods
+        raise SettingsError(f"{named['method']}: {error}") from error
     settings = settings.model_copy(update={"hyper": hyper.model_dump(mode="json")})
     check_fit(settings, method, dataset)
     engine = settled_engine(settings, method)
