@@ -102,7 +102,7 @@ def check_declared(method: type[Method]) -> None:
     Raises:
         PluginError: If its settings, its ``uplink`` or its ``__init__`` cannot be used.
     """
-    name, settings = method.__name__, method.Settings
+    name, settings = f"{method.__module__}.{method.__name__}", method.Settings
     if not (inspect.isclass(settings) and issubclass(settings, MethodSettings)):
         raise PluginError(
             f"Settings of the method {name} is {settings!r}; expected a subclass of MethodSettings"

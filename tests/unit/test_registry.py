@@ -183,8 +183,11 @@ HEAD = "from feddg_bench import Method, MethodSettings\n"
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("    Settings = dict\n", "Settings of the method Mine is <class 'dict'>; expected"),
-        ("    Settings = MethodSettings()\n", "Settings of the method Mine is "),
+        (
+            "    Settings = dict\n",
+            "Settings of the method other_methods.one.Mine is <class 'dict'>; expected",
+        ),
+        ("    Settings = MethodSettings()\n", "Settings of the method other_methods.one.Mine is "),
         (
             "    def __init__(self, size):\n        super().__init__()\n",
             "__init__ that does not take what Method takes (got an unexpected keyword argument",
@@ -222,6 +225,12 @@ def test_a_class_that_cannot_be_built_names_its_line(
     said = refusal(build_run_method, settings, toy_federation, kind=PluginError)
     assert "the method Mine cannot be built: " in said
     assert f"(one.py, line {line})" in said
+
+
+def test_a_module_that_is_not_there_is_named_and_has_no_place(entered):
+    entered("not_there_at_all:Mine")
+    sentence = refusal(load_method, "theirs", kind=PluginError)
+    assert sentence.endswith("ModuleNotFoundError: No module named 'not_there_at_all'")
 
 
 # ---------------------------------------------------------------------- without PyTorch

@@ -94,6 +94,8 @@ def in_a_line(error: BaseException, packages: Collection[str] = ()) -> str:
         return text
     places = [*traceback.walk_tb(error.__traceback__)]
     frame, line = ([p for p in places if top(_module(p[0])) in packages] or places)[-1]
+    if top(_module(frame)) == "importlib":  # a module that is not there has no place
+        return text
     return f"{text} ({Path(frame.f_code.co_filename).name}, line {line})"
 
 
