@@ -13,6 +13,7 @@ import pytest
 from feddg_bench import plugins
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.runs.template import write_plugin
+from feddg_bench.testing import contract
 from tests.helpers import refused
 
 EXAMPLE = Path(__file__).parents[1] / "example_plugin"
@@ -71,6 +72,7 @@ def installed(package, monkeypatch):
     """Install the example package beside the project, for this test."""
     monkeypatch.syspath_prepend(package)
     plugins._found.cache_clear()
+    contract._pool.cache_clear()  # processes of an earlier test would not find the package
     yield
     plugins._found.cache_clear()
     plugins.outline.cache_clear()
