@@ -200,12 +200,9 @@ def pack_attacks(root: Path) -> list[Path]:
     for source in find_sources(folder, ENDING, packed=True):
         if source.path not in whole:
             raise DataError(f"{source.path} cannot be added to, because it cannot be read")
-    packed = pack_records(folder, single, there)
-    kept = {record.key for source, record in _read(root) if source.packed}
-    for one in single:
-        if one.key in kept:
-            one.source.path.unlink()
-    return packed
+    return pack_records(
+        folder, single, there, lambda: {record.key for s, record in _read(root) if s.packed}
+    )
 
 
 def _text(record: AttackRecord) -> bytes:

@@ -7,7 +7,7 @@ import lzma
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -147,11 +147,17 @@ class Packable:
     text: Callable[[], bytes]
 
 
-def pack_records(folder: Path, single: Sequence[Packable], there: Sequence[Packable]) -> list[Path]:
-    """Add single records to the packed files of a folder, and return the files that changed.
+def pack_records(
+    folder: Path,
+    single: Sequence[Packable],
+    there: Sequence[Packable],
+    reread: Callable[[], Collection[str]],
+) -> list[Path]:
+    """Move single records into the packed files of a folder, and return the files that changed.
 
     A single record takes the place of a packed one, ``there``, of the same key, whatever file that
-    is in.
+    is in. Its own file goes once ``reread``, which returns the keys that can be read back from
+    packed files, has it.
 
     Raises:
         DataError: If a packed file cannot be written.
@@ -169,6 +175,10 @@ def pack_records(folder: Path, single: Sequence[Packable], there: Sequence[Packa
     packed: list[Path] = []
     for path, inside in groups.items():
         packed += write_packed(path, [one.text() for one in inside.values()])
+    kept = reread()
+    for one in single:
+        if one.key in kept:
+            one.source.path.unlink()
     return packed
 
 

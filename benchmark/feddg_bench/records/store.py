@@ -153,13 +153,9 @@ def pack(root: Path) -> list[Path]:
         ]
         for runs in (there, single)
     )
-    packed = pack_records(root / "records", new, old)
-    found, _ = read_folder(root, packed=True)
-    keys = {run.key for run in found}
-    for run in single:
-        if run.key in keys:
-            run.source.path.unlink()
-    return packed
+    return pack_records(
+        root / "records", new, old, lambda: {r.key for r in read_folder(root, packed=True)[0]}
+    )
 
 
 def unpack(root: Path) -> list[Path]:

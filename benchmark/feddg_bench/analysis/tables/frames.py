@@ -59,10 +59,11 @@ def usual_settings(recipe: str, dataset: str, method: str = "") -> Mapping[str, 
     named = {"method": method, "dataset": dataset, "scenario": ""}
     try:
         common, own = load_recipe(recipe, dataset, method)
-        needs = outline(method).needs if method else {}
+        plugin = outline(method) if method else None
+        needs = plugin.needs if plugin else {}
         settings = validate(RunSettings, merge(common, needs, own, named))
-        if method:
-            hyper = validate(outline(method).Settings, settings.hyper, "hyper.")
+        if plugin:
+            hyper = validate(plugin.Settings, settings.hyper, "hyper.")
             settings = settings.model_copy(update={"hyper": hyper.model_dump(mode="json")})
     except FeddgError:
         return None
