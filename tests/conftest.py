@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -90,6 +90,25 @@ def feddg(
         return Outcome(code, captured.out, captured.err)
 
     return run
+
+
+@pytest.fixture
+def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """Return what lets plugins be looked for anew; this is done before the test and after it.
+
+    What a test found under a name would otherwise answer for it in later tests of its process.
+    """
+    from feddg_bench import plugins
+    from feddg_bench.testing import contract
+
+    def forget() -> None:
+        for cached in (*vars(plugins).values(), contract._pool):
+            getattr(cached, "cache_clear", lambda: None)()
+
+    forget()
+    yield forget
+    monkeypatch.undo()
+    forget()
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -305,7 +306,7 @@ def test_again_keeps_the_old_record_beside(made: Any, tmp_path: Path) -> None:
 
 
 def test_a_method_whose_code_changed_needs_a_version(
-    made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anew: Callable[[], None]
 ) -> None:
     """An edited plugin once returned its old numbers without a word."""
     folder = tmp_path / "plugins"
@@ -316,8 +317,6 @@ def test_a_method_whose_code_changed_needs_a_version(
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[feddg_bench.methods]\ntheirs = theirs_plugin:Theirs\n")
 
-    from feddg_bench import plugins
-
     def write(body: str, version: int = 1, comment: str = "") -> None:
         (folder / "theirs_plugin.py").write_text(
             f'"""Theirs."""  # {comment}\nfrom feddg_bench.core.method import Method\n\n'
@@ -326,8 +325,7 @@ def test_a_method_whose_code_changed_needs_a_version(
         )
         sys.modules.pop("theirs_plugin", None)
         shutil.rmtree(folder / "__pycache__", ignore_errors=True)  # stale within one second
-        for cached in vars(plugins).values():
-            getattr(cached, "cache_clear", lambda: None)()
+        anew()
 
     write("images")
     (record,) = made("theirs")
@@ -339,5 +337,3 @@ def test_a_method_whose_code_changed_needs_a_version(
     assert made("theirs", again=True)[0].key == record.key
     write("images * 0.25", version=2)
     assert made("theirs")[0].key != record.key
-    monkeypatch.undo()
-    plugins._found.cache_clear()

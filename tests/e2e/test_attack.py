@@ -13,7 +13,6 @@ import torch
 import torchvision
 from safetensors.torch import save_file
 
-from feddg_bench import plugins
 from feddg_bench.common.errors import RunInterruptedError
 from feddg_bench.privacy import shadow
 from feddg_bench.privacy.attacks import membership
@@ -91,6 +90,7 @@ class Longest(Attack):
 """
 
 
+@pytest.mark.usefixtures("anew")
 def test_an_attack_of_another_package_runs_by_name(
     feddg: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,12 +101,8 @@ def test_an_attack_of_another_package_runs_by_name(
     entry = "[feddg_bench.attacks]\nlongest = their_attack:Longest\n"
     (info / "entry_points.txt").write_text(entry)
     monkeypatch.syspath_prepend(tmp_path)
-    plugins._found.cache_clear()
-    try:
-        (record,) = json.loads(attack(feddg, tmp_path, "--kind", "longest", "--json").out)
-        refused(attack(feddg, tmp_path, "--kind", "longer"), "attack", "longest")
-    finally:
-        plugins._found.cache_clear()
+    (record,) = json.loads(attack(feddg, tmp_path, "--kind", "longest", "--json").out)
+    refused(attack(feddg, tmp_path, "--kind", "longer"), "attack", "longest")
     (result,) = record["results"]
     assert record["public"] > 100
     assert (record["kind"], result["item"]) == ("longest", "weights")

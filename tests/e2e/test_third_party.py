@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from feddg_bench import plugins
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.runs.template import write_plugin
-from feddg_bench.testing import contract
 from tests.helpers import refused
 
 EXAMPLE = Path(__file__).parents[1] / "example_plugin"
@@ -68,14 +66,11 @@ def package(tmp_path_factory):
 
 
 @pytest.fixture
-def installed(package, monkeypatch):
+def installed(package, monkeypatch, anew):
     """Install the example package beside the project, for this test."""
     monkeypatch.syspath_prepend(package)
-    plugins._found.cache_clear()
-    contract._pool.cache_clear()  # processes of an earlier test would not find the package
+    anew()
     yield
-    plugins._found.cache_clear()
-    plugins.outline.cache_clear()
     for module in ("fedclip", "test_fedclip"):
         sys.modules.pop(module, None)
 
@@ -95,7 +90,7 @@ def test_it_is_found_and_runs_by_name_in_two_processes(feddg):
 
 
 @pytest.fixture
-def broken(tmp_path, monkeypatch):
+def broken(tmp_path, monkeypatch, anew):
     """Install a package whose method and data set cannot be imported, for this test."""
     (tmp_path / "theirs.py").write_text("\nraise ImportError('an extra is missing')\n")
     info = tmp_path / "their_pkg-1.dist-info"
@@ -104,9 +99,7 @@ def broken(tmp_path, monkeypatch):
     entries = [f"[feddg_bench.{kind}]\ntheirs = theirs:It\n" for kind in ("methods", "datasets")]
     (info / "entry_points.txt").write_text("".join(entries))
     monkeypatch.syspath_prepend(tmp_path)
-    plugins._found.cache_clear()
-    yield
-    plugins._found.cache_clear()
+    anew()
 
 
 WHY = "theirs of the package their-pkg cannot be imported: ImportError: an extra is missing"

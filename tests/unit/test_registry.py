@@ -98,7 +98,7 @@ def test_every_data_set_can_be_loaded(name):
 
 
 @pytest.fixture
-def packages(tmp_path, monkeypatch):
+def packages(tmp_path, monkeypatch, anew):
     """Let methods come from a package made of the given module texts."""
 
     def make(**modules):
@@ -109,11 +109,9 @@ def packages(tmp_path, monkeypatch):
             (package / f"{name}.py").write_text(text)
         monkeypatch.syspath_prepend(tmp_path)
         monkeypatch.setitem(registry._PACKAGES, "method", "other_methods")
-        registry._found.cache_clear()
+        anew()
 
     yield make
-    registry._found.cache_clear()
-    outline.cache_clear()
     for name in [n for n in sys.modules if n.split(".")[0] == "other_methods"]:
         del sys.modules[name]
 
@@ -138,7 +136,7 @@ def test_a_module_defines_one_method(packages):
 
 
 @pytest.fixture
-def entered(packages, monkeypatch):
+def entered(packages, monkeypatch, anew):
     """Let ``theirs`` be the given place in a package made of the given module texts."""
 
     def make(place, **modules):
@@ -146,7 +144,7 @@ def entered(packages, monkeypatch):
         entry = EntryPoint("theirs", place, "feddg_bench.methods")
         found = {entry.group: [entry]}
         monkeypatch.setattr(registry, "entry_points", lambda *, group: found.get(group, []))
-        registry._found.cache_clear()
+        anew()
 
     return make
 
