@@ -100,7 +100,8 @@ def check_declared(method: type[Method]) -> None:
     """Check what a method's class declares, before anything is computed; an outline will do.
 
     Raises:
-        PluginError: If its settings, its ``uplink`` or its ``__init__`` cannot be used.
+        PluginError: If its settings, its ``uplink``, its ``__init__`` or one of its tuples of names
+            cannot be used.
     """
     name, settings = f"{method.__module__}.{method.__name__}", method.Settings
     if not (inspect.isclass(settings) and issubclass(settings, MethodSettings)):
@@ -108,6 +109,13 @@ def check_declared(method: type[Method]) -> None:
             f"Settings of the method {name} is {settings!r}; expected a subclass of MethodSettings"
         )
     check_uplink(name, method.uplink)
+    for what in ("downlink", "local", "frozen", "tasks"):
+        value = getattr(method, what)
+        if not (isinstance(value, tuple) and all(isinstance(each, str) for each in value)):
+            raise PluginError(
+                f"{what} of the method {name} is {value!r}; expected a tuple of names, such as "
+                f"{(value if isinstance(value, str) else 'style',)!r}"
+            )
     given = dict.fromkeys(("backbone", "num_classes", "train", "bn", "clients", "sources", "task"))
     try:
         inspect.signature(method.__init__).bind(method, settings, **given)

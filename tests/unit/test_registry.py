@@ -194,6 +194,13 @@ HEAD = "from feddg_bench import Method, MethodSettings\n"
             "    uplink = {'fit': {'weights': 'model', 'secret': 'flot32 2, 2'}}\n",
             "gives 'secret' the form 'flot32 2, 2', which cannot be read",
         ),
+        (
+            "    downlink = 'style'\n",
+            "downlink of the method other_methods.one.Mine is 'style'; expected a tuple of names, "
+            "such as ('style',)",
+        ),
+        ("    local = ['head.']\n", "local of the method other_methods.one.Mine is ['head.']; "),
+        ("    tasks = (1,)\n", "tasks of the method other_methods.one.Mine is (1,); expected"),
     ],
 )
 def test_a_class_that_cannot_be_used_is_refused_when_it_is_loaded_or_planned(entered, body, said):

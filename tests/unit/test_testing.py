@@ -139,8 +139,15 @@ class Sending(Method):
         return Misspelt.uplink
 
 
+class Public(Method):
+    """Means to keep its classifier with each client, and sends it."""
+
+    local = ("clasifier.",)
+
+
 BROKEN = [
     (Detached, "federated_tensors_move_and_stay_finite", "unchanged: .*generator.weight"),
+    (Public, "what_stays_with_a_client_is_there", "no tensor begins with .*clasifier"),
     (Stuck, "it_learns", "the loss went from"),
     (Leaking, "a_task_leaves_no_trace", "answers otherwise"),
     (Forgetful, "a_resumed_run_equals_one_that_never_stopped", "stopped after 1"),

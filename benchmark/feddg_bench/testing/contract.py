@@ -130,6 +130,14 @@ def federated_tensors_move_and_stay_finite(subject: Subject) -> None:
 
 
 @_checked
+def what_stays_with_a_client_is_there(subject: Subject) -> None:
+    """A prefix in ``local`` that names no tensor is misspelt, and what it meant would be sent."""
+    method = subject.some.run.method
+    absent = [p for p in method.local if not any(n.startswith(p) for n in method.state_dict())]
+    _require(not absent, f"no tensor begins with {absent}, which local names")
+
+
+@_checked
 def it_learns(subject: Subject) -> None:
     """The loss on in-domain images falls within three rounds."""
     evaluations = [r.evaluation for r in subject.everyone.results if r.evaluation]
