@@ -156,12 +156,13 @@ def test_the_place_is_in_the_plugin_and_not_in_a_library():
         start_toy_run(Misusing, ALL).rounds(1)
 
 
+@pytest.mark.parametrize("clients", ["exact", "batched"])
 @pytest.mark.parametrize(
     ("plugin", "found"), [(Losing, "returned nothing"), (LosingEach, "returned float32 [8]")]
 )
-def test_a_training_step_without_a_loss(plugin, found):
+def test_a_training_step_without_a_loss(plugin, found, clients):
     with refused(ClientError, f"training_step of {plugin.__name__} {found}; expected the loss"):
-        start_toy_run(plugin, ALL).rounds(1)
+        start_toy_run(plugin, ALL, {"engine": {"clients": clients}}).rounds(1)
 
 
 @pytest.mark.slow

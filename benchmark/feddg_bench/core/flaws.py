@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from feddg_bench.common.errors import PluginError
 from feddg_bench.core.forms import MODEL, Form
 from feddg_bench.core.messages import leaves
 
@@ -40,6 +41,20 @@ def form_of(leaf: Any) -> str:
     if isinstance(leaf, Tensor):
         return f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape)}"
     return type(leaf).__name__
+
+
+def check_loss(method: str, loss: Any) -> None:
+    """Check what a method's training step returned.
+
+    Raises:
+        PluginError: If it is not a tensor with one number.
+    """
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        found = form_of(loss) if loss is not None else "nothing"
+        raise PluginError(
+            f"training_step of {method} returned {found}; expected the loss of the batch, a tensor "
+            f"with one number"
+        )
 
 
 def misfit(weights: Any, model: Mapping[str, Tensor], *, whole: bool = True) -> Flaw | None:

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torchmetrics import Metric, PearsonCorrCoef
 from torchmetrics.classification import MulticlassAccuracy
 
-from feddg_bench.common.errors import PluginError, top
+from feddg_bench.common.errors import top
 from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import BackboneSettings, MethodSettings, TrainSettings
 from feddg_bench.core.aggregation import server_step, streaming_mean
 from feddg_bench.core.batch_norm import batch_norm_state, batch_norm_statistics, freeze_batch_norm
 from feddg_bench.core.client import Batch, Client
-from feddg_bench.core.flaws import form_of
+from feddg_bench.core.flaws import check_loss
 from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Weights
 from feddg_bench.core.state import ModuleState
 from feddg_bench.core.tasks import CLASSIFICATION, TASKS
@@ -212,12 +212,7 @@ class Method(LightningModule):
                 for index, batch in enumerate(self.batches(client, epoch)):
                     with client.fabric.autocast():
                         loss = self.training_step(batch, index)
-                    if not isinstance(loss, Tensor) or loss.numel() != 1:
-                        found = form_of(loss) if loss is not None else "nothing"
-                        raise PluginError(
-                            f"training_step of {type(self).__name__} returned {found}; expected "
-                            f"the loss of the batch, a tensor with one number"
-                        )
+                    check_loss(type(self).__name__, loss)
                     optimizer.zero_grad()
                     client.fabric.backward(loss)
                     self.on_before_optimizer_step(optimizer)

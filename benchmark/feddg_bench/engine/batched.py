@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from feddg_bench.common.errors import SettingsError
+from feddg_bench.common.errors import PluginError, SettingsError
 from feddg_bench.core.client import Batch, Client
+from feddg_bench.core.flaws import check_loss
 from feddg_bench.core.messages import LocalUpdate, Task, Weights
 from feddg_bench.core.method import Method
 from feddg_bench.core.state import kept, restore
@@ -125,6 +126,8 @@ class _Step(nn.Module):
                     given, images, labels, shares
                 )
                 total = losses.sum()
+        except PluginError:
+            raise
         except Exception as error:
             why = (str(error) or type(error).__name__).splitlines()[0]
             raise SettingsError(
@@ -137,7 +140,9 @@ class _Step(nn.Module):
     def forward(self, images: Tensor, labels: Tensor, shares: Tensor) -> Tensor:
         """Return one model's loss on its batch, whose images have shares [B] that sum to 1."""
         if not self.plain:
-            return self.method.training_step((images, labels), self.index)
+            loss = self.method.training_step((images, labels), self.index)
+            check_loss(type(self.method).__name__, loss)
+            return loss.reshape(())  # [1] is one number, too
         losses = self.method.task.loss(self.method(images), labels, "none")
         return (losses * shares).sum()
 
