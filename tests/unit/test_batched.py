@@ -267,6 +267,22 @@ def test_auto_has_the_key_of_what_was_faster_and_keeps_it(tmp_path, caplog):
         assert plan(clients="auto", cache=tmp_path).key == key
 
 
+def test_requests_that_differ_in_a_rate_or_in_rounds_have_the_same_engine(tmp_path):
+    """Trials of one tuning once measured each for itself, and some could step together."""
+    resources = Resources(cache_dir=tmp_path, device="cpu")
+
+    def measured(rounds, **train):
+        settings = {"data": {"image_size": 16}, "train": {"batch_size": 2} | train}
+        settings |= {"engine": {"clients": "auto"}, "federation": {"rounds": rounds}}
+        request = Request("fedavg", scenario="ip-o-c", settings=settings, resources=resources)
+        request.plan(check=False)
+        return len(list((tmp_path / "engine").iterdir()))
+
+    assert measured(3) == 1
+    assert measured(9, lr=0.5, local_epochs=3, weight_decay=0.1) == 1
+    assert measured(3, batch_size=3) == 2
+
+
 # -------------------------------------------------------------------------------- the command
 
 

@@ -12,7 +12,7 @@ from feddg_bench.cli.options import Names, with_groups
 from feddg_bench.cli.sweep import SweepRecording, finish, listing
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.terminal import table, terminal
-from feddg_bench.records.metrics import find_metric
+from feddg_bench.records.metrics import Metric, find_metric
 from feddg_bench.records.tuning import FOLDER, TuningLedger, ledger_path
 from feddg_bench.runs.request import Datasets
 
@@ -57,21 +57,22 @@ def tune_command(
     first = ledgers[0]
     frame = first.dataset, first.protocol, first.recipe
     place = ledger_path(resources.results, *frame, first.method).parent
-    _show(ledgers, place)
+    _show(ledgers, find_metric(first.metric, tunings[0].plan.dataset.task), place)
     if failed:
         _print("trials that failed can be made again with --retry-failed")
         raise typer.Exit(1)
 
 
-def _show(ledgers: Sequence[TuningLedger], place: Path) -> None:
+def _show(ledgers: Sequence[TuningLedger], metric: Metric, place: Path) -> None:
     """Print a table of each method's tuning."""
     from feddg_bench.records.variants import assignments
 
     first = ledgers[0]
-    shown = find_metric(first.metric).display
     rows = []
     for ledger in ledgers:
-        values = [None if t.id_val is None else f"{shown(t.id_val):.2f}" for t in ledger.trials]
+        values = [
+            None if t.id_val is None else f"{metric.display(t.id_val):.2f}" for t in ledger.trials
+        ]
         seconds = sum(trial.seconds or 0 for trial in ledger.trials)
         settings = ", ".join(assignments(ledger.settings)) or "the recipe's own"
         chosen = "-" if ledger.chosen is None else values[ledger.chosen]
@@ -83,7 +84,7 @@ def _show(ledgers: Sequence[TuningLedger], place: Path) -> None:
         f"{title}, {seeds}: {len(first.trials)} trials each",
         ("method", "recipe", "tuned", "settings", "seconds"),
         rows,
-        caption=f"{find_metric(first.metric).title} on held-out images of the training domains, "
+        caption=f"{metric.title} on held-out images of the training domains, "
         f"mean of the last rounds. `run --tuned` takes these settings: {place}",
         right=("recipe", "tuned", "seconds"),
         whole=("method",),

@@ -7,6 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -75,16 +76,27 @@ def synthetic_federation(
     )
 
 
+_DECIDES: Any = {
+    "backbone": True,
+    "train": {"optimizer", "batch_size", "precision", "channels_last", "fold_batch_norm"},
+    "augment": True,
+    "data": {"image_size"},
+    "engine": True,
+    "portable": True,
+    "federation": {"bn"},
+}
+"""Settings on which it depends which clients are faster."""
+
+
 def faster_clients(settings: RunSettings, pictures: ImageFacts, resources: Resources) -> str:
     """Return whether ``exact`` or ``batched`` clients are faster here (`EngineSettings`).
 
     Measured once for each network, batch size and machine, on three steps of clients with one batch
     of random images each. The answer stays in the cache folder, so that the same request gives a
-    run the same key again.
+    run the same key again, and requests that differ in a rate or in rounds the same engine.
     """
-    parts = {"backbone", "train", "augment", "data", "engine", "portable", "federation"}
     known = {
-        **settings.model_dump(mode="json", include=parts),
+        **settings.model_dump(mode="json", include=_DECIDES),
         "machine": [describe_cpu(), torch.__version__, resources.device, resources.threads],
         "method": [settings.method, pictures.task, pictures.channels],
     }
