@@ -99,10 +99,9 @@ def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     What a test found under a name would otherwise answer for it in later tests of its process.
     """
     from feddg_bench import plugins
-    from feddg_bench.testing import contract
 
     def forget() -> None:
-        for cached in (*vars(plugins).values(), contract._pool):
+        for cached in vars(plugins).values():
             getattr(cached, "cache_clear", lambda: None)()
 
     forget()

@@ -12,6 +12,7 @@ import pytest
 
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.runs.template import write_plugin
+from feddg_bench.testing import contract
 from tests.helpers import refused
 
 EXAMPLE = Path(__file__).parents[1] / "example_plugin"
@@ -70,6 +71,7 @@ def installed(package, monkeypatch, anew):
     """Install the example package beside the project, for this test."""
     monkeypatch.syspath_prepend(package)
     anew()
+    contract._pool.cache_clear()  # processes of an earlier test would not find the package
     yield
     for module in ("fedclip", "test_fedclip"):
         sys.modules.pop(module, None)
