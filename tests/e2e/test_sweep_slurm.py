@@ -11,7 +11,7 @@ import pytest
 
 from feddg_bench.config.schema import Resources
 from feddg_bench.records.store import ResultsStore
-from feddg_bench.sweeps.cluster import Copy, shared, submit
+from feddg_bench.sweeps.cluster import Copy, shared
 from feddg_bench.sweeps.definition import load_sweep
 from feddg_bench.sweeps.search import open_search
 from tests.e2e.test_sweep import write
@@ -82,7 +82,7 @@ def test_equal_jobs_share_the_runs_and_go_on_when_their_time_is_up(tmp_path, cac
     where = shared(Resources(results=tmp_path / "runs", cache_dir=cache))
     executor = submitit.LocalExecutor(tmp_path / "jobs", max_num_timeout=5)
     executor.update_parameters(timeout_min=10, signal_delay_s=30)
-    (job,) = submit(Copy(search, where), 1, executor)
+    (job,) = executor.map_array(Copy(search, where), range(1))
     while "round" not in (job.stdout() or ""):
         assert not job.done(), job.stderr()
         time.sleep(0.05)

@@ -143,7 +143,7 @@ def test_what_is_given_is_not_tuned(tmp_path: Path) -> None:
 def test_dishonest_tuning_is_refused(tmp_path: Path, words: dict[str, Any], said: str) -> None:
     save(tmp_path, record(seed=3))
     with refused(FeddgError, said):
-        open_tuning(asked(tmp_path, **{"seeds": "100", **words}))
+        open_tuning(asked(tmp_path, **{"seeds": "100", **words}), 8)
 
 
 def test_a_method_of_ones_own_has_its_ranges_in_a_file(tmp_path: Path) -> None:

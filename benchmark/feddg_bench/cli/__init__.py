@@ -74,7 +74,7 @@ def _options(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     if version:
-        print(f"feddg-bench {feddg_bench.__version__}")  # noqa: T201
+        print(f"feddg-bench {feddg_bench.__version__}")
         raise typer.Exit
 
 
@@ -103,13 +103,13 @@ def main() -> None:
         sys.exit(_command()(standalone_mode=False))
     except (FeddgError, UsageError) as error:
         if type(error).__name__ == "NoArgsIsHelpError":
-            print(error, file=sys.stderr)  # noqa: T201
+            print(error, file=sys.stderr)
         else:
             text = _wrong_usage(error) if isinstance(error, UsageError) else error
-            print(f"feddg-bench: error: {printable(str(text))}", file=sys.stderr)  # noqa: T201
+            print(f"feddg-bench: error: {printable(str(text))}", file=sys.stderr)
         sys.exit(2)
     except RunInterruptedError as stop:
-        print("feddg-bench: stopped", file=sys.stderr)  # noqa: T201
+        print("feddg-bench: stopped", file=sys.stderr)
         sys.exit(128 + stop.signal_number)
     except BrokenPipeError:  # the reader of our output went away, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -119,7 +119,7 @@ def main() -> None:
             raise
         where = f"{error.filename}: " if error.filename else ""
         text = f"cannot use {where}{error.strerror}; mend that or name another place"
-        print(f"feddg-bench: error: {printable(text)}", file=sys.stderr)  # noqa: T201
+        print(f"feddg-bench: error: {printable(text)}", file=sys.stderr)
         sys.exit(2)
 
 

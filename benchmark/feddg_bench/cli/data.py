@@ -137,7 +137,7 @@ def check_command(
     if json_:
         print_json(found.as_json())
     else:
-        print("\n".join(map(printable, _report(found))))  # noqa: T201
+        print("\n".join(map(printable, _report(found))))
     if found.findings:
         raise typer.Exit(1)
 
@@ -162,7 +162,7 @@ def sign_command(
     with _progress(f"signing {dataset}") as bar:
         signatures = sign(opened, bar.show)
     save_signatures(path, signatures, dataset)
-    print(f"{path}: {len(signatures.names):,} images, {path.stat().st_size:,} bytes")  # noqa: T201
+    print(f"{path}: {len(signatures.names):,} images, {path.stat().st_size:,} bytes")
 
 
 def check_and_report(opened: DomainDataset) -> bool:
@@ -171,7 +171,7 @@ def check_and_report(opened: DomainDataset) -> bool:
 
     with _progress(f"checking {opened.name}") as bar:
         found = examine(opened, None, bar.show)
-    print("\n".join(map(printable, _report(found))))  # noqa: T201
+    print("\n".join(map(printable, _report(found))))
     return not found.findings
 
 
@@ -234,7 +234,7 @@ def prepare_command(
         seconds = time.monotonic() - started
         done = f"decoded in {seconds:.0f} s" if bar.told else "decoded already"
         gib = store.images.nbytes / 2**30
-        print(  # noqa: T201
+        print(
             f"{dataset} at {pixels} px: {len(store.images):,} images, {gib:.2f} GiB, {done}: "
             f"{store.images.filename}"
         )
@@ -275,7 +275,7 @@ def show_command(
             file.write(picture)
     except OSError as error:
         raise SettingsError(f"cannot write {path}: {error.strerror}; give another --out") from error
-    print(path)  # noqa: T201
+    print(path)
 
 
 @data_app.command("path")
@@ -292,12 +292,12 @@ def path_command(
     if one is not None:
         check_name("data set", one)
     if directory is not None:
-        print(f"noted in {remember_root(directory, one)}")  # noqa: T201
+        print(f"noted in {remember_root(directory, one)}")
     for line in each_usable("data set", _found) if one is None else (_found(one),):
-        print(line)  # noqa: T201
+        print(line)
     roots = ", ".join(map(str, data_roots(dataset=one))) or "no folder"
     what = "all data sets are" if one is None else f"{one} is"
-    print(f"{what} looked for in: {roots} (settings file: {settings_file()})")  # noqa: T201
+    print(f"{what} looked for in: {roots} (settings file: {settings_file()})")
 
 
 def _found(name: str) -> str:

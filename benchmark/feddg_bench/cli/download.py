@@ -45,22 +45,20 @@ def download_command(
     check_offer(kind, accept_licence)
     folder = (to or data_home() / kind.name).expanduser().absolute()
     size = "" if kind.archive_bytes is None else f", about {kind.archive_bytes / 1e6:,.0f} MB"
-    print(f"{kind.title}{size}; licence: {kind.licence}")  # noqa: T201
-    print(f"source: {kind.source}")  # noqa: T201
-    print(f"to: {folder}", flush=True)  # noqa: T201
+    print(f"{kind.title}{size}; licence: {kind.licence}")
+    print(f"source: {kind.source}")
+    print(f"to: {folder}", flush=True)
     try:
         with _bars() as show:
             notes = obtain(kind, folder, mirror or (), show)
     except DataError as error:
         raise DataError(f"{error}; by hand: {kind.source}") from error
     except RunInterruptedError as stop:
-        print(  # noqa: T201
-            "feddg-bench: stopped; the same command goes on where this one was", file=sys.stderr
-        )
+        print("feddg-bench: stopped; the same command goes on where this one was", file=sys.stderr)
         raise typer.Exit(128 + stop.signal_number) from stop
-    print("\n".join(notes))  # noqa: T201
+    print("\n".join(notes))
     clean = check_and_report(kind(folder))
-    print(f"noted in {remember_root(folder, kind.name)}")  # noqa: T201
+    print(f"noted in {remember_root(folder, kind.name)}")
     if not clean:
         raise typer.Exit(1)
 

@@ -136,7 +136,7 @@ def _command(name: str) -> Callable[..., None]:
         formats = read_names("format", records.format, FORMATS)
         choice = records.choice()
         runs = choice.runs()
-        print(f"{len(runs)} runs of {record_folders(records.results)[1]}")  # noqa: T201
+        print(f"{len(runs)} runs of {record_folders(records.results)[1]}")
         wanted = [figure for figure in OF_RECORDS if figure != "all"] if name == "all" else [name]
         drawn: Iterable[Picture | str] = (
             made for figure in wanted for made in _pictures(figure, runs, choice)

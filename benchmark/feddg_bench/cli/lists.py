@@ -145,12 +145,10 @@ def new_command(
     from feddg_bench.runs.template import write_plugin
 
     written = write_plugin(name, directory or Path(name))
-    print("\n".join(f"wrote {path}" for path in written))  # noqa: T201
+    print("\n".join(f"wrote {path}" for path in written))
     where = directory or Path(name)
     package = shlex.quote(f"{where}[test]")
-    print(  # noqa: T201
-        f"next: pip install -e {package}; feddg-bench run --method {name}; pytest {where}"
-    )
+    print(f"next: pip install -e {package}; feddg-bench run --method {name}; pytest {where}")
 
 
 # ------------------------------------------------------------------------------ data sets

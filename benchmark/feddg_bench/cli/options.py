@@ -256,12 +256,12 @@ def each_usable(kind: str, make: Callable[[str], T]) -> Iterator[T]:
             yield make(name)
         except Exception as error:
             said = f"feddg-bench: the {kind} {name} is left out: {in_a_line(error)}"
-            print(printable(said), file=sys.stderr)  # noqa: T201
+            print(printable(said), file=sys.stderr)
 
 
 def print_json(value: Any) -> None:
     """Print one JSON document."""
-    print(json.dumps(value, indent=1))  # noqa: T201
+    print(json.dumps(value, indent=1))
 
 
 def same_words(but: str) -> str:

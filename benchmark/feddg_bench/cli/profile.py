@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -46,7 +47,8 @@ def profile_command(
             federation = open_federation(plan, data)[0]
         measured.append(profile(plan, federation, resources))
     if json_:
-        print_json([p.as_json() for p in measured] if len(measured) > 1 else measured[0].as_json())
+        found = [asdict(profile) for profile in measured]
+        print_json(found if len(found) > 1 else found[0])
         return
     from feddg_bench.cli.progress import draw_overheads, draw_profile
 

@@ -42,7 +42,7 @@ def report_command(
     page = render(data, shown).encode()
     path = out or folders[0] / "report.html"
     write_whole(path, page)
-    print(  # noqa: T201
+    print(
         f"{len(data['runs'])} runs, {len(data['tables'])} tables, {len(shown)} figures; "
         f"written to {path} ({len(page) / 1e6:.1f} MB), from {said}"
     )

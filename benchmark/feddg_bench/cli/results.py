@@ -55,4 +55,4 @@ def unpack_command(results: _Where = Path("runs")) -> None:
 
 
 def _say(line: str) -> None:
-    print(printable(line))  # noqa: T201
+    print(printable(line))

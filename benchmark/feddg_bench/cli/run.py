@@ -143,7 +143,7 @@ def _list(
         f"{states.count(state)} {state}" for state in ("there", "begun", "to do") if state in states
     )
     lines.append(f"{len(plans)} runs: {counts} in {resources.results}")
-    print("\n".join(lines))  # noqa: T201
+    print("\n".join(lines))
 
 
 def _prepare(
@@ -213,4 +213,4 @@ def _run_all(
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)  # noqa: T201
+    print(line, file=sys.stderr, flush=True)

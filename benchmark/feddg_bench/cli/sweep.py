@@ -86,13 +86,13 @@ def sweep_command(
     datasets = Datasets(resources.data_root)
     search = open_search(sweep, resources.results, datasets)
     if dry_run:
-        _print(listing(f"{sweep.name}, {sweep.method}", search, resources.results))
+        print(listing(f"{sweep.name}, {sweep.method}", search, resources.results))
     if resources.engine == "slurm":
         _submit(search, datasets, resources, slurm, dry_run=dry_run, retry_failed=retry_failed)
     if dry_run or resources.engine == "slurm":
         return
     failed = finish(search, datasets, resources, retry_failed=retry_failed)
-    _print(_summary(sweep, search, resources.results))
+    print(_summary(sweep, search, resources.results))
     if failed:
         raise typer.Exit(1)
 
@@ -103,7 +103,7 @@ def finish(search: Search, datasets: Datasets, resources: Resources, *, retry_fa
         return _run(search, datasets, resources, retry_failed=retry_failed)
     except RunInterruptedError as stop:
         over, total = _finished(search, resources.results)
-        print(  # noqa: T201
+        print(
             f"feddg-bench: stopped; {len(over)} of {total} runs are finished; "
             f"go on with: feddg-bench {same_words('--retry-failed')}",
             file=sys.stderr,
@@ -178,7 +178,7 @@ def _submit(
     )
     folder = (resources.results / "slurm").resolve()
     if dry_run:
-        _print(array.script(folder))
+        print(array.script(folder))
         return
     executor = array.executor(folder)
     if retry_failed:
@@ -186,8 +186,8 @@ def _submit(
     _prepare(search, datasets, resources, lambda _done, _total: None)
     over, total = _finished(search, resources.results)
     worker = cluster.Copy(search, cluster.shared(resources))
-    jobs = cluster.submit(worker, min(slurm.jobs, total - len(over)), executor)
-    _print(
+    jobs = executor.map_array(worker, range(min(slurm.jobs, total - len(over))))
+    print(
         f"{len(over)} of {total} runs are finished; {len(jobs)} jobs for the others: "
         f"{', '.join(job.job_id for job in jobs) or 'none'}; logs in {folder}"
     )
@@ -287,7 +287,3 @@ def _summary(sweep: Sweep, search: Search, results: Path) -> str:
 
 def _runs(n: int) -> str:
     return f"{n} run{'s' if n > 1 else ''}"
-
-
-def _print(text: str) -> None:
-    print(text)  # noqa: T201

@@ -84,7 +84,7 @@ def tables_command(
         filled, cells = grid.filled()
         wanted = filled or "all" not in names or grid.name in names
         note = "" if wanted else ": not written"
-        print(f"{grid.name}: {grid.title} ({filled} of {cells} cells filled{note})")  # noqa: T201
+        print(f"{grid.name}: {grid.title} ({filled} of {cells} cells filled{note})")
         if wanted:
             for ending in endings:
                 shared = grid.file and ending != "tex"  # a paper takes in one table
@@ -94,7 +94,7 @@ def tables_command(
         write_whole(folder / f"{name}.{ending}", text.encode(), sync=False)
     if found is not None:
         write_whole((out or folders[0]) / "claims.md", claims_text(found).encode(), sync=False)
-        print(f"claims: {tally(found)}")  # noqa: T201
+        print(f"claims: {tally(found)}")
     if {"all", "privacy"} & {*names}:
         _privacy(folder, endings, folders, runs, anyway="privacy" in names)
     if written := [name for name, ending in files if ending == "tex"]:
@@ -106,7 +106,7 @@ def tables_command(
         where = f"written to {(out or folders[0]) / 'claims.md'}"
     elif not files and "privacy" in names:
         where = f"written to {folder / 'privacy'}: md, csv"
-    print(f"{len(runs)} runs of {said}; {where}")  # noqa: T201
+    print(f"{len(runs)} runs of {said}; {where}")
 
 
 def _privacy(
@@ -128,4 +128,4 @@ def _privacy(
         if ending in endings:
             text = write(methods, attacks, runs)
             write_whole(folder / f"privacy.{ending}", text.encode(), sync=False)
-    print(f"privacy: {len(attacks)} attacks")  # noqa: T201
+    print(f"privacy: {len(attacks)} attacks")

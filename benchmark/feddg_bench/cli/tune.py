@@ -45,7 +45,7 @@ def tune_command(
     tunings, search = open_tuning(names.request(resources, seeds=seeds), trials, ranges)
     inner = resources.model_copy(update={"results": resources.results / FOLDER})
     if dry_run:
-        _print(listing(f"{len(tunings)} methods, {trials} trials each", search, inner.results))
+        print(listing(f"{len(tunings)} methods, {trials} trials each", search, inner.results))
         return
     datasets = Datasets(resources.data_root)
     try:
@@ -59,7 +59,7 @@ def tune_command(
     place = ledger_path(resources.results, *frame, first.method).parent
     _show(ledgers, find_metric(first.metric, tunings[0].plan.dataset.task), place)
     if failed:
-        _print("trials that failed can be made again with --retry-failed")
+        print("trials that failed can be made again with --retry-failed")
         raise typer.Exit(1)
 
 
@@ -90,7 +90,3 @@ def _show(ledgers: Sequence[TuningLedger], metric: Metric, place: Path) -> None:
         whole=("method",),
     )
     terminal().print(drawn, highlight=False)
-
-
-def _print(text: str) -> None:
-    print(text)  # noqa: T201

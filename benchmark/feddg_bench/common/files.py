@@ -7,7 +7,7 @@ import os
 import re
 import stat
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePath
 from typing import BinaryIO
@@ -128,8 +128,12 @@ def shipped_names(folder: str, *patterns: str) -> tuple[str, ...]:
     return tuple(sorted(path.relative_to(root).with_suffix("").as_posix() for path in found))
 
 
-def find_yaml(kind: str, folder: str, given: str, *patterns: str) -> Path:
+def find_yaml(
+    kind: str, folder: str, given: str, *patterns: str, also: Collection[str] = ()
+) -> Path:
     """Return the YAML file that a user names: by its path, or by name if it comes with the package.
+
+    If the name is unknown, the error lists those and the other known ones, ``also``.
 
     Raises:
         SettingsError: If there is no such name.
@@ -138,7 +142,8 @@ def find_yaml(kind: str, folder: str, given: str, *patterns: str) -> Path:
         return Path(given)
     names = shipped_names(folder, *patterns)
     if given not in names:
-        raise SettingsError(unknown(kind, given, names))
+        known = unknown(kind, given, (*names, *also))
+        raise SettingsError(f"{known}; or give the path of a .yaml file")
     return shipped(folder) / f"{given}.yaml"
 
 

@@ -29,24 +29,14 @@ class LearningTask:
     predict: Callable[[Tensor], Tensor]
 
 
-def cross_entropy(logits: Tensor, labels: Tensor, reduction: str) -> Tensor:
-    """Return the cross-entropy of logits [B, C] and class ids [B]."""
-    return F.cross_entropy(logits, labels, reduction=reduction)
-
-
-def squared_error(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
-    """Return the squared error of outputs [B, 1] and targets [B]."""
-    return F.mse_loss(outputs.squeeze(1), targets, reduction=reduction)
-
-
 CLASSIFICATION = LearningTask(
     "classification",
-    cross_entropy,
+    lambda logits, labels, how: F.cross_entropy(logits, labels, reduction=how),
     lambda logits: logits.argmax(dim=1),
 )
 REGRESSION = LearningTask(
     "regression",
-    squared_error,
+    lambda outputs, targets, how: F.mse_loss(outputs.squeeze(1), targets, reduction=how),
     lambda outputs: outputs.squeeze(1).float(),
 )
 TASKS: Mapping[str, LearningTask] = {task.name: task for task in (CLASSIFICATION, REGRESSION)}

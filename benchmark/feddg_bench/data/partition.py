@@ -16,27 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddg_bench.common.errors import DataError, SettingsError
-from feddg_bench.data.heterogeneity import (
-    IntArray,
-    by_domain,
-    heterogeneous_counts,
-    heterogeneous_indices,
-    join_domains,
-)
+from feddg_bench.data.heterogeneity import IntArray, by_domain, heterogeneous_indices, join_domains
 
 if TYPE_CHECKING:
     from feddg_bench.config.schema import PartitionSettings
-
-__all__ = [
-    "PARTITION_RULES",
-    "Partition",
-    "dirichlet_indices",
-    "heterogeneous_counts",
-    "heterogeneous_indices",
-    "make_partition",
-    "per_domain_indices",
-    "validation_parts",
-]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,6 +12,7 @@ import math
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from statistics import fmean
 from typing import TypeVar
 
 import numpy as np
@@ -72,20 +73,16 @@ def by_seed(sample: Sample, units: Collection[Unit], *, worst: bool = False) -> 
     """
     wanted = set(units)
     found = _lists((seed, value) for (unit, seed), value in sample.items() if unit in wanted)
-    pool = min if worst else _mean
+    pool = min if worst else fmean
     return {seed: pool(v) for seed, v in sorted(found.items()) if len(v) == len(wanted)}
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
     """Return the mean and the sample standard deviation; ``None`` for a single value."""
-    mean = _mean(values)
+    mean = fmean(values)
     if len(values) < 2:
         return mean, None
     return mean, math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
 
 
 def _lists(pairs: Iterable[tuple[_Key, float]]) -> dict[_Key, list[float]]:
@@ -98,7 +95,7 @@ def _lists(pairs: Iterable[tuple[_Key, float]]) -> dict[_Key, list[float]]:
 def by_scenario(sample: Sample) -> dict[str, _Values]:
     """Return the values of each scenario by seed, [seeds], averaged over its columns."""
     over = _lists(((scenario, seed), value) for ((_, scenario), seed), value in sample.items())
-    means = _lists((scenario, _mean(over[scenario, seed])) for scenario, seed in sorted(over))
+    means = _lists((scenario, fmean(over[scenario, seed])) for scenario, seed in sorted(over))
     return {scenario: np.array(values) for scenario, values in means.items()}
 
 
@@ -201,7 +198,7 @@ def best_rows(
     for number, sample in enumerate(samples):
         seeds = by_seed(sample, units)
         if seeds:
-            mean = _mean(list(seeds.values()))
+            mean = fmean(seeds.values())
             means[number] = mean if lower_is_better else -mean
     order = sorted(means, key=lambda number: means[number])
     kept = {n: {pair: v for pair, v in samples[n].items() if pair[0] in wanted} for n in order}
@@ -366,7 +363,7 @@ def average_ranks(
     Rows that lack a unit have no rank and do not count for the others.
     """
     by_unit = [_lists((unit, value) for (unit, _), value in sample.items()) for sample in samples]
-    means = [{unit: _mean(values) for unit, values in found.items()} for found in by_unit]
+    means = [{unit: fmean(values) for unit, values in found.items()} for found in by_unit]
     whole = [n for n, found in enumerate(means) if units and set(units) <= set(found)]
     ranks: list[float | None] = [None] * len(samples)
     if whole:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -49,10 +49,6 @@ class Profile:
     bare_ratio: float  # seconds of local training over `bare_seconds`
     peak_memory_mib: float  # peak resident memory of the process
     peak_device_mib: float | None  # peak memory on the GPU, `None` on a CPU
-
-    def as_json(self) -> dict[str, object]:
-        """Return the profile as JSON values."""
-        return asdict(self)
 
 
 def profile(plan: Plan, federation: Federation, resources: Resources) -> Profile:

@@ -17,7 +17,7 @@ from feddg_bench.config.schema import Resources
 from feddg_bench.sweeps.search import Search
 
 if TYPE_CHECKING:
-    from submitit import Executor, Job
+    from submitit import Executor
 
 NOTICE = 120
 """Seconds before its time limit in which a job lets go of its run."""
@@ -125,12 +125,6 @@ def shared(resources: Resources) -> Resources:
     if resources.data_root is not None:
         folders["data_root"] = resources.data_root
     return resources.model_copy(update={name: path.resolve() for name, path in folders.items()})
-
-
-def submit(copy: Copy, jobs: int, executor: Executor) -> list[Job[None]]:
-    """Submit equal workers as one array, and return its jobs."""
-    found: list[Job[None]] = executor.map_array(copy, range(jobs))
-    return found
 
 
 def minutes(text: str) -> int:

@@ -35,8 +35,6 @@ from feddg_bench.sweeps.search import Search
 
 SEED = 100
 """Seed of tuning by default: tables take small seeds."""
-TRIALS = 8
-"""Trials of a method by default."""
 RATES = (1.0, 2.0, 0.5, 4.0)
 """Learning rates of the first trials, as multiples of the recipe's; those of later ones lie between
 the smallest and the largest. They reach further up than down, because recipes set their rates for
@@ -96,7 +94,7 @@ class Tuning:
 
 
 def open_tuning(
-    request: Request, trials: int = TRIALS, ranges: Path | None = None
+    request: Request, trials: int, ranges: Path | None = None
 ) -> tuple[list[Tuning], Search]:
     """Return each method's trials, settled and checked, and a search of all their runs.
 

@@ -169,8 +169,7 @@ def bare(axes: Axes) -> None:
     """Remove ticks and frame from a pair of axes."""
     axes.set_xticks([])
     axes.set_yticks([])
-    for side in axes.spines.values():
-        side.set_visible(False)
+    axes.spines[:].set_visible(False)
 
 
 def spread_ticks(values: Sequence[float], gap: float) -> list[float]:

@@ -131,5 +131,4 @@ def _scatter(
         axes.plot(*places[kinds == kind].T, **style(int(kind)))
     axes.set_xticks([])
     axes.set_yticks([])
-    for side in axes.spines.values():
-        side.set_visible(True)
+    axes.spines[:].set_visible(True)

@@ -103,8 +103,7 @@ def heat_maps(
         pure = np.mean((counts > 0).sum(axis=0) == 1)
         kind = {"domain": "domain", "label": "class"}[by]
         axes.set_title(f"{label}: {100 * pure:.0f} % of clients hold a single {kind}", loc="left")
-        for side in axes.spines.values():
-            side.set_visible(True)
+        axes.spines[:].set_visible(True)
     if not named:
         grid[len(grid) // 2].set_ylabel(f"{len(rows)} {'domains' if by == 'domain' else 'classes'}")
     grid[-1].set_xlabel("client")

@@ -80,8 +80,8 @@ def image_grid(
             start = number * (across + 1)
             draw(image, list(line[start : start + across]))
             for axes in line[start : start + across]:
-                for side in axes.spines.values():  # or white images would have no edge
-                    side.set(visible=True, color=PALE, linewidth=0.4)
+                edge = axes.spines[:]  # or white images would have none
+                edge.set(visible=True, color=PALE, linewidth=0.4)
         line[0].set_ylabel(domain.replace(" (", "\n("), fontsize=7)
     for column, axes in enumerate(grid[0]):
         if column % (across + 1) < across:

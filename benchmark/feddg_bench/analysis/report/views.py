@@ -7,20 +7,18 @@ from typing import Any
 
 from feddg_bench.analysis.report.runs import REPORTED_SPLITS, Details, shown_metrics
 from feddg_bench.analysis.tables.build import build
-from feddg_bench.analysis.tables.describe import HEADS, ColumnSpec, Description, GroupSpec, Summary
+from feddg_bench.analysis.tables.describe import (
+    COSTS,
+    HEADS,
+    ColumnSpec,
+    Description,
+    GroupSpec,
+    Summary,
+)
 from feddg_bench.analysis.tables.generic import Generic, shown_as
 from feddg_bench.analysis.tables.grid import DASH, Entry, Grid
 from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.rules import RULES, Rule
-
-COST_HEADS = {
-    "megabytes_up": "MB up a round",
-    "megabytes_down": "MB down a round",
-    "local_training_time": "s training a client",
-    "aggregation_time": "s aggregation a round",
-    "one_time_cost": "s before round 1",
-}
-"""Cost -> head of its column."""
 
 
 def leaderboard_view(table: Generic, details: Details) -> dict[str, Any]:
@@ -96,7 +94,7 @@ def _views(table: Generic) -> Iterator[tuple[str, Rule, Description]]:
         )
         for rule in RULES:
             yield metric, rule, described
-    columns = [ColumnSpec(head=head, metric=metric) for metric, head in COST_HEADS.items()]
+    columns = [ColumnSpec(head=head, metric=metric) for metric, head in COSTS.items()]
     costs = [GroupSpec(head="cost", columns=columns)]
     more = {"unit": "", "lower_is_better": True, "decimals": 3}
     yield "cost", "last", Description(**own, groups=costs, **more)

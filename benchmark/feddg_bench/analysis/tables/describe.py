@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from feddg_bench.common.errors import SettingsError, unknown
-from feddg_bench.common.files import shipped
+from feddg_bench.common.files import find_yaml, shipped_names
 from feddg_bench.config.layers import dotted_keys, load_layer, validate
 from feddg_bench.config.schema import Section
 from feddg_bench.records.rules import Rule
@@ -43,15 +42,14 @@ HEADS: Mapping[Summary, str] = {
 }
 """Summary -> head of its column, unless a table gives another."""
 
-COSTS = (
-    "local_training_time",
-    "aggregation_time",
-    "one_time_cost",
-    "megabytes_up",
-    "megabytes_down",
-)
-"""Metrics of a whole run: seconds of training per client, seconds of aggregation per round, seconds
-before round 1, and megabytes up and down per round."""
+COSTS = {
+    "megabytes_up": "MB up a round",
+    "megabytes_down": "MB down a round",
+    "local_training_time": "s training a client",
+    "aggregation_time": "s aggregation a round",
+    "one_time_cost": "s before round 1",
+}
+"""Metric of a whole run -> head of its column."""
 
 
 class ColumnSpec(Section):
@@ -167,7 +165,7 @@ def _filterable() -> frozenset[str]:
 
 def named_tables() -> tuple[str, ...]:
     """Return the names of the tables that come with the package."""
-    return tuple(sorted(path.stem for path in _folder().glob("*.yaml")))
+    return shipped_names("sweeps/tables")
 
 
 def load_description(name: str, also: Collection[str] = ()) -> tuple[str, Description]:
@@ -178,14 +176,7 @@ def load_description(name: str, also: Collection[str] = ()) -> tuple[str, Descri
     Raises:
         SettingsError: If it is unknown, not readable, or wrong; the message names file and key.
     """
-    path = Path(name)
-    if path.suffix not in (".yaml", ".yml"):
-        if name not in named_tables():
-            raise SettingsError(
-                unknown("table", name, (*named_tables(), *also))
-                + "; or give the path of a .yaml file"
-            )
-        path = _folder() / f"{name}.yaml"
+    path = find_yaml("table", "sweeps/tables", name, also=also)
     layer = load_layer(path, "table")
     if "table" in layer:
         layer = {**layer, "table": str(layer["table"])}
@@ -193,10 +184,6 @@ def load_description(name: str, also: Collection[str] = ()) -> tuple[str, Descri
         return path.stem, validate(Description, layer)
     except SettingsError as error:
         raise SettingsError(f"table {path}: {error}") from error
-
-
-def _folder() -> Path:
-    return shipped("sweeps/tables")
 
 
 def fitting(runs: Sequence[RecordedRun], where: RunFilter) -> list[RecordedRun]:
