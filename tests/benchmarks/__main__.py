@@ -39,6 +39,9 @@ def main() -> None:
         return
     asked = sys.argv[1:]
     chosen = [n for n in ALL if not asked or any(a in f"{ALL[n].__module__} {n}" for a in asked)]
+    if not chosen:
+        print(f"no benchmark has {' or '.join(asked)} in its name: {', '.join(ALL)}")
+        sys.exit(2)
     lines = []
     for name in chosen:
         started = time.monotonic()
