@@ -70,6 +70,9 @@ def run(
                 f"{unknown('argument of run', name, Resources.model_fields)}; what decides numbers "
                 f"goes into settings, as in settings={{'rounds': 1}}"
             )
+    for name, switch in (("again", again), ("quiet", quiet)):
+        if not isinstance(switch, bool):
+            raise SettingsError(f"{name}: {switch!r} cannot be read; expected True or False")
     kept = read_names("model to keep", keep, KEEP)
     where = validate(Resources, {"workers": 1, **resources, "results": results})
     request = Request(
@@ -118,13 +121,12 @@ def tables(
         FeddgError: In one sentence, if a name is unknown or records cannot be read.
     """
     from feddg_bench.analysis.tables.make import MadeTable, make_tables
-    from feddg_bench.records.sources import default_folders
+    from feddg_bench.records.sources import asked_folders
 
-    folders = [results] if isinstance(results, str | Path) else results or default_folders()
+    for name in names:
+        if not isinstance(name, str):
+            raise SettingsError(f"the table {name!r} cannot be read; expected its name, or a path")
     made, _ = make_tables(
-        names or ("generic",),
-        [Path(folder) for folder in folders],
-        select=select,
-        against=against,
+        names or ("generic",), asked_folders(results), select=select, against=against
     )
     return {grid.name: MadeTable(grid) for grid in made}

@@ -135,7 +135,12 @@ def test_a_number_of_seeds_and_a_table_of_values(made: Any, tmp_path: Path) -> N
         {"settings": [1]},
         {"settings": {3: 1}},
         {"results": ""},
+        {"results": 5},
         {"data_root": ""},
+        {"keep": True},
+        {"tuned": 3},
+        {"again": "no"},
+        {"quiet": 1},
     ],
     ids=str,
 )
@@ -149,6 +154,23 @@ def test_what_is_no_model_and_no_number_is_named() -> None:
         fb.load_model(None)
     with refused(SettingsError, "num_classes is '10': give the number"):
         fb.build_method("fedprox", num_classes="10")
+    with refused(SettingsError, "name: None cannot be read; expected"):
+        fb.build_method(None, num_classes=10)
+
+
+def test_what_is_no_folder_no_setting_and_no_table_is_named(made: Any, tmp_path: Path) -> None:
+    for call in (fb.load_records, lambda given: fb.tables(results=given)):
+        for wrong in (3, [3]):
+            with refused(SettingsError, "results", "expected"):
+                call(wrong)
+    made()
+    for wrong in (3, [3]):
+        with refused(SettingsError, "settings", "expected"):
+            fb.load_records(tmp_path / "r", settings=wrong)
+        with refused(SettingsError, "table", "expected"):
+            fb.tables(wrong, results=tmp_path / "r")
+    frame = fb.load_records(tmp_path / "r", settings="lr")
+    assert set(frame["train.lr"]) == {0.002}
 
 
 def test_a_method_by_itself_has_classes() -> None:
@@ -286,6 +308,10 @@ def test_models_that_cannot_be_loaded_are_one_sentence(made: Any, tmp_path: Path
     good = path.read_bytes()
     with refused(fb.FeddgError, "--keep"):
         fb.load_model(record.key, tmp_path / "r", "best")
+    with refused(fb.FeddgError, "no run 'zz'", "feddg-bench results list"):
+        fb.load_model("zz", tmp_path / "r")
+    with refused(fb.FeddgError, "no run", "none"):
+        fb.load_model(record.key, tmp_path / "none")
     with refused(fb.FeddgError, "last or best"):
         fb.load_model(record.key, tmp_path / "r", "worst")
     for bad in (good[:100], b"", b"\x00" * 64, good.replace(b"num_classes", b"num_glasses")):

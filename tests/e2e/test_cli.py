@@ -117,6 +117,16 @@ def test_seeds_give_mean_and_deviation(feddg: Run) -> None:
     assert "±" in feddg(*arguments).out
 
 
+def test_a_record_that_cannot_be_read_is_still_to_do(feddg: Run, tmp_path: Path) -> None:
+    arguments = ("run", "--scenario", "ip-o-c", *TINY)
+    assert feddg(*arguments).code == 0
+    assert "1 there" in feddg(*arguments, "--dry-run").out
+    (path,) = (tmp_path / "runs/runs").glob("*.json")
+    path.write_bytes(path.read_bytes()[:200])
+    assert "1 to do" in feddg(*arguments, "--dry-run").out
+    assert path.exists()  # looking moves nothing
+
+
 def test_same_clients_for_every_method(feddg: Run, tmp_path: Path) -> None:
     for method in ("fedavg", "fedprox"):
         feddg("run", "--method", method, "--scenario", "ip-o-c", *TINY)

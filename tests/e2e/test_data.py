@@ -184,6 +184,8 @@ class TestShow:
         (tmp_path / "file").write_text("")
         out = tmp_path / "file" / "a.png"
         refused(feddg("show", "pacs", "--out", out, "--data-root", tiny), "--out")
+        refused(feddg("show", "pacs", "--out", "x.gif", "--data-root", tiny), "x.gif", "is a PNG")
+        assert not Path("x.gif").exists()
 
 
 class TestPath:

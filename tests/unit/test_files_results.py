@@ -109,8 +109,18 @@ def test_a_folder_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "results").write_text("in the way")
     with refused(DataError, "name another place"):
         write_whole(tmp_path / "results" / "runs" / "x.json", b"")
-    with refused(DataError, f"cannot write to {tmp_path}", "results is a file, not a folder;"):
-        ResultsStore(tmp_path / "results").check_writable()
+    for write in (
+        lambda: write_whole(tmp_path / "results" / "x.json", b""),
+        ResultsStore(tmp_path / "results").check_writable,
+    ):
+        with refused(DataError, f"cannot write to {tmp_path}", "results is a file, not a folder;"):
+            write()
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs a folder that nobody can write to")
+def test_a_folder_that_cannot_be_made_is_named():
+    with refused(DataError, "cannot write to /proc/x/runs: "):
+        ResultsStore(Path("/proc/x")).check_writable()
 
 
 # --------------------------------------------------------------------------------- records

@@ -201,6 +201,9 @@ HEAD = "from feddg_bench import Method, MethodSettings\n"
         ),
         ("    local = ['head.']\n", "local of the method other_methods.one.Mine is ['head.']; "),
         ("    tasks = (1,)\n", "tasks of the method other_methods.one.Mine is (1,); expected"),
+        ("    version = 1.5\n", "version of the method other_methods.one.Mine is 1.5; expected a"),
+        ("    version = '1'\n", "version of the method other_methods.one.Mine is '1'; expected a"),
+        ("    version = None\n", "version of the method other_methods.one.Mine is None; expect"),
     ],
 )
 def test_a_class_that_cannot_be_used_is_refused_when_it_is_loaded_or_planned(entered, body, said):

@@ -11,7 +11,7 @@ import pytest
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.config.keys import canonical_settings, run_key
 from feddg_bench.config.schema import MethodSettings, RunSettings, TrainSettings
-from feddg_bench.runs.request import Request, read_seeds
+from feddg_bench.runs.request import Request, _say_once, read_seeds
 from tests.helpers import refused
 
 ONE = {"scenario": "ip-o-c"}
@@ -64,6 +64,12 @@ def test_bad_seeds(given: Any) -> None:
         read_seeds(given)
 
 
+@pytest.mark.parametrize("given", ["99999999999999999999", "0-100000000"])
+def test_seeds_beyond_a_limit_are_told_it(given: str) -> None:
+    with refused(SettingsError, "at most 18 digits", "at most 100,000 in a range"):
+        read_seeds(given)
+
+
 def test_a_name_means_the_same_wherever_it_is_said(tmp_path: Path) -> None:
     config = tmp_path / "c.yaml"
     config.write_text(
@@ -85,6 +91,81 @@ def test_later_words_win(tmp_path: Path) -> None:
     asked = Request.read(config=[config], flags={"method": "moon"}, pairs=["train.lr=0.2"])
     assert asked.method == "moon"
     assert asked.settings == {"train": {"lr": 0.2}}
+
+
+def test_the_command_line_wins_over_a_short_key_of_a_file(tmp_path: Path) -> None:
+    """``lr: 0.1`` after ``train:`` once won over ``lr=0.2`` and over a later file."""
+    first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
+    first.write_text("train: {batch_size: 8}\nlr: 0.1\n")
+    second.write_text("train: {lr: 0.3}\n")
+    by_pair = Request.read(config=[first], pairs=["lr=0.2"])
+    assert by_pair.settings == {"train": {"batch_size": 8, "lr": 0.2}}
+    by_file = Request.read(config=[first, second])
+    assert by_file.settings == {"train": {"batch_size": 8, "lr": 0.3}}
+
+
+def test_a_key_that_a_file_has_wrong_is_named_with_the_file(tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text("train: {lr: 0.1}\nlr: 0.2\n")
+    with refused(SettingsError, str(config), "train.lr is given twice"):
+        Request.read(config=[config])
+    with refused(SettingsError, "train.lr is given twice"):
+        Request(settings={"lr": 0.1, "train.lr": 0.1})
+    config.write_text("lrr: 0.2\n")
+    with refused(SettingsError, str(config), "unknown setting 'lrr'"):
+        Request.read(config=[config])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("partition.kind=dirichlet partition.heterogeneity=0.3", "partition.kind=dirichlet"),
+        ("partition.kind=domain partition.clients=30", "partition.clients has no effect with"),
+        ("partition.alpha=0.1", "no effect with partition.kind=heterogeneous, but the key"),
+        ("train.momentum=0.9", "train.momentum has no effect with train.optimizer=adam"),
+        ("train.optimizer=sgd train.lr=0.1 train.eps=0.1", "train.eps has no effect with"),
+        ("train.decay=0.9", "train.decay has no effect with train.schedule=constant"),
+    ],
+)
+def test_a_setting_that_decides_nothing_is_named(
+    words: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is in the key, so that one run gets two records and a table two rows."""
+    _say_once.cache_clear()
+    plans = Request.read(pairs=words.split(), flags={"method": "fedavg,fedprox"}).plan(check=False)
+    assert len(plans) == 8
+    (told,) = caplog.messages
+    assert said in told
+
+
+def test_nothing_is_said_of_a_setting_that_decides_something_for_one_method(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """ERM pools all clients and SCAFFOLD trains with SGD, whatever the recipe says."""
+    _say_once.cache_clear()
+    scaffold = Request.read(pairs=["method=scaffold", "momentum=0.9", "lr=0.1"])
+    assert scaffold.plan(check=False)[0].settings.train.momentum == 0.9
+    both = Request.read(pairs=["method=erm,fedavg", "heterogeneity=0.5"])
+    assert len({plan.key for plan in both.plan(check=False)}) == 8
+    dirichlet = Request.read(pairs=["partition.kind=dirichlet", "partition.alpha=0.1"])
+    assert dirichlet.plan(check=False)
+    same = Request.read(pairs=["partition.kind=dirichlet", "partition.heterogeneity=0.1"])
+    assert same.plan(check=False)
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("train: 3", "setting train: 3 is not valid: expected settings by name, such as train."),
+        ("evaluation: {splits: tst}", "expected a list, such as [a, b]"),
+    ],
+)
+def test_what_is_expected_is_said_in_words_of_yaml(tmp_path: Path, text: str, part: str) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text(text)
+    with refused(SettingsError, part):
+        Request.read(config=[config]).plan()
 
 
 def test_a_file_cannot_name_one_data_set_and_train_on_another(tmp_path: Path) -> None:

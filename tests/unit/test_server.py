@@ -263,6 +263,8 @@ def test_the_server_half_keeps_the_models_form(weights):
     server = make_server()
     with refused(PluginError, "the global model's"), server.checking_sums():
         server.weights = weights
+    with refused(PluginError, "the global model is a NoneType, expected"), server.checking_sums():
+        server.weights = None
 
 
 def test_no_sound_reply_at_all():

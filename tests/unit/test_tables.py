@@ -23,6 +23,7 @@ from feddg_bench.analysis.tables.writers import csv_text, latex, latex_document,
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.config.keys import run_key
 from feddg_bench.config.layers import merge, nested
+from feddg_bench.plugins import harmless, load_method
 from feddg_bench.records.published import published_number, published_numbers
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.rules import RULES, Rule
@@ -302,6 +303,24 @@ def test_rows_that_mix_cpus_say_so_unless_they_are_portable(add: Add, tmp_path: 
     said = footnotes(generic(tmp_path))
     assert said["pardon"] == []
     assert "2 kinds of CPU" in said["fedavg"][0]
+
+
+def test_rows_that_mix_codes_of_a_method_say_so(add: Add, tmp_path: Path) -> None:
+    store = ResultsStore(tmp_path)
+    ours = sorted(harmless("fedprox", load_method("fedprox").version))[:2]
+    codes = {"fedavg": ("a" * 64, "b" * 64), "fedprox": ours, "pardon": ("c" * 64, None)}
+    for method, digests in codes.items():
+        for seed, code in enumerate(digests):
+            values = add(method, "oc-i-p", seed).as_json()
+            version = load_method(method).version
+            store.save(
+                RunRecord.model_validate({**values, "code": code, "method_version": version})
+            )
+    said = [note for note in generic(tmp_path).notes if "code" in note]
+    assert said == [
+        "Row fedavg mixes runs of 2 codes of one version of fedavg, whose numbers may differ: "
+        "raise `version` where the code changed, or repeat them with --again."
+    ]
 
 
 @pytest.mark.parametrize("portable", [False, True])

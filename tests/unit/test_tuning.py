@@ -350,6 +350,9 @@ def test_tuning_does_not_take_the_place_of_one_made_otherwise(tmp_path: Path) ->
 def test_ranges_that_are_nowhere_are_refused(tmp_path: Path) -> None:
     with refused(SettingsError, "--ranges", "is no folder"):
         open_tuning(asked(tmp_path, seeds="100", method="fedprox"), 8, tmp_path / "none")
+    (tmp_path / "fedprx.yaml").write_text("parameters: {hyper.mu: {values: [1.0]}}\n")
+    with refused(SettingsError, "fedprx.yaml", "did you mean 'fedprox'?"):
+        open_tuning(asked(tmp_path, seeds="100", method="fedprox"), 8, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -269,6 +269,10 @@ def show_command(
     from feddg_bench.data.inspect.contact_sheet import contact_sheet
 
     path = out or Path(f"{dataset}.png")
+    if path.suffix.lower() != ".png":
+        raise SettingsError(
+            f"cannot write {path}: the sheet is a PNG, so give an --out that ends so"
+        )
     picture = contact_sheet(open_dataset(dataset, data_root), size)
     try:
         with replacing(path) as file:

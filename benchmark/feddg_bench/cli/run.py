@@ -118,8 +118,8 @@ def _list(
     import yaml
 
     store = ResultsStore(resources.results)
-    there = store.keys()
-    done = {key for key in there if store.has_models(key, keep)}
+    keys = {plan.key for plan in plans}
+    done = {key for key in keys if store.has_models(key, keep) and store.holds(key)}
     begun = {path.stem for path in store.checkpoints.glob("*.safetensors")}
     states = [
         "there" if plan.key in done else "begun" if plan.key in begun else "to do" for plan in plans

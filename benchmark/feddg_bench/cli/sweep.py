@@ -229,14 +229,14 @@ def _finished(search: Search, results: Path) -> tuple[set[str], int]:
 
 def listing(name: str, search: Search, results: Path) -> str:
     """Return the runs of a sweep with the state of each, as text."""
-    done, failed = ResultsStore(results).keys(), Failures(results).keys()
+    store, failed = ResultsStore(results), Failures(results).keys()
     begun = {path.stem for path in (results / "checkpoints").glob("*.safetensors")}
     lines = []
     groups = [set(job.group.split()) for job in search.jobs()]
     alike = set.intersection(*groups) if groups else set()
     counts = {"there": 0, "failed": 0, "begun": 0, "to do": 0}
     for job in search.jobs():
-        state = "there" if job.key in done else "failed" if job.key in failed else "to do"
+        state = "there" if store.holds(job.key) else "failed" if job.key in failed else "to do"
         if state == "to do" and job.key in begun:
             state = "begun"
         counts[state] += 1

@@ -58,6 +58,8 @@ def write_together(files: Mapping[Path, bytes], *, sync: bool = True) -> None:
         except FileNotFoundError:  # who ended the same run just now tidied up what we had begun
             _write_all(files, sync=sync)
     except OSError as error:
+        for folder in {path.parent for path in files}:
+            _check_folder(folder)
         raise DataError(
             f"cannot write {', '.join(map(str, files))}: {error.strerror}; nothing written before "
             f"is lost: make room or name another place, and run the same command again"
@@ -77,14 +79,22 @@ def check_writable(folder: Path) -> None:
 
     Nothing is left there, and no folder is made.
     """
+    probe = _check_folder(folder) / ".writable"
+    try:
+        write_whole(probe, b"", sync=False)
+    except DataError as error:
+        raise DataError(str(error).replace(str(probe), f"to {folder}", 1)) from error
+    probe.unlink(missing_ok=True)  # another command may have been quicker
+
+
+def _check_folder(folder: Path) -> Path:
+    """Return the nearest folder at or above ``folder`` that is there; refuse a file there."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     if not there.is_dir():
         raise DataError(
             f"cannot write to {folder}: {there} is a file, not a folder; name another place"
         )
-    probe = there / ".writable"
-    write_whole(probe, b"", sync=False)
-    probe.unlink(missing_ok=True)  # another command may have been quicker
+    return there
 
 
 def plain_file(path: Path) -> os.stat_result:

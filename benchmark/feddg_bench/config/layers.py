@@ -6,6 +6,7 @@ settings, ``--config`` files, flags, ``KEY=VALUE``.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import UnionType
@@ -161,7 +162,7 @@ def read_settings(values: Mapping[str, Any]) -> Layer:
     """Return one layer of settings that are given by short, dotted or nested key.
 
     Raises:
-        SettingsError: If a key is unknown or ambiguous.
+        SettingsError: If a key is unknown or ambiguous, or a setting is given twice.
 
     >>> read_settings({"rounds": 1, "train": {"lr": 0.1}, "hyper.mu": 2})
     {'federation': {'rounds': 1}, 'train': {'lr': 0.1}, 'hyper': {'mu': 2}}
@@ -172,12 +173,14 @@ def read_settings(values: Mapping[str, Any]) -> Layer:
             raise SettingsError(
                 f"the key {key!r} of settings is no text: expected such as 'rounds'"
             )
-    return merge(
-        *(
-            {key: value} if key in sections else nested(full_key(key), value)
-            for key, value in values.items()
-        )
-    )
+    layers = [
+        {key: value} if key in sections else nested(full_key(key), value)
+        for key, value in values.items()
+    ]
+    found = Counter(key for layer in layers for key in dotted(layer))
+    if twice := [key for key, times in found.items() if times > 1]:
+        raise SettingsError(f"setting {twice[0]} is given twice, by two names: leave one out")
+    return merge(*layers)
 
 
 def _number(text: str) -> str | float:
@@ -210,6 +213,15 @@ def load_layer(path: Path, what: str = "settings file") -> Layer:
     return layer
 
 
+_EXPECTED = {
+    "tuple_type": "expected a list, such as [a, b]",
+    "list_type": "expected a list, such as [a, b]",
+    "dict_type": "expected KEY: VALUE lines",
+    "path_type": "expected a path",
+}
+"""Pydantic's name of a mistake -> what is expected, in words of YAML rather than of Python."""
+
+
 def validate(model: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
     """Build ``model``, or raise one sentence about the first thing that is wrong.
 
@@ -227,7 +239,10 @@ def validate(model: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
         if first["type"] == "value_error":
             where = f"{key}: " if key and key.rstrip(".") != prefix.rstrip(".") else ""
             raise SettingsError(where + str(first["ctx"]["error"])) from error
-        said = first["msg"]
+        said = _EXPECTED.get(first["type"], first["msg"])
+        if first["type"] == "model_type":
+            inner = next((k for k in dotted_keys(model, prefix) if k.startswith(f"{key}.")), key)
+            said = f"expected settings by name, such as {inner}"
         given = "" if first["type"] == "missing" else f" {_short(first['input'])} is not valid:"
         raise SettingsError(f"setting {key}:{given} {said[:1].lower()}{said[1:]}") from error
 

@@ -36,6 +36,9 @@ def read_names(
     Raises:
         SettingsError: If one is unknown; the message suggests the nearest known one.
     """
+    given = list(text) if isinstance(text, Iterable) else [text]
+    if not all(isinstance(name, str) for name in given):
+        raise SettingsError(f"{kind}: {text!r} cannot be read; expected a name, or several")
     names = listed(text)
     if every and "all" in names:
         if len(names) > 1:

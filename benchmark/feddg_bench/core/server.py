@@ -387,9 +387,10 @@ class Server:
             yield
             wrong = misfit(self.weights, weights)
             if wrong is not None:
+                part = f"'s {wrong.name}" if wrong.name else ""
                 raise PluginError(
-                    f"after round {self.round} the global model's {wrong.name} {wrong.reason}: the "
-                    f"method's server half must keep names, shapes and types"
+                    f"after round {self.round} the global model{part} {wrong.reason}: the method's "
+                    f"server half must keep names, shapes and types"
                 )
             flaw = nonfinite({"weights": self.weights, "broadcast": dict(self.broadcast)})
             if flaw is not None:

@@ -87,6 +87,8 @@ def build_method(
     Raises:
         SettingsError: If a name or a value cannot be used.
     """
+    if not isinstance(name, str):
+        raise SettingsError(f"name: {name!r} cannot be read; expected a method, such as 'fedavg'")
     method = load_method(name)
     if not isinstance(num_classes, int | np.integer) or num_classes < 1:
         raise SettingsError(

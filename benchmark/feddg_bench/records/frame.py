@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.layers import full_key
 from feddg_bench.records.runs import read_runs
-from feddg_bench.records.sources import default_folders
+from feddg_bench.records.sources import asked_folders
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,13 +19,15 @@ _OF_RUN = ("key", "method", "dataset", "protocol", "scenario", "seed", "recipe")
 
 
 def load_records(
-    results: str | Path | Sequence[str | Path] | None = None, settings: Sequence[str] | bool = ()
+    results: str | Path | Sequence[str | Path] | None = None,
+    settings: str | Sequence[str] | bool = (),
 ) -> pd.DataFrame:
     """Return everything that was measured in the runs of results folders, one row per value.
 
     Args:
         results: A folder, or several; ``runs`` if it is there, else ``results``.
-        settings: Settings to show, by short or dotted key; ``True`` for all in which runs differ.
+        settings: Settings to show, one or several, by short or dotted key; ``True`` for all in
+            which runs differ.
 
     Returns:
         Columns ``key``, ``method``, ``dataset``, ``protocol``, ``scenario``, ``seed``, ``recipe``,
@@ -38,13 +41,15 @@ def load_records(
     """
     import pandas as pd
 
-    folders = [results] if isinstance(results, str | Path) else results or default_folders()
-    runs = read_runs([Path(folder) for folder in folders])
+    runs = read_runs(asked_folders(results))
     if isinstance(settings, bool):
         every = sorted({key for run in runs for key in run.settings}) if settings else []
         keys = [key for key in every if len({repr(run.settings.get(key)) for run in runs}) > 1]
     else:
-        keys = [full_key(key) for key in settings]
+        asked = [settings] if isinstance(settings, str) else settings
+        if not isinstance(asked, Iterable) or not all(isinstance(key, str) for key in asked):
+            raise SettingsError(f"settings: {settings!r} cannot be read; expected keys, or True")
+        keys = [full_key(key) for key in asked]
     rows = [
         (
             *attrgetter(*_OF_RUN)(run),

@@ -57,6 +57,7 @@ class RecordedRun:
     seed: int
     recipe: str
     fingerprint: str
+    code: str | None  # digest of the method's source, where the record has it
     labels: Sequence[str]  # names of the method's settings that tell its variants apart
     task: str  # what was learnt, `classification` or `regression`
     rounds: int  # how many there were
@@ -252,6 +253,7 @@ class _Index:
             "val": record.scenario.val,
             "test": record.scenario.test,
             "fingerprint": record.data.fingerprint,
+            "code": record.code,
             "labels": list(record.labels),
             "rounds": len(record.rounds),
             "tuned": None if record.tuned is None else record.tuned.model_dump(mode="json"),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic_core import from_json
 
-from feddg_bench.common.errors import DataError
+from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.common.files import write_together
 
 FOLDERS = (Path("runs"), Path("results"))
@@ -83,6 +83,20 @@ def holds_records(root: Path) -> bool:
 def default_folders() -> list[Path]:
     """Return the first of `FOLDERS` that holds records, or the first if none does."""
     return [next(filter(holds_records, FOLDERS), FOLDERS[0])]
+
+
+def asked_folders(given: str | Path | Sequence[str | Path] | None) -> list[Path]:
+    """Return the folders of records that a Python caller names, `default_folders` if none.
+
+    Raises:
+        SettingsError: If it is neither a path nor a sequence of paths.
+    """
+    if given is None:
+        return default_folders()
+    folders = [given] if isinstance(given, str | Path) else given
+    if not isinstance(folders, Iterable) or not all(isinstance(f, str | Path) for f in folders):
+        raise SettingsError(f"results: {given!r} cannot be read; expected a folder, or several")
+    return [Path(folder) for folder in folders] or default_folders()
 
 
 def sources(root: Path, *, packed: bool | None = None) -> list[Source]:

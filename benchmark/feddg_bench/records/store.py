@@ -70,6 +70,16 @@ class ResultsStore:
             self._packed = there, {run.key: run for run in reversed(found)}  # the first counts
         return self._packed[1]
 
+    def holds(self, key: str) -> bool:
+        """Return whether the record of a key is there and can be read; it stays where it is."""
+        path = self.runs / f"{key}.json"
+        if not path.is_file():
+            return key in self.packed()
+        try:
+            return RunRecord.parse(path.read_bytes(), key).key == key
+        except (OSError, DataError):
+            return False
+
     def load(self, key: str) -> RunRecord | None:
         """Return a finished run's record, or ``None``.
 

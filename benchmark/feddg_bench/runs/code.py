@@ -5,16 +5,14 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
-import json
 import sys
 from collections.abc import Iterator
 from functools import cache
-from importlib import resources
 from pathlib import Path
 
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.core.method import Method
-from feddg_bench.plugins import load_method
+from feddg_bench.plugins import harmless, load_method
 from feddg_bench.records.record import RunRecord
 
 CORE = ("feddg_bench",)
@@ -64,14 +62,6 @@ def has_changed(record: RunRecord) -> bool:
     method = load_method(record.method)
     now = code_digest(method)
     return record.code != now and not {record.code, now} <= harmless(record.method, method.version)
-
-
-@cache
-def harmless(method: str, version: int) -> frozenset[str]:
-    """Return the digests with which one version of a built-in method gives the same numbers."""
-    path = resources.files("feddg_methods") / "digests.json"
-    known: dict[str, dict[str, list[str]]] = json.loads(path.read_bytes())
-    return frozenset(known.get(method, {}).get(str(version), ()))
 
 
 def _collect(name: str, found: dict[str, str]) -> None:

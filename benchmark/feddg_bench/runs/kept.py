@@ -114,7 +114,13 @@ def load_model(key: str, results: str | Path = "runs", which: str = "last", **hy
         raise SettingsError(f"cannot load the {which!r} model: expected {' or '.join(KEEP)}")
     path = Path(key)
     if path.suffix != ".safetensors":
-        path = ResultsStore(Path(results)).model(key, which)
+        store = ResultsStore(Path(results))
+        path = store.model(key, which)
+        if not path.exists() and key not in store.keys():  # noqa: SIM118 - a store is no mapping
+            raise DataError(
+                f"there is no run {str(key)!r} in {results}: give the whole key of one; "
+                f"`feddg-bench results list --results {results}` counts what is there"
+            )
     facts, weights = read_model(path)
     settings = facts.settings
     plugin = load_method(settings.method)

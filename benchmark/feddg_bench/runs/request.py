@@ -6,9 +6,11 @@ settles and checks all of it before any image is decoded.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,6 +33,7 @@ from feddg_bench.config.reading import listed, read_names
 from feddg_bench.config.recipes import READINGS, load_recipe, names_in, recipe_names
 from feddg_bench.config.schema import EngineSettings, Resources, RunSettings, TrainSettings
 from feddg_bench.data.federated import spread
+from feddg_bench.data.partition import PARTITION_RULES
 from feddg_bench.data.protocols import PROTOCOLS, Scenario, scenarios
 from feddg_bench.data.splits import scenarios_with_files
 from feddg_bench.plugins import check_name, names, open_dataset, outline
@@ -40,6 +43,8 @@ from feddg_bench.records.tuning import load_ledger
 
 if TYPE_CHECKING:
     from feddg_bench.data.dataset import DomainDataset
+
+logger = logging.getLogger(__name__)
 
 Words = str | Sequence[str]
 """Comma-separated names, or a sequence of them."""
@@ -154,12 +159,17 @@ class Request:
         for name in ("method", "protocol", "scenario"):
             value = getattr(self, name)
             several = isinstance(value, Sequence) and len(value) > 0
+            several = several and all(isinstance(one, str) for one in value)
             if not several and not (name == "scenario" and value is None):
                 raise SettingsError(_unreadable(name, value))
         for name in ("dataset", "recipe", "readings"):
             value = getattr(self, name)
             if not isinstance(value, str) and not (name == "recipe" and value is None):
                 raise SettingsError(f"{name}: {value!r} cannot be read; expected one name")
+        if not isinstance(self.tuned, bool | str):
+            raise SettingsError(
+                f"tuned: {self.tuned!r} cannot be read; expected True or a protocol"
+            )
         if not isinstance(self.settings, Mapping):
             raise SettingsError(
                 f"settings: {self.settings!r} cannot be read; expected them by key, such as "
@@ -191,7 +201,7 @@ class Request:
             SettingsError: If a file cannot be read, or a key is unknown.
         """
         given = {name: value for name, value in (flags or {}).items() if value is not None}
-        layers: list[Layer] = [load_layer(path) for path in config]
+        layers = [_file_layer(path) for path in config]
         layers.append({name: value for name, value in given.items() if name in NAMES})
         layers += [
             nested(FLAGS[flag], str(value) if isinstance(value, Path) else value)
@@ -275,6 +285,9 @@ class Request:
                     chosen = read_settings(tuned.settings if tuned else {})
                     layers = base, own, chosen, self.settings, named
                     settled = validate(RunSettings, merge(*layers))
+                    needed = validate(RunSettings, merge(base, outline(method).needs, *layers[1:]))
+                    plain = merge(base, own, chosen, named)
+                    _say_without_effect(self.settings, plain, settled, needed)
                     if tuned is not None:
                         mine = {
                             **dotted(settled.model_dump(mode="json")),
@@ -356,6 +369,52 @@ class Request:
             )
         files = scenarios_with_files(Path(split_csv), protocol, dataset, select)
         return [(scenario, {"data": {"split_csv": str(file)}}) for scenario, file in files]
+
+
+def _file_layer(path: Path) -> Layer:
+    """Return the names and settings of a file, each setting by its full key."""
+    layer = load_layer(path)
+    named = {name: layer.pop(name) for name in (*NAMES, "seed") if name in layer}
+    try:
+        return {**named, **read_settings(layer)}
+    except SettingsError as error:
+        raise SettingsError(f"settings file {path}: {error}") from error
+
+
+def _without_effect(settings: RunSettings) -> dict[str, str]:
+    """Return the settings that decide nothing, each with the one because of which it does not."""
+    kind, train = settings.partition.kind, settings.train
+    found = {
+        f"partition.{name}": f"partition.kind={kind}"
+        for _, names in PARTITION_RULES.values()
+        for name in names
+        if name not in PARTITION_RULES[kind][1]
+    }
+    other = {"adam": "momentum", "sgd": "eps"}[train.optimizer]
+    found[f"train.{other}"] = f"train.optimizer={train.optimizer}"
+    if train.schedule != "exponential":
+        found["train.decay"] = f"train.schedule={train.schedule}"
+    return found
+
+
+def _say_without_effect(
+    user: Mapping[str, Any], plain: Mapping[str, Any], *settled: RunSettings
+) -> None:
+    """Warn of a user's setting that decides nothing under any of some settled settings.
+
+    It is no error, since a record may hold it, and the command that repeats a run says all that
+    the record holds. One that is as in the ``plain`` settings changes no key.
+    """
+    idle = [_without_effect(settings) for settings in settled]
+    before = dotted(validate(RunSettings, plain).model_dump(mode="json"))
+    for key, value in dotted(user).items():
+        if all(key in found for found in idle) and before.get(key) != value:
+            _say_once(f"{key} has no effect with {idle[0][key]}, but the key has it: leave it out")
+
+
+@cache
+def _say_once(words: str) -> None:
+    logger.warning(words)
 
 
 def _holds(mine: Mapping[str, Any], pair: str) -> bool:
@@ -501,7 +560,8 @@ def read_seeds(given: str | int | Sequence[int]) -> tuple[int, ...]:
     whole = all(isinstance(s, _WHOLE) and not isinstance(s, bool) and s >= 0 for s in seeds)
     if not seeds or not whole:
         raise SettingsError(
-            f"cannot read seeds {given!r}: expected numbers >= 0, such as 0,1,2 or 0-2"
+            f"cannot read seeds {given!r}: expected numbers >= 0 of at most 18 digits, such as "
+            f"0,1,2 or 0-2, at most 100,000 in a range"
         )
     return tuple(dict.fromkeys(map(int, seeds)))
 

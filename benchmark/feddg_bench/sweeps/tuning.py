@@ -22,6 +22,7 @@ from feddg_bench.common.files import shipped
 from feddg_bench.common.streams import generator
 from feddg_bench.config.layers import Layer, dotted, merge
 from feddg_bench.config.recipes import READINGS
+from feddg_bench.plugins import check_name
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.runs import read_runs
 from feddg_bench.records.sources import holds_records
@@ -189,6 +190,11 @@ def _space(
     space: dict[str, Choice | Range | None] = {_RATE: None}
     if ranges is not None and not ranges.is_dir():
         raise SettingsError(f"--ranges {ranges} is no folder: expected one that holds METHOD.yaml")
+    for file in sorted(ranges.glob("*.yaml")) if ranges is not None else ():
+        try:
+            check_name("method", file.stem)
+        except SettingsError as error:
+            raise SettingsError(f"{file}: {error}") from error
     path = (ranges or shipped("sweeps/tune")) / f"{method}.yaml"
     if path.exists():
         own = load_ranges(path)

@@ -12,7 +12,7 @@ from feddg_bench.analysis.tables.frames import unlike_recipe
 from feddg_bench.analysis.tables.grid import Line
 from feddg_bench.analysis.tables.rows import Row
 from feddg_bench.common.errors import FeddgError
-from feddg_bench.plugins import load_dataset
+from feddg_bench.plugins import harmless, load_dataset
 from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.rules import LAST, Rule
 from feddg_bench.records.runs import RecordedRun
@@ -262,7 +262,25 @@ def notes(description: Description, rows: Sequence[Row]) -> tuple[str, ...]:
         full = assignments({**row.variant.differences, **unsaid})
         if any(part not in row.label for part in full):
             said.append(f"row {row.label} is {', '.join(full)}")
-    return tuple(map(sentence, [*said, *_elsewhere(rows)]))
+    return tuple(map(sentence, [*said, *_codes(rows), *_elsewhere(rows)]))
+
+
+def _codes(rows: Sequence[Row]) -> list[str]:
+    """Return a sentence for each row whose runs were made by codes that may differ in numbers."""
+    said = []
+    for row in rows:
+        codes: dict[tuple[str, int], set[str]] = {}
+        for run in row.variant.runs if row.variant else ():
+            if run.code is not None:
+                codes.setdefault((run.method, run.version), set()).add(run.code)
+        for (method, version), found in codes.items():
+            if len(found) > 1 and not found <= harmless(method, version):
+                said.append(
+                    f"row {row.label} mixes runs of {len(found)} codes of one version of {method}, "
+                    f"whose numbers may differ: raise `version` where the code changed, or repeat "
+                    f"them with --again"
+                )
+    return said
 
 
 def _elsewhere(rows: Sequence[Row]) -> list[str]:

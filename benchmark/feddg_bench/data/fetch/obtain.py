@@ -33,8 +33,8 @@ def check_offer(dataset: type[DomainDataset], accepted: bool) -> None:
         raise SettingsError(f"{dataset.title} is not downloaded: {dataset.no_download}")
     if dataset.research_only and not accepted:
         raise SettingsError(
-            f"{dataset.title} may be used for research only ({dataset.licence}; {dataset.source}): "
-            f"read its terms, and if you keep to them add --accept-licence"
+            f"{dataset.title} may be used for research only (licence: {dataset.licence}; "
+            f"{dataset.source}): read its terms, and if you keep to them add --accept-licence"
         )
 
 
