@@ -221,7 +221,9 @@ def test_wrong_values_are_refused_in_one_line(values, expected):
 
 
 def test_a_missing_value_is_named():
-    assert message(RunSettings, {"method": "fedavg"}) == "setting scenario: field required"
+    assert message(RunSettings, {"method": "fedavg"}) == "setting scenario is missing"
+    misspelt = {"method": "fedavg", "scenari": "ip-o-c"}
+    assert "did you mean 'scenario'?" in message(RunSettings, misspelt)
 
 
 @pytest.mark.parametrize("kind", ["heterogeneous", "dirichlet"])

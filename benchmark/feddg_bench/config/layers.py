@@ -231,7 +231,8 @@ def validate(model: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
     try:
         return model.model_validate(dict(values))
     except ValidationError as error:
-        first = error.errors()[0]
+        errors = error.errors()  # a misspelt key is also one that is missing
+        first = next((e for e in errors if e["type"] == "extra_forbidden"), errors[0])
         key = prefix + ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
             keys = [prefix + k for k in dotted_keys(model)]
@@ -243,8 +244,10 @@ def validate(model: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
         if first["type"] == "model_type":
             inner = next((k for k in dotted_keys(model, prefix) if k.startswith(f"{key}.")), key)
             said = f"expected settings by name, such as {inner}"
-        given = "" if first["type"] == "missing" else f" {_short(first['input'])} is not valid:"
-        raise SettingsError(f"setting {key}:{given} {said[:1].lower()}{said[1:]}") from error
+        if first["type"] == "missing":
+            raise SettingsError(f"setting {key} is missing") from error
+        given = f"{_short(first['input'])} is not valid"
+        raise SettingsError(f"setting {key}: {given}: {said[:1].lower()}{said[1:]}") from error
 
 
 def _short(value: Any) -> str:
