@@ -22,8 +22,8 @@ FOLDERS = (Path("runs"), Path("results"))
 ENDING = ".jsonl.xz"
 LARGEST = 2**31
 """Bytes that a packed file may unpack to."""
-MOST_TEXT = 10 * 2**20
-"""Bytes of records in a packed file that we write; they are packed to a tenth or less."""
+MOST_TEXT = 8 * 2**20
+"""Bytes of records in a packed file that we write; they are packed to an eighth or less."""
 
 
 @dataclass(frozen=True)
