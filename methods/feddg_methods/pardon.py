@@ -420,10 +420,10 @@ DEVIATIONS = (
     "The code has a linear layer of width 2048 behind the backbone, on which contrast and penalty "
     "act; the paper does not show it. Recipes of the papers have it, and `laptop` gives it to all "
     "methods: on PACS (cs-a-p, three seeds, rates chosen on a fourth) the mean on id_val rose with "
-    "it from 56 to 68 for PARDON and from 63 to 71 for FedAvg, and on the test domain from 37 to 63 "
-    "and from 49 to 67. `quick` has none: on Digits4 (two scenarios, three "
-    "seeds, three rates) the best test mean fell with it from 83 to 73 for PARDON, and from 81 to "
-    "69 for FedAvg, and smaller gammas in its place helped nowhere (results/projection).",
+    "it from 56 to 68 for PARDON and from 63 to 71 for FedAvg, and on the test domain from 37 to "
+    "63 and from 49 to 67. `quick` has none: on Digits4 (two scenarios, three seeds, three rates) "
+    "the best test mean fell with it from 83 to 73 for PARDON, and from 81 to 69 for FedAvg, and "
+    "smaller gammas in its place helped nowhere (results/projection).",
     "The code reads cached styles of another seed or partition if their file is there. We compute"
     " them in each run.",
     "The code runs the backbone five times for anchors, positives and negatives. We run it once "
