@@ -158,8 +158,8 @@ class Request:
     def __post_init__(self) -> None:
         for name in ("method", "protocol", "scenario"):
             value = getattr(self, name)
-            several = isinstance(value, Sequence) and len(value) > 0
-            several = several and all(isinstance(one, str) for one in value)
+            many = value if isinstance(value, Sequence) else ()
+            several = len(many) > 0 and all(isinstance(one, str) for one in many)
             if not several and not (name == "scenario" and value is None):
                 raise SettingsError(_unreadable(name, value))
         for name in ("dataset", "recipe", "readings"):
@@ -285,9 +285,11 @@ class Request:
                     chosen = read_settings(tuned.settings if tuned else {})
                     layers = base, own, chosen, self.settings, named
                     settled = validate(RunSettings, merge(*layers))
-                    needed = validate(RunSettings, merge(base, outline(method).needs, *layers[1:]))
-                    plain = merge(base, own, chosen, named)
-                    _say_without_effect(self.settings, plain, settled, needed)
+                    if idle := _without_effect(settled).keys() & dotted(self.settings).keys():
+                        needs = outline(method).needs
+                        needed = validate(RunSettings, merge(base, needs, *layers[1:]))
+                        plain = validate(RunSettings, merge(base, own, chosen, named))
+                        _say_without_effect(idle, settled, needed, plain)
                     if tuned is not None:
                         mine = {
                             **dotted(settled.model_dump(mode="json")),
@@ -398,18 +400,18 @@ def _without_effect(settings: RunSettings) -> dict[str, str]:
 
 
 def _say_without_effect(
-    user: Mapping[str, Any], plain: Mapping[str, Any], *settled: RunSettings
+    idle: Iterable[str], settled: RunSettings, needed: RunSettings, plain: RunSettings
 ) -> None:
-    """Warn of a user's setting that decides nothing under any of some settled settings.
+    """Warn of a user's settings that decide nothing, whether or not the method's needs count.
 
-    It is no error, since a record may hold it, and the command that repeats a run says all that
-    the record holds. One that is as in the ``plain`` settings changes no key.
+    It is no error, since a record may hold one, and the command that repeats a run says all that
+    the record holds. One that is as in the ``plain`` settings, without the user's, changes no key.
     """
-    idle = [_without_effect(settings) for settings in settled]
-    before = dotted(validate(RunSettings, plain).model_dump(mode="json"))
-    for key, value in dotted(user).items():
-        if all(key in found for found in idle) and before.get(key) != value:
-            _say_once(f"{key} has no effect with {idle[0][key]}, but the key has it: leave it out")
+    why, still = _without_effect(settled), _without_effect(needed)
+    given, before = (dotted(s.model_dump(mode="json")) for s in (settled, plain))
+    for key in sorted(idle):
+        if key in still and given[key] != before[key]:
+            _say_once(f"{key} has no effect with {why[key]}, but the key has it: leave it out")
 
 
 @cache

@@ -111,6 +111,8 @@ def open_tuning(
             seeds, no images of the training domains are held out, or a trial is out of range.
         DataError: If the data set reads its domains from the disk and they cannot be read.
     """
+    if ranges is not None:
+        _check_ranges(ranges)
     root = request.resources.results
     datasets = Datasets(request.resources.data_root)
     request = replace(request, tuned=False, settings=merge(request.settings, MEASURED))
@@ -183,18 +185,22 @@ def _check_ledger(plan: Plan, given: Sequence[str], root: Path) -> None:
             )
 
 
+def _check_ranges(ranges: Path) -> None:
+    """Refuse a folder that is not there, or has a file that is of no method."""
+    if not ranges.is_dir():
+        raise SettingsError(f"--ranges {ranges} is no folder: expected one that holds METHOD.yaml")
+    for file in sorted(ranges.glob("*.yaml")):
+        try:
+            check_name("method", file.stem)
+        except SettingsError as error:
+            raise SettingsError(f"{file}: {error}") from error
+
+
 def _space(
     method: str, given: Mapping[str, Any], ranges: Path | None
 ) -> dict[str, Choice | Range | None]:
     """Return what is tuned for a method: the learning rate, then its own settings with ranges."""
     space: dict[str, Choice | Range | None] = {_RATE: None}
-    if ranges is not None and not ranges.is_dir():
-        raise SettingsError(f"--ranges {ranges} is no folder: expected one that holds METHOD.yaml")
-    for file in sorted(ranges.glob("*.yaml")) if ranges is not None else ():
-        try:
-            check_name("method", file.stem)
-        except SettingsError as error:
-            raise SettingsError(f"{file}: {error}") from error
     path = (ranges or shipped("sweeps/tune")) / f"{method}.yaml"
     if path.exists():
         own = load_ranges(path)
