@@ -11,20 +11,28 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import save
 
 from feddg_bench.common.errors import RunInterruptedError
+from feddg_bench.config.keys import file_digest
 from feddg_bench.data.fetch import download, hub, obtain
 from feddg_bench.data.fetch.mirrors import Download
+from feddg_bench.data.fetch.weights import WEIGHTS
 from feddg_datasets.officehome import OfficeHome
 from feddg_datasets.pacs import PACS
 from feddg_datasets.rmnist import RotatedMNIST
 from feddg_datasets.terraincognita import TerraIncognita
+from feddg_methods.shared.style_transfer import build_style_backend
+from feddg_methods.shared.vgg import ARCHITECTURES, LAYERS
 from tests.fabricate import fabricate
 from tests.loopback import serving
 
@@ -559,3 +567,194 @@ class TestHub:
         monkeypatch.setattr(hub, "find_spec", lambda _: None)
         outcome = feddg("pacs", "--accept-licence", "--to", "x", "--mirror", site.url)
         refused(outcome, "huggingface_hub and pyarrow", "pip install 'feddg-bench[hub]'")
+
+
+class Hostile:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.folder),)
+
+
+def checkpoint(content: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(content, file)
+    return file.getvalue()
+
+
+class TestWeights:
+    """AdaIN's networks, with made-up checkpoints whose tensors have the real names and shapes."""
+
+    ENCODER, DECODER = "20191110-132643_E20.pth", "20191111-092553_E20.pth"
+    REAL = WEIGHTS["vgg19_16x"]
+
+    @pytest.fixture
+    def parts(self) -> dict[str, dict[str, torch.Tensor]]:
+        generator = torch.Generator().manual_seed(0)
+
+        def made(channels: Mapping[str, tuple[int, int]]) -> dict[str, torch.Tensor]:
+            tensors = {}
+            for name, (width, out) in channels.items():
+                side = 1 if name in ("0", "41_aux") else 3
+                tensors[f"conv{name}.weight"] = torch.randn(
+                    out, width, side, side, generator=generator
+                )
+                tensors[f"conv{name}.bias"] = torch.randn(out, generator=generator)
+            return tensors
+
+        widths = (3, *ARCHITECTURES["vgg19_16x"].widths)
+        pairs = dict(zip(LAYERS, pairwise(widths), strict=True))
+        return {
+            "encoder": made({"0": (3, 3), **pairs, "41_aux": (128, 512)}),
+            "decoder": made({name: pair[::-1] for name, pair in pairs.items()}),
+        }
+
+    @pytest.fixture
+    def files(self, parts: dict[str, Any]) -> dict[str, bytes]:
+        return {
+            self.ENCODER: checkpoint({"model": parts["encoder"], "epoch": 20}),
+            self.DECODER: checkpoint({"epoch": 20, "model": parts["decoder"]}),
+        }
+
+    def offer(
+        self,
+        site: Any,
+        monkeypatch: pytest.MonkeyPatch,
+        files: Mapping[str, bytes],
+        digest: str | None = None,
+    ) -> None:
+        """Publish checkpoints, whose checksums are thereby right."""
+        site.files.update({f"/{name}": content for name, content in files.items()})
+        made = {
+            prefix: Download(
+                name, (site.url,), f"sha256:{_sha256(files[name])}", size=len(files[name])
+            )
+            for prefix, name in (("encoder.", self.ENCODER), ("decoder.", self.DECODER))
+        }
+        offer = replace(self.REAL, parts=made, digest=digest)
+        monkeypatch.setitem(WEIGHTS, "vgg19_16x", offer)
+
+    def test_fetched_converted_and_usable(
+        self,
+        feddg: Run,
+        site: Any,
+        files: dict[str, bytes],
+        parts: dict[str, dict[str, torch.Tensor]],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        both = {f"{part}.{key}": t for part, tensors in parts.items() for key, t in tensors.items()}
+        wanted = save(both)
+        self.offer(site, monkeypatch, files, _sha256(wanted))
+        code, out, err = feddg("vgg19_16x")
+        folder = tmp_path / "home/.local/share/feddg-bench/weights"
+        path = folder / "vgg19_16x_adain.safetensors"
+        assert (code, err) == (0, "")
+        assert out.splitlines()[0].endswith("; licence: MIT")
+        assert f"to: {folder}\n" in out
+        assert out.count("checksum right") == 2
+        assert out.endswith(f"use it: hyper.style=vgg19_16x hyper.style_weights={path}\n")
+        assert path.read_bytes() == wanted
+        assert sorted(p.name for p in folder.iterdir()) == ["download.json", path.name]
+        entry = json.loads((folder / "download.json").read_text())["files"][path.name]
+        assert entry["sha256"] == _sha256(wanted)
+        assert entry["url"] == [f"{site.url}/{self.ENCODER}", f"{site.url}/{self.DECODER}"]
+        build_style_backend("vgg19_16x", weights=str(path))
+
+    def test_a_second_time_nothing_is_fetched(
+        self, feddg: Run, site: Any, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.offer(site, monkeypatch, files)
+        assert feddg("vgg19_16x", "--to", "x")[0] == 0
+        path = Path("x/vgg19_16x_adain.safetensors")
+        content = path.read_bytes()
+        assert "was here already" in feddg("vgg19_16x", "--to", "x")[1]
+        assert len(site.requests) == 2
+        path.write_bytes(b"spoilt since")
+        assert feddg("vgg19_16x", "--to", "x")[0] == 0
+        assert path.read_bytes() == content
+
+    def test_a_connection_that_breaks(
+        self, feddg: Run, site: Any, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.offer(site, monkeypatch, files)
+        site.tricks[f"/{self.DECODER}"] = [
+            lambda handler, body: handler.serve(body, cut=1000, ranges=False)
+        ]
+        site.stuck.add(f"/{self.DECODER}")
+        refused(
+            feddg("vgg19_16x", "--to", "x"), self.DECODER, "broke off after 1,000 of", "by hand:"
+        )
+        assert not Path("x/vgg19_16x_adain.safetensors").exists()
+        site.tricks.clear()
+        assert feddg("vgg19_16x", "--to", "x")[0] == 0
+        assert site.ranges(f"/{self.ENCODER}") == [None]  # what is whole is not fetched again
+        assert site.ranges(f"/{self.DECODER}")[-1] == "bytes=1000-"
+
+    @pytest.mark.parametrize("other", [lambda data: data[:-1] + b"?", lambda data: data + b"more"])
+    def test_other_bytes(
+        self,
+        feddg: Run,
+        site: Any,
+        files: dict[str, bytes],
+        monkeypatch: pytest.MonkeyPatch,
+        other: Callable[[bytes], bytes],
+    ) -> None:
+        self.offer(site, monkeypatch, files)
+        site.files[f"/{self.DECODER}"] = other(files[self.DECODER])
+        refused(feddg("vgg19_16x", "--to", "x"), f"no mirror gave {self.DECODER}", "instead of")
+        assert not Path("x/vgg19_16x_adain.safetensors").exists()
+        assert not Path("x/.download", self.DECODER).exists()
+
+    def test_a_hostile_checkpoint_runs_nothing(
+        self,
+        feddg: Run,
+        site: Any,
+        files: dict[str, bytes],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        made = tmp_path / "made"
+        evil = checkpoint({"model": {"conv41.weight": Hostile(made)}, "epoch": 20})
+        self.offer(site, monkeypatch, {**files, self.DECODER: evil})
+        refused(feddg("vgg19_16x", "--to", "x"), self.DECODER, "never loaded")
+        assert not made.exists()
+        assert not Path("x/vgg19_16x_adain.safetensors").exists()
+
+    @pytest.mark.parametrize("content", [{"epoch": 20}, {"model": 3}, [1, 2]])
+    def test_a_checkpoint_without_tensors(
+        self,
+        feddg: Run,
+        site: Any,
+        files: dict[str, bytes],
+        monkeypatch: pytest.MonkeyPatch,
+        content: Any,
+    ) -> None:
+        self.offer(site, monkeypatch, {**files, self.DECODER: checkpoint(content)})
+        refused(feddg("vgg19_16x", "--to", "x"), self.DECODER, "not a mapping")
+
+    def test_other_bytes_after_conversion(
+        self, feddg: Run, site: Any, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.offer(site, monkeypatch, files, digest="0" * 64)
+        refused(feddg("vgg19_16x", "--to", "x"), "vgg19_16x_adain.safetensors", "safetensors")
+        assert not Path("x/vgg19_16x_adain.safetensors").exists()
+
+    def test_bad_input(
+        self, feddg: Run, site: Any, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.offer(site, monkeypatch, files)
+        Path("x").mkdir()
+        Path("x/vgg19_16x_adain.safetensors").write_bytes(b"mine")
+        refused(feddg("vgg19_16x", "--to", "x"), "exists", "move it away")
+        assert Path("x/vgg19_16x_adain.safetensors").read_bytes() == b"mine"
+        refused(feddg("vgg19_x16"), "did you mean 'vgg19_16x'")
+        assert site.requests == []
+
+    def test_the_real_file(self, test_data: Path) -> None:
+        """The pinned digest is that of the file that records name."""
+        path = test_data / "weights" / self.REAL.file
+        assert file_digest(path) == self.REAL.digest

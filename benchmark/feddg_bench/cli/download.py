@@ -1,7 +1,8 @@
-"""``feddg-bench data download``: fetch a data set, check it, and note it in the settings."""
+"""``feddg-bench data download``: fetch a data set or a style network, and check it."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,18 +10,24 @@ from typing import Annotated
 
 import typer
 
-from feddg_bench.cli.data import Name, check_and_report
-from feddg_bench.common.errors import DataError, RunInterruptedError
+from feddg_bench.cli.data import check_and_report
+from feddg_bench.common.errors import DataError, RunInterruptedError, SettingsError, unknown
 from feddg_bench.common.terminal import Display, text
-from feddg_bench.plugins import load_dataset
+from feddg_bench.plugins import load_dataset, names
 
 
 def download_command(
-    dataset: Name,
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="See `feddg-bench data list`; or vgg19, vgg19_16x: AdaIN's network.",
+        ),
+    ],
     to: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Folder of this data set; default DATASET in the data folder."
+            metavar="DIR", help="Folder; default NAME in the data folder, or weights for a network."
         ),
     ] = None,
     mirror: Annotated[
@@ -31,31 +38,39 @@ def download_command(
         bool, typer.Option("--accept-licence", help="I keep to a licence for research only.")
     ] = False,
 ) -> None:
-    """Download a data set where its licence lets us. Stopped, the same command goes on.
+    """Download a data set or a style network where its licence lets us.
 
-    The data folder is $FEDDG_DATA, that of the settings file, or ~/.local/share/feddg-bench. Files
-    are checked before they are used; then the data set is examined as by `data check`.
+    Stopped, the same command goes on. The data folder is $FEDDG_DATA, that of the settings file, or
+    ~/.local/share/feddg-bench. Files are checked before they are used; then a data set is examined
+    as by `data check`, and the checkpoints of a network become one .safetensors file.
     """
-    import sys
-
     from feddg_bench.data.fetch.obtain import check_offer, obtain
+    from feddg_bench.data.fetch.weights import WEIGHTS, obtain_weights
     from feddg_bench.data.locations import data_home, remember_root
 
-    kind = load_dataset(dataset)
+    known = names("data set")
+    if name not in (*known, *WEIGHTS):
+        raise SettingsError(unknown("data set or style network", name, [*known, *WEIGHTS]))
+    if name not in known:
+        offer = WEIGHTS[name]
+        folder = (to or data_home() / "weights").expanduser().absolute()
+        print(f"{offer.title}; licence: {offer.licence}")
+        print(f"source: {offer.source}")
+        print(f"to: {folder}", flush=True)
+        with _bars(offer.source) as show:
+            notes = obtain_weights(offer, folder, mirror or (), show)
+        print("\n".join(notes))
+        print(f"use it: hyper.style={name} hyper.style_weights={folder / offer.file}")
+        return
+    kind = load_dataset(name)
     check_offer(kind, accept_licence)
     folder = (to or data_home() / kind.name).expanduser().absolute()
     size = "" if kind.archive_bytes is None else f", about {kind.archive_bytes / 1e6:,.0f} MB"
     print(f"{kind.title}{size}; licence: {kind.licence}")
     print(f"source: {kind.source}")
     print(f"to: {folder}", flush=True)
-    try:
-        with _bars() as show:
-            notes = obtain(kind, folder, mirror or (), show)
-    except DataError as error:
-        raise DataError(f"{error}; by hand: {kind.source}") from error
-    except RunInterruptedError as stop:
-        print("feddg-bench: stopped; the same command goes on where this one was", file=sys.stderr)
-        raise typer.Exit(128 + stop.signal_number) from stop
+    with _bars(kind.source) as show:
+        notes = obtain(kind, folder, mirror or (), show)
     print("\n".join(notes))
     clean = check_and_report(kind(folder))
     print(f"noted in {remember_root(folder, kind.name)}")
@@ -64,8 +79,23 @@ def download_command(
 
 
 @contextmanager
-def _bars() -> Iterator[Callable[[str, str], Callable[[int, int], None]]]:
-    """Show amount, speed and time left of one step after another, if on a terminal."""
+def _bars(source: str) -> Iterator[Callable[[str, str], Callable[[int, int], None]]]:
+    """Show amount, speed and time left of one step after another, if on a terminal.
+
+    A failure names the ``source``; after a stop, the message says how to go on.
+    """
+    try:
+        with _progress() as show:
+            yield show
+    except DataError as error:
+        raise DataError(f"{error}; by hand: {source}") from error
+    except RunInterruptedError as stop:
+        print("feddg-bench: stopped; the same command goes on where this one was", file=sys.stderr)
+        raise typer.Exit(128 + stop.signal_number) from stop
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, str], Callable[[int, int], None]]]:
     from rich.progress import TimeRemainingColumn
 
     with Display(text("{task.fields[amount]}"), TimeRemainingColumn()) as display:

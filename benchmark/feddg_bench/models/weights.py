@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     import torch
 
 
-def load_tensors(path: str | Path) -> dict[str, torch.Tensor]:
+def load_tensors(path: str | Path, entry: str = "") -> dict[str, torch.Tensor]:
     """Return the named tensors of a weights file, on the CPU.
 
     Args:
         path: A ``.safetensors`` file, or a state dict that ``torch.save`` wrote (any other
             suffix), which is opened with ``weights_only``.
+        entry: Entry of a checkpoint that ``torch.save`` wrote which is the state dict; empty if
+            the file holds nothing else.
 
     Raises:
         DataError: The file is missing, unreadable, holds Python objects that could run code, or
@@ -48,6 +50,8 @@ def load_tensors(path: str | Path) -> dict[str, torch.Tensor]:
             f"{path} cannot be read as weights ({reason}): "
             f"expected a .safetensors file or a state dict written by torch.save"
         ) from error
+    if entry and isinstance(tensors, Mapping):
+        tensors = tensors.get(entry)
     if not isinstance(tensors, Mapping) or not all(
         isinstance(name, str) and isinstance(tensor, torch.Tensor)
         for name, tensor in tensors.items()

@@ -167,9 +167,9 @@ def build_style_backend(
         )
     if weights is None:
         raise SettingsError(
-            f"the style back end {name} has no weights: set hyper.style_weights to one "
-            f"file, or to the encoder's and the decoder's, or set hyper.style=pixel, "
-            f"which needs none"
+            f"the style back end {name} has no weights: get them with feddg-bench data download "
+            f"{name} and set hyper.style_weights to that file, or set hyper.style=pixel, which "
+            f"needs none"
         )
     encoder, decoder = load_pair(name, weights)
     return VGGBackend(

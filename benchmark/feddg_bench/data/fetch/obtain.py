@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,8 @@ def obtain(
     """
     for mirror in mirrors:
         check_url(mirror)
-    receipt = _Receipt(dataset, folder)
+    about = {"dataset": dataset.name, "licence": dataset.licence, "source": dataset.source}
+    receipt = Receipt(about, folder)
     notes: list[str] = []
     try:
         for offer in dataset.downloads:
@@ -76,7 +77,7 @@ def obtain(
 
 
 def _from_mirrors(
-    offer: Download, folder: Path, mirrors: Sequence[str], receipt: _Receipt, show: Show
+    offer: Download, folder: Path, mirrors: Sequence[str], receipt: Receipt, show: Show
 ) -> Iterator[str]:
     place = folder / (offer.unpack or offer.name)
     wanted = Wanted(offer.checksum, offer.size, offer.unzipped)
@@ -109,7 +110,7 @@ def _from_hub(
     offer: HubDownload,
     folder: Path,
     mirrors: Sequence[str],
-    receipt: _Receipt,
+    receipt: Receipt,
     show: Show,
 ) -> Iterator[str]:
     from feddg_bench.data.fetch import hub
@@ -134,12 +135,12 @@ def _from_hub(
     )
 
 
-class _Receipt:
+class Receipt:
     """The file that says what was downloaded into a folder, and from where."""
 
-    def __init__(self, dataset: type[DomainDataset], folder: Path) -> None:
+    def __init__(self, about: Mapping[str, str], folder: Path) -> None:
         self.path = folder / RECEIPT
-        self.about = {"dataset": dataset.name, "licence": dataset.licence, "source": dataset.source}
+        self.about = about
         self.files: dict[str, dict[str, Any]] = {}
         try:
             content = json.loads(self.path.read_bytes())

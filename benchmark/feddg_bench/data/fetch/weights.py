@@ -1,0 +1,165 @@
+"""AdaIN's networks: checkpoints from their public repositories, made into one file of tensors."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.common.files import write_whole
+from feddg_bench.config.keys import file_digest
+from feddg_bench.data.fetch.download import Wanted, check_url, fetch
+from feddg_bench.data.fetch.mirrors import Download
+from feddg_bench.data.fetch.obtain import WORK, Receipt, Show
+from feddg_bench.models.weights import load_tensors
+
+
+@dataclass(frozen=True)
+class WeightsDownload:
+    """Checkpoints whose tensors go into one ``.safetensors`` file.
+
+    Attributes:
+        title: What the network is.
+        licence: Licence of the checkpoints.
+        source: Where they come from, for people.
+        file: Name of the file that is made.
+        parts: First part of the tensors' names in that file -> the checkpoint that holds them.
+        entry: Entry of each checkpoint that is its state dict; empty if the checkpoint is one.
+        digest: SHA-256 of the file that is made, where it is known.
+    """
+
+    title: str
+    licence: str
+    source: str
+    file: str
+    parts: Mapping[str, Download]
+    entry: str = ""
+    digest: str | None = None
+
+
+_DISTILLED = (
+    "https://raw.githubusercontent.com/MingSun-Tse/Collaborative-Distillation/"
+    "4a269dc90020721ef9b279b2926c62f5bcd6d209/trained_models"
+)
+_ORIGINAL = "https://github.com/naoto0804/pytorch-AdaIN/releases/download/v0.0.0"
+
+WEIGHTS = {
+    "vgg19": WeightsDownload(
+        title="AdaIN's VGG-19 and decoder (Huang and Belongie, ICCV 2017; Naoto Inoue's copy)",
+        licence="MIT",
+        source="https://github.com/naoto0804/pytorch-AdaIN",
+        file="vgg19_adain.safetensors",
+        parts={
+            "encoder.": Download(
+                "vgg_normalised.pth",
+                (_ORIGINAL,),
+                "sha256:804ca2835ecf7539f0cd2a7ac3c18ce81e6f8468969ae7117ac0c148d286bb4a",
+                size=80_102_481,
+            ),
+            "decoder.": Download(
+                "decoder.pth",
+                (_ORIGINAL,),
+                "sha256:379ca41d59f3a37eed3599bbbc2560c19da5c458870a5ffd3a9dd41aa88f9472",
+            ),
+        },
+    ),
+    "vgg19_16x": WeightsDownload(
+        title="AdaIN's VGG-19 distilled to a sixteenth (Wang et al., CVPR 2020)",
+        licence="MIT",
+        source="https://github.com/MingSun-Tse/Collaborative-Distillation",
+        file="vgg19_16x_adain.safetensors",
+        parts={
+            "encoder.": Download(
+                "20191110-132643_E20.pth",
+                (f"{_DISTILLED}/wct_se_16x_new",),
+                "sha256:d2f059cbcd6669556a43aadef58d20c8b280462c18b60a9e7424a14dd271cd6b",
+                size=1_235_183,
+            ),
+            "decoder.": Download(
+                "20191111-092553_E20.pth",
+                (f"{_DISTILLED}/wct_se_16x_new_sd",),
+                "sha256:902f65e2c6033d803d02df552eb898e5985190a7ae67d155e384826eec6f04cb",
+                size=881_308,
+            ),
+        },
+        entry="model",
+        digest="b33ee8d8aeb4a3620e13a9a5311dca18d5f49ae5275d0f2542c60094b5465981",
+    ),
+}
+"""Style back end -> its weights. AdaIN works at relu4_1, hence stage 4 of the distillation."""
+
+
+def obtain_weights(
+    offer: WeightsDownload,
+    folder: Path,
+    mirrors: Sequence[str] = (),
+    show: Show = lambda _name, _unit: lambda _done, _total: None,
+) -> list[str]:
+    """Put the weights into a folder; they are not fetched again if they are there.
+
+    Args:
+        offer: An entry of `WEIGHTS`.
+        folder: The file `WeightsDownload.file` goes here.
+        mirrors: Folders of servers that are used instead of the known ones.
+        show: Shows the progress of each download.
+
+    Returns:
+        Sentences for the user: which files came, and how they were checked.
+
+    Raises:
+        SettingsError: If another file is in the way, or a mirror is not a web address.
+        DataError: If a checkpoint cannot be fetched or fails its checks, or the file cannot be
+            written.
+    """
+    for mirror in mirrors:
+        check_url(mirror)
+    receipt, place = Receipt({}, folder), folder / offer.file
+    if place.exists():
+        known = offer.digest or receipt.files.get(offer.file, {}).get("sha256")
+        if file_digest(place) == known:
+            return [f"{offer.file}: was here already"]
+        if not receipt.made(offer.file, place):  # else it was whole once and has been damaged since
+            raise SettingsError(
+                f"{place} exists and is not what this command makes: move it away or choose "
+                f"another folder with --to"
+            )
+    try:
+        notes = _assemble(offer, folder, mirrors, receipt, show)
+        shutil.rmtree(folder / WORK, ignore_errors=True)
+    except OSError as error:
+        raise DataError(
+            f"cannot write to {folder}: {error.strerror or error}; choose another folder with --to"
+        ) from error
+    return notes
+
+
+def _assemble(
+    offer: WeightsDownload, folder: Path, mirrors: Sequence[str], receipt: Receipt, show: Show
+) -> list[str]:
+    from safetensors.torch import save
+
+    tensors, notes, urls = {}, [], []
+    for prefix, part in offer.parts.items():
+        path = folder / WORK / part.name
+        places = [f"{mirror.rstrip('/')}/{part.name}" for mirror in mirrors or part.mirrors]
+        urls.append(fetch(places, path, Wanted(part.checksum, part.size), show(part.name, "bytes")))
+        notes.append(f"{part.name}: {path.stat().st_size:,} bytes, checksum right")
+        for name, tensor in load_tensors(path, offer.entry).items():
+            tensors[prefix + name] = tensor.contiguous()
+    content = save(tensors)
+    digest = hashlib.sha256(content).hexdigest()
+    if offer.digest not in (None, digest):
+        raise DataError(
+            f"{offer.file} has SHA-256 {digest} instead of {offer.digest}: this version of "
+            f"safetensors writes other bytes; install 0.8.0"
+        )
+    receipt.note(
+        offer.file,
+        [folder / offer.file],
+        {"url": urls, "licence": offer.licence, "source": offer.source, "sha256": digest},
+    )
+    write_whole(folder / offer.file, content)
+    return [*notes, f"{offer.file}: {len(content):,} bytes, SHA-256 {digest}"]
