@@ -35,7 +35,7 @@ def tune(*more: str) -> list[str]:
 def test_tune_then_run_with_what_won(feddg: Run, tmp_path: Path) -> None:
     listed = feddg(*tune("--dry-run"))
     assert listed.code == 0, listed.err
-    assert "4 runs: 4 to do" in listed.out
+    assert "12 runs: 12 to do" in listed.out
     refused = feddg("run", "--method", "fedavg", "--tuned", *PAIRS)
     assert refused.code == 2
     assert "fedavg was not tuned" in refused.err
@@ -47,7 +47,7 @@ def test_tune_then_run_with_what_won(feddg: Run, tmp_path: Path) -> None:
     found = ledgers(tmp_path / "runs")
     assert set(found) == {"fedavg", "fedprox"}
     trials = list(ResultsStore(tmp_path / "runs/tuning"))
-    assert {record.seed for record in trials} == {100}
+    assert {record.seed for record in trials} == {100, 101, 102}
     assert not list(ResultsStore(tmp_path / "runs"))  # no table sees a trial
 
     for path in tmp_path.glob("runs/tuning/digits4-ltdo-quick/*"):
@@ -57,12 +57,16 @@ def test_tune_then_run_with_what_won(feddg: Run, tmp_path: Path) -> None:
     assert ledgers(tmp_path / "runs") == found
 
     ledger = json.loads(found["fedprox"])
-    best = max(ledger["trials"], key=lambda trial: trial["id_val"])
-    assert ledger["trials"][ledger["chosen"]] == best
+    assert ledger["rule"] == "paired"
+    assert [len(trial["values"]) for trial in ledger["trials"]] == [3, 3]
+    assert ledger["trials"][1].keys() >= {"lead", "standard_error"}
+    best = ledger["trials"][ledger["chosen"]]
     ran = feddg("run", "--method", "fedprox", "--tuned", *PAIRS, "--workers", "1")
     assert ran.code == 0, ran.err
     (record,) = ResultsStore(tmp_path / "runs")
-    assert record.tuned == TunedRecord(trials=2, settings=best["settings"], scenario="ip-o-c")
+    assert record.tuned == TunedRecord(
+        trials=2, settings=best["settings"], seeds=3, scenario="ip-o-c"
+    )
     rate = best["settings"].get("train.lr", 0.002)
     assert record.settings["train"]["lr"] == rate
     shown = feddg("settings", "train.lr", "--method", "fedprox", "--tuned", "ltdo", "--json")
@@ -100,7 +104,8 @@ def test_killed_in_the_middle(feddg: Run, tmp_path: Path) -> None:
     """Killed and started again, it makes what is left, and the same choice."""
 
     def command(results: Path, workers: int) -> list[str]:
-        return tune("--results", str(results), "--workers", str(workers))
+        seeds = ("--seeds", "100")
+        return tune("--results", str(results), "--workers", str(workers), *seeds)
 
     def values(results: Path) -> list[Any]:
         found = [json.loads(text) for _, text in sorted(ledgers(results).items())]

@@ -19,7 +19,9 @@ from feddg_bench.records.statistics import (
     average_ranks,
     best_rows,
     by_scenario,
+    clear_leads,
     compare,
+    detectable,
     holm,
     improvement,
     interquartile_mean,
@@ -322,3 +324,29 @@ def test_ranks_are_those_of_scipy(values: list[list[int]]) -> None:
     found = average_ranks([sample([[v] for v in row]) for row in values], units(3))
     expected = scipy.stats.rankdata(-np.array(values), axis=0).mean(axis=1)
     assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("n", [3, 4, 6, 30])
+def test_what_a_test_detects_is_that_of_statsmodels(n: int) -> None:
+    from statsmodels.stats.power import TTestPower
+
+    gaps = np.random.default_rng(n).normal(1.0, 2.0, n)
+    effect = TTestPower().solve_power(effect_size=None, nobs=n, alpha=0.05, power=0.8)
+    assert detectable(gaps) == pytest.approx(effect * gaps.std(ddof=1), rel=1e-5)
+    assert detectable(gaps + 5) == pytest.approx(detectable(gaps))  # it asks for scatter alone
+    assert math.isnan(detectable(gaps[:2]))
+
+
+def test_clear_leads_take_the_noise_of_all_into_account() -> None:
+    """Quantile of t: 2.92 for one alternative, 2.78 for two, each with three seeds."""
+    steps = np.array([-1.0, 0.0, 1.0])
+    calm, error = steps / 100, 1 / math.sqrt(3)
+    assert clear_leads(np.stack([steps + 2.93 * error])).tolist() == [True]
+    assert clear_leads(np.stack([steps + 2.91 * error])).tolist() == [False]
+    lucky = np.stack([calm + 1.0, steps])  # its own noise alone would let it win
+    assert clear_leads(lucky).tolist() == [True, False]
+    assert clear_leads(np.stack([calm + 0.5, steps])).tolist() == [False, False]
+    wild = np.stack([calm + 0.5, calm, 100 * steps - 50])  # one that falls apart hides no other
+    assert clear_leads(wild).tolist() == [True, False, False]
+    assert clear_leads(np.ones((2, 2))).tolist() == [False, False]
+    assert clear_leads(np.ones((0, 3))).tolist() == []

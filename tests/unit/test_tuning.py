@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from itertools import pairwise, permutations
+from itertools import pairwise, permutations, product
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,12 @@ from feddg_bench.records.store import ResultsStore
 from feddg_bench.records.tuning import (
     Trial,
     TuningLedger,
-    best,
     ledger_path,
     load_ledger,
     pack_ledgers,
     unpack_ledgers,
+    winners,
+    with_leads,
     worth,
 )
 from feddg_bench.runs.request import Request
@@ -36,6 +37,7 @@ from feddg_bench.sweeps.definition import Choice, Range
 from feddg_bench.sweeps.tuning import RATES, Tuning, open_tuning, trial_points
 from tests.fabricate_records import record, save
 from tests.helpers import entry, refused
+from tests.simulate_tuning import errors
 
 FRAME = ("digits4", "ltdo", "quick")
 SPACE = {
@@ -61,12 +63,24 @@ def write(root: Path, method: str, *trials: Trial, **more: Any) -> Path:
         "metric": "accuracy",
     }
     values |= {"method": method, "dataset": dataset, "protocol": protocol, "recipe": recipe}
-    return TuningLedger(**{**values, "trials": trials, "chosen": best(trials), **more}).save(root)
+    values |= {"trials": trials, "chosen": best(*trials), **more}
+    return TuningLedger(**values).save(root)
+
+
+def best(*trials: Trial) -> int | None:
+    """Return the trial that the first rule chooses."""
+    return next(iter(winners(trials, "mean_last_fifth")), None)
 
 
 def trial(value: float | None, **settings: Any) -> Trial:
     found = {name.replace("_", ".", 1): value for name, value in settings.items()}
     return Trial(settings=found, keys=("ab",), id_val=value, seconds=1.0)
+
+
+def seeded(*values: float) -> Trial:
+    return Trial(
+        settings={}, keys=("ab",), id_val=sum(values) / len(values), values=values, seconds=1.0
+    )
 
 
 def asked(root: Path, **words: Any) -> Request:
@@ -137,7 +151,7 @@ def test_what_is_given_is_not_tuned(tmp_path: Path) -> None:
         ({"scenario": "all"}, "one scenario"),
         ({"settings": {"data.id_val_fraction": 0.0}}, "holds out none"),
         ({"method": "fedpox"}, "did you mean 'fedprox'"),
-        ({"seeds": "3"}, "tune with another"),
+        ({"seeds": "3"}, "tune with others"),
     ],
 )
 def test_dishonest_tuning_is_refused(tmp_path: Path, words: dict[str, Any], said: str) -> None:
@@ -184,12 +198,12 @@ def made(
 
 def test_held_out_images_of_training_domains_choose(tmp_path: Path) -> None:
     """Better on the test domain, or in an early round, is not better."""
-    (one,) = tuning_of(tmp_path, method="fedavg")
+    (one,) = open_tuning(asked(tmp_path, seeds="100-102", method="fedavg"), 8)[0]
     root = tmp_path / "tuning"
-    for number in range(8):
+    for number, place in product(range(8), range(3)):
         assert not one.is_done(root)
         last, test = (0.9, 0.1) if number == 5 else (0.8, 1.0)
-        save(root, made(one, number, [1.0, 1.0, last, last, last], test))
+        save(root, made(one, number, [1.0, 1.0, last, last, last], test, place))
     assert one.is_done(root)
     ledger = one.ledger(root)
     assert ledger.chosen == 5
@@ -200,27 +214,92 @@ def test_held_out_images_of_training_domains_choose(tmp_path: Path) -> None:
     assert load_ledger(tmp_path, *FRAME, "fedavg") == ledger
 
 
-def test_of_several_seeds_the_mean_chooses(tmp_path: Path) -> None:
+def test_a_lead_over_three_seeds_chooses_and_is_in_the_ledger(tmp_path: Path) -> None:
     (one,) = open_tuning(asked(tmp_path, seeds="100-102", method="fedavg"), 2)[0]
     assert [len(runs) for runs in one.trials] == [3, 3]
     assert len({job.key for job in one.jobs}) == 6
     root = tmp_path / "tuning"
-    for number, values in enumerate(([0.9, 0.1, 0.2], [0.5, 0.4, 0.6])):
+    for number, values in enumerate(([0.9, 0.1, 0.2], [0.95, 0.16, 0.24])):
         for seed, value in enumerate(values):
             assert not one.is_done(root)
             save(root, made(one, number, [value], 0, seed))
     ledger = one.ledger(root)
-    assert ledger.seeds == (100, 101, 102)
-    assert [t.id_val for t in ledger.trials] == pytest.approx([0.4, 0.5])
+    assert (ledger.rule, ledger.seeds) == ("paired", (100, 101, 102))
+    recipe, other = ledger.trials
+    assert [t.id_val for t in (recipe, other)] == pytest.approx([0.4, 0.45])
+    assert other.values == (0.95, 0.16, 0.24)
+    assert (recipe.lead, recipe.standard_error) == (None, None)
+    assert other.lead == pytest.approx(0.05)
+    assert other.standard_error == pytest.approx(0.01 / math.sqrt(3))
     assert ledger.chosen == 1
     assert ledger.trials[0].keys == tuple(job.key for job in one.trials[0])
     ledger.save(tmp_path)
+    assert load_ledger(tmp_path, *FRAME, "fedavg") == ledger
     asking = asked(tmp_path, method="fedavg", tuned=True)
     assert asking.plan(check=False)[0].tuned == TunedRecord(
         trials=2, settings=ledger.settings, seeds=3, scenario="ip-o-c"
     )
     with refused(SettingsError, "seed 102 chose"):
         asked(tmp_path, method="fedavg", tuned=True, seeds="102").plan(check=False)
+
+
+def test_a_lead_within_the_noise_keeps_the_recipe() -> None:
+    """The one-sided t quantile of two degrees of freedom is 2.92 at 5 %, 4.30 at 2.5 %."""
+    recipe = seeded(0.5, 0.6, 0.7)
+    for lead, won in ((2.9, 0), (2.94, 1)):  # in standard errors of differences that scatter by 1
+        step = lead / math.sqrt(3)
+        other = seeded(0.5 + (step - 1) / 100, 0.6 + step / 100, 0.7 + (step + 1) / 100)
+        found = with_leads([recipe, other])
+        assert found[1].lead / found[1].standard_error == pytest.approx(lead)  # type: ignore[operator]
+        assert winners(found, "paired") == (won,)
+        assert winners(found, "mean_last_fifth") == (1,)
+        assert winners([*found, trial(None)], "paired") == (won,)  # one that failed does not count
+
+
+def test_of_several_clear_leads_the_largest_wins_and_ties_go_to_the_first() -> None:
+    recipe, lower = seeded(0.5, 0.6, 0.7), seeded(0.7, 0.81, 0.9)
+    higher = seeded(0.8, 0.91, 1.0)
+    assert winners([recipe, lower, higher, higher], "paired") == (2, 3)
+
+
+def test_one_or_two_seeds_keep_the_recipe(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for values in ((0.5,), (0.5, 0.5)):
+        pair = with_leads([seeded(*values), seeded(*(v + 0.4 for v in values))])
+        assert winners(pair, "paired") == (0,)
+        assert pair[1].lead == pytest.approx(0.4)
+    tuning_of(tmp_path, method="fedavg")
+    assert "fewer than 3 seeds choose nothing" in caplog.text
+    assert "--seeds 100-102" in caplog.text
+
+
+def test_without_the_recipe_s_own_value_the_largest_mean_wins() -> None:
+    assert winners(with_leads([trial(None), seeded(0.2, 0.3, 0.4)]), "paired") == (1,)
+    assert winners([trial(None), trial(None)], "paired") == ()
+
+
+def test_a_ledger_whose_choice_its_rule_does_not_make_is_refused(tmp_path: Path) -> None:
+    pair = with_leads([seeded(0.5, 0.6, 0.7), seeded(0.7, 0.6, 0.8)])
+    path = write(tmp_path, "fedavg", *pair, rule="paired", chosen=0, seeds=(1, 2, 3))
+    path.write_text(path.read_text().replace('"chosen": 0', '"chosen": 1'))
+    with pytest.raises(DataError, match="no ledger of tuning"):
+        load_ledger(tmp_path, *FRAME, "fedavg")
+
+
+def test_ledgers_of_the_first_rule_are_written_back_as_they_were() -> None:
+    for path in (Path(__file__).parents[2] / "results/tuning").glob("*.jsonl"):
+        for line in path.read_text().splitlines():
+            ledger = TuningLedger.model_validate_json(line)
+            assert (ledger.rule, ledger.seeds) == ("mean_last_fifth", (100,))
+            assert "lead" not in ledger.model_dump_json()
+
+
+def test_the_rule_s_errors_are_as_the_guide_says() -> None:
+    """Three seeds, four trials, differences that scatter by 1 and by 4 points."""
+    for noise, least, most in ((1.0, 0.2, 0.4), (4.0, 0.8, 0.96)):
+        false, missed = errors(3, noise, draws=300)
+        assert false < 0.1
+        assert least < missed < most
+    assert errors(3, 1.0, "mean_last_fifth", draws=300)[0] > 0.65
 
 
 def test_a_ledger_of_the_first_form_is_read(tmp_path: Path) -> None:
@@ -245,9 +324,9 @@ def test_the_mean_of_the_last_fifth_of_the_rounds_counts(tmp_path: Path) -> None
 
 
 def test_equal_trials_and_failed_ones() -> None:
-    assert best((trial(0.5), trial(0.5), trial(None))) == 0
-    assert best((trial(None), trial(-0.5))) == 1
-    assert best((trial(None), trial(None))) is None
+    assert best(trial(0.5), trial(0.5), trial(None)) == 0
+    assert best(trial(None), trial(-0.5)) == 1
+    assert best(trial(None), trial(None)) is None
 
 
 def test_the_last_bit_of_a_mean_chooses_no_trial() -> None:
@@ -255,8 +334,8 @@ def test_the_last_bit_of_a_mean_chooses_no_trial() -> None:
     shares = [34 / 40, 35 / 40, 36 / 40, 34 / 40, 35 / 40, 35 / 40]
     means = sorted({sum(order) / 6 for order in permutations(shares)})
     assert len(means) == 2
-    assert best(tuple(map(trial, means))) == 0
-    assert best((trial(-3e9), trial(-2.9e9), trial(-3e9))) == 1
+    assert best(*map(trial, means)) == 0
+    assert best(trial(-3e9), trial(-2.9e9), trial(-3e9)) == 1
 
 
 def test_a_ledger_that_chose_the_later_of_two_equal_trials_is_still_read(tmp_path: Path) -> None:

@@ -31,17 +31,18 @@ def tune_command(
 ) -> None:
     """Try the same number of settings for every method and write down which won.
 
-    It tries the learning rate first, then the method's own ranges, on one scenario and a seed that
-    no table uses (default 100; of several the mean counts). Only held-out images of the training
-    domains decide. It goes on where it was stopped, and can share the work as `sweep` does.
-    RESULTS/tuning holds the trials and the ledgers that `run --tuned` reads.
+    It tries the learning rate first, then the method's own ranges, on one scenario and seeds that
+    no table uses (default 100-102). The recipe's settings stay unless others lead by more than
+    noise over at least three seeds. Only held-out images of the training domains decide. It goes
+    on where it was stopped, and can share the work as `sweep` does. RESULTS/tuning holds the trials
+    and the ledgers that `run --tuned` reads.
     """
-    from feddg_bench.sweeps.tuning import SEED, open_tuning
+    from feddg_bench.sweeps.tuning import SEEDS, open_tuning
 
     resources = recording.resources()
     if resources.engine == "slurm":
         raise SettingsError("tune takes no --engine slurm: start the same command in several jobs")
-    seeds = str(SEED) if names.seeds is None else names.seeds
+    seeds = SEEDS if names.seeds is None else names.seeds
     tunings, search = open_tuning(names.request(resources, seeds=seeds), trials, ranges)
     inner = resources.model_copy(update={"results": resources.results / FOLDER})
     if dry_run:
@@ -75,18 +76,24 @@ def _show(ledgers: Sequence[TuningLedger], metric: Metric, place: Path) -> None:
         ]
         seconds = sum(trial.seconds or 0 for trial in ledger.trials)
         settings = ", ".join(assignments(ledger.settings)) or "the recipe's own"
+        won = None if ledger.chosen is None else ledger.trials[ledger.chosen]
         chosen = "-" if ledger.chosen is None else values[ledger.chosen]
-        said = "every trial failed" if ledger.chosen is None else settings
-        rows.append((ledger.method, values[0] or "-", chosen or "-", said, f"{seconds:.0f}"))
+        said = "every trial failed" if won is None else settings
+        lead = "-"
+        if won and won.lead is not None and won.standard_error is not None:
+            shown = metric.display(won.lead), metric.display(won.standard_error)
+            lead = "{:+.2f} ± {:.2f}".format(*shown)
+        rows.append((ledger.method, values[0] or "-", chosen or "-", lead, said, f"{seconds:.0f}"))
     seeds = f"seed{'s' * (len(first.seeds) > 1)} {', '.join(map(str, first.seeds))}"
     title = f"{first.dataset}, {first.protocol} {first.scenario}, recipe {first.recipe}"
     drawn = table(
         f"{title}, {seeds}: {len(first.trials)} trials each",
-        ("method", "recipe", "tuned", "settings", "seconds"),
+        ("method", "recipe", "tuned", "lead", "settings", "seconds"),
         rows,
-        caption=f"{metric.title} on held-out images of the training domains, "
-        f"mean of the last rounds. `run --tuned` takes these settings: {place}",
-        right=("recipe", "tuned", "seconds"),
+        caption=f"{metric.title} on held-out images of the training domains, mean of the last "
+        f"rounds. Settings replace the recipe's if they lead by more than noise (lead ± standard "
+        f"error). `run --tuned` takes them: {place}",
+        right=("recipe", "tuned", "lead", "seconds"),
         whole=("method",),
     )
     terminal().print(drawn, highlight=False)

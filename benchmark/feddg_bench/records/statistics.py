@@ -26,8 +26,10 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 LEVEL = 0.05
 """Two-sided level below which a difference counts."""
+POWER = 0.8
+"""Share of cases in which a test finds a difference that is called detectable."""
 FEWEST = 3
-"""Fewest scenarios for a test: with fewer, a difference could be peculiar to them."""
+"""Fewest scenarios or seeds for a test: with fewer, a difference could be peculiar to them."""
 RESAMPLES = 1000
 TIE = 0.005
 """Accuracies in percent that are closer than this print the same, and tie."""
@@ -51,8 +53,9 @@ class Comparison:
 
     difference: Estimate  # mean over scenarios of the mean differences (row - other) over seeds
     # Two-sided, of Student's t-test that the scenarios' mean differences have mean 0; NaN for fewer
-    # than `FEWEST` scenarios.
+    # than `FEWEST` scenarios, as is what the test can detect (see `detectable`).
     p_value: float
+    detectable: float
     wins: int  # scenarios in which the row is better on average
     ties: int  # scenarios in which it is equal, within `TIE` by default
     losses: int  # scenarios in which it is worse
@@ -109,13 +112,14 @@ def compare(
     gaps = {pair: row[pair] - other[pair] for pair in row if pair in other}
     groups = list(by_scenario(gaps).values())
     if not groups:
-        return Comparison(Estimate(NAN), NAN, 0, 0, 0)
+        return Comparison(Estimate(NAN), NAN, NAN, 0, 0, 0)
     means = np.array([group.mean() for group in groups])
     better = -means if lower_is_better else means
     wins, losses = int((better >= tie).sum()), int((better <= -tie).sum())
     return Comparison(
         t_interval(means),
         t_test(means),
+        detectable(means),
         wins,
         len(groups) - wins - losses,
         losses,
@@ -156,6 +160,47 @@ def t_interval(differences: _Values) -> Estimate:
 
     half = float(stdtrit(n - 1, 1 - LEVEL / 2)) * _standard_error(differences)
     return Estimate(mean, mean - half, mean + half)
+
+
+def detectable(differences: _Values) -> float:
+    """Return the smallest true mean that `t_test` finds in four of five cases (80 % power).
+
+    It is that of the noncentral t distribution for the scatter of these differences: they say how
+    noisy such a comparison is, not how large its true difference is.
+
+    Args:
+        differences: One per scenario, [n]; NaN is returned for n < `FEWEST`.
+    """
+    free = len(differences) - 1
+    if free + 1 < FEWEST:
+        return NAN
+    from scipy.special import nctdtrinc, stdtrit
+
+    shift = float(nctdtrinc(free, 1 - POWER, stdtrit(free, 1 - LEVEL / 2)))
+    return shift * _standard_error(differences)
+
+
+def clear_leads(differences: _Values) -> NDArray[np.bool_]:
+    """Return which alternatives are better than a reference by more than noise, bool [A].
+
+    It is a one-sided t-test over seeds at `LEVEL`, with Bonferroni's correction for A alternatives.
+    Few seeds estimate an alternative's own noise badly, so that it counts as no less than the
+    median of all; the test has the (n - 1) A degrees of freedom of all. The median, since one
+    alternative that falls apart must not hide the others.
+
+    Args:
+        differences: Alternative minus reference, of the same seeds, [A, n]; none is better for
+            n < `FEWEST`.
+    """
+    count, seeds = differences.shape
+    if not count or seeds < FEWEST:
+        return np.zeros(count, bool)
+    from scipy.special import stdtrit
+
+    errors = np.array([_standard_error(one) for one in differences])
+    noise = np.maximum(errors, np.median(errors))
+    quantile = float(stdtrit((seeds - 1) * count, 1 - LEVEL / count))
+    return np.asarray(differences.mean(axis=1) > quantile * noise)
 
 
 def _standard_error(values: _Values) -> float:

@@ -1,26 +1,31 @@
-"""Ledgers of equal tuning: what was tried for a method, what came out, what it cost, what won."""
+"""Ledgers of equal tuning: a method's trials, their values and costs, and the one that won."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.common.files import file_name, write_whole
-from feddg_bench.records.record import RunRecord
+from feddg_bench.records.record import Later, RunRecord
 from feddg_bench.records.rules import split_metric
 from feddg_bench.records.sources import FOLDERS
+from feddg_bench.records.statistics import clear_leads, mean_and_std
 
 FOLDER = "tuning"
 """Name of the results folder, inside another, that holds ledgers and the trials' records."""
-Rule = Literal["mean_last_fifth"]
-"""What decides which trial is best: the mean over the last fifth of the evaluated rounds, at least
-`FEWEST`, of the key metric on held-out images of the training domains. A mean, since single rounds
-swing; over the last rounds, since tables show the last."""
+Rule = Literal["mean_last_fifth", "paired"]
+"""How a trial is chosen. Its value is the mean over the last fifth of the evaluated rounds, at
+least `FEWEST`, of the key metric on held-out images of the training domains: single rounds swing,
+and tables show the last. Under ``mean_last_fifth``, the first rule, the largest mean over seeds
+wins. Under ``paired`` the first trial, which is the recipe's, wins unless another leads by more
+than noise over at least three seeds (see `clear_leads`)."""
 FEWEST = 3
 """Fewest evaluated rounds in that mean, if there are so many."""
 
@@ -43,7 +48,10 @@ class Trial(_Part):
 
     settings: dict[Setting, bool | int | float | str]  # by dotted key; empty: the recipe's own
     keys: tuple[str, ...]  # of its runs, one per seed
-    id_val: float | None  # decides, see `Rule`: the mean over seeds; `None` if a run failed
+    id_val: float | None  # see `Rule`: the mean over seeds; `None` if a run failed
+    values: Later[tuple[float, ...]] = None  # the same of each seed; absent if a run failed
+    lead: Later[float] = None  # mean difference of `values` from the first trial's
+    standard_error: Later[float] = None  # of `lead`, over seeds
     seconds: float | None  # total of its runs
     error: str | None = None  # why one failed
 
@@ -67,7 +75,7 @@ class TuningLedger(_Part):
     metric: str  # the data set's key metric
     rule: Rule = "mean_last_fifth"
     trials: tuple[Trial, ...]
-    chosen: int | None  # position of the best trial, the earliest if tied; `None`: all failed
+    chosen: int | None  # position of the trial that won; `None`: all failed
 
     @model_validator(mode="before")
     @classmethod
@@ -75,9 +83,10 @@ class TuningLedger(_Part):
         return _several(values, "seed", "seeds")
 
     @model_validator(mode="after")
-    def _best(self) -> TuningLedger:
-        if self.chosen not in (equally_good(self.trials) or (None,)):
-            raise ValueError(f"chosen is {self.chosen}, but trial {best(self.trials)} is the best")
+    def _won(self) -> TuningLedger:
+        found = winners(self.trials, self.rule)
+        if self.chosen not in (found or (None,)):
+            raise ValueError(f"chosen is {self.chosen}, but trial {found[:1]} won")
         return self
 
     @property
@@ -101,20 +110,43 @@ def worth(record: RunRecord) -> float | None:
     return sum(known) / len(known) if values and len(known) == len(values) else None
 
 
-def best(trials: tuple[Trial, ...]) -> int | None:
-    """Return the position of the trial with the highest ``id_val``, the earliest if tied."""
-    return next(iter(equally_good(trials)), None)
+def with_leads(trials: Sequence[Trial]) -> tuple[Trial, ...]:
+    """Return trials with how far each leads the first, for those that both have values."""
+    first = trials[0].values
+    found = [trials[0]]
+    for trial in trials[1:]:
+        lead: dict[str, float | None] = {}
+        if first is not None and trial.values is not None:
+            mean, std = mean_and_std([a - b for a, b in zip(trial.values, first, strict=True)])
+            error = None if std is None else std / math.sqrt(len(first))
+            lead = {"lead": mean, "standard_error": error}
+        found.append(trial.model_copy(update=lead))
+    return tuple(found)
 
 
-def equally_good(trials: tuple[Trial, ...]) -> tuple[int, ...]:
-    """Return the positions of the trials with the highest ``id_val``; none if all failed.
+def winners(trials: Sequence[Trial], rule: Rule) -> tuple[int, ...]:
+    """Return the positions of the trials that a rule may choose, the first one first.
 
-    Values that differ by rounding alone are tied, as do means of the same counts of images that
-    were added in another order.
+    There are several if they are tied, and none if all trials failed. If the first trial failed, no
+    other can be compared with it, and the largest mean wins under both rules.
     """
-    values = {i: trial.id_val for i, trial in enumerate(trials) if trial.id_val is not None}
-    highest = max(values.values(), default=0)
-    return tuple(i for i, value in values.items() if math.isclose(value, highest, rel_tol=1e-12))
+    means = {i: trial.id_val for i, trial in enumerate(trials) if trial.id_val is not None}
+    if rule == "paired" and 0 in means:
+        means = {i: means[i] for i in _ahead(trials)} or {0: means[0]}
+    highest = max(means.values(), default=0)
+    # Values that differ by rounding alone are tied, as do means of the same counts of images that
+    # were added in another order.
+    return tuple(i for i, value in means.items() if math.isclose(value, highest, rel_tol=1e-12))
+
+
+def _ahead(trials: Sequence[Trial]) -> list[int]:
+    """Return the positions of the trials that lead the first by more than noise."""
+    first, *others = (None if trial.values is None else np.array(trial.values) for trial in trials)
+    rivals = {i: values - first for i, values in enumerate(others, 1) if values is not None}
+    if first is None or not rivals:
+        return []
+    clear = clear_leads(np.stack(list(rivals.values())))
+    return [i for i, ahead in zip(rivals, clear, strict=True) if ahead]
 
 
 def ledger_path(root: Path, dataset: str, protocol: str, recipe: str, method: str) -> Path:

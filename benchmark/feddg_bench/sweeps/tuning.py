@@ -10,6 +10,7 @@ recipe's.
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,22 +27,31 @@ from feddg_bench.plugins import check_name
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.runs import read_runs
 from feddg_bench.records.sources import holds_records
+from feddg_bench.records.statistics import FEWEST
 from feddg_bench.records.store import ResultsStore
-from feddg_bench.records.tuning import Trial, TuningLedger, best, find_ledger, worth
+from feddg_bench.records.tuning import (
+    Trial,
+    TuningLedger,
+    find_ledger,
+    winners,
+    with_leads,
+    worth,
+)
 from feddg_bench.runs.request import Datasets, Plan, Request, read_seeds
 from feddg_bench.sweeps.definition import Choice, Point, Range, load_ranges
 from feddg_bench.sweeps.failures import Failures
 from feddg_bench.sweeps.jobs import Job, jobs
 from feddg_bench.sweeps.search import Search
 
-SEED = 100
-"""Seed of tuning by default: tables take small seeds."""
+SEEDS = "100-102"
+"""Seeds of tuning by default: as few as can tell a lead from noise; tables take small seeds."""
 RATES = (1.0, 2.0, 0.5, 4.0)
 """Learning rates of the first trials, as multiples of the recipe's; those of later ones lie between
 the smallest and the largest. They reach further up than down, because recipes set their rates for
 the steps of few clients."""
 MEASURED: Layer = {"evaluation": {"splits": ["id_val"]}}
 """What a trial measures: only what chooses, which costs less, and nobody can choose by the rest."""
+logger = logging.getLogger(__name__)
 _RATE = "train.lr"
 _DIGITS = 3
 _BASES = (3, 2, 5, 7, 11, 13)
@@ -75,9 +85,11 @@ class Tuning:
             DataError: If a record cannot be read.
         """
         store, failures = ResultsStore(root), Failures(root)
-        trials = tuple(
-            _trial(point, {job.key: store.load(job.key) for job in runs}, failures)
-            for point, runs in zip(self.points, self.trials, strict=True)
+        trials = with_leads(
+            [
+                _trial(point, {job.key: store.load(job.key) for job in runs}, failures)
+                for point, runs in zip(self.points, self.trials, strict=True)
+            ]
         )
         s = self.plan.settings
         return TuningLedger(
@@ -89,8 +101,9 @@ class Tuning:
             seeds=self.seeds,
             given=self.given,
             metric=self.plan.dataset.metrics[0],
+            rule="paired",
             trials=trials,
-            chosen=best(trials),
+            chosen=next(iter(winners(trials, "paired")), None),
         )
 
 
@@ -118,6 +131,13 @@ def open_tuning(
     request = replace(request, tuned=False, settings=merge(request.settings, MEASURED))
     request = request.one_scenario(datasets)
     seeds = read_seeds(request.seeds)
+    if len(seeds) < FEWEST:
+        logger.warning(
+            "trials of fewer than %d seeds choose nothing and the recipe's settings are kept: add "
+            "seeds, such as --seeds %s; trials that are made count",
+            FEWEST,
+            SEEDS,
+        )
     plans = replace(request, seeds=seeds[:1]).plan(datasets, check=False)
     _check(plans[0], seeds, root)
     given = tuple(f"{k}={json.dumps(v)}" for k, v in dotted(request.settings).items())
@@ -155,7 +175,7 @@ def _check(plan: Plan, seeds: Sequence[int], root: Path) -> None:
         if same := [run for run in runs if run.dataset == s.dataset and run.seed == seed]:
             raise SettingsError(
                 f"seed {seed} is that of {len(same)} runs on {s.dataset} in {root}, which tables "
-                f"show: tune with another, such as --seed {SEED}"
+                f"show: tune with others, such as --seeds {SEEDS}"
             )
     drawn = s.data.split_csv is None and s.protocol != "wilds"
     if drawn and s.data.id_val_fraction == 0:
@@ -251,7 +271,7 @@ def _trial(point: Point, records: Mapping[str, RunRecord | None], failures: Fail
     """
     made = {key: record for key, record in records.items() if record is not None}
     values = [worth(record) for record in made.values()]
-    known = [value for value in values if value is not None]
+    known = tuple(value for value in values if value is not None)
     seconds = [r.time.seconds for r in made.values() if math.isfinite(r.time.seconds)]
     if len(made) < len(records):
         error = next(failures.error(key) for key in records if key not in made)
@@ -259,10 +279,12 @@ def _trial(point: Point, records: Mapping[str, RunRecord | None], failures: Fail
         error = f"no {next(iter(made.values())).metric.name} on id_val was measured"
     else:
         error = None
+    whole = len(known) == len(records)
     return Trial(
         settings=point,
         keys=tuple(records),
-        id_val=sum(known) / len(known) if len(known) == len(records) else None,
+        id_val=sum(known) / len(known) if whole else None,
+        values=known if whole else None,
         seconds=sum(seconds) if seconds else None,
         error=error,
     )

@@ -1,0 +1,64 @@
+"""How often tuning's rule errs: ``python -m tests.simulate_tuning`` prints the guide's table.
+
+A trial's value is the recipe's plus noise of its own; what trials of a seed share cancels in the
+rule's differences, and is left out.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from feddg_bench.records.tuning import Rule, Trial, winners, with_leads
+
+NOISE = (1.0, 2.0, 4.0)
+"""Standard deviations of a difference between two trials of a seed, in points of accuracy."""
+BETTER = 2.0
+"""Points by which one trial is better, where one is."""
+
+
+def winner(values: np.ndarray, rule: Rule) -> int:
+    """Return the position of the trial that wins; ``values`` are [trials, seeds]."""
+    made = [
+        Trial(settings={}, keys=(), id_val=one.mean(), values=tuple(one), seconds=None)
+        for one in values
+    ]
+    return winners(with_leads(made), rule)[0]
+
+
+def errors(
+    seeds: int, noise: float, rule: Rule = "paired", *, trials: int = 4, draws: int = 4000
+) -> tuple[float, float]:
+    """Return the share of false switches, and of misses.
+
+    A false switch leaves the recipe for one of ``trials - 1`` that are equal to it; a miss does not
+    choose the one that is better by `BETTER`, while the others are equal.
+    """
+    rng = np.random.default_rng(0)
+    better = np.zeros((trials, 1))
+    better[1] = BETTER
+    switched = missed = 0
+    for _ in range(draws):
+        equal = noise / np.sqrt(2) * rng.standard_normal((trials, seeds))
+        switched += winner(equal, rule) != 0
+        missed += winner(equal + better, rule) != 1
+    return switched / draws, missed / draws
+
+
+def main() -> None:
+    """Print the table."""
+    print("| rule | seeds | noise of a difference | false switches | misses |")
+    print("| --- | ---: | ---: | ---: | ---: |")
+    cases: tuple[tuple[str, Rule, int], ...] = (
+        ("largest mean", "mean_last_fifth", 1),
+        ("largest mean", "mean_last_fifth", 3),
+        ("paired", "paired", 3),
+        ("paired", "paired", 5),
+    )
+    for words, rule, seeds in cases:
+        for noise in NOISE:
+            false, missed = errors(seeds, noise, rule)
+            print(f"| {words} | {seeds} | {noise:g} | {100 * false:.0f} % | {100 * missed:.0f} % |")
+
+
+if __name__ == "__main__":
+    main()
