@@ -1,0 +1,115 @@
+"""Effective robustness: accuracy on an unseen domain at equal accuracy on the training domains.
+
+A method that trains slower than the reference is worse on the training domains and on the unseen
+one. A method that generalises better is more accurate on the unseen domain than the reference is
+when both are equally accurate on the training domains (Taori et al., NeurIPS 2020). Over the rounds
+of the reference both accuracies lie close to a line on the logit scale (Miller et al., ICML 2021,
+use probits), and this line says how accurate the reference would be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddg_bench.records.statistics import FEWEST, Estimate, Sample, by_scenario, t_interval
+
+Accuracies = NDArray[np.float64]
+"""Accuracies in percent; along the last axis on `id_test` and on `test`."""
+EDGE = 0.1
+"""Percent from 0 and from 100 beyond which a logit is not taken."""
+
+
+def excess(method: Accuracies, reference: Accuracies, curve: Accuracies) -> Accuracies:
+    """Return how far a method's mean on ``test`` lies above the reference's at equal ``id_test``.
+
+    All are means over scenarios first. The reference at equal ``id_test`` lies on the line through
+    its own point whose slope, on the logit scale, is the least-squares slope over its rounds. A
+    method with the reference's ``id_test`` has the plain difference.
+
+    Args:
+        method: [..., S, 2] for S scenarios.
+        reference: [..., S, 2].
+        curve: The reference after each of T evaluated rounds, [..., S, T, 2].
+
+    Returns:
+        Percentage points, [...]; not finite if the curve has a single ``id_test``.
+    """
+    at, start = _logit(method.mean(axis=-2)), _logit(reference.mean(axis=-2))
+    x, y = np.moveaxis(_logit(curve.mean(axis=-3)), -1, 0)
+    x = x - x.mean(axis=-1, keepdims=True)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        slope = (x * y).sum(axis=-1) / (x * x).sum(axis=-1)
+    expected = start[..., 1] + slope * (at[..., 0] - start[..., 0])
+    found: Accuracies = method[..., 1].mean(axis=-1) - 100 / (1 + np.exp(-expected))
+    return found
+
+
+def pseudo_values(method: Accuracies, reference: Accuracies, curve: Accuracies) -> Accuracies:
+    """Return the jackknife's pseudo-values of `excess` over scenarios, [..., S].
+
+    Their scatter holds that of the scenarios and that of the slope.
+    """
+    many = method.shape[-2]
+    whole = excess(method, reference, curve)
+    rest = [np.delete(np.arange(many), n) for n in range(many)]
+    return np.stack(
+        [
+            many * whole
+            - (many - 1) * excess(method[..., k, :], reference[..., k, :], curve[..., k, :, :])
+            for k in rest
+        ],
+        axis=-1,
+    )
+
+
+def within_reach(method: Accuracies, reference: Accuracies, curve: Accuracies) -> bool:
+    """Return whether the reference's rounds say what it would have at the method's ``id_test``.
+
+    They do if the logits of both ``id_test`` differ by no more than those of the rounds do; the
+    slope says nothing about a longer way. Arguments are those of `excess`, without further axes.
+    """
+    at, start = (_logit(v.mean(axis=0))[0] for v in (method, reference))
+    return bool(abs(at - start) <= np.ptp(_logit(curve.mean(axis=0))[:, 0]))
+
+
+def at_equal_id(
+    row: tuple[Sample, Sample],
+    reference: tuple[Sample, Sample],
+    curve: Sequence[tuple[Sample, Sample]],
+) -> Estimate | None:
+    """Return the excess of a row over the reference, with Student's interval over scenarios.
+
+    Args:
+        row: Its percentages on ``id_test`` and on ``test``.
+        reference: The same of the reference row.
+        curve: The same of the reference row after each evaluated round.
+
+    Returns:
+        Percentage points over the scenarios and seeds that all share, without an interval for fewer
+        than `FEWEST` scenarios; ``None`` if they share none or are not `within_reach`.
+    """
+    samples = [*row, *reference, *(sample for point in curve for sample in point)]
+    shared = set(samples[0]).intersection(*samples[1:])
+    if not shared or len(curve) < 2:
+        return None
+    groups = [by_scenario({pair: sample[pair] for pair in shared}) for sample in samples]
+    means = np.array([[g[s].mean() for s in sorted(g)] for g in groups])  # [samples, S]
+    points = np.stack([means[::2], means[1::2]], axis=-1)  # [2 + T, S, 2]
+    method, other, rounds = points[0], points[1], points[2:].swapaxes(0, 1)
+    if not within_reach(method, other, rounds):
+        return None
+    value = float(excess(method, other, rounds))
+    if len(method) < FEWEST:
+        return Estimate(value)
+    around = t_interval(pseudo_values(method, other, rounds))
+    shift = value - around.value
+    return Estimate(value, around.low + shift, around.high + shift)
+
+
+def _logit(percent: Accuracies) -> Accuracies:
+    share = percent.clip(EDGE, 100 - EDGE) / 100
+    found: Accuracies = np.log(share / (1 - share))
+    return found
