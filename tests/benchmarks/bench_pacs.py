@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from feddg_bench.config.schema import Resources
+from feddg_bench.config.layers import merge
+from feddg_bench.config.schema import Resources, RunSettings
 from feddg_bench.core.loop import RoundResult
 from feddg_bench.data.augment import to_float
 from feddg_bench.engine.executors import SerialExecutor
@@ -20,7 +21,7 @@ from feddg_bench.models import backbones
 from feddg_bench.models.networks import InPlaceReLU6
 from feddg_bench.plugins import names
 from feddg_bench.runs.request import Request
-from feddg_bench.runs.setup import start
+from feddg_bench.runs.setup import Run, start
 from feddg_methods.shared import vgg
 from tests.benchmarks.rows import Row, benchmark, cpu, pacs_run, ratios, rounds
 
@@ -86,6 +87,19 @@ def folding() -> Iterator[Row]:
 
 
 @benchmark
+def depthwise_sums() -> Iterator[Row]:
+    """A round of two clients of the recipe `laptop` (EfficientNet-Lite0, 64 px), with
+    train.depthwise_sums over without."""
+    for method in ("fedavg", "pardon", "fedccrl"):
+        works = {
+            on: step(_own_run(method, "laptop", {"train": {"depthwise_sums": on}})[1])
+            for on in (False, True)
+        }
+        found = ratios(works, 5)
+        yield Row(f"training, depthwise sums, {method}", found[True], most=0.72)
+
+
+@benchmark
 def methods() -> Iterator[Row]:
     """CPU time of a round of two clients over FedAvg's, in turns, three times; PARDON and CCST
     restyle colours."""
@@ -146,17 +160,23 @@ def sweep() -> Iterator[Row]:
         yield Row(f"a sweep of PACS, recipe {recipe}: {parts}", sum(hours.values()), unit=" hours")
 
 
-def _seconds(method: str, recipe: str) -> float:
-    """Return the estimated CPU seconds of one run."""
+def _own_run(method: str, recipe: str, settings: dict[str, Any]) -> tuple[RunSettings, Run]:
+    """Return the settings of a recipe on PACS, and a run of two clients of it."""
     small = {"partition": {"clients": 2}, "federation": {"per_round": None}}
-    plan, own = (
-        Request(method, dataset="pacs", recipe=recipe, scenario="cs-a-p", settings=settings).plan(
+    own = merge(small, {"backbone": {"pretrained": False}}, settings)
+    plan, few = (
+        Request(method, dataset="pacs", recipe=recipe, scenario="cs-a-p", settings=given).plan(
             check=False
         )[0]
-        for settings in ({}, {**small, "backbone": {"pretrained": False}})
+        for given in (settings, own)
     )
-    federation = synthetic_federation(2, CLIENT, own.settings.data.image_size, 7)
-    run = start(own, federation, SerialExecutor(), Resources(device="cpu"))
+    federation = synthetic_federation(2, CLIENT, few.settings.data.image_size, 7)
+    return plan.settings, start(few, federation, SerialExecutor(), Resources(device="cpu"))
+
+
+def _seconds(method: str, recipe: str) -> float:
+    """Return the estimated CPU seconds of one run."""
+    settings, run = _own_run(method, recipe, {})
     go_on = step(run)
     go_on()
     index = torch.arange(2 * CLIENT).numpy()
@@ -165,7 +185,6 @@ def _seconds(method: str, recipe: str) -> float:
     training = min(cpu(go_on) for _ in range(2)) / 2
     image = cpu(lambda: worker.evaluate(run.server.weights, index)) / len(index)
     # Of each scheme two domains are val and test, and a share of the other two is id_val.
-    settings = plan.settings
     measured = sum(IMAGES.values()) * (0.5 + 0.5 * settings.data.id_val_fraction)
     last = settings.federation.rounds
     evaluation = settings.evaluation

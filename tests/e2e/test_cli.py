@@ -156,6 +156,23 @@ def test_all_scenarios_are_twelve(feddg: Run) -> None:
     assert len(json.loads(done.out)["runs"]) == 12
 
 
+def test_depthwise_sums_have_a_key_of_their_own(feddg: Run) -> None:
+    run = (
+        *("run", "--scenario", "ip-o-c", *TINY, "--rounds", "1", "--json"),
+        *("backbone.name=mobilenet_v2", "backbone.pretrained=false", "evaluation.splits=[val]"),
+    )
+    keys = [
+        json.loads(feddg(*run, *more, "--dry-run").out)[0]["key"]
+        for more in ((), ("train.depthwise_sums=false",), ("train.depthwise_sums=true",))
+    ]
+    assert keys[0] == keys[1] != keys[2]
+    done = feddg(*run, "train.depthwise_sums=true")
+    assert done.code == 0, done.err
+    (record,) = json.loads(done.out)["runs"]
+    assert record["key"] == keys[2]
+    assert record["settings"]["train"]["depthwise_sums"] is True
+
+
 def test_config_file_and_overrides_in_order(feddg: Run, tmp_path: Path) -> None:
     config = tmp_path / "mine.yaml"
     config.write_text("train: {lr: 0.5, batch_size: 16}\n")

@@ -323,6 +323,7 @@ OTHER = {
     "train.precision": "bf16-mixed",
     "train.channels_last": False,
     "train.fold_batch_norm": "auto",
+    "train.depthwise_sums": True,
     "federation.rounds": 51,
     "federation.per_round": None,
     "federation.bn": "local",

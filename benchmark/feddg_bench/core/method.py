@@ -22,6 +22,7 @@ from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Weights
 from feddg_bench.core.state import ModuleState
 from feddg_bench.core.tasks import CLASSIFICATION, TASKS
 from feddg_bench.models.backbones import Backbone, build_backbone
+from feddg_bench.models.depthwise import sum_depthwise
 
 if TYPE_CHECKING:
     from feddg_bench.core.server import Server, Uplink
@@ -134,6 +135,8 @@ class Method(LightningModule):
         self.backbone = backbone
         self.classifier = nn.Linear(self.num_features, num_classes)
         self.build()
+        if train.depthwise_sums:
+            sum_depthwise(self.backbone)
         if bn == "frozen":
             freeze_batch_norm(self.backbone)
             constant = self.frozen + tuple(batch_norm_statistics(self))

@@ -78,7 +78,10 @@ def synthetic_federation(
 
 _DECIDES: Any = {
     "backbone": True,
-    "train": {"optimizer", "batch_size", "precision", "channels_last", "fold_batch_norm"},
+    "train": {
+        *("optimizer", "batch_size", "precision"),
+        *("channels_last", "fold_batch_norm", "depthwise_sums"),
+    },
     "augment": True,
     "data": {"image_size"},
     "engine": True,

@@ -1,0 +1,301 @@
+"""Weight gradients of depthwise convolutions as sums of shifted products."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from feddg_bench.config.schema import BackboneSettings, Resources
+from feddg_bench.core.batch_norm import foldable, folded, freeze_batch_norm
+from feddg_bench.engine.build import build_method
+from feddg_bench.engine.executors import SerialExecutor
+from feddg_bench.engine.timing import synthetic_federation
+from feddg_bench.models import depthwise
+from feddg_bench.models.backbones import Backbone, build_backbone
+from feddg_bench.models.depthwise import DepthwiseConv2d, sum_depthwise, weight_gradient
+from feddg_bench.runs.request import Request
+from feddg_bench.runs.run import train
+from feddg_bench.runs.setup import start
+
+CASES = [
+    # sides of the input, kernel, stride, padding; the output has fewer pixels than the kernel
+    ((2, 2), 3, 1, 1),
+    ((1, 1), 3, 1, 1),
+    ((2, 4), 3, 1, 1),
+    ((4, 4), 5, 1, 2),
+    ((2, 2), 5, 1, 2),
+    ((3, 5), 5, 1, 2),
+    ((5, 5), 5, 1, 0),
+    ((4, 4), 3, 2, 1),
+    ((2, 2), 3, 2, 1),
+    ((5, 5), 3, 2, 0),
+    ((7, 7), 5, 2, 0),
+    ((7, 5), 5, 2, 2),
+    ((4, 4), 7, 1, 3),
+    ((3, 3), 5, (2, 1), (1, 2)),
+]
+LAYOUTS = {"nhwc": torch.channels_last, "nchw": torch.contiguous_format}
+FRAME: dict[str, Any] = {
+    "data": {"image_size": 32},
+    "backbone": {"name": "mobilenet_v2", "pretrained": False},
+    "partition": {"clients": 2},
+    "federation": {"rounds": 1, "per_round": None, "bn": "frozen"},
+}
+SGD = {"optimizer": "sgd", "lr": 0.1}
+
+
+def pair(
+    kernel: int, stride: Any, padding: Any, *, bias: bool = True, channels: int = 6
+) -> tuple[nn.Conv2d, nn.Conv2d]:
+    """Return the library's layer and the one that sums, with the same small whole numbers."""
+    plain = nn.Conv2d(
+        channels, channels, kernel, stride, padding, groups=channels, bias=bias
+    ).requires_grad_()
+    with torch.no_grad():
+        for parameter in plain.parameters():
+            parameter.copy_(torch.randint(-3, 4, parameter.shape))
+    sums = nn.Sequential(copy.deepcopy(plain))
+    sum_depthwise(sums)
+    assert type(sums[0]) is DepthwiseConv2d
+    return plain, sums[0]
+
+
+def gradients(layer: nn.Module, values: Tensor, of: Tensor | None = None) -> list[Tensor]:
+    """Return the output, and the gradients of the input and the parameters."""
+    leaf = values.clone().requires_grad_()
+    output = layer(leaf)
+    of = torch.ones_like(output) if of is None else of
+    return [output.detach(), *torch.autograd.grad(output, [leaf, *layer.parameters()], of)]
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("bias", [True, False])
+def test_gradients_of_whole_numbers_are_exact(case: Any, layout: str, bias: bool) -> None:
+    sides, *sizes = case
+    plain, sums = pair(*sizes, bias=bias)
+    values = torch.randint(-5, 6, (3, 6, *sides)).float().contiguous(memory_format=LAYOUTS[layout])
+    of = torch.randint(-5, 6, plain(values).shape).float()
+    for expected, found in zip(
+        gradients(plain, values, of), gradients(sums, values, of), strict=True
+    ):
+        assert found.shape == expected.shape
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_gradients_of_real_numbers_differ_by_last_bits(case: Any) -> None:
+    sides, *sizes = case
+    plain, sums = pair(*sizes)
+    values = torch.randn(32, 6, *sides).contiguous(memory_format=torch.channels_last)
+    of = torch.randn_like(plain(values))
+    for expected, found in zip(
+        gradients(plain, values, of), gradients(sums, values, of), strict=True
+    ):
+        assert float((found - expected).norm()) < 1e-6 * float(expected.norm())
+
+
+@pytest.mark.parametrize("case", CASES[::2], ids=str)
+def test_first_and_second_derivatives(case: Any) -> None:
+    sides, *sizes = case
+    _, sums = pair(*sizes, channels=2)
+    names, parameters = zip(*sums.double().named_parameters(), strict=True)
+
+    def function(values: Tensor, *given: Tensor) -> Tensor:
+        result: Tensor = functional_call(sums, dict(zip(names, given, strict=True)), (values,))
+        return result
+
+    values = torch.randn(2, 2, *sides, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(function, (values, *parameters), fast_mode=True)
+    assert torch.autograd.gradgradcheck(function, (values, *parameters), fast_mode=True)
+
+
+@pytest.mark.parametrize("frozen", ["weight", "values"])
+def test_what_needs_no_gradient_gets_none(frozen: str) -> None:
+    _, sums = pair(3, 1, 1)
+    sums.weight.requires_grad_(frozen != "weight")
+    values = torch.randn(2, 6, 2, 2, requires_grad=frozen != "values")
+    sums(values).sum().backward()
+    assert (sums.weight.grad is None, values.grad is None) == (
+        frozen == "weight",
+        frozen == "values",
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_vectorised_over_models_and_images(case: Any) -> None:
+    """As clients that step together: every model has its own weights and images."""
+    sides, *sizes = case
+    layers = [pair(*sizes) for _ in range(3)]
+    values = torch.randn(3, 4, 6, *sides)
+    names = [name for name, _ in layers[0][1].named_parameters()]
+    stacks = {n: torch.stack([s.get_parameter(n).detach() for _, s in layers]) for n in names}
+
+    def loss(parameters: dict[str, Tensor], images: Tensor) -> Tensor:
+        result: Tensor = functional_call(layers[0][1], parameters, (images,)).square().sum()
+        return result
+
+    inside = vmap(grad(loss))(stacks, values)
+    leaves = {name: stack.clone().requires_grad_() for name, stack in stacks.items()}
+    outside = torch.autograd.grad(vmap(loss)(leaves, values).sum(), list(leaves.values()))
+    for i, (plain, _) in enumerate(layers):
+        plain.zero_grad()
+        plain(values[i]).square().sum().backward()
+        for k, name in enumerate(names):
+            expected = plain.get_parameter(name).grad
+            assert expected is not None
+            for found in (inside[name][i], outside[k][i]):
+                assert float((found - expected).norm()) <= 1e-6 * float(expected.norm())
+
+
+def test_bf16_under_autocast() -> None:
+    plain, sums = pair(5, 1, 2)
+    values = torch.randn(8, 6, 4, 4)
+    found = []
+    for layer in (plain, sums):
+        with torch.autocast("cpu", torch.bfloat16):
+            output = layer(values)
+        output.float().square().sum().backward()
+        assert output.dtype == torch.bfloat16
+        assert layer.weight.grad is not None
+        found.append(layer.weight.grad)
+    assert found[1].dtype == torch.float32
+    assert float((found[1] - found[0]).norm()) < 1e-2 * float(found[0].norm())
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(4, 8, 3, padding=1, groups=4),
+        nn.Conv2d(4, 4, 3, padding=1, groups=2),
+        nn.Conv2d(4, 4, 3, padding=2, groups=4, dilation=2),
+        nn.Conv2d(4, 4, 3, padding="same", groups=4),
+        nn.Conv2d(4, 4, 3, padding=1, groups=4, padding_mode="circular"),
+        type("Own", (nn.Conv2d,), {})(4, 4, 3, padding=1, groups=4),
+    ],
+)
+def test_other_layers_stay_as_they_are(layer: nn.Conv2d) -> None:
+    kind = type(layer)
+    sum_depthwise(layer)
+    assert type(layer) is kind
+
+
+def test_large_maps_keep_the_librarys_bits() -> None:
+    plain, sums = pair(3, 1, 1)
+    with torch.no_grad():
+        sums.weight.add_(torch.randn_like(sums.weight))
+    plain.load_state_dict(sums.state_dict())
+    values = torch.randn(4, 6, 4, 4)
+    for expected, found in zip(gradients(plain, values), gradients(sums, values), strict=True):
+        assert torch.equal(found, expected)
+
+
+# ------------------------------------------------------------------------------ whole networks
+
+
+def networks(name: str) -> Iterator[Backbone]:
+    """Yield a frozen network with random weights in float64, and the same that sums."""
+    net = build_backbone(BackboneSettings(name=name, pretrained=False)).double()
+    for layer in net.modules():
+        if isinstance(layer, nn.Dropout):
+            layer.p = 0.0
+    freeze_batch_norm(net)
+    sums = copy.deepcopy(net)
+    sum_depthwise(sums)
+    sum_depthwise(sums)
+    yield net
+    yield copy.deepcopy(sums)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "layout", "folds"),
+    [("mobilenet_v2", 17, "nchw", False), ("efficientnet_lite0", 16, "nhwc", True)],
+)
+def test_networks_have_the_same_gradients(name: str, layers: int, layout: str, folds: bool) -> None:
+    """And those of a gradient's length, which gradient inversion takes."""
+    images = torch.rand(2, 3, 32, 32, dtype=torch.float64)
+    images = images.contiguous(memory_format=LAYOUTS[layout])
+    found = []
+    for net in networks(name):
+        net.to(memory_format=LAYOUTS[layout])
+        found.append(_two_gradients(net, images, folds))
+    assert sum(type(layer) is DepthwiseConv2d for layer in net.modules()) == layers
+    assert list(found[0]) == list(found[1])
+    for key, expected in found[0].items():
+        torch.testing.assert_close(
+            found[1][key], expected, rtol=0, atol=1e-9 * float(expected.norm()), msg=key
+        )
+
+
+def _two_gradients(net: Backbone, images: Tensor, folds: bool) -> dict[str, Tensor]:
+    names, parameters = zip(*net.named_parameters(), strict=True)
+    leaf = images.clone().requires_grad_()
+    with folded(foldable(net, images[:1]) if folds else [], once=False):
+        features = net.train()(leaf)
+        first = torch.autograd.grad(features.square().sum(), parameters, create_graph=True)
+        length = torch.stack([gradient.square().sum() for gradient in first]).sum()
+        (second,) = torch.autograd.grad(length, leaf)
+    named = {**dict(zip(names, first, strict=True)), "features": features, "images": second}
+    return {name: tensor.detach() for name, tensor in named.items()}
+
+
+def test_timms_networks() -> None:
+    timm = pytest.importorskip("timm")
+    net = timm.create_model("mobilenetv3_small_050", num_classes=0)
+    names = list(net.state_dict())
+    sum_depthwise(net)
+    assert list(net.state_dict()) == names
+    assert sum(type(layer) is DepthwiseConv2d for layer in net.modules()) == 11
+    net(torch.rand(2, 3, 32, 32)).sum().backward()
+
+
+# ---------------------------------------------------------------------------------------- runs
+
+
+def test_it_is_off_unless_asked_for() -> None:
+    for on in (False, True):
+        given = {"depthwise_sums": True} if on else {}
+        method = build_method("fedavg", num_classes=3, backbone="mobilenet_v2", **given)
+        found = [layer for layer in method.modules() if isinstance(layer, DepthwiseConv2d)]
+        assert len(found) == (17 if on else 0)
+
+
+@pytest.mark.parametrize("clients", ["exact", "batched"])
+def test_a_round_takes_sums_where_maps_are_small(
+    monkeypatch: pytest.MonkeyPatch, clients: str
+) -> None:
+    shapes = []
+
+    def noted(values: Tensor, gradient: Tensor, *sizes: Any) -> Tensor:
+        shapes.append((*gradient.shape[1:], sizes[0][0]))
+        return weight_gradient(values, gradient, *sizes)
+
+    monkeypatch.setattr(depthwise, "weight_gradient", noted)
+
+    def trained(**given: Any) -> Tensor:
+        settings = {**FRAME, "train": {**SGD, **given}, "engine": {"clients": clients}}
+        (plan,) = Request("fedavg", scenario="ip-o-c", settings=settings).plan(check=False)
+        federation = synthetic_federation(2, 4, 32, 7)
+        run = start(plan, federation, SerialExecutor(), Resources(device="cpu"))
+        train(run)
+        return torch.cat([run.server.weights[name].flatten() for name in run.method.trainable])
+
+    plain = trained()
+    assert shapes == []
+    sums = trained(depthwise_sums=True)
+    assert float((plain - sums).norm()) < 1e-6 * float(plain.norm())
+    assert set(shapes) == {
+        *((960, 1, 1, 3), (576, 1, 1, 3)),
+        *((576, 2, 2, 3), (384, 2, 2, 3), (192, 2, 2, 3)),
+    }
