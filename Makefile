@@ -2,10 +2,20 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo pacs test check bench fix digests install clean
+# The same bits on every x86-64 CPU with AVX2, where this is one.
+PORTABLE := $(shell grep -qs '^flags.* avx2 ' /proc/cpuinfo && grep -qs '^flags.* fma ' /proc/cpuinfo && echo --portable)
+
+.PHONY: demo pacs test check bench fix digests cards install clean
 
 demo: .venv/installed  ## PARDON on the embedded digits, four scenarios, one table
-	$(BIN)/feddg-bench run --method pardon --protocol ltdo --tuned --results demo
+	$(BIN)/feddg-bench run --method pardon --protocol ltdo --tuned --results demo $(PORTABLE)
+	@$(if $(PORTABLE),,echo 'This CPU is no x86-64 with AVX2: numbers differ from those of the README in the last digits.')
+	@echo
+	@echo 'Next, in this shell:'
+	@echo '  source .venv/bin/activate'
+	@echo '  feddg-bench run --method fedavg,pardon --tuned     # compare two methods'
+	@echo '  feddg-bench methods show pardon                    # what a method does and sends'
+	@echo '  feddg-bench methods new mine                       # begin a method of your own'
 
 # FedAvg, the nearest thing to it, the plainest exchange of styles, and PARDON: each costs about as
 # much as FedAvg, which ERM, with all images in every round, does not.
@@ -35,6 +45,9 @@ fix: .venv/developed  ## format, and mend what ruff can
 
 digests: .venv/developed  ## list today's code of the methods as harmless changes
 	$(BIN)/python -m tests.digests
+
+cards: .venv/developed  ## look again at what our methods send and keep, for `methods show`
+	$(BIN)/python -m tests.cards
 
 install: .venv/installed
 

@@ -35,6 +35,7 @@ from feddg_bench.common.errors import (
     top,
     unknown,
 )
+from feddg_bench.config.reading import known_name
 from feddg_bench.config.schema import MethodSettings
 from feddg_bench.core.forms import check_uplink
 
@@ -82,6 +83,17 @@ def check_name(kind: str, name: str) -> None:
     """Raise `SettingsError` with the nearest known name if ``name`` is unknown."""
     if name not in names(kind):
         raise SettingsError(unknown(kind, name, names(kind)))
+
+
+def plugin_name(kind: str, name: str) -> str:
+    """Return a plugin's name as it is registered, however the user writes it (`known_name`).
+
+    Raises:
+        SettingsError: If it is unknown; the message suggests the nearest known one.
+    """
+    found = known_name(name, names(kind))
+    check_name(kind, found)
+    return found
 
 
 def load_method(name: str) -> type[Method]:
@@ -198,8 +210,7 @@ def load_plugin(kind: str, name: str, base: type) -> Any:
 
 def _where(kind: str, name: str) -> EntryPoint:
     """Return the entry point of a plugin."""
-    check_name(kind, name)
-    return _found(kind)[name]
+    return _found(kind)[plugin_name(kind, name)]
 
 
 def _the_only(base: type, module: ModuleType) -> Any:

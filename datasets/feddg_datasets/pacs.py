@@ -41,6 +41,7 @@ class PACS(ImageFolderDataset):
         "cartoon": (389, 457, 346, 135, 324, 288, 405),
     }
     archive_bytes = 174_167_459
+    default_recipe = "laptop"
     downloads = (HubDownload("flwrlabs/pacs"),)
     research_only = True
     duplicates = 0

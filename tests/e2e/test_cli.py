@@ -38,9 +38,8 @@ def refused(outcome: Any, *words: str) -> None:
     """Assert one sentence, exit status 2, nothing on standard output, and the words in it."""
     assert outcome.code == 2, outcome
     assert outcome.out == ""
-    lines = [
-        x for x in outcome.err.strip().splitlines() if not x.startswith(("decoded ", "planning "))
-    ]
+    before = ("decoded ", "estimate: ", "planning ", "set-up: ")
+    lines = [x for x in outcome.err.strip().splitlines() if not x.startswith(before)]
     assert len(lines) == 1, outcome.err
     assert lines[0].startswith("feddg-bench: error: ")
     for word in words:
@@ -563,6 +562,36 @@ def test_several_methods_under_several_protocols(feddg):
         for method in ("fedavg", "erm")
     ]
     assert len(answer["runs"]) == 16
+    assert [[row["method"] for row in t["rows"]] for t in answer["compared"]] == [
+        ["fedavg", "erm"],
+        ["fedavg", "erm"],
+    ]
+
+
+def test_several_methods_end_in_one_table_with_differences_to_the_first(feddg, tmp_path):
+    run = ("run", "--method", "FedProx,FedAvg", "--seeds", "0,1", *TINY, "--rounds", "1")
+    done = feddg(*run)
+    assert done.code == 0, done.err
+    assert "set-up: fedprox, fedavg: small_cnn from scratch at 8 px, 1 round, 2 of 4" in done.err
+    assert "estimate: 16 runs in about " in done.err
+    (title,) = [line for line in done.out.splitlines() if line.startswith("digits4, ltdo")]
+    assert title.split(",")[-1].strip() == "mean over 4 scenarios: accuracy in %"
+    assert "minus fedprox" in done.out
+    assert done.out.splitlines()[-1] == "Each scenario: feddg-bench tables generic --results runs"
+    (row,) = [line for line in done.out.splitlines() if line.startswith(" fedavg ")]
+    found: dict[tuple[str, str], list[float]] = {}
+    for record in ResultsStore(tmp_path / "runs"):
+        (part,) = record.evaluation()["test"].values()
+        found.setdefault((record.method, record.scenario.name), []).append(100 * part["accuracy"])
+    gaps = [
+        np.mean(found["fedavg", s]) - np.mean(v) for (m, s), v in found.items() if m != "fedavg"
+    ]
+    half = 3.182446305284263 * np.std(gaps, ddof=1) / 2  # Student's t with 3 degrees of freedom
+    low, high = np.mean(gaps) - half, np.mean(gaps) + half
+    assert row.split()[-3:] == [f"{np.mean(gaps):+.2f}", f"[{low:+.2f},", f"{high:+.2f}]"]
+    again = feddg(*run)
+    assert again.out == done.out
+    assert "estimate" not in again.err  # nothing is left to compute
 
 
 def test_one_wrong_name_among_several(feddg):

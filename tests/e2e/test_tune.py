@@ -24,6 +24,12 @@ ROOT = Path(__file__).parents[2]
 PAIRS = [f"{key}={spec['value']}" for key, spec in TINY.items()]  # type: ignore[index]
 
 
+@pytest.fixture(autouse=True)
+def none_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No ledgers but the test's own."""
+    monkeypatch.setattr("feddg_bench.records.tuning.shipped", lambda folder: tmp_path / folder)
+
+
 def ledgers(results: Path) -> dict[str, bytes]:
     return {path.stem: path.read_bytes() for path in results.glob("tuning/digits4-ltdo-quick/*")}
 

@@ -8,7 +8,14 @@ import pytest
 
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.layers import load_layer, parse_override, validate
-from feddg_bench.config.reading import MAX_DEPTH, MAX_LENGTH, MAX_VALUES, read_yaml
+from feddg_bench.config.reading import (
+    MAX_DEPTH,
+    MAX_LENGTH,
+    MAX_VALUES,
+    known_name,
+    read_names,
+    read_yaml,
+)
 from feddg_bench.config.schema import AugmentSettings, FederationSettings, Resources, TrainSettings
 from tests.helpers import refused
 
@@ -122,3 +129,23 @@ def test_a_long_value_is_not_repeated_whole():
     with pytest.raises(SettingsError) as caught:
         validate(TrainSettings, {"optimizer": "x" * 10_000})
     assert len(str(caught.value)) < 300
+
+
+# ---------------------------------------------------------------------------------- names
+
+
+@pytest.mark.parametrize("written", ["feddg_ga", "FedDG-GA", "fedDGga", "FEDDG_GA"])
+def test_names_are_read_as_papers_write_them(written):
+    assert read_names("method", f"PARDON, {written}", ["feddg_ga", "pardon"]) == [
+        "pardon",
+        "feddg_ga",
+    ]
+
+
+def test_a_name_that_two_known_ones_resemble_stands_for_none():
+    assert known_name("A_B", ["a-b", "ab"]) == "A_B"
+    assert known_name("ab", ["a-b", "ab"]) == "ab"
+
+
+def test_the_same_method_written_twice_is_one():
+    assert read_names("method", "fedavg,FedAvg", ["fedavg"]) == ["fedavg"]

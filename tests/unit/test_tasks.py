@@ -38,6 +38,7 @@ from feddg_bench.engine.timing import synthetic_federation
 from feddg_bench.models.backbones import BACKBONES, Grey, build_backbone
 from feddg_bench.plugins import load_method, names
 from feddg_bench.records.store import ResultsStore
+from feddg_bench.runs.request import _say_once
 from feddg_bench.testing import toy_regression
 from feddg_bench.testing.contract import _pool
 from tests.helpers import refused
@@ -617,6 +618,19 @@ def test_a_command_that_names_an_unfit_method_trains_nothing(feddg):
     assert sum(not line.startswith("planning ") for line in err.splitlines()) == 1
     assert "fpl cannot learn a regression such as landsat: choose one of agrrand" in err
     assert not Path("runs").exists()
+
+
+def test_all_means_the_methods_that_suit_the_data_set(feddg, caplog):
+    _say_once.cache_clear()
+    command = (*LANDSAT, "--method", "all", "--scenario", "a-b-g", "lr=0.01", "--dry-run", "--json")
+    code, out, err = feddg(*command)
+    assert code == 0, err
+    assert sorted({run["run"].split()[0] for run in json.loads(out)}) == ABLE
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        f"{name} is left out: {name} cannot learn a regression such as landsat"
+        for name in sorted(set(names("method")) - set(ABLE))
+    ]
 
 
 def test_colours_of_bands_are_refused_before_anything_is_decoded(feddg, tmp_path):

@@ -50,8 +50,9 @@ SPACE = {
 
 @pytest.fixture
 def none_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A working folder without `results`, whose ledgers count, too."""
+    """No ledgers but the test's own: neither in the working folder nor from the package."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("feddg_bench.records.tuning.shipped", lambda folder: tmp_path / folder)
 
 
 def write(root: Path, method: str, *trials: Trial, **more: Any) -> Path:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from feddg_bench.cli.options import CacheDir, DataRoot, Json, each_usable, print_json
+from feddg_bench.cli.options import CacheDir, DataRoot, Dataset, Json, each_usable, print_json
 from feddg_bench.common.errors import DataError, SettingsError, printable
 from feddg_bench.common.files import replacing
 from feddg_bench.common.terminal import Display, table, terminal
 from feddg_bench.config.layers import merge, validate
 from feddg_bench.config.recipes import load_recipe
 from feddg_bench.config.schema import RunSettings
-from feddg_bench.plugins import check_name, load_dataset, open_dataset
+from feddg_bench.plugins import load_dataset, open_dataset, plugin_name
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -30,8 +30,6 @@ data_app = typer.Typer(
     rich_markup_mode=None,
     help="List, check, decode, show and locate data sets.",
 )
-
-Name = Annotated[str, typer.Argument(metavar="DATASET", help="See `feddg-bench data list`.")]
 
 
 @data_app.command("list")
@@ -105,7 +103,7 @@ def _row(name: str, data_root: Path | None, cache: Path) -> dict[str, Any]:
 
 @data_app.command("check")
 def check_command(
-    dataset: Name,
+    dataset: Dataset,
     split_csv: Annotated[
         Path | None, typer.Option(help="Split file to check against the images.")
     ] = None,
@@ -144,7 +142,7 @@ def check_command(
 
 @data_app.command("sign")
 def sign_command(
-    dataset: Name,
+    dataset: Dataset,
     out: Annotated[
         Path | None, typer.Option(help="File to write; default DATASET.signatures.xz.")
     ] = None,
@@ -204,7 +202,7 @@ def _report(found: Diagnosis) -> Iterator[str]:
 
 @data_app.command("prepare")
 def prepare_command(
-    dataset: Name,
+    dataset: Dataset,
     size: Annotated[
         str | None, typer.Option(help="Pixels a side, comma-separated; default the recipe's.")
     ] = None,
@@ -218,7 +216,6 @@ def prepare_command(
     ] = 0,
 ) -> None:
     """Decode a data set now. Stopped or killed, the same command goes on."""
-    check_name("data set", dataset)
     if size is not None and recipe is not None:
         raise SettingsError("give --size or --recipe, not both: a recipe says its own size")
     sizes = _recipe_size(dataset, recipe) if size is None else _sizes(size)
@@ -260,7 +257,7 @@ def _sizes(text: str) -> list[int]:
 
 @data_app.command("show")
 def show_command(
-    dataset: Name,
+    dataset: Dataset,
     out: Annotated[Path | None, typer.Option(help="File to write; default DATASET.png.")] = None,
     size: Annotated[int, typer.Option(min=8, max=1024, help="Pixels a side of an image.")] = 96,
     data_root: DataRoot = None,
@@ -294,7 +291,7 @@ def path_command(
 
     one = None if dataset in (None, "all") else dataset
     if one is not None:
-        check_name("data set", one)
+        one = plugin_name("data set", one)
     if directory is not None:
         print(f"noted in {remember_root(directory, one)}")
     for line in each_usable("data set", _found) if one is None else (_found(one),):

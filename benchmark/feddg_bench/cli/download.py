@@ -13,6 +13,7 @@ import typer
 from feddg_bench.cli.data import check_and_report
 from feddg_bench.common.errors import DataError, RunInterruptedError, SettingsError, unknown
 from feddg_bench.common.terminal import Display, text
+from feddg_bench.config.reading import known_name
 from feddg_bench.plugins import load_dataset, names
 
 
@@ -49,6 +50,7 @@ def download_command(
     from feddg_bench.data.locations import data_home, remember_root
 
     known = names("data set")
+    name = known_name(name, [*known, *WEIGHTS])
     if name not in (*known, *WEIGHTS):
         raise SettingsError(unknown("data set or style network", name, [*known, *WEIGHTS]))
     if name not in known:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -19,7 +19,8 @@ from feddg_bench.cli.figure_models import (
 )
 from feddg_bench.cli.options import Folders, record_folders, with_groups
 from feddg_bench.common.errors import DataError
-from feddg_bench.config.reading import listed, read_names
+from feddg_bench.config.reading import known_name, listed, read_names
+from feddg_bench.plugins import names
 from feddg_bench.records.attacks import read_attacks
 from feddg_bench.records.runs import RecordedRun
 
@@ -84,11 +85,17 @@ class Records:
             self.dataset,
             self.protocol,
             None if self.scenario is None else tuple(listed(self.scenario)),
-            None if self.method is None else tuple(listed(self.method)),
+            None if self.method is None else tuple(_known(self.method)),
             self.recipe,
             self.split,
             cast("Rule", self.select),
         )
+
+
+def _known(methods: str) -> Iterator[str]:
+    """Yield methods by their registered names; records may hold others, of plugins elsewhere."""
+    known = names("method")
+    return (known_name(name, known) for name in listed(methods))
 
 
 def _pictures(name: str, runs: list[RecordedRun], choice: Selection) -> Iterable[Picture | str]:

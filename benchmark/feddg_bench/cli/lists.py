@@ -16,7 +16,9 @@ from pydantic_core import to_jsonable_python
 from feddg_bench.cli.options import (
     DataName,
     DataRoot,
+    Dataset,
     Json,
+    MethodName,
     Pairs,
     Recipe,
     Where,
@@ -38,7 +40,7 @@ from feddg_bench.config.layers import (
 from feddg_bench.config.recipes import load_recipe, read_recipe, recipe_names
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.data.protocols import PROTOCOLS, scenarios
-from feddg_bench.plugins import check_name, load_dataset, open_dataset, outline
+from feddg_bench.plugins import load_dataset, open_dataset, outline, plugin_name
 from feddg_bench.records.attacks import read_attacks
 from feddg_bench.records.sources import FOLDERS
 from feddg_bench.records.tuning import load_ledger
@@ -49,9 +51,6 @@ if TYPE_CHECKING:
 
 _MOST = 24
 """Length of the longest list that is shown in full."""
-
-MethodName = Annotated[str, typer.Argument(help="See `feddg-bench methods`.")]
-Dataset = Annotated[str, typer.Argument(metavar="DATASET", help="See `feddg-bench datasets`.")]
 
 
 def catalogue(
@@ -283,6 +282,7 @@ def settings_command(
     Other commands take them as KEY=VALUE, or from a file after --config. A key may be cut to its
     last part if no other ends the same: lr=0.1 is train.lr=0.1.
     """
+    method, dataset = plugin_name("method", method), plugin_name("data set", dataset)
     recipe = recipe or load_dataset(dataset).default_recipe
     chosen: Layer = {}
     if tuned is not None:
@@ -319,7 +319,6 @@ def settings_command(
 
 def _settings(method: str, dataset: str, recipe: str, tuned: Layer) -> Iterator[dict[str, Any]]:
     """Yield every key with its value in a run, and where that comes from."""
-    check_name("method", method)
     plugin = outline(method)
     base, own = load_recipe(recipe, dataset, method)
     named = {"method": method, "dataset": dataset, "scenario": ""}

@@ -17,7 +17,7 @@ import typer
 from feddg_bench.common.errors import in_a_line, printable
 from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import Resources
-from feddg_bench.plugins import names
+from feddg_bench.plugins import names, plugin_name
 from feddg_bench.records.sources import FOLDERS, default_folders, holds_records
 from feddg_bench.runs.request import FLAGS, NAMES, Request
 
@@ -118,6 +118,19 @@ Pairs = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", hel
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
 
+def _dataset(name: str) -> str:
+    return plugin_name("data set", name)
+
+
+def _method(name: str) -> str:
+    return plugin_name("method", name)
+
+
+MethodName = Annotated[str, typer.Argument(help="See `feddg-bench methods`.", callback=_method)]
+Dataset = Annotated[
+    str,
+    typer.Argument(metavar="DATASET", help="See `feddg-bench data list`.", callback=_dataset),
+]
 SplitCsv = Annotated[Path | None, typer.Option(help="Split file; replaces our own splits.")]
 
 

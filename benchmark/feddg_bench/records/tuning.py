@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from feddg_bench.common.errors import DataError, SettingsError
-from feddg_bench.common.files import file_name, write_whole
+from feddg_bench.common.files import file_name, shipped, write_whole
 from feddg_bench.records.record import Later, RunRecord
 from feddg_bench.records.rules import split_metric
 from feddg_bench.records.sources import FOLDERS
@@ -179,7 +179,7 @@ def load_ledger(root: Path, dataset: str, protocol: str, recipe: str, method: st
         DataError: If its file cannot be read.
     """
     name = Path(recipe).stem
-    for folder in (root, FOLDERS[-1]):
+    for folder in (root, FOLDERS[-1], shipped("results")):
         if there := find_ledger(folder, dataset, protocol, name, method):
             path, ledger = there
             if ledger.chosen is None:

@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import inspect
+import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter
 
 from feddg_bench.config.layers import paragraph
 from feddg_bench.config.schema import PrivacySettings, Resources
 from feddg_bench.plugins import load_method, outline
 from feddg_bench.runs.observer import Observer
-from feddg_bench.runs.request import Plan
+from feddg_bench.runs.request import Plan, Request
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from feddg_bench.core.loop import RoundResult
     from feddg_bench.core.messages import Reply, Task
     from feddg_bench.runs.setup import Run
 
 CLIENTS, PER_ROUND, PER_CLIENT, ROUNDS = 4, 2, 8, 3
 """Size of the tiny run: three rounds, so that a message can depend on two earlier ones."""
+
+
+SHIPPED = Path(str(resources.files("feddg_methods"))) / "cards.json"
+"""What built-in methods were seen to send and keep on Digits4, by `tests.cards`."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +62,15 @@ class Crossing:
     messages: tuple[CardMessage, ...]  # what is sent, in the order of a round
     server: tuple[Item, ...]  # what the server keeps between rounds, besides the model
     client: tuple[Item, ...]  # what a client keeps between its tasks
+    # How often an image that is trained on passes through the backbone; a pass without gradients
+    # costs a third of one with, and counts as much.
+    passes: float
     # Where published code differs from its paper, and what the method does: what its module
     # declares as `DEVIATIONS`; `None` where it declares nothing.
     deviations: tuple[str, ...] | None
+
+
+_CROSSING = TypeAdapter(Crossing)
 
 
 def facts(plan: Plan) -> dict[str, Any]:
@@ -68,6 +87,28 @@ def facts(plan: Plan) -> dict[str, Any]:
             for name, field in method.Settings.model_fields.items()
         ],
     }
+
+
+def card_request(names: Mapping[str, Any], pairs: Iterable[str] = ()) -> Request:
+    """Return the request for the run of which a card shows the messages, lodo's first scenario."""
+    return Request.read(flags={"protocol": "lodo", **names}, pairs=pairs)
+
+
+def shipped_card(method: str, key: str | None = None) -> Crossing | None:
+    """Return what a built-in method was seen to send and keep; ``None`` if that is not on file.
+
+    ``key`` is the key of the run that should have been looked at.
+    """
+    entry = _shipped().get(method)
+    if entry is None or key not in (None, entry["key"]):
+        return None
+    return _CROSSING.validate_python({k: v for k, v in entry.items() if k != "key"})
+
+
+@cache
+def _shipped() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = json.loads(SHIPPED.read_text(encoding="utf-8"))
+    return found
 
 
 def see_crossing(plan: Plan) -> Crossing:
@@ -91,6 +132,7 @@ def see_crossing(plan: Plan) -> Crossing:
     federation = synthetic_federation(clients, PER_CLIENT, size, classes, like=like)
     run = start(plan, federation, SerialExecutor(), Resources(device="cpu", workers=1))
     seen = _Listener()
+    seen.watch(run.method.backbone)
     train(run, seen)
     module = sys.modules[load_method(settings.method).__module__]
     return Crossing(
@@ -98,6 +140,7 @@ def see_crossing(plan: Plan) -> Crossing:
         messages=tuple(seen.messages(clients, run.server.broadcast.versions)),
         server=tuple(_items(run.server.memory)),
         client=tuple(_items(seen.kept)),
+        passes=seen.passes(settings.train.local_epochs),
         deviations=getattr(module, "DEVIATIONS", None),
     )
 
@@ -109,10 +152,13 @@ class _Listener(Observer):
         self.seen: dict[tuple[str, str], dict[str, Item]] = {}
         self.asked: dict[str, dict[int, int]] = {}
         self.kept: dict[str, Any] = {}
+        self.trained = 0
+        self.through = 0.0
 
     def replied(self, run: Run, task: Task, reply: Reply[Any]) -> None:
         from feddg_bench.core.messages import content
 
+        self.trained += reply.num_examples * (task.call == "fit")
         rounds = self.asked.setdefault(task.call, {})
         rounds[task.round] = rounds.get(task.round, 0) + 1
         down = {"weights": task.weights} if task.weights else {}
@@ -120,6 +166,24 @@ class _Listener(Observer):
         self._note("down", "", task.broadcast)
         self._note("up", task.call, content(reply.value))
         self.kept = reply.memory or self.kept
+
+    def round(self, run: Run, result: RoundResult) -> None:
+        if result.round == 1:  # in which operations are counted, for which work is done twice
+            self.trained, self.through = 0, 0.0
+
+    def watch(self, backbone: nn.Module) -> None:
+        """Count the images that pass through a backbone."""
+
+        def count(_module: nn.Module, given: tuple[Tensor, ...], _output: object) -> None:
+            self.through += len(given[0]) * (1 if torch.is_grad_enabled() else 1 / 3)
+
+        import torch
+
+        backbone.register_forward_hook(count)
+
+    def passes(self, epochs: int) -> float:
+        """Return `Crossing.passes`."""
+        return round(self.through / max(1, self.trained * epochs), 2)
 
     def _note(self, direction: str, call: str, payload: Mapping[str, Any]) -> None:
         seen = self.seen.setdefault((direction, call), {})

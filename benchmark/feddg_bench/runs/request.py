@@ -29,7 +29,7 @@ from feddg_bench.config.layers import (
     read_settings,
     validate,
 )
-from feddg_bench.config.reading import listed, read_names
+from feddg_bench.config.reading import known_name, listed, read_names
 from feddg_bench.config.recipes import READINGS, load_recipe, names_in, recipe_names
 from feddg_bench.config.schema import EngineSettings, Resources, RunSettings, TrainSettings
 from feddg_bench.data.federated import spread
@@ -125,11 +125,11 @@ class Request:
     """Which runs to make; all defaults are defined here.
 
     Attributes:
-        method: Methods, or ``all``.
+        method: Methods, or ``all`` that suit the data set.
         protocol: Protocols.
         dataset: One data set.
         scenario: Scenarios, ``all``, or ``None`` for the protocol's own, or those of split files.
-        recipe: Name or YAML file; ``None`` for the data set's own.
+        recipe: Name or YAML file; ``None`` for the data set's default.
         seeds: A number of seeds, counted from 0; a sequence of seeds; or a text that lists them and
             may hold ranges, such as ``0,1`` or ``0-2``.
         settings: What the user sets, by short, dotted or nested key; wins over recipe and method.
@@ -175,6 +175,7 @@ class Request:
                 f"settings: {self.settings!r} cannot be read; expected them by key, such as "
                 f"{{'rounds': 1}}"
             )
+        object.__setattr__(self, "dataset", known_name(self.dataset, names("data set")))
         object.__setattr__(self, "seeds", read_seeds(self.seeds))
         object.__setattr__(self, "settings", read_settings(self.settings))
         for name in {*NAMES, "seed"} & set(self.settings):
@@ -263,6 +264,7 @@ class Request:
             DataError: If the data set reads its domains from the disk and they cannot be read.
         """
         methods = read_names("method", self.method, names("method"), every=True)
+        everything = "all" in listed(self.method)  # that suits the data set
         protocols = read_names("protocol", self.protocol, PROTOCOLS)
         dataset = datasets.open(self.dataset)
         recipe = dataset.default_recipe if self.recipe is None else self.recipe
@@ -272,6 +274,9 @@ class Request:
         for protocol in protocols:
             found = self._scenarios(protocol, dataset)
             for method in methods:
+                if everything and (why := self._unfit(method, protocol, dataset, recipe)):
+                    _say_once(f"{method} is left out: {why}")
+                    continue
                 base, own = load_recipe(recipe, self.dataset, method, self.readings)
                 for scenario, splits in found:
                     named: Layer = {
@@ -301,7 +306,29 @@ class Request:
                         begin_portable()
                     label = Path(recipe).stem
                     drafts.append(Draft(base, own, named, scenario, label, dataset, tuned))
+        if not drafts:
+            raise SettingsError(
+                f"no method can be run on {self.dataset} with these settings; name one to see why"
+            )
         return drafts
+
+    def _unfit(self, method: str, protocol: str, dataset: DomainDataset, recipe: str) -> str | None:
+        """Return why a method does not suit a data set, ``None`` if it does.
+
+        Raises:
+            SettingsError: If the user's settings or the recipe cannot be used with any method.
+        """
+        from feddg_bench.engine.compatibility import check_fit
+
+        plugin = outline(method)
+        named = {"method": method, "dataset": self.dataset, "protocol": protocol, "scenario": ""}
+        base, own = load_recipe(recipe, self.dataset, method, self.readings)
+        settings = validate(RunSettings, merge(base, plugin.needs, own, self.settings, named))
+        try:
+            check_fit(settings, plugin, dataset)
+        except SettingsError as error:  # the advice after the colon is for who named the method
+            return str(error).partition(": ")[0]
+        return None
 
     @staticmethod
     def _check_recipe(recipe: str) -> None:

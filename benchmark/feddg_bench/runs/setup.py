@@ -19,7 +19,7 @@ from feddg_bench.core.messages import Weights
 from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
 from feddg_bench.data.dataset import DomainDataset
-from feddg_bench.data.federated import Federation, count_images, make_federation, spread
+from feddg_bench.data.federated import Federation, count_images, imbalance, make_federation, spread
 from feddg_bench.data.locations import cache_dir
 from feddg_bench.data.store import OnDecoded, Store, known_fingerprint, open_store
 from feddg_bench.engine.build import build_run_method
@@ -201,6 +201,7 @@ def open_federation(
             images=count_images(parts.splits, dataset),
             task=dataset.task,
             metric=dataset.metrics[0],
+            imbalance=imbalance(parts.splits.get("test", np.empty(0, np.int64)), dataset),
         ),
         partition=PartitionRecord(
             hash=partition.digest(),

@@ -15,7 +15,7 @@ from feddg_bench.analysis.tables.grid import Grid
 from feddg_bench.analysis.tables.reconstructions import DESIGNS, reconstruction_grid
 from feddg_bench.analysis.tables.writers import csv_text, latex, markdown
 from feddg_bench.common.errors import SettingsError, unknown
-from feddg_bench.plugins import check_name
+from feddg_bench.plugins import plugin_name
 from feddg_bench.records.attacks import read_attacks
 from feddg_bench.records.rules import RULES
 from feddg_bench.records.runs import RecordedRun, read_runs
@@ -76,7 +76,7 @@ def make_tables(
     if select is not None and select not in RULES:
         raise SettingsError(unknown("selection rule", select, RULES))
     if against is not None:
-        check_name("method", against)
+        against = plugin_name("method", against)
     wanted = [name for name in names if name not in ("all", "generic", *DESIGNS)]
     if "all" in names:
         wanted = [*named_tables(), *wanted]

@@ -1,0 +1,101 @@
+"""What a command is about to compute: its set-ups in words, and how long they may take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from feddg_bench.common.terminal import duration
+from feddg_bench.config.schema import EvaluationSettings, Resources
+from feddg_bench.data.federated import spread
+from feddg_bench.runs.cards import shipped_card
+from feddg_bench.runs.request import Plan
+
+
+def outlook(plans: Sequence[Plan], resources: Resources) -> Iterator[str]:
+    """Yield a line for each set-up among runs, and one with the time that all may take here."""
+    methods: dict[str, dict[str, None]] = {}
+    for plan in plans:
+        methods.setdefault(_set_up(plan), {})[plan.settings.method] = None
+    for words, names in methods.items():
+        yield f"set-up: {', '.join(names)}: {words}"
+    if plans and resources.engine == "processes":
+        seconds, train, evaluate = expected_seconds(plans, resources)
+        runs = "1 run" if len(plans) == 1 else f"{len(plans)} runs"
+        yield (
+            f"estimate: {runs} in about {duration(max(1, seconds))} on this machine, if nothing "
+            f"else uses it ({1000 * train:.1f} ms to train on an image, {1000 * evaluate:.1f} ms "
+            f"to evaluate one)"
+        )
+
+
+def _set_up(plan: Plan) -> str:
+    s = plan.settings
+    clients, chosen = s.partition.clients, s.federation.per_round
+    who = f"{'all' if chosen is None else chosen} of {clients} clients a round"
+    if s.partition.kind == "pooled":
+        who = "all images in one place"
+    count = s.federation.rounds
+    rounds = "1 round" if count == 1 else f"{count} rounds"
+    weights = "pretrained" if s.backbone.pretrained else "from scratch"
+    return (
+        f"{s.backbone.name} {weights} at {s.data.image_size} px, {rounds}, {who} "
+        f"(recipe {plan.recipe})"
+    )
+
+
+def expected_seconds(plans: Sequence[Plan], resources: Resources) -> tuple[float, float, float]:
+    """Return how long runs may take here, and the seconds to train on an image and to evaluate one.
+
+    Images times passes times the time of an image, over the workers. Plain training is measured;
+    a built-in method that passes images through the network more often, as its card says, takes
+    that much longer. Decoding, the server's work and start-up are not counted.
+    """
+    from feddg_bench.engine.devices import count_workers, find_devices
+    from feddg_bench.engine.timing import seconds_an_image
+
+    workers = count_workers(resources, find_devices(resources.device))
+    measured: dict[str, tuple[float, float]] = {}
+    images: dict[str, tuple[int, int, int]] = {}
+    total, first = 0.0, (0.0, 0.0)
+    for plan in plans:
+        s, dataset = plan.settings, plan.dataset
+        network = str((s.backbone, s.train, s.data.image_size, s.augment))
+        if network not in measured:
+            classes = len(dataset.classes) or 1
+            measured[network] = seconds_an_image(s, dataset, classes, resources)
+        spreading = str((s.protocol, s.scenario, s.data, s.partition, s.evaluation.splits))
+        if spreading not in images:
+            images[spreading] = _images(plan)
+        trained, clients, evaluated = images[spreading]
+        train, evaluate = measured[network]
+        asked = s.federation.per_round or clients
+        share = asked / clients
+        work = trained * share * s.train.local_epochs * s.federation.rounds * train
+        looks = evaluated * evaluations(s.evaluation, s.federation.rounds) * evaluate
+        total += work * _passes(s.method) / min(workers, asked) + looks / workers
+        first = first if any(first) else (train, evaluate)
+    return total, *first
+
+
+def _passes(method: str) -> float:
+    card = shipped_card(method)
+    return 1.0 if card is None else max(1.0, card.passes)
+
+
+def _images(plan: Plan) -> tuple[int, int, int]:
+    """Return the training images, the clients that hold them, and the images of an evaluation."""
+    s = plan.settings
+    parts = spread(s, plan.dataset, plan.scenario)
+    trained = sum(map(len, parts.clients.values()))
+    wanted = s.evaluation.splits or [name for name in parts.splits if name != "train"]
+    return trained, len(parts.clients), sum(len(parts.splits[name]) for name in wanted)
+
+
+def evaluations(settings: EvaluationSettings, rounds: int) -> int:
+    """Return how many rounds of a run are evaluated.
+
+    >>> evaluations(EvaluationSettings(every=5, start=10), 16)
+    3
+    """
+    due = {r for r in range(settings.start, rounds + 1) if r % settings.every == 0}
+    return len(due | {rounds})
