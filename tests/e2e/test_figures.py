@@ -57,6 +57,8 @@ def test_all_draws_what_records_are_enough_for(feddg: Run) -> None:
     assert pictures(Path("runs/figures")) == [
         "convergence-digits4-ltdo-quick-lambda-0",
         "convergence-digits4-ltdo-quick-lambda-1",
+        "generalisation-digits4-ltdo-quick-lambda-0",
+        "generalisation-digits4-ltdo-quick-lambda-1",
         "lambda-digits4-ltdo-quick",
         "leaderboard-digits4-ltdo-quick-lambda-0",
         "leaderboard-digits4-ltdo-quick-lambda-1",

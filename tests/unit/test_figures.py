@@ -24,6 +24,7 @@ from feddg_bench.analysis.figures import landscape
 from feddg_bench.analysis.figures.curves import Axis, draw_curves
 from feddg_bench.analysis.figures.drawing import Picture, entitle, new_figure, spread_ticks, styled
 from feddg_bench.analysis.figures.embedding import embed
+from feddg_bench.analysis.figures.generalisation import generalisation
 from feddg_bench.analysis.figures.gradcam import explain, grad_cam
 from feddg_bench.analysis.figures.overhead import overhead
 from feddg_bench.analysis.figures.partition import heat_maps
@@ -60,15 +61,19 @@ def add(tmp_path: Path) -> Add:
         seconds: dict[str, float] | None = None,
         once: float = 0.0,
         workers: int = 1,
+        id_test: tuple[float, ...] = (),
         **sections: dict[str, Any],
     ) -> RunRecord:
-        _, held, target = SCENARIOS[scenario]
+        train, held, target = SCENARIOS[scenario]
 
         def measure(number: int) -> dict[str, Any] | None:
             if number % 10:
                 return None
             value = test[number // 10 - 1]
-            return {"val": measured(value / 2, held), "test": measured(value, target)}
+            found = {"val": measured(value / 2, held), "test": measured(value, target)}
+            if id_test:
+                found["id_test"] = measured(id_test[number // 10 - 1], *train)
+            return found
 
         record = make_record(
             {"method": method, "scenario": scenario, "seed": seed, **sections},
@@ -150,6 +155,54 @@ def test_a_method_that_lacks_scenarios_is_left_out_by_name(add: Add, tmp_path: P
     assert {row["series"] for row in numbers(picture)} == {"fedavg", "moon"}
     assert picture is not None
     assert picture.notes == ("fedprox is left out: it has no run of oc-i-p",)
+
+
+@pytest.mark.usefixtures("drawing")
+def test_generalisation_sets_the_test_domain_against_the_training_domains(
+    add: Add, tmp_path: Path
+) -> None:
+    for seed in (0, 1):
+        add(test=(0.2, 0.4 + 0.2 * seed), id_test=(0.5, 0.8), seed=seed, scenario="oc-i-p")
+        add(test=(0.4, 0.6), id_test=(0.7, 0.9 - 0.2 * seed), seed=seed, scenario="ic-p-o")
+    add("moon", test=(0.5,), id_test=(0.6,), scenario="oc-i-p")
+    picture = generalisation(only_frame(tmp_path), EVERYTHING)
+    found = numbers(picture)
+    assert [(row["series"], row["round"], row["seeds"]) for row in found] == [
+        ("fedavg", "10", "0 1"),
+        ("fedavg", "20", "0 1"),
+    ]
+    assert [float(row["id_test"]) for row in found] == pytest.approx([60, 80])
+    assert [float(row["test"]) for row in found] == pytest.approx([30, 55])
+    assert picture is not None
+    assert picture.notes == ("moon is left out: it has no run of ic-p-o",)
+    (axes,) = picture.figure.axes
+    line = next(line for line in axes.get_lines() if len(line.get_xdata()) == 2)
+    odds = np.exp(np.asarray(line.get_xdata(), float))
+    assert odds == pytest.approx([60 / 40, 80 / 20])
+    for ticks in (axes.xaxis, axes.yaxis):
+        shown = [int(label.get_text()) for label in ticks.get_ticklabels()]
+        assert sorted(shown) == shown
+        assert [100 / (1 + np.exp(-x)) for x in ticks.get_ticklocs()] == pytest.approx(shown)
+
+
+@pytest.mark.usefixtures("drawing")
+def test_generalisation_takes_both_splits(add: Add, tmp_path: Path) -> None:
+    add(test=(0.2, 0.6))
+    assert generalisation(only_frame(tmp_path), EVERYTHING) is None
+
+
+@pytest.mark.usefixtures("drawing")
+def test_generalisation_marks_where_each_of_many_methods_ends(add: Add, tmp_path: Path) -> None:
+    methods = ("fedavg", "moon", "fedprox", "pardon", "ccst", "fpl", "fedsr")
+    for number, method in enumerate(methods):
+        add(method, test=(0.2, 0.3 + number / 20), id_test=(0.5, 0.6))
+    picture = generalisation(only_frame(tmp_path), EVERYTHING)
+    assert picture is not None
+    panels = [axes for axes in picture.figure.axes if axes.axison]
+    assert panels[0].get_title(loc="left") == "fedsr  60.0"
+    for axes in panels:
+        marked = [line for line in axes.get_lines() if line.get_marker() == "D"]
+        assert [line.get_markevery() for line in marked] == [[-1]]
 
 
 def test_settings_tell_series_of_one_method_apart(add: Add, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 OF_RECORDS = {
     "all": "Draw every figure that the records are enough for.",
     "convergence": "Draw the key metric against the round.",
+    "generalisation": "Draw the key metric against that on id_test, a curve for each method.",
     "leaderboard": "Draw the key metric of each method, best first. Marks are scenarios.",
     "lambda": "Draw the key metric against the heterogeneity lambda.",
     "clients": "Draw the key metric against K/N, the clients of a round.",
@@ -100,7 +101,14 @@ def _known(methods: str) -> Iterator[str]:
 
 def _pictures(name: str, runs: list[RecordedRun], choice: Selection) -> Iterable[Picture | str]:
     """Yield the figures called ``name``, or why there is none."""
-    from feddg_bench.analysis.figures import noise, overhead, rankings, scores, utility
+    from feddg_bench.analysis.figures import (
+        generalisation,
+        noise,
+        overhead,
+        rankings,
+        scores,
+        utility,
+    )
     from feddg_bench.analysis.tables.generic import frames
 
     if name in scores.SWEEPS:
@@ -118,13 +126,15 @@ def _pictures(name: str, runs: list[RecordedRun], choice: Selection) -> Iterable
         return
     draws = {
         "convergence": scores.convergence,
+        "generalisation": generalisation.generalisation,
         "leaderboard": scores.leaderboard,
         "profiles": rankings.profiles,
         "overhead": overhead.overhead,
     }
     draw = draws[name]
     for frame in frames(runs):
-        yield draw(frame, choice) or f"{frame.name}: no round was evaluated on {choice.split}"
+        also = " and on id_test" if name == "generalisation" else ""
+        yield draw(frame, choice) or f"{frame.name}: no round was evaluated on {choice.split}{also}"
 
 
 def _unswept(name: str, choice: Selection) -> str:

@@ -37,8 +37,8 @@ def excess(method: Accuracies, reference: Accuracies, curve: Accuracies) -> Accu
     Returns:
         Percentage points, [...]; not finite if the curve has a single ``id_test``.
     """
-    at, start = _logit(method.mean(axis=-2)), _logit(reference.mean(axis=-2))
-    x, y = np.moveaxis(_logit(curve.mean(axis=-3)), -1, 0)
+    at, start = logit(method.mean(axis=-2)), logit(reference.mean(axis=-2))
+    x, y = np.moveaxis(logit(curve.mean(axis=-3)), -1, 0)
     x = x - x.mean(axis=-1, keepdims=True)
     with np.errstate(invalid="ignore", divide="ignore"):
         slope = (x * y).sum(axis=-1) / (x * x).sum(axis=-1)
@@ -71,8 +71,8 @@ def within_reach(method: Accuracies, reference: Accuracies, curve: Accuracies) -
     They do if the logits of both ``id_test`` differ by no more than those of the rounds do; the
     slope says nothing about a longer way. Arguments are those of `excess`, without further axes.
     """
-    at, start = (_logit(v.mean(axis=0))[0] for v in (method, reference))
-    return bool(abs(at - start) <= np.ptp(_logit(curve.mean(axis=0))[:, 0]))
+    at, start = (logit(v.mean(axis=0))[0] for v in (method, reference))
+    return bool(abs(at - start) <= np.ptp(logit(curve.mean(axis=0))[:, 0]))
 
 
 def at_equal_id(
@@ -109,7 +109,8 @@ def at_equal_id(
     return Estimate(value, around.low + shift, around.high + shift)
 
 
-def _logit(percent: Accuracies) -> Accuracies:
+def logit(percent: Accuracies) -> Accuracies:
+    """Return the logarithm of the odds of percentages, which are kept `EDGE` from 0 and 100."""
     share = percent.clip(EDGE, 100 - EDGE) / 100
     found: Accuracies = np.log(share / (1 - share))
     return found

@@ -52,6 +52,8 @@ def draw_curves(
     said: str,
     numbers: Mapping[str, float] | None = None,
     tail: int = 0,
+    *,
+    marked_ends: bool = False,
 ) -> Figure:
     """Return a figure of curves, with bands around them if the points have any.
 
@@ -63,6 +65,7 @@ def draw_curves(
         said: What the values are means over; stands below the figure.
         numbers: Values that order small panels and stand beside their names; by default the last.
         tail: Points at each curve's end whose mean is drawn as a bar.
+        marked_ends: Mark the end of every curve in small panels.
     """
     curves = {str(name): part for name, part in points.groupby("series")}
     if all(len(curve) <= tail for curve in curves.values()):
@@ -76,7 +79,8 @@ def draw_curves(
         if numbers
         else [label for label, c in curves.items() if not _is_flat(c) and c.x.iloc[-1] < end]
     )
-    return _apart(curves, axis, ylabel, title, said, numbers or last, short, tail)
+    ends = marked_ends
+    return _apart(curves, axis, ylabel, title, said, numbers or last, short, tail, ends)
 
 
 Curves = dict[str, pd.DataFrame]
@@ -143,6 +147,7 @@ def _apart(
     numbers: Mapping[str, float],
     short: Collection[str],
     tail: int,
+    ends: bool,
 ) -> Figure:
     """Draw a panel for each curve, the best first; all others pale behind it.
 
@@ -160,6 +165,8 @@ def _apart(
         "other methods": {"color": PALE, "linewidth": 0.4, "zorder": 1},
     }
     own, reference, pale = styles.values()
+    for style, marker in zip((own, reference, pale), "Ds." if ends else "", strict=False):
+        style |= {"marker": marker, "markersize": 4, "markevery": [-1]}
     if tail:
         styles[_tail(tail)] = {"color": COLOURS[2], "linewidth": 3, "alpha": 0.6}
     for number, axes in enumerate(grid.flat):
@@ -173,8 +180,7 @@ def _apart(
                 _line(axes, curves[other], band=False, **pale)
         if REFERENCE in curves and label != REFERENCE:
             _line(axes, curves[REFERENCE], band=False, **reference)
-        marker = "o" if len(curves[label]) <= MARKED else None
-        _line(axes, curves[label], marker=marker, markersize=2.5, **own)
+        _line(axes, curves[label], **{**_marks(curves[label]), **own})
         _bar(axes, curves[label], tail, COLOURS[2])
         _dress(axes, curves, axis)
         axes.tick_params(axis="x", labelsize=6.5)  # lambda 0 and 0.1 stand side by side
@@ -188,11 +194,15 @@ def _apart(
     return figure
 
 
+def _marks(curve: pd.DataFrame) -> dict[str, Any]:
+    return {"marker": "o", "markersize": 2.5} if len(curve) <= MARKED else {}
+
+
 def _line(axes: Axes, curve: pd.DataFrame, *, band: bool = True, **style: Any) -> None:
     if _is_flat(curve):
         axes.axhline(_last(curve), **{**style, "marker": None})
         return
-    axes.plot(curve.x, curve["mean"], markevery=math.ceil(len(curve) / MARKED), **style)
+    axes.plot(curve.x, curve["mean"], **{"markevery": math.ceil(len(curve) / MARKED), **style})
     if band and (curve.low < curve.high).any():
         ends = curve.low.fillna(curve["mean"]), curve.high.fillna(curve["mean"])
         axes.fill_between(curve.x, *ends, color=style["color"], alpha=0.15, linewidth=0)
