@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,8 @@ from feddg_bench.core.method import Method
 class MoonSettings(MethodSettings):
     """Weight and temperature of the contrast, and the representation that it compares."""
 
+    labels: ClassVar[tuple[str, ...]] = ("first_visit",)
+
     mu: float = Field(1.0, ge=0)
     """Weight of the contrastive term; 1 is the default of the authors' code, which tries 0.001 to
     10 and sets 5 in its example on CIFAR-10."""
@@ -30,6 +33,9 @@ class MoonSettings(MethodSettings):
     """Width of a two-layer projection head before the classifier; 256 in the authors' code,
     for every method it compares. ``none``: the features themselves, so that all methods here train
     the same network."""
+    first_visit: Literal["received", "initial"] = "received"
+    """Previous model of a client that never trained: ``received``, the global model that it
+    receives, so that it has no contrast; ``initial``, the global model before round 1."""
 
     @field_validator("proj_dim", mode="before")
     @classmethod
@@ -42,8 +48,9 @@ class Moon(Method):
 
     Each client minimises its loss plus mu times the contrast of its representation z with z_glob,
     that of the model received, and z_prev, that of its own model after its last task. Both are
-    frozen and in evaluation mode. Where a client never trained, the model received stands in for
-    the previous one too: the contrast is then log 2 and has no gradient. The server is FedAvg's.
+    frozen and in evaluation mode. The server is FedAvg's. A client that never trained has no
+    previous model (``first_visit``). By default the model received stands in for it: the contrast
+    is then log 2 and has no gradient. So it is in round 1 with the initial model.
 
     Memory: every client keeps its last model except the classifier, so that a simulation of N
     clients holds up to N x |w| in memory and in each checkpoint: 9.4 GB for 100 times ResNet-50. A
@@ -68,6 +75,9 @@ class Moon(Method):
             self.classifier = nn.Linear(self.num_features, self.num_classes)
         self.received: Weights = {}
         self.previous: Weights = {}
+        self.initial: Weights = {}
+        if self.settings.first_visit == "initial":
+            self.initial = {name: tensor.clone() for name, tensor in self.state_dict().items()}
 
     def features(self, images: Tensor) -> Tensor:
         z: Tensor = self.head(super().features(images))
@@ -83,15 +93,16 @@ class Moon(Method):
         }
         # Private state is in neither message: it is now as it was when the client last trained.
         self.received = {name: tensor.clone() for name, tensor in now.items()}
+        sent = [name for name in self.federated if name in now]
+        initial = self.initial if client.round > 1 else {}  # in round 1 it is the model received
+        previous: Mapping[str, Tensor] = client.memory.get("previous", initial)
         self.previous = {
             # memory that crossed processes has lost its layout, on which the last bits depend
-            name: torch.empty_like(now[name]).copy_(tensor)
-            for name, tensor in client.memory.get("previous", {}).items()
+            name: torch.empty_like(now[name]).copy_(previous[name])
+            for name in (sent if previous else ())
         }
         update = super().fit(client)
-        client.memory["previous"] = {
-            name: now[name].to("cpu", copy=True) for name in self.federated if name in now
-        }
+        client.memory["previous"] = {name: now[name].to("cpu", copy=True) for name in sent}
         self.received, self.previous = {}, {}
         return update
 
@@ -138,8 +149,10 @@ def model_contrast(z: Tensor, z_glob: Tensor, z_prev: Tensor, *, temperature: fl
 
 
 DEVIATIONS = (
-    "The authors' code compares a client that never trained with a random network of its own. We "
-    "use the model it received, with which the contrast has no gradient.",
+    "The authors' code compares a client that never trained with an initial network of its own. We "
+    "use the model it received, with which the contrast has no gradient, or the initial global "
+    "model (`first_visit`). With 20 of 100 clients a round, 3 in 10 visits of 16 rounds are first "
+    "visits.",
     "The authors' code puts a projection head between backbone and classifier for every method. "
     "We take the backbone's features, to train the same network as the other methods "
     "(`proj_dim`).",

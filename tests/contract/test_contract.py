@@ -23,6 +23,7 @@ NARROW = {"fedadg": {"hyper": {"hidden": 32, "projection": 16}}}
 CASES = [
     *((name, NARROW.get(name, no_file(name))) for name in names("method")),
     ("fedprox", {"hyper": {"mu": 0.5, "norm": "l2"}}),
+    ("moon", {"hyper": {"first_visit": "initial"}}),
     ("pardon", {"hyper": {"style": "pixel", "transfer": "cached"}}),
     ("ccst", {"hyper": {"style": "pixel", "preset": "official"}}),
     ("ccst", {"hyper": {"style": "pixel", "preset": "fedccrl"}}),

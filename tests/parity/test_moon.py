@@ -267,6 +267,44 @@ def test_the_second_time_equals_training_against_copies(start_run, recorder, bn,
     bitwise(second.value.weights, {n: found[n] for n in second.value.weights})
 
 
+@pytest.mark.parametrize("bn", ["average", "frozen", "local"])
+def test_a_late_first_visit_equals_training_against_the_initial_model(start_run, recorder, bn):
+    values = {"mu": 4.0, "temperature": 0.3, "proj_dim": 4, "first_visit": "initial"}
+    run = start_normalised(start_run, bn, values, executor=recorder)
+    worker, method = recorder.worker, run.method
+    initial = copy.deepcopy(method.state_dict())
+    given = {n: t * 1.1 if t.is_floating_point() else t for n, t in run.server.weights.items()}
+    worker.run(Task("client_1", "fit", 1, given, {}))  # what another client leaves is not seen
+    first = worker.run(Task("client_0", "fit", 2, given, {}))
+    found = copy.deepcopy(dict(method.state_dict()))
+
+    expected, loss = by_copies(
+        copy.deepcopy(method).train(),
+        worker.data["client_0"],
+        {**initial, **given},
+        initial,
+        mu=4.0,
+        temperature=0.3,
+    )
+    assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    assert first.metrics["loss"] == pytest.approx(loss, rel=1e-5)
+
+
+def test_first_visits_differ_from_round_two_on(start_run):
+    """In round 1 the initial model is the one received; later clients that return are the same."""
+
+    def weights(rounds, per_round, first_visit):
+        layers = {"federation": {"per_round": per_round}}, hyper(mu=3.0, first_visit=first_visit)
+        return trained(start_run, "moon", *layers, rounds=rounds)[0]
+
+    for per_round, rounds, same in ((None, 1, True), (None, 2, True), (1, 3, False)):
+        received, initial = (weights(rounds, per_round, f) for f in ("received", "initial"))
+        if same:
+            bitwise(initial, received)
+        else:
+            assert [n for n in initial if torch.equal(initial[n], received[n])] == []
+
+
 def test_representations_carry_no_gradient_and_leave_the_module_alone(start_run):
     method = start_normalised(start_run, values={"proj_dim": 4}).method.train()
     before = copy.deepcopy(dict(method.state_dict()))
