@@ -139,8 +139,9 @@ DEVIATIONS = (
     " the gradient, and refuse Adam.",
     "FedDG_Benchmark also keeps controls for the buffers of batch normalisation. We keep them for"
     " trainable parameters only.",
-    "FedDG_Benchmark replaces c by the mean over the sampled clients. We move c by K/N times "
-    "their mean change.",
+    "FedDG_Benchmark replaces c by the mean over the sampled clients. We move c by the sum of "
+    "their changes, each times the client's share n_k/n of all images. That is the paper's K/N "
+    "times the mean change with `federation.weighting=uniform` only.",
     "FedDG-GA's code leaves out 1 / lr, so its controls are lr times too small. We keep it.",
     "The paper averages clients equally. We weight them by their images unless told otherwise "
     "(`federation.weighting`).",
