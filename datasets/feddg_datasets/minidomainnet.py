@@ -21,7 +21,8 @@ LIST_FOLDERS = ("splits_mini", "miniDomainNet_split", "minidomainnet_splits", "s
 class MiniDomainNet(ImageFolderDataset):
     """miniDomainNet (Zhou et al., TIP 2021) of DomainNet (Peng et al., ICCV 2019): 140,006 images.
 
-    Four domains (clipart, painting, real, sketch) and 126 classes. The images are DomainNet's, in
+    Four domains (clipart, painting, real, sketch) and 126 classes. FedCCRL's paper names infograph
+    instead of sketch; its code and its tables have these four. The images are DomainNet's, in
     its cleaned version; eight lists, ``splits_mini/<domain>_<train or test>.txt`` with lines
     ``clipart/umbrella/clipart_318_000001.jpg 0``, name those that belong here. Labels are positions
     in ``classes``, which are in alphabetical order; the lists' own numbers are only checked to give

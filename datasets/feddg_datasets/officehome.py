@@ -12,6 +12,9 @@ from feddg_bench.data.image_folders import ImageFolderDataset
 class OfficeHome(ImageFolderDataset):
     """Office-Home (Venkateswara et al., CVPR 2017): 15,588 images of many sizes.
 
+    Images are stored as squares and crops are taken from these, in the recipe ``pardon`` too; the
+    code of PARDON crops from the original image.
+
     Four domains of 2,427 (art), 4,365 (clipart), 4,439 (product) and 4,357 (real_world) images, 65
     classes. Completeness is checked by the number of images of every class in every domain, taken
     from the image lists that the authors of CDAN and of ATDOC used (they agree).

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from feddg_bench.analysis.tables.frames import FRAME, departures, own_choices, usual_settings
+from feddg_bench.analysis.tables.frames import (
+    FRAME,
+    SELECT,
+    departures,
+    own_choices,
+    usual_settings,
+)
 from feddg_bench.config.recipes import read_recipe, recipe_names, unpublished
 
 
@@ -33,9 +39,10 @@ def test_what_a_paper_does_not_publish_is_said_with_our_value() -> None:
     assert said == ("rounds=60", "local_epochs=1", "optimizer=adam", "lr=0.001", "batch_size=64")
     assert own_choices("pardon", "pacs") == ()
     assert own_choices("ppdg", "digits4") == ()
+    assert own_choices("ppdg", "fmow")[-1] == "selection rule"
 
 
 def test_unpublished_settings_are_settings_of_a_frame() -> None:
     for recipe in recipe_names():
         for dataset in read_recipe(recipe).datasets or {}:
-            assert set(unpublished(recipe, dataset)) <= set(FRAME)
+            assert set(unpublished(recipe, dataset)) <= {*FRAME, SELECT}

@@ -22,7 +22,8 @@ class _Frame(Section):
     model_config = ConfigDict(extra="allow")
 
     methods: dict[str, dict[str, Any] | None] | None = None
-    unpublished: tuple[str, ...] = ()  # keys of which the paper says nothing: their values are ours
+    # Keys of which the paper says nothing, so that their values are ours; `select`: of its rule.
+    unpublished: tuple[str, ...] = ()
 
 
 class _Recipe(Section):
@@ -74,6 +75,8 @@ def names_in(recipe: str) -> tuple[set[str], set[str]]:
 
 def unpublished(recipe: str, dataset: str) -> tuple[str, ...]:
     """Return the settings of a paper's frame, by dotted key, that it does not publish.
+
+    ``select`` among them stands for the selection rule.
 
     Raises:
         SettingsError: If the recipe is unknown, or its file holds something else.

@@ -36,7 +36,10 @@ FRAME = (
 )
 """Settings that make up a frame."""
 
-SAID = {**SHORT, "backbone.name": "backbone"}
+SELECT = "select"
+"""What stands for the selection rule, which is no setting, among what a paper does not publish."""
+
+SAID = {**SHORT, "backbone.name": "backbone", SELECT: "selection rule"}
 """Setting -> its name in texts; others go by the last part of their key."""
 
 
@@ -88,13 +91,16 @@ def unlike_recipe(run: RecordedRun) -> dict[str, Any]:
 def own_choices(recipe: str, dataset: str) -> tuple[str, ...]:
     """Return what a paper does not publish of its frame and its recipe sets, such as ``rounds=60``.
 
-    There is nothing for a recipe that has none for the data set.
+    The selection rule is only named: captions say which it is. There is nothing for a recipe that
+    has none for the data set.
     """
     usual = usual_settings(recipe, dataset)
     if usual is None:
         return ()
     return tuple(
-        f"{SAID.get(key, key.rpartition('.')[2])}={setting_text(usual[key])}"
+        SAID[key]
+        if key == SELECT
+        else f"{SAID.get(key, key.rpartition('.')[2])}={setting_text(usual[key])}"
         for key in unpublished(recipe, dataset)
     )
 
