@@ -20,6 +20,7 @@ _FACE = {
     "tables": "api",
     "load_records": "records.frame",
     "load_model": "runs.kept",
+    "open_dataset": "runs.images",
     "build_method": "engine.build",
     "Method": "core.method",
     "MethodSettings": "config.schema",

@@ -161,7 +161,7 @@ def load_dataset(name: str) -> type[DomainDataset]:
     return loaded
 
 
-def open_dataset(name: str, data_root: Path | None = None) -> DomainDataset:
+def make_dataset(name: str, data_root: Path | None = None) -> DomainDataset:
     """Return a data set, opened.
 
     Raises:

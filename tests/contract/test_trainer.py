@@ -7,10 +7,10 @@ import torch
 from lightning import Trainer
 from torch.utils.data import DataLoader, TensorDataset
 
-from feddg_bench.common.errors import SettingsError
+from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.engine.build import build_method
 from feddg_bench.plugins import names
-from tests.helpers import bitwise
+from tests.helpers import bitwise, refused
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers")
 
@@ -101,3 +101,45 @@ def test_the_seed_decides_the_initial_weights():
 def test_what_cannot_be_built_is_refused_in_a_sentence(name, values, words):
     with pytest.raises(SettingsError, match=words):
         build_method(name, num_classes=2, **values)
+
+
+def test_a_trainer_predicts_batches_with_and_without_labels(tmp_path):
+    method = build_method("pardon", num_classes=3)
+    some = loader()
+    images = some.dataset.tensors[0]
+    outputs = method.eval()(images)
+    found = trainer(tmp_path).predict(method, some)
+    bitwise(torch.cat([part.labels for part in found]), outputs.argmax(1))
+    shares = torch.cat([part.probabilities for part in found])
+    torch.testing.assert_close(shares, outputs.softmax(1))
+    bare = trainer(tmp_path).predict(method, DataLoader(images, batch_size=8))
+    bitwise(torch.cat([part.probabilities for part in bare]), shares)
+    direct = method.train().predict(images)
+    bitwise(direct.labels, outputs.argmax(1))
+    assert method.training
+
+
+def test_a_regression_predicts_numbers():
+    method = build_method("fedavg", num_classes=1, task="regression")
+    images = torch.rand(2, 3, 16, 16)
+    found = method.predict(images)
+    bitwise(found.labels, method.eval()(images).squeeze(1).detach())
+    assert found.probabilities is None
+
+
+@pytest.mark.parametrize(
+    ("images", "words"),
+    [
+        (torch.rand(2, 3, 16, 16) * 255, ("values from", "in [0, 1]", "divided by 255")),
+        (torch.rand(2, 3, 16, 16) - 0.5, ("values from -0.",)),
+        (torch.full((1, 3, 16, 16), torch.nan), ("in [0, 1]",)),
+        (torch.zeros(2, 3, 16, 16, dtype=torch.uint8), ("torch.uint8", "expected floats")),
+        (torch.rand(3, 16, 16), ("[3, 16, 16]", "[B, 3, S, S]")),
+        (torch.rand(2, 1, 16, 16), ("[2, 1, 16, 16]",)),
+        (["a.png"], ("load_model",)),
+    ],
+    ids=["bytes", "negative", "nan", "uint8", "one", "grey", "files"],
+)
+def test_images_that_a_model_was_not_made_for_are_refused(images, words):
+    with refused(DataError, *words):
+        build_method("fedavg", num_classes=3).predict(images)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -283,6 +284,80 @@ def test_a_kept_model_is_the_one_that_was_measured(made: Any, tmp_path: Path, me
     assert path.read_bytes() == before
     again = fb.load_model(record.key, tmp_path / "r")
     assert all(torch.equal(again.state_dict()[n], t) for n, t in model.state_dict().items())
+
+
+def test_a_kept_model_predicts_files_pictures_and_arrays(
+    made: Any, tmp_path: Path, feddg: Any, cache: Path
+) -> None:
+    from PIL import Image
+
+    (record,) = made(keep=["last"])
+    model = fb.load_model(record.key, tmp_path / "r")
+    assert model.classes == tuple("0123456789")
+    settings = {key: value for key, value in SETTINGS.items() if key.startswith("data.")}
+    splits = fb.open_dataset(
+        "digits4", scenario="ip-o-c", seed=0, settings=settings, cache_dir=cache
+    )
+    (images,) = splits["test"].values()
+    pixels = torch.stack([images[place][0] for place in range(len(images))])
+    found = model.predict(pixels)
+    # the images of a data set and the labels are those that the run was measured on
+    right = (found.labels.numpy() == images.labels).mean()
+    assert right == record.evaluation()["test"][record.scenario.test]["accuracy"]
+
+    stored = (pixels[0] * 255).round().byte().permute(1, 2, 0).numpy()
+    size = stored.shape[0]
+    Image.fromarray(stored).save(tmp_path / "a.png")
+    Image.fromarray(stored).resize((50, 70)).save(tmp_path / "b.png")
+    assert torch.equal(model.transform(stored), pixels[0])
+    several = [tmp_path / "a.png", Image.open(tmp_path / "b.png"), stored]
+    answers = model.predict(several)
+    assert torch.equal(answers.probabilities[0], answers.probabilities[2])
+    assert torch.equal(answers.labels[:1], model.predict(str(tmp_path / "a.png")).labels)
+    torch.testing.assert_close(answers.probabilities.sum(1), torch.ones(3))
+    with refused(fb.FeddgError, f"70 x 50 pixels and the model was trained on {size} x {size}"):
+        model.predict(torch.rand(1, 3, 50, 70))
+    with refused(fb.FeddgError, "float64 [4, 4, 3]", "uint8 [H, W, 3]"):
+        model.transform(np.zeros((4, 4, 3)))
+
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    words = ("predict", record.key, "a.png", "b.png", "--results", "r")
+    shown = feddg(*words)
+    assert shown.code == 0, shown.err
+    label = model.classes[int(answers.labels[0])]
+    assert f" a.png   {label} " in shown.out
+    partly = feddg(*words, "bad.png", "--csv", "answers.csv")
+    assert partly.code == 2
+    assert "1 of 3 images were not read: cannot decode the image bad.png" in partly.err
+    head, first, second = (tmp_path / "answers.csv").read_text().splitlines()
+    assert head == "image,label,probability," + ",".join(f"p({c})" for c in range(10))
+    assert first.startswith(f"a.png,{label},{float(answers.probabilities[0].max()):.6f},")
+    assert second.startswith("b.png,")
+    assert "there is no image none.png" in feddg("predict", record.key, "none.png").err
+
+
+def test_a_data_set_is_opened_by_domain_and_by_split(cache: Path) -> None:
+    domains = fb.open_dataset("Digits4", settings={"image_size": 8}, cache_dir=cache)
+    assert list(domains) == ["ink", "poster", "outline", "chalk"]
+    assert sum(map(len, domains.values())) == 1797
+    image, label = domains["ink"][3]
+    assert (image.shape, image.dtype, type(label)) == ((3, 8, 8), torch.float32, int)
+    assert 0 <= image.min() <= image.max() <= 1
+    assert domains["ink"].paths[3].startswith(f"ink/{domains['ink'].classes[label]}/")
+    splits = fb.open_dataset(
+        "digits4", scenario="ip-o-c", seed=1, settings={"data.image_size": 8}, cache_dir=cache
+    )
+    assert {split: set(parts) for split, parts in splits.items()} == {
+        "train": {"ink", "poster"},
+        "id_val": {"ink", "poster"},
+        "id_test": {"ink", "poster"},
+        "val": {"outline"},
+        "test": {"chalk"},
+    }
+    names = [path for parts in splits.values() for part in parts.values() for path in part.paths]
+    assert len(names) == len(set(names)) == 1797
+    with refused(fb.FeddgError, "give both"):
+        fb.open_dataset("digits4", scenario="ip-o-c")
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from feddg_bench.cli.data import data_app
 from feddg_bench.cli.download import download_command
 from feddg_bench.cli.figures import figures_app
 from feddg_bench.cli.lists import datasets_app, methods_app, recipes_app, settings_command
+from feddg_bench.cli.predict import predict_command
 from feddg_bench.cli.profile import profile_command
 from feddg_bench.cli.report import report_command
 from feddg_bench.cli.results import results_app
@@ -53,6 +54,7 @@ app = typer.Typer(
 )
 app.command("run")(run_command)
 app.command("resume")(resume_command)
+app.command("predict")(predict_command)
 app.command("sweep")(sweep_command)
 app.command("tune")(tune_command)
 app.command("tables")(tables_command)

@@ -17,7 +17,7 @@ from feddg_bench.common.terminal import Display, table, terminal
 from feddg_bench.config.layers import merge, validate
 from feddg_bench.config.recipes import load_recipe
 from feddg_bench.config.schema import RunSettings
-from feddg_bench.plugins import load_dataset, open_dataset, plugin_name
+from feddg_bench.plugins import load_dataset, make_dataset, plugin_name
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -77,7 +77,7 @@ def _row(name: str, data_root: Path | None, cache: Path) -> dict[str, Any]:
     dataset: DomainDataset | type[DomainDataset] = load_dataset(name)
     folder, here = None, True
     try:
-        dataset = open_dataset(name, data_root)
+        dataset = make_dataset(name, data_root)
         folder = dataset.find()
     except DataError:
         here = False
@@ -125,7 +125,7 @@ def check_command(
     from feddg_bench.data.inspect.doctor import examine
     from feddg_bench.data.locations import cache_dir as find_cache
 
-    opened = open_dataset(dataset, data_root)
+    opened = make_dataset(dataset, data_root)
     if split_csv is not None and not split_csv.is_file():
         raise SettingsError(f"there is no split file {split_csv}: give another --split-csv")
     with _progress(f"checking {dataset}") as bar:
@@ -156,7 +156,7 @@ def sign_command(
     from feddg_bench.data.inspect.signatures import save_signatures
 
     path = out or Path(f"{dataset}.signatures.xz")
-    opened = open_dataset(dataset, data_root)
+    opened = make_dataset(dataset, data_root)
     with _progress(f"signing {dataset}") as bar:
         signatures = sign(opened, bar.show)
     save_signatures(path, signatures, dataset)
@@ -223,7 +223,7 @@ def prepare_command(
     from feddg_bench.data.locations import cache_dir as find_cache
     from feddg_bench.data.store import open_store
 
-    opened, cache = open_dataset(dataset, data_root), find_cache(cache_dir)
+    opened, cache = make_dataset(dataset, data_root), find_cache(cache_dir)
     for pixels in sizes:
         started = time.monotonic()
         with _progress(f"decoding {dataset} at {pixels} px") as bar:
@@ -270,7 +270,7 @@ def show_command(
         raise SettingsError(
             f"cannot write {path}: the sheet is a PNG, so give an --out that ends so"
         )
-    picture = contact_sheet(open_dataset(dataset, data_root), size)
+    picture = contact_sheet(make_dataset(dataset, data_root), size)
     try:
         with replacing(path) as file:
             file.write(picture)
@@ -303,7 +303,7 @@ def path_command(
 
 def _found(name: str) -> str:
     try:
-        folder = open_dataset(name).find()
+        folder = make_dataset(name).find()
     except DataError:
         return f"{name}: not found"
     return f"{name}: {'embedded' if folder is None else folder}"

@@ -40,7 +40,7 @@ from feddg_bench.config.layers import (
 from feddg_bench.config.recipes import load_recipe, read_recipe, recipe_names
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.data.protocols import PROTOCOLS, scenarios
-from feddg_bench.plugins import load_dataset, open_dataset, outline, plugin_name
+from feddg_bench.plugins import load_dataset, make_dataset, outline, plugin_name
 from feddg_bench.records.attacks import read_attacks
 from feddg_bench.records.sources import FOLDERS
 from feddg_bench.records.tuning import load_ledger
@@ -172,7 +172,7 @@ def show_dataset_command(name: Dataset, data_root: DataRoot = None, json_: Json 
     dataset: DomainDataset | type[DomainDataset] = load_dataset(name)
     if not dataset.domains:  # its domains are those on the disk
         with suppress(DataError):
-            dataset = open_dataset(name, data_root)
+            dataset = make_dataset(name, data_root)
     facts = _facts(name, dataset)
     if json_:
         print_json(facts)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric, PearsonCorrCoef
 from torchmetrics.classification import MulticlassAccuracy
 
-from feddg_bench.common.errors import top
+from feddg_bench.common.errors import DataError, top
 from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import BackboneSettings, MethodSettings, TrainSettings
 from feddg_bench.core.aggregation import server_step, streaming_mean
@@ -19,10 +20,14 @@ from feddg_bench.core.batch_norm import batch_norm_state, batch_norm_statistics,
 from feddg_bench.core.client import Batch, Client
 from feddg_bench.core.flaws import check_loss
 from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Weights
+from feddg_bench.core.prediction import Accepts, Prediction, answer
 from feddg_bench.core.state import ModuleState
 from feddg_bench.core.tasks import CLASSIFICATION, TASKS
 from feddg_bench.models.backbones import Backbone, build_backbone
 from feddg_bench.models.depthwise import sum_depthwise
+
+PREDICTED = 64
+"""Most images that `Method.predict` computes at a time."""
 
 if TYPE_CHECKING:
     from feddg_bench.core.server import Server, Uplink
@@ -131,6 +136,8 @@ class Method(LightningModule):
             values["backbone"] = {**backbone, "pretrained": False, "weights": None}
             backbone = _backbone(**backbone)
         self.save_hyperparameters(values)
+        channels = len(backbone.mean)
+        self.accepts = Accepts(channels, rgb=channels == 3)
         self.num_features = backbone.num_features
         self.backbone = backbone
         self.classifier = nn.Linear(self.num_features, num_classes)
@@ -166,6 +173,58 @@ class Method(LightningModule):
         """Map images to logits [B, C], or a regression's outputs [B, 1]. Evaluation calls this."""
         logits: Tensor = self.classifier(self.features(images))
         return logits
+
+    # ------------------------------------------------------------- prediction
+
+    classes: tuple[str, ...] = ()
+    """Names of the classes, if they are known: of a model from `feddg_bench.load_model`."""
+    accepts: Accepts = Accepts()
+    """Which images `predict` accepts."""
+    transform: Callable[[Any], Tensor] | None = None
+    """Makes an image [C, H, W] of a file's path, a Pillow image or a uint8 array [H, W, 3], as the
+    data set's images were made; only of a model from `feddg_bench.load_model`."""
+
+    @torch.no_grad()
+    def predict(self, images: Tensor | Sequence[Any]) -> Prediction:
+        """Return labels and probabilities of images, in evaluation mode.
+
+        Args:
+            images: Floats [B, C, H, W] in [0, 1]; or what `transform` takes, one or several.
+
+        Raises:
+            DataError: If a tensor has another form or range, or an image cannot be read.
+        """
+        parts = self._tensors(images)
+        mode = self.training
+        self.eval()
+        try:
+            found = [answer(self.task, self(part.to(self.device))) for part in parts]
+        finally:
+            self.train(mode)
+        labels = torch.cat([part.labels for part in found])
+        shares = [part.probabilities for part in found if part.probabilities is not None]
+        return Prediction(labels, torch.cat(shares) if shares else None)
+
+    def _tensors(self, images: Any) -> Iterator[Tensor]:
+        """Yield images in batches of at most `PREDICTED`."""
+        if isinstance(images, Tensor):
+            yield from self.accepts.check(images).split(PREDICTED)
+            return
+        if self.transform is None:
+            raise DataError(
+                "this model does not know how its images were made: give floats [B, C, H, W] in "
+                "[0, 1], or take a model from feddg_bench.load_model"
+            )
+        alone = isinstance(images, str | PathLike) or not isinstance(images, Iterable)
+        several = [images] if alone or getattr(images, "ndim", 4) < 4 else list(images)
+        for start in range(0, len(several), PREDICTED):
+            some = [self.transform(image) for image in several[start : start + PREDICTED]]
+            yield self.accepts.check(torch.stack(some))
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Prediction:
+        """Return the answers about a batch of images, with or without labels, to a Trainer."""
+        images = batch[0] if isinstance(batch, list | tuple) else batch
+        return answer(self.task, self(self.accepts.check(images)))
 
     # ------------------------------------------------------------ client half
 

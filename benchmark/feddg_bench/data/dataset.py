@@ -422,6 +422,37 @@ def image_facts(path: Path) -> tuple[int, bool, bool]:
 _ORIENTATION = 0x0112
 
 
+def pixels_of(image: Any, size: int) -> NDArray[np.uint8]:
+    """Return an image as a data set's files become: uint8 RGB [``size``, ``size``, 3].
+
+    Args:
+        image: A file's path, a Pillow image, or a uint8 array [H, W, 3] or [H, W].
+        size: Side of the square in pixels.
+
+    Raises:
+        DataError: If it is something else, or the file cannot be decoded.
+    """
+    from PIL.Image import Image, fromarray
+
+    if isinstance(image, str | os.PathLike):
+        return read_image(Path(image), size)
+    if isinstance(image, np.ndarray):
+        if image.dtype != np.uint8 or not (image.ndim == 2 or image.shape[2:] == (3,)):
+            raise DataError(
+                f"an image is an array {image.dtype} {list(image.shape)}: expected uint8 "
+                f"[H, W, 3] or [H, W]"
+            )
+        image = fromarray(image)
+    if not isinstance(image, Image):
+        raise DataError(
+            f"an image is a {type(image).__name__}: expected a file's path, a Pillow image or a "
+            f"uint8 array [H, W, 3]"
+        )
+    if image.mode.startswith("I"):  # 16 bits, which `convert` would clip
+        image = fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    return square(image.convert("RGB"), size)
+
+
 def square(image: Image, size: int) -> NDArray[np.uint8]:
     """Squash an image to uint8 [size, size, C], bilinearly and with antialiasing.
 

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from pydantic import BaseModel, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
+from torch import Tensor
 
-from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.common.errors import DataError, FeddgError, SettingsError
 from feddg_bench.common.files import write_whole
 from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import KEEP, RunSettings
 from feddg_bench.core.flaws import misfit
 from feddg_bench.core.messages import Weights
 from feddg_bench.core.method import Method
+from feddg_bench.core.prediction import Accepts
+from feddg_bench.data.augment import to_float
+from feddg_bench.data.dataset import pixels_of
 from feddg_bench.engine.build import Images, build_on
-from feddg_bench.plugins import load_method
+from feddg_bench.plugins import load_dataset, load_method
 from feddg_bench.records.store import ResultsStore
 
 if TYPE_CHECKING:
@@ -36,6 +43,7 @@ class KeptModel(BaseModel, frozen=True, extra="forbid"):
     task: str  # `classification` or `regression`
     channels: int  # channels of an image
     rgb: bool  # whether images are red, green and blue in [0, 1]
+    classes: tuple[str, ...] = ()  # names of the classes; the first models lack them
 
 
 def save_model(path: Path, run: Run, number: int) -> None:
@@ -53,6 +61,7 @@ def save_model(path: Path, run: Run, number: int) -> None:
         task=federation.task,
         channels=federation.channels,
         rgb=is_rgb(federation),
+        classes=run.plan.dataset.classes,
     )
     # What evaluation would load: the global model, constant state, and private state as no client
     # has touched it. A plugin's frozen networks, which come from files, are not copied.
@@ -96,6 +105,10 @@ def read_model(path: Path) -> tuple[KeptModel, Weights]:
 
 def load_model(key: str, results: str | Path = "runs", which: str = "last", **hyper: Any) -> Method:
     """Return the global model of a recorded run, in evaluation mode on the CPU.
+
+    It has ``classes``, the names of the classes; ``transform``, which makes a tensor of a file's
+    path, a Pillow image or a uint8 array, as the data set's images were made; and ``predict``,
+    which gives labels and probabilities (`feddg_bench.Method`).
 
     Args:
         key: The run's key, or the path of a kept model's file.
@@ -145,4 +158,30 @@ def load_model(key: str, results: str | Path = "runs", which: str = "last", **hy
             f"run again with --keep"
         )
     module.load_state_dict(weights, strict=False)
+    size = settings.data.image_size
+    module.accepts = Accepts(facts.channels, facts.rgb, size)
+    module.classes = facts.classes or _classes(settings.dataset, facts.num_classes)
+    if facts.rgb:
+        module.transform = partial(image_tensor, size=size)
     return module.eval()
+
+
+def _classes(dataset: str, count: int) -> tuple[str, ...]:
+    """Return the classes of a data set whose model lacks them; numbers if they are not known."""
+    known: tuple[str, ...] = ()
+    with suppress(FeddgError):  # of a plugin that is not here
+        known = getattr(load_dataset(dataset), "classes", ())
+    return known if len(known) == count else tuple(map(str, range(count)))
+
+
+def image_tensor(image: Any, size: int) -> Tensor:
+    """Return an image as floats [3, ``size``, ``size``] in [0, 1], as a data set's store makes it.
+
+    Args:
+        image: A file's path, a Pillow image, or a uint8 array [H, W, 3] or [H, W].
+        size: Side in pixels.
+
+    Raises:
+        DataError: If it is something else, or the file cannot be decoded.
+    """
+    return to_float(torch.tensor(pixels_of(image, size))[None])[0]

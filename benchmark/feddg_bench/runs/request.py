@@ -36,7 +36,7 @@ from feddg_bench.data.federated import spread
 from feddg_bench.data.partition import PARTITION_RULES
 from feddg_bench.data.protocols import PROTOCOLS, Scenario, scenarios
 from feddg_bench.data.splits import scenarios_with_files
-from feddg_bench.plugins import check_name, names, open_dataset, outline
+from feddg_bench.plugins import check_name, make_dataset, names, outline
 from feddg_bench.records.record import TunedRecord
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.records.tuning import load_ledger
@@ -86,7 +86,7 @@ class Datasets:
             PluginError: If it cannot be imported, or breaks its contract.
         """
         if name not in self._opened:
-            self._opened[name] = open_dataset(name, self.root)
+            self._opened[name] = make_dataset(name, self.root)
         return self._opened[name]
 
 
