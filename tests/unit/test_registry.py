@@ -78,7 +78,8 @@ def test_names_need_no_import():
 
 
 def test_wrong_names_are_refused_with_the_nearest():
-    assert "did you mean 'fedprox'?" in refusal(load_method, "fed_prox")
+    assert load_method("Fed-Prox") is load_method("fedprox")
+    assert "did you mean 'fedprox'?" in refusal(load_method, "fedpro")
     assert "unknown data set 'pac'; did you mean 'pacs'?" in refusal(load_dataset, "pac")
     assert refusal(check_name, "method", "parts").startswith("unknown method 'parts'")
 
