@@ -80,6 +80,19 @@ def test_tune_then_run_with_what_won(feddg: Run, tmp_path: Path) -> None:
     assert (row["value"], row["origin"]) == (rate, "tuned" if best["settings"] else "recipe")
 
 
+def test_a_model_of_one_class_is_warned_of(feddg: Run, caplog: pytest.LogCaptureFixture) -> None:
+    """At such a rate a model collapses in the first round."""
+    words = "its model predicts a single class on id_val"
+    assert feddg("run", "--method", "fedprox", *PAIRS, "--workers", "1").code == 0
+    assert words not in caplog.text
+    ran = feddg("run", "--method", "fedavg", *PAIRS, "lr=10", "--workers", "1")
+    assert caplog.text.count(f"{words}, id_test, val, test; try a smaller train.lr") == 1
+    assert "A single class predicted on id_val, id_test, val, test" in " ".join(ran.out.split())
+    alone = ("--trials", "1", "--seeds", "100", "lr=10", "--workers", "1")
+    assert feddg("tune", "--methods", "fedavg", *PAIRS, *alone).code == 0
+    assert caplog.text.count(f"{words}; try a smaller train.lr") == 1
+
+
 def test_a_sweep_of_tuned_runs(feddg: Run, tmp_path: Path) -> None:
     assert feddg(*tune("--seeds", "100,101", "--workers", "1", "--results", "R")).code == 0
     layer = {"program": "feddg-bench", "method": "grid", "parameters": TINY}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from feddg_bench.analysis.claims import PaperClaim, claims, claims_text, tally
@@ -13,6 +15,7 @@ from feddg_bench.analysis.tables.describe import load_description, named_tables
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.records.record import TunedRecord
 from feddg_bench.records.runs import read_runs
+from feddg_bench.records.statistics import t_test
 from tests.fabricate_records import in_frame, record, save
 from tests.helpers import refused
 
@@ -229,3 +232,49 @@ def test_a_best_row_that_is_none_is_refused(tmp_path: Path) -> None:
     file.write_text("title: t\nbest: [x]\nothers: true\ngroups: [{columns: [{head: a}]}]\n")
     with refused(SettingsError, "best has 'x'"):
         load_description(str(file))
+
+
+def fpl_too(root: Path, rate: float = 0.5) -> None:
+    """Save runs of PARDON, CCST and FPL: PARDON leads by less than the seeds scatter."""
+    for method, lead in (("pardon", 0.05), ("ccst", 0.0), ("fpl", 0.0)):
+        for seed, noise in enumerate((-0.02, 0.0, 0.02)):
+            settings: dict[str, Any] = in_frame("quick", "pacs", method)
+            chosen = {"train.lr": rate} if method == "pardon" else {}
+            settings["train"] = {**settings["train"], "lr": rate if chosen else 0.5}
+            part = {"accuracy": 0.5 + lead + noise * bool(lead), "images": 100, "loss": 1.0}
+            one = record(
+                method,
+                "pacs",
+                scenario="cs-a-p",
+                seed=seed,
+                recipe="quick",
+                settings=settings,
+                entries={4: {"evaluation": {"test": {"photo": part}}}},
+            )
+            note = TunedRecord(trials=4, settings=chosen)
+            save(root, one.model_copy(update={"tuned": note}))
+
+
+def test_claims_of_one_method_are_corrected_for_their_number(tmp_path: Path) -> None:
+    """The differences are 3, 5 and 7 points: p = 0.0495 alone, the interval just excludes 0."""
+    fpl_too(tmp_path)
+    alone = t_test(np.array([3.0, 5.0, 7.0]))
+    assert alone == pytest.approx(0.0495, abs=1e-4)
+    for worse in ("CCST", "FPL"):
+        found = claim(tmp_path, worse)
+        assert found.tested is not None
+        assert found.tested.comparison.difference.low > 0
+        assert found.tested.comparison.p_value == pytest.approx(2 * alone)
+        assert found.tested.verdict == "cannot be told"
+        smallest = 5.6535 * 2 / math.sqrt(3)  # noncentral t, two degrees of freedom
+        assert found.tested.comparison.detectable == pytest.approx(smallest, abs=1e-3)
+        assert f"| 0.099 | cannot be told, detects {smallest:.2f} |" in claims_text([found])
+
+
+def test_verdicts_at_different_rates_that_one_run_chose_are_marked(tmp_path: Path) -> None:
+    fpl_too(tmp_path, rate=0.25)
+    found = claim(tmp_path)
+    assert found.tested is not None
+    assert found.tested.rates_apart
+    assert "cannot be told‡, detects" in claims_text([found])
+    assert "1 cannot be told (1 at different learning rates‡)" in tally([found])

@@ -6,6 +6,8 @@ import warnings
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from feddg_bench.core.metrics import measure, worst_group
 from feddg_bench.core.tasks import TASKS
@@ -17,7 +19,13 @@ from feddg_bench.records.metrics import (
     metrics_of,
     pearson,
 )
-from feddg_bench.records.rules import best_round, choose_evaluation, pooled_metric, split_metric
+from feddg_bench.records.rules import (
+    best_round,
+    choose_evaluation,
+    one_class_splits,
+    pooled_metric,
+    split_metric,
+)
 
 TRUTH = np.array([0, 0, 1, 1, 2])
 PREDICTED = np.array([0, 1, 1, 1, 0])
@@ -181,3 +189,53 @@ def test_shares_are_shown_in_percent():
     assert find_metric("worst_group", "regression").text(0.5, 1) == "0.50"
     assert find_metric("pearson", "regression").text(0.4567, 2) == "0.457"
     assert not find_metric("loss").percent
+
+
+NO_GROUP = np.full(6, -1)
+LABELS = np.array([0, 0, 1, 1, 1, 2])
+
+
+def part(predictions: list[int], truth: np.ndarray = LABELS) -> dict[str, float]:
+    return measure("classification", truth, np.array(predictions), 6.0, NO_GROUP, ())
+
+
+def test_one_class_alone_is_recorded_unless_it_is_the_only_label() -> None:
+    assert part([1] * 6)["only_class"] == "1"
+    assert part([7] * 6)["only_class"] == "7"
+    assert "only_class" not in part([1, 1, 1, 1, 1, 2])
+    assert "only_class" not in part([1] * 6, np.ones(6, int))
+
+
+def test_a_model_of_one_class_is_known_by_its_numbers_too() -> None:
+    """Of older records, from accuracy and macro F1, if all classes occur."""
+    old = part([1] * 6)
+    del old["only_class"]
+    healthy = part([0, 0, 1, 1, 2, 2])
+    evaluation = {"id_val": {"a": old, "b": part([2] * 6)}, "test": {"c": old, "d": healthy}}
+    assert one_class_splits(evaluation, 3) == ["id_val"]
+    for classes in (None, 1, 2, 4):  # not known, or not all occur
+        assert one_class_splits({"test": {"c": old}}, classes) == []
+    assert one_class_splits({"test": {"c": {"accuracy": 0.5, "images": 2}}}, 3) == []
+    assert one_class_splits({"test": {}}, 3) == []
+
+
+@given(
+    st.integers(2, 5).flatmap(
+        lambda classes: st.tuples(
+            st.just(classes),
+            st.lists(
+                st.tuples(st.integers(0, classes - 1), st.integers(0, classes - 1)), max_size=12
+            ),
+        )
+    )
+)
+def test_numbers_tell_of_one_class_only_where_it_is_so(
+    drawn: tuple[int, list[tuple[int, int]]],
+) -> None:
+    """A false alarm needs a model that gives one class to every image of the others."""
+    classes, pairs = drawn
+    truth = np.array([*range(classes), *(t for t, _ in pairs)])
+    predictions = np.array([0] * classes + [p for _, p in pairs])
+    found = {"accuracy": accuracy(truth, predictions), "macro_f1": macro_f1(truth, predictions)}
+    said = bool(one_class_splits({"test": {"d": found}}, classes))
+    assert said == (set(predictions[truth != 0]) == {0} and not any(truth[predictions != 0]))

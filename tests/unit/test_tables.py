@@ -14,18 +14,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from feddg_bench.analysis.tables.build import build
 from feddg_bench.analysis.tables.describe import Description, load_description, named_tables
 from feddg_bench.analysis.tables.generic import generic_tables
 from feddg_bench.analysis.tables.grid import Grid
+from feddg_bench.analysis.tables.summary import compared
 from feddg_bench.analysis.tables.writers import csv_text, latex, latex_document, markdown
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.config.keys import run_key
 from feddg_bench.config.layers import merge, nested
 from feddg_bench.plugins import harmless, load_method
 from feddg_bench.records.published import published_number, published_numbers
-from feddg_bench.records.record import RunRecord
+from feddg_bench.records.record import RunRecord, TunedRecord
 from feddg_bench.records.rules import RULES, Rule
 from feddg_bench.records.runs import RecordedRun, read_runs
 from feddg_bench.records.store import ResultsStore
@@ -291,6 +293,64 @@ def test_rows_at_chance_and_runs_that_diverged_say_so(add: Add, tmp_path: Path) 
     assert re.search(r"\| agrsum <sup>\d</sup> \|", markdown(grid))
     assert "at chance: guessing gives 10.00" in cells(grid)["agrsum", "test mean"]["footnotes"]
     assert "agrsum$^{" in latex(grid)
+
+
+def test_p_values_are_corrected_for_the_rows_and_come_with_what_a_test_detects(
+    add: Add, tmp_path: Path
+) -> None:
+    gaps = {"pardon": (0.1, 0.12, 0.14, 0.2), "moon": (0.02, -0.01, 0.03, 0.0)}
+    for step, scenario in enumerate(SCENARIOS):
+        add("fedavg", scenario, test=(0.5,))
+        for method, gap in gaps.items():
+            add(method, scenario, test=(0.5 + gap[step],))
+    grid = generic(tmp_path)
+    found = cells(grid)
+    for method, factor in (("pardon", 2), ("moon", 1)):  # Holm: the smaller one twice
+        gap = 100 * np.array(gaps[method])
+        p_value = scipy.stats.ttest_1samp(gap, 0).pvalue
+        assert float(found[method, "test p"]["value"]) == pytest.approx(factor * p_value)
+        detects = 4.2559 * gap.std(ddof=1) / 2  # noncentral t, three degrees of freedom
+        assert float(found[method, "test detects"]["value"]) == pytest.approx(detects, rel=1e-4)
+    caption = " ".join(grid.caption)
+    assert "after Holm's correction for the rows" in caption
+    assert "detects: the smallest difference that this test finds with 80 % power" in caption
+
+
+def test_the_table_of_several_methods_marks_what_holm_leaves_and_rates_of_one_run(
+    add: Add,
+) -> None:
+    """Moon's p-value is 0.043 by itself."""
+    gaps = {"pardon": (0.1, 0.12, 0.14, 0.2), "moon": (0.01, 0.06, 0.03, 0.05), "fpl": (0,) * 4}
+    runs = [add("fedavg", scenario, test=(0.5,)) for scenario in SCENARIOS]
+    for method, gap in gaps.items():
+        runs += [add(method, s, test=(0.5 + d,)) for s, d in zip(SCENARIOS, gap, strict=True)]
+    chosen = TunedRecord(trials=4, settings={"train.lr": 0.1})
+    runs = [r.model_copy(update={"tuned": chosen}) if r.method == "moon" else r for r in runs]
+    made = compared(runs)
+    assert {name: made.difference(gap) for name, _, gap in made.rows} == {
+        "fedavg": "",
+        "pardon": "+14.00 [+7.13, +20.87]*",
+        "moon": "+3.75 [+0.22, +7.28]",
+        "fpl": "+0.00 [+0.00, +0.00]",
+    }
+    assert "* p < 0.05 after Holm's correction; settings chosen by one run: moon." in made.caption
+
+
+def test_a_row_whose_model_predicts_one_class_says_so(add: Add, tmp_path: Path) -> None:
+    """It is in the record, or follows from accuracy and macro F1 over ten classes."""
+    add("fedavg", "oc-i-p", test=(0.5,))
+    store = ResultsStore(tmp_path)
+    for seed, more in enumerate(({"macro_f1": 2 * 0.2 / 1.2 / 10}, {"only_class": "6"})):
+        record = add("pardon", "oc-i-p", seed, test=(0.5, 0.2))
+        for part in record.rounds[-1].evaluation["test"].values():
+            part.update(more)
+        store.save(record)
+    said = footnotes(generic(tmp_path))
+    assert said["fedavg"] == []
+    assert said["pardon"] == [
+        "a single class predicted on test after the last round (oc-i-p, seed 0), as 1 more of 2 "
+        "runs have"
+    ]
 
 
 def test_rows_that_mix_cpus_say_so_unless_they_are_portable(add: Add, tmp_path: Path) -> None:

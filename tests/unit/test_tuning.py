@@ -384,7 +384,10 @@ def test_a_run_says_what_else_its_tuning_was_given(tmp_path: Path) -> None:
     (plan,) = asked(tmp_path, method="fedavg", tuned=True).plan(check=False)
     assert plan.tuned is not None
     assert plan.tuned.given == ["federation.rounds=3", "train.batch_size=8"]
-    assert plan.tuned.words == "1 trials on ip-o-c with federation.rounds=3, train.batch_size=8"
+    assert (
+        plan.tuned.words
+        == "1 trials of one seed on ip-o-c with federation.rounds=3, train.batch_size=8"
+    )
     same: dict[str, Any] = {"federation": {"rounds": 3}}
     (plan,) = asked(tmp_path, method="fedavg", tuned=True, settings=same).plan(check=False)
     assert plan.tuned is not None
@@ -553,7 +556,7 @@ def test_tuned_runs_have_a_table_of_their_own_that_says_the_trials(tmp_path: Pat
     assert {run.method for run in second.runs} == {"fedprox", "fedavg"}
     captions = [" ".join(build(t.name, t.description, t.runs).caption) for t in (first, second)]
     assert "tuned by" not in captions[0]
-    assert "training domains, 8 trials on ip-o-c each" in captions[1]
+    assert "training domains, 8 trials of one seed on ip-o-c each" in captions[1]
     assert "also those that test on these domains" in captions[1]
     (note,) = [n for n in build("t", second.description, second.runs).notes if "was tuned" in n]
     assert "fedprox" in note
@@ -574,7 +577,9 @@ def test_missing_cells_are_filled_with_the_same_tuning(
     (table,) = generic_tables(read_runs(tmp_path))
     grid = build("t", table.description, table.runs)
     assert f" tuned={word}" in dict(grid.fills)["fedprox"]
-    assert ("8 trials on ip-o-c under lodo" in " ".join(grid.caption)) == (protocol == "lodo")
+    assert ("8 trials of one seed on ip-o-c under lodo" in " ".join(grid.caption)) == (
+        protocol == "lodo"
+    )
 
 
 def test_missing_cells_of_a_method_whose_recipe_won_are_filled_as_tuned(tmp_path: Path) -> None:
@@ -602,4 +607,19 @@ def test_rows_of_unequal_trials_say_so(tmp_path: Path) -> None:
     save(tmp_path, tuned_record("fedavg", 0, 4), tuned_record("moon", 0, 4))
     (table,) = generic_tables(read_runs(tmp_path))
     caption = " ".join(build("t", table.description, table.runs).caption)
-    assert "4 trials on ip-o-c: fedavg, moon; 8 trials on ip-o-c: fedprox" in caption
+    assert (
+        "4 trials of one seed on ip-o-c: fedavg, moon; 8 trials of one seed on ip-o-c: fedprox"
+        in caption
+    )
+
+
+def test_rows_whose_rate_one_run_chose_are_marked(tmp_path: Path) -> None:
+    """Unless it is the recipe's, or a lead over several seeds chose it."""
+    save(tmp_path, tuned_record("fedprox", 0, 8, **{"train.lr": 0.004, "hyper.mu": 0.5}))
+    several = tuned_record("moon", 0, 8, **{"train.lr": 0.004})
+    seeds = {"tuned": several.tuned.model_copy(update={"seeds": 3})}  # type: ignore[union-attr]
+    save(tmp_path, tuned_record("fedavg", 0, 8), several.model_copy(update=seeds))
+    (table,) = [t for t in generic_tables(read_runs(tmp_path)) if t.name.endswith("tuned")]
+    grid = build("t", table.description, table.runs)
+    said = {line.label: [grid.footnotes[n] for n in line.footnotes] for line in grid.lines}
+    assert said == {"fedavg": [], "fedprox": ["lr, mu chosen by one run"], "moon": []}

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from feddg_bench.analysis.tables.build import build
+from feddg_bench.analysis.tables.build import build, p_text
 from feddg_bench.analysis.tables.columns import MeasuredColumn, measured_columns, varied_keys
 from feddg_bench.analysis.tables.describe import (
     Description,
@@ -27,7 +27,15 @@ from feddg_bench.analysis.tables.generic import Frame, frames
 from feddg_bench.analysis.tables.grid import Grid
 from feddg_bench.analysis.tables.rows import Row, make_rows
 from feddg_bench.records.runs import RecordedRun
-from feddg_bench.records.statistics import FEWEST, Comparison, Sample, Unit, compare
+from feddg_bench.records.statistics import (
+    FEWEST,
+    LEVEL,
+    Comparison,
+    Sample,
+    Unit,
+    compare,
+    corrected,
+)
 
 _OURS = ("partition.", "federation.", "backbone.")
 """Prefixes of the settings in which a claim may be tested outside its table's frame."""
@@ -57,7 +65,10 @@ class Test:
     frame: str  # title of the frame
     departs: bool  # whether it is not the paper's frame
     chosen: bool  # whether it is, but the paper does not publish all of it
-    comparison: Comparison  # over scenarios, or over seeds if scenarios are too few
+    # Over scenarios, or over seeds if scenarios are too few. Its p-value is corrected (Holm) for
+    # the claims that the same row is better than others in the same columns.
+    comparison: Comparison
+    rates_apart: bool  # whether they ran with settings that differ and that one run chose
     scenarios: int  # their number
     seeds: int  # their number
     columns: tuple[str, ...]  # heads of the columns averaged, if these vary settings
@@ -67,12 +78,11 @@ class Test:
 
     @property
     def verdict(self) -> str:
-        """What the interval says; nothing if the paper has no such difference in these columns."""
-        found = self.comparison.difference
-        if math.isnan(found.low) or (self.published is not None and self.published <= 0):
+        """What the test says; nothing if the paper has no such difference in these columns."""
+        silent = self.published is not None and self.published <= 0
+        if silent or not self.comparison.p_value < LEVEL:
             return "cannot be told"
-        held = "holds" if found.low > 0 else "does not hold" if found.high < 0 else ""
-        return held or "cannot be told"
+        return "holds" if self.comparison.difference.value > 0 else "does not hold"
 
 
 def claims(runs: Sequence[RecordedRun]) -> Iterator[PaperClaim]:
@@ -88,7 +98,17 @@ def claims(runs: Sequence[RecordedRun]) -> Iterator[PaperClaim]:
             varied = frozenset(varied_keys(description))
             if varied not in known:
                 known[varied] = frames(runs, varied)
-            yield from _of_table(name, description, known[varied])
+            found = list(_of_table(name, description, known[varied]))
+            for where, better in dict.fromkeys((claim.where, claim.better) for claim in found):
+                yield from _corrected([c for c in found if (c.where, c.better) == (where, better)])
+
+
+def _corrected(found: Sequence[PaperClaim]) -> Iterator[PaperClaim]:
+    """Yield claims that one row is better than others, with Holm's correction for their number."""
+    several = iter(corrected([claim.tested.comparison for claim in found if claim.tested]))
+    for claim in found:
+        test = claim.tested and replace(claim.tested, comparison=next(several))
+        yield replace(claim, tested=test)
 
 
 def _of_table(name: str, description: Description, of: Sequence[Frame]) -> Iterator[PaperClaim]:
@@ -192,7 +212,16 @@ def _test(
     whole = frozenset[int]().union(*(of for of in gaps if of <= held)) == held
     published = sum(alike) / len(alike) if whole else None
     sizes = len(scenarios), len(seeds)
-    return Test(frame.title, departs, chosen, compared, *sizes, tuple(heads), published)
+    apart = _rates_apart(mine, theirs, held)
+    return Test(frame.title, departs, chosen, compared, apart, *sizes, tuple(heads), published)
+
+
+def _rates_apart(mine: Row, theirs: Row, numbers: Collection[int]) -> bool:
+    """Return whether two rows differ in a setting that one run chose, such as the learning rate."""
+    rows = [[run for n in sorted(numbers) for run in row.runs.get(n, ())] for row in (mine, theirs)]
+    keys = {key for runs in rows for run in runs for key in run.by_one_run}
+    one, other = ({(key, repr(run.get(key))) for run in runs for key in keys} for runs in rows)
+    return one != other
 
 
 def _comparable(mine: Row, theirs: Row, numbers: frozenset[int]) -> tuple[int, int]:
@@ -236,8 +265,10 @@ def _rank(test: Test) -> tuple[bool, bool, int, str]:
 def tally(found: Sequence[PaperClaim]) -> str:
     """Return how many claims hold, in words."""
     verdicts = Counter(claim.tested.verdict for claim in found if claim.tested)
+    apart = Counter(c.tested.verdict for c in found if c.tested and c.tested.rates_apart)
     told = ", ".join(
         f"{verdicts[verdict]} {said}"
+        + (f" ({apart[verdict]} at different learning rates‡)" if apart[verdict] else "")
         for verdict, said in (
             ("holds", "hold"),
             ("does not hold", "do not hold"),
@@ -258,10 +289,14 @@ def claims_text(found: Sequence[PaperClaim]) -> str:
         "",
         "Ours is the mean difference with its 95 % interval (Student's t): over scenarios, or over "
         f"seeds where there are fewer than {FEWEST} scenarios, and then about these alone. A claim "
-        "*holds* if that is above 0, and does not if it is below. The published difference is of "
+        f"*holds*, or does not, if p < {LEVEL:g} after Holm's correction for the rows that a "
+        "method is compared with; the interval is not corrected. *Detects* is the smallest true "
+        "difference that such a test finds with 80 % power. With ‡ the two ran at different "
+        "learning rates that one run chose: the difference may be the rate's. The published "
+        "difference is of "
         "the columns that we have, and *as much* says whether our interval has it inside; where "
         "a paper prints only the mean of more columns, that stands there, and *as much* is left "
-        "open. Not corrected for the number of claims. A frame with * is not the paper's, and of "
+        "open. A frame with * is not the paper's, and of "
         "one with † the paper does not publish all, so that the rest is our choice; of "
         "several the paper's goes first, then tuned runs, then the most runs.",
     ]
@@ -270,8 +305,8 @@ def claims_text(found: Sequence[PaperClaim]) -> str:
         lines += ["", f"## {source}", ""]
         shown = [claim for claim in mine if claim.tested]
         if shown:
-            lines += ["| claim | published | ours | verdict | as much | frame |"]
-            lines += ["| --- | ---: | ---: | --- | --- | --- |", *map(_line, shown), ""]
+            lines += ["| claim | published | ours | p | verdict | as much | frame |"]
+            lines += ["| --- | ---: | ---: | ---: | --- | --- | --- |", *map(_line, shown), ""]
         silent = [claim for claim in mine if not claim.tested]
         for where, better in dict.fromkeys((c.where, c.better) for c in silent):
             rest = [c.worse for c in silent if (c.where, c.better) == (where, better)]
@@ -289,6 +324,9 @@ def _line(claim: PaperClaim) -> str:
         ours += f" [{found.low:{form}}, {found.high:{form}}]"
     inside = "yes" if found.low <= published <= found.high else "no"
     size = "-" if math.isnan(found.low) or test.published is None else inside
+    verdict = test.verdict + "‡" * test.rates_apart
+    if test.verdict == "cannot be told" and not math.isnan(test.comparison.detectable):
+        verdict += f", detects {test.comparison.detectable:.{claim.decimals}f}"
     runs = f"{test.scenarios} scenario{'s' * (test.scenarios > 1)}, {test.seeds} seed"
     over = f"; {', '.join(test.columns)}" if test.columns else ""
     mark = "*" if test.departs else "†" if test.chosen else ""
@@ -296,7 +334,8 @@ def _line(claim: PaperClaim) -> str:
         f"{claim.better} above {claim.worse}, {claim.where}",
         f"{published:{form}}",
         ours,
-        test.verdict,
+        p_text(test.comparison.p_value),
+        verdict,
         size,
         f"{test.frame}{mark} ({runs}{'s' * (test.seeds > 1)}{over})",
     )

@@ -58,7 +58,8 @@ def measure(
 
     Returns:
         The task's main metric, ``loss`` (the mean; NaN if it overflowed), ``images``, the other
-        metrics, and with groups ``worst_group`` and ``worst_group_name``.
+        metrics, and with groups ``worst_group`` and ``worst_group_name``. If all predictions are
+        one class, though the labels are of several, ``only_class`` is its number as a text.
     """
     functions = [(name, f) for name in metrics_of(task) if (f := METRICS[name].function)]
     (main, of_main), *others = functions
@@ -69,6 +70,8 @@ def measure(
         "images": len(truth),
         **{name: function(truth, predictions) for name, function in others},
     }
+    if task == "classification" and len(np.unique(predictions)) == 1 < len(np.unique(truth)):
+        found["only_class"] = str(predictions[0])
     worst = worst_group(of_main, truth, predictions, groups) if names else None
     if worst is not None:
         found["worst_group"], found["worst_group_name"] = worst[0], names[worst[1]]

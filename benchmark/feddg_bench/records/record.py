@@ -67,7 +67,7 @@ MetricValues = Annotated[
 Evaluation = dict[str, dict[str, MetricValues]]
 """Split -> domain -> metric -> value, and ``images``, how many were measured. The part `WHOLE` of a
 split is all of it. Shares are in [0, 1]; a loss that overflowed is NaN. ``worst_group_name`` is a
-text."""
+text, as is ``only_class``, where a model predicted one class alone (the first records lack it)."""
 
 
 class NewerError(DataError):
@@ -217,9 +217,15 @@ class TunedRecord(RecordPart):
     given: Later[list[str]] = None  # ``KEY=VALUE`` that trials had beside the recipe, if any
 
     @property
+    def by_one_run(self) -> dict[str, bool | int | float | str]:
+        """Settings that were chosen in place of the recipe's by a single run of each trial."""
+        return {} if self.seeds else self.settings
+
+    @property
     def words(self) -> str:
         """The number of trials and of their seeds, and what they were made with, for a sentence."""
-        said = f"{self.trials} trials" + (f" of {self.seeds} seeds" if self.seeds else "")
+        seeds = f"{self.seeds} seeds" if self.seeds else "one seed"
+        said = f"{self.trials} trials of {seeds}"
         said += f" on {self.scenario}" if self.scenario else ""
         said += f" under {self.protocol}" if self.protocol else ""
         return said + (f" with {', '.join(self.given)}" if self.given else "")

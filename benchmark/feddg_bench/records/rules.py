@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
@@ -36,6 +37,29 @@ def split_metric(evaluation: Evaluation, split: str, metric: str) -> float | Non
     if not images or not find_metric(metric).poolable:
         return None
     return sum(domain[metric] * domain["images"] for domain in known) / images
+
+
+def one_class_splits(evaluation: Evaluation, classes: int | None) -> list[str]:
+    """Return the splits on which a model predicted one class alone, in each of their domains.
+
+    Records without ``only_class`` tell by their numbers if all ``classes`` occur in a domain: the
+    predicted one has the F1 2a / (1 + a) at accuracy a, the others have 0, and no macro F1 is lower
+    at this accuracy. It is as low only if all images of the other classes were predicted as one.
+    """
+
+    def one_class(measured: Mapping[str, float]) -> bool:
+        if "only_class" in measured:
+            return True
+        accuracy, f1 = measured.get("accuracy"), measured.get("macro_f1")
+        if not accuracy or f1 is None or classes is None or classes < 2:
+            return False
+        return math.isclose(f1, 2 * accuracy / (1 + accuracy) / classes, rel_tol=1e-9)
+
+    return [
+        split
+        for split, parts in evaluation.items()
+        if parts and all(map(one_class, parts.values()))
+    ]
 
 
 def chosen_rounds(evaluations: Sequence[Evaluation], rule: Rule, metric: str) -> list[int]:

@@ -80,6 +80,11 @@ class RecordedRun:
         """Whether tuning chose other settings than the recipe's."""
         return bool(self.tuned and self.tuned.settings)
 
+    @property
+    def by_one_run(self) -> Mapping[str, Any]:
+        """See `TunedRecord.by_one_run`."""
+        return self.tuned.by_one_run if self.tuned else {}
+
     def get(self, name: str) -> Any:
         """Return a field by name, or a setting by dotted key; ``None`` where there is none."""
         return getattr(self, name) if name in FIELDS else self.settings.get(name)

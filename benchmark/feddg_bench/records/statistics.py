@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from statistics import fmean
 from typing import TypeVar
@@ -124,6 +124,12 @@ def compare(
         len(groups) - wins - losses,
         losses,
     )
+
+
+def corrected(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Return comparisons of several rows with one, their p-values corrected (see `holm`)."""
+    p_values = holm([one.p_value for one in comparisons])
+    return [replace(one, p_value=p) for one, p in zip(comparisons, p_values, strict=True)]
 
 
 def t_test(differences: _Values) -> float:

@@ -16,7 +16,7 @@ from feddg_bench.core.loop import RoundResult
 from feddg_bench.core.messages import Reply, Task
 from feddg_bench.engine.flop import Tally
 from feddg_bench.records.record import Costs, RoundRecord, RunRecord, TimeRecord
-from feddg_bench.records.rules import best_round
+from feddg_bench.records.rules import best_round, one_class_splits
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.runs.checkpoints import (
     Checkpoint,
@@ -166,6 +166,14 @@ class Recorder(Observer):
 
     def end(self, run: Run) -> None:
         """Save the record, and remove the checkpoint."""
+        evaluation = self.record.rounds[-1].evaluation if self.record.rounds else None
+        if splits := one_class_splits(evaluation or {}, None):
+            logger.warning(
+                "run %s: after the last round its model predicts a single class on %s; try a "
+                "smaller train.lr, or more rounds",
+                self.record.key,
+                ", ".join(splits),
+            )
         if "last" in self.keep:
             save_model(self.store.model(self.record.key, "last"), run, run.server.round)
         if self.again:

@@ -55,7 +55,7 @@ def _measured(evaluation: Evaluation) -> dict[str, float]:
     values: dict[str, float] = {}
     for split, domains in evaluation.items():
         for metric in dict.fromkeys(name for measured in domains.values() for name in measured):
-            if metric in ("images", "worst_group_name"):
+            if metric in ("images", "worst_group_name", "only_class"):
                 continue
             found = {name: part[metric] for name, part in domains.items() if metric in part}
             known = {domain: value for domain, value in found.items() if math.isfinite(value)}

@@ -18,7 +18,7 @@ from feddg_bench.analysis.tables.columns import (
 from feddg_bench.analysis.tables.commands import fill_commands
 from feddg_bench.analysis.tables.describe import COMPARED, Description, RunFilter
 from feddg_bench.analysis.tables.frames import RECIPES, departures, own_choices
-from feddg_bench.analysis.tables.grid import Entry, Grid, Line
+from feddg_bench.analysis.tables.grid import DASH, Entry, Grid, Line
 from feddg_bench.analysis.tables.rows import Row, make_rows
 from feddg_bench.records.published import Published, published_accuracy, published_number
 from feddg_bench.records.record import ScenarioRecord
@@ -33,6 +33,7 @@ from feddg_bench.records.statistics import (
     best_rows,
     by_seed,
     compare,
+    corrected,
     improvement,
     iqm,
     mean_and_std,
@@ -95,7 +96,7 @@ class _Builder:
         against = [r for r in rows if r.method == description.against and r.sample and r.method]
         self.reference = max(against, key=lambda row: len(row.sample), default=None)
         self.seeds_of: dict[tuple[int, frozenset[int], bool], dict[int, float]] = {}
-        self.comparisons: dict[tuple[int, frozenset[int]], Comparison] = {}
+        self.comparisons: dict[frozenset[int], dict[Row, Comparison]] = {}
         self.ranks: dict[tuple[Unit, ...], list[float | None]] = {}
         # Accuracies tie within TIE, whatever the table prints; others tie if they print the same.
         self.tie = TIE if description.unit == "%" else 0.5 * 10.0**-description.decimals
@@ -291,23 +292,34 @@ class _Builder:
             return Entry(None, footnotes=(self._footnote(why),))
         if row is self.reference:
             return Entry(None, "reference", keys=keys)
-        mine, theirs = row.part(column.numbers), self.reference.part(column.numbers)
-        lower = self.description.lower_is_better
         if column.kind == "improvement":
+            mine, theirs = row.part(column.numbers), self.reference.part(column.numbers)
+            lower = self.description.lower_is_better
             return _estimate(improvement(mine, theirs, lower_is_better=lower), ".2f", keys)
-        mark = (self.rows.index(row), column.numbers)
-        if mark not in self.comparisons:
-            found = compare(mine, theirs, lower_is_better=lower, tie=self.tie)
-            self.comparisons[mark] = found
-        found = self.comparisons[mark]
+        found = self._comparisons(column.numbers)[row]
         if not found.scenarios:
             return Entry(None)
         if column.kind == "wins":
             return Entry(None, f"{found.wins}/{found.ties}/{found.losses}", keys=keys)
         if column.kind == "p_value":
-            value = None if math.isnan(found.p_value) else found.p_value
-            return Entry(value, _p(value), keys=keys)
+            return Entry(_known(found.p_value), p_text(found.p_value), keys=keys)
+        if column.kind == "detectable":
+            return _estimate(Estimate(found.detectable), f".{column.decimals}f", keys)
         return _estimate(found.difference, f"+.{column.decimals}f", keys)
+
+    def _comparisons(self, numbers: frozenset[int]) -> dict[Row, Comparison]:
+        """Return each row against the reference; p-values after Holm's correction."""
+        if numbers not in self.comparisons:
+            assert self.reference is not None  # noqa: S101 - nothing is compared without one
+            theirs, lower = self.reference.part(numbers), self.description.lower_is_better
+            found = {
+                row: compare(row.part(numbers), theirs, lower_is_better=lower, tie=self.tie)
+                for row in self.rows
+                if row is not self.reference
+            }
+            several = corrected(list(found.values()))
+            self.comparisons[numbers] = dict(zip(found, several, strict=True))
+        return self.comparisons[numbers]
 
     def _mark(self, lines: list[Line], position: int, column: Column) -> None:
         """Mark the best and the second row of a column where a test supports it."""
@@ -410,9 +422,14 @@ def _estimate(
     return Entry(found.value, said, low=found.low, high=found.high, keys=keys, footnotes=footnotes)
 
 
-def _p(value: float | None) -> str:
-    if value is None:
-        return Entry(None).text
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def p_text(value: float) -> str:
+    """Return a p-value as text, a dash for NaN."""
+    if math.isnan(value):
+        return DASH
     return "<0.0001" if value < 1e-4 else f"{value:.4f}" if value < 0.01 else f"{value:.3f}"
 
 

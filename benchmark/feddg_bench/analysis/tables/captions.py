@@ -63,8 +63,9 @@ _AGAINST = {
     "wins": "wins/ties/losses by scenario",
     "difference": "mean difference with its 95 % interval (Student's t over scenarios' mean "
     "differences), which is about scenarios like these",
-    "p_value": "p of a two-sided t-test over scenarios' mean differences, not corrected for the "
-    "number of rows",
+    "p_value": "p of a two-sided t-test over scenarios' mean differences, after Holm's correction "
+    "for the rows",
+    "detectable": "detects: the smallest difference that this test finds with 80 % power",
     "improvement": "P(better): probability that a run is better than one of {0} in the same "
     "scenario, with an interval of the same bootstrap",
 }

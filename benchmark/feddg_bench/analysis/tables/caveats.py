@@ -7,6 +7,7 @@ from functools import cache
 
 from feddg_bench.common.errors import FeddgError
 from feddg_bench.plugins import load_dataset
+from feddg_bench.records.rules import one_class_splits
 from feddg_bench.records.runs import RecordedRun
 
 NEAR = 0.05
@@ -18,10 +19,16 @@ def caveats(runs: Sequence[RecordedRun], accuracy: float | None) -> Iterator[str
 
     ``accuracy`` is its mean in percent, ``None`` where it is not known or another metric is shown.
     """
-    guesses = {_guess(run.dataset) for run in runs}
-    guess = guesses.pop() if len(guesses) == 1 else None
-    if accuracy is not None and guess is not None and accuracy < guess + NEAR * (100 - guess):
-        yield f"at chance: guessing gives {guess:.2f}"
+    known = {classes(run.dataset) for run in runs}
+    number = known.pop() if len(known) == 1 else None
+    if accuracy is not None and number is not None:
+        guess = 100 / number
+        if accuracy < guess + NEAR * (100 - guess):
+            yield f"at chance: guessing gives {guess:.2f}"
+    yield from _some(runs, _one_class)
+    by_one_run = sorted({key.rpartition(".")[2] for run in runs for key in run.by_one_run})
+    if by_one_run:
+        yield f"{', '.join(by_one_run)} chosen by one run"
     yield from _some(
         runs, lambda run: f"{run.skipped} of {run.rounds} rounds skipped" if run.skipped else ""
     )
@@ -37,13 +44,19 @@ def caveats(runs: Sequence[RecordedRun], accuracy: float | None) -> Iterator[str
 
 
 @cache
-def _guess(dataset: str) -> float | None:
-    """Return the accuracy of guessing in percent, if the data set's classes are known here."""
+def classes(dataset: str) -> int | None:
+    """Return the number of a data set's classes, if they are known here."""
     try:
-        classes = load_dataset(dataset).classes
+        found = load_dataset(dataset).classes
     except (FeddgError, AttributeError):
         return None
-    return 100 / len(classes) if isinstance(classes, tuple) and classes else None
+    return len(found) if isinstance(found, tuple) and found else None
+
+
+def _one_class(run: RecordedRun) -> str:
+    evaluation = run.evaluation("last")
+    splits = one_class_splits(evaluation, classes(run.dataset)) if evaluation else ()
+    return f"a single class predicted on {', '.join(splits)} after the last round" if splits else ""
 
 
 def _some(runs: Sequence[RecordedRun], say: Callable[[RecordedRun], str]) -> Iterator[str]:

@@ -22,12 +22,15 @@ or a setting by dotted key -> the value a run must have, or a list of values it 
 
 Split = Literal["id_val", "id_test", "val", "test"]
 
-Summary = Literal["mean", "worst", "iqm", "rank", "wins", "difference", "p_value", "improvement"]
+Summary = Literal[
+    "mean", "worst", "iqm", "rank", "wins", "difference", "p_value", "detectable", "improvement"
+]
 """Over the columns of a group: the mean; the smallest; the interquartile mean over scenarios and
 seeds; the mean rank among rows. Compared with the table's ``against``: wins, ties and losses by
-scenario, the mean difference, the p-value of a t-test over scenarios, and the probability that a
-run is better."""
-COMPARED: frozenset[str] = frozenset({"wins", "difference", "p_value", "improvement"})
+scenario, the mean difference, the p-value of a t-test over scenarios after Holm's correction for
+the rows, the smallest difference that this test detects, and the probability that a run is
+better."""
+COMPARED: frozenset[str] = frozenset({"wins", "difference", "p_value", "detectable", "improvement"})
 """Summaries that compare with a method."""
 
 HEADS: Mapping[Summary, str] = {
@@ -38,6 +41,7 @@ HEADS: Mapping[Summary, str] = {
     "wins": "w/t/l",
     "difference": "difference",
     "p_value": "p",
+    "detectable": "detects",
     "improvement": "P(better)",
 }
 """Summary -> head of its column, unless a table gives another."""

@@ -27,6 +27,7 @@ from feddg_bench.analysis.tables.frames import usual_settings
 from feddg_bench.common.files import file_name
 from feddg_bench.records.metrics import Metric
 from feddg_bench.records.runs import RecordedRun
+from feddg_bench.records.statistics import FEWEST
 from feddg_bench.records.variants import assignments, natural
 
 AGAINST = "fedavg"
@@ -112,6 +113,7 @@ def _describe(title: str, runs: Sequence[RecordedRun], against: str | None) -> D
         if part == "test":
             kinds = [kind for kind in HEADS if several or kind not in ("mean", "worst", "iqm")]
             kinds = [kind for kind in kinds if against or kind not in COMPARED]
+            kinds = [kind for kind in kinds if len(columns) >= FEWEST or kind != "detectable"]
         groups.append(
             GroupSpec(
                 head=part,

@@ -7,13 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from feddg_bench.analysis.tables.caveats import classes
 from feddg_bench.analysis.tables.frames import RECIPES, departures
 from feddg_bench.records.metrics import Metric, find_metric
 from feddg_bench.records.published import Published, published_accuracy
 from feddg_bench.records.record import RunRecord
-from feddg_bench.records.rules import split_metric
+from feddg_bench.records.rules import one_class_splits, split_metric
 from feddg_bench.records.runs import flatten
-from feddg_bench.records.statistics import FEWEST, Comparison, Unit, compare, mean_and_std
+from feddg_bench.records.statistics import (
+    FEWEST,
+    LEVEL,
+    Comparison,
+    Unit,
+    compare,
+    corrected,
+    mean_and_std,
+)
 
 _SPLITS = ("id_val", "id_test", "val", "test")
 _Columns = dict[str, tuple[str, Metric]]
@@ -58,7 +67,10 @@ class Table:
 
 @dataclass(frozen=True)
 class MethodsTable:
-    """A row for each method: means over scenarios, and the difference to the first method."""
+    """A row for each method: means over scenarios, and the difference to the first method.
+
+    P-values are corrected (Holm) for the number of methods.
+    """
 
     title: str  # data set and protocol
     columns: tuple[str, ...]  # as of `Table`
@@ -73,7 +85,8 @@ class MethodsTable:
         found, n = comparison.difference, self.decimals
         if math.isnan(found.low):
             return f"{found.value:+.{n}f}"
-        return f"{found.value:+.{n}f} [{found.low:+.{n}f}, {found.high:+.{n}f}]"
+        mark = "*" * (comparison.p_value < LEVEL)
+        return f"{found.value:+.{n}f} [{found.low:+.{n}f}, {found.high:+.{n}f}]{mark}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the table as JSON values; ends of an interval that there is not are null."""
@@ -83,6 +96,8 @@ class MethodsTable:
             if comparison is not None and comparison.scenarios:
                 found = vars(comparison.difference).items()
                 row["difference"] = {k: None if math.isnan(v) else v for k, v in found}
+                p_value = comparison.p_value
+                row["p_value"] = None if math.isnan(p_value) else p_value
             rows.append(row)
         return {"title": self.title, "caption": self.caption, "rows": rows}
 
@@ -97,18 +112,24 @@ def compared(records: Sequence[RunRecord]) -> MethodsTable:
         groups.setdefault(record.method, []).append(record)
     columns, first = _columns(records), records[0]
     samples = {name: _sample(runs) for name, runs in groups.items()}
-    rows = []
-    for name, runs in groups.items():
-        cells = dict(summary(runs, columns).rows[-1][1])
-        other = samples[first.method]
-        gap = None if name == first.method else compare(samples[name], other)
-        rows.append((name, cells, gap))
+    reference = samples.pop(first.method)
+    several = corrected([compare(sample, reference) for sample in samples.values()])
+    gaps = dict(zip(samples, several, strict=True))
+    rows = [
+        (name, dict(summary(runs, columns).rows[-1][1]), gaps.get(name))
+        for name, runs in groups.items()
+    ]
     shown = tuple(name for name in columns if any(cells[name] for _, cells, _ in rows))
     scenarios = len({record.scenario.name for record in records})
     over = f"mean over {scenarios} scenarios" if scenarios > 1 else first.scenario.name
     said = f"minus {first.method}: difference over test"
     if scenarios >= FEWEST:
-        said += ", 95 % interval of a t-test over the scenarios"
+        said += ", 95 % interval of a t-test over the scenarios; * p < 0.05 after Holm's correction"
+    by_one_run = [
+        m for m, runs in groups.items() if any(r.tuned and r.tuned.by_one_run for r in runs)
+    ]
+    if by_one_run:
+        said += f"; settings chosen by one run: {', '.join(by_one_run)}"
     return MethodsTable(
         f"{first.dataset}, {first.protocol}, {over}: {_measure(first)}",
         shown,
@@ -201,6 +222,17 @@ def _cell(
     return Cell(mean, std, sum(known) / len(known) if len(known) == len(papers) else None)
 
 
+def _collapsed(records: Sequence[RunRecord]) -> list[str]:
+    """Return a sentence on the first run whose model predicts one class alone, if there is one."""
+    found = [
+        f"a single class predicted on {', '.join(splits)} ({r.scenario.name}, seed {r.seed})"
+        for r in records
+        if (splits := one_class_splits(r.evaluation(), classes(r.dataset)))
+    ]
+    more = f", as {len(found) - 1} more of {len(records)} runs have" if len(found) > 1 else ""
+    return [found[0] + more] if found else []
+
+
 def _caption(records: Sequence[RunRecord], sources: Sequence[str], *, keys: bool = True) -> str:
     first = records[0]
     backbone = first.settings["backbone"]
@@ -213,6 +245,7 @@ def _caption(records: Sequence[RunRecord], sources: Sequence[str], *, keys: bool
         *(f"{name} {value}" for name, value in first.labels.items() if keys),
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}",
         *dict.fromkeys(f"privacy: {r.privacy.words()}" for r in records if r.privacy),
+        *_collapsed(records),
     ]
     if keys:
         parts.append(f"run keys {' '.join(record.key for record in records)}")
