@@ -11,22 +11,21 @@ from typing import ClassVar
 
 from feddg_bench.common.errors import DataError
 from feddg_bench.common.files import plain_file
+from feddg_bench.config.reading import composed, plain
 from feddg_bench.data.image_folders import (
     ImageFolderDataset,
     entries,
     is_image,
-    plain,
+    subfolders,
 )
 from feddg_bench.data.locations import data_roots
-
-UNREAD = (".gif", ".tif", ".tiff", ".svg", ".heic", ".avif")
-"""Endings of images that are not read."""
 
 
 class Folder(ImageFolderDataset):
     """Your own data set: ``--dataset folder --data-root DIR`` reads ``DIR/<domain>/<class>/``.
 
-    Domains and classes are the names found, in alphabetical order; a domain may lack a class. They
+    Domains and classes are the names found, in alphabetical order; a domain may lack a class.
+    Folders that systems make by themselves are left out (`is_system`). The names
     decide labels and scenarios, and so the numbers. A domain's code is its whole name. The names
     and a hash of all files' names and sizes (``identity``) are part of a run's key and record.
 
@@ -54,8 +53,8 @@ class Folder(ImageFolderDataset):
     def __init__(self, data_root: Path | None = None) -> None:
         super().__init__(data_root)
         classes = {
-            domain.name: [name.name for name in _folders(domain) if _has_image(name)]
-            for domain in _folders(self.folder)
+            domain.name: [name.name for name in subfolders(domain) if _has_image(name)]
+            for domain in subfolders(self.folder)
         }
         domains = tuple(sorted(name for name, inside in classes.items() if inside))
         if not domains:
@@ -66,7 +65,7 @@ class Folder(ImageFolderDataset):
             _check_names(inside, self.folder)
         labels = _merge(name for domain in domains for name in sorted(classes[domain]))
         codes = {domain: _code(domain) for domain in domains}
-        if len({*codes.values()} - {""}) < len(codes):
+        if len({*map(composed, codes.values())} - {""}) < len(codes):
             raise DataError(
                 f"{self.folder}: the names of the domains {', '.join(domains)} do not differ "
                 f"without blanks, commas, hyphens and plus signs; rename one"
@@ -103,22 +102,16 @@ class Folder(ImageFolderDataset):
         return roots[0]
 
     def _hint(self) -> str:
-        for child in _folders(self.folder):
-            if any(_has_image(name) for domain in _folders(child) for name in _folders(domain)):
+        for child in subfolders(self.folder):
+            if any(_has_image(name) for domain in subfolders(child) for name in subfolders(domain)):
                 return f"; give --data-root {child}"
-        if any(_has_image(child) for child in _folders(self.folder)):
+        if any(_has_image(child) for child in subfolders(self.folder)):
             return ": its folders hold images themselves; give the folder above"
-        endings = {path.suffix.lower() for path in self.folder.glob("*/*/*")} & {*UNREAD}
+        files = [path for path in self.folder.glob("*/*/*") if path.is_file()]
+        endings = {path.suffix.lower() for path in files} - {""}
         if endings:
-            return f": files {', '.join(sorted(endings))} are not read; convert them to PNG"
+            return f": files {', '.join(sorted(endings))} are not read; convert images to PNG"
         return ": give the folder above the domains with --data-root"
-
-
-def _folders(folder: Path) -> list[Path]:
-    """Return the folders in a folder, without hidden ones and what archives leave behind."""
-    return [
-        path for path in entries(folder) if path.is_dir() and not path.name.startswith((".", "__"))
-    ]
 
 
 def _has_image(folder: Path) -> bool:

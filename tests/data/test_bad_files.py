@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
-from feddg_bench.common.errors import DataError, printable, unknown
+from feddg_bench.common.errors import DataError, SettingsError, printable, unknown
 from feddg_bench.config.keys import file_digest
-from feddg_bench.data.dataset import read_image
-from feddg_bench.data.store import open_store
+from feddg_bench.config.schema import DataSettings
+from feddg_bench.data.dataset import image_facts, pixels_of, read_image
+from feddg_bench.data.store import check_stores, decoded_sizes, open_store
+from feddg_datasets.digits4 import Digits4
 from feddg_datasets.folder import Folder
 
 
@@ -110,3 +113,143 @@ def test_known_names_without_end_are_counted():
     assert len(text) < 1200
     assert "did you mean" in text
     assert text.endswith(f"and {900 - text.split('Known: ')[1].count('name')} more")
+
+
+# ------------------------------------------------------------- transparency and orientation
+
+CLEAR = {"RGBA": (10, 20, 30, 0), "LA": (10, 0)}
+
+
+@pytest.mark.parametrize(("mode", "ending"), [("RGBA", "png"), ("LA", "png"), ("RGBA", "webp")])
+def test_transparent_pixels_become_white_or_keep_their_colour(tmp_path, mode, ending):
+    image = Image.new(mode, (16, 16), CLEAR[mode])
+    image.paste((0, 0, 0, 255)[-len(CLEAR[mode]) :], (4, 4, 12, 12))
+    path = tmp_path / f"drawing.{ending}"
+    image.save(path, lossless=True, exact=True)
+    black, white = read_image(path, 16), read_image(path, 16, background="white")
+    assert np.array_equal(black, np.asarray(image.convert("RGB")))
+    assert (white[:4] == 255).all()
+    assert (white[4:12, 4:12] == 0).all()
+    assert image_facts(path).transparent
+
+
+def test_half_transparent_pixels_are_mixed_with_white(tmp_path):
+    Image.new("RGBA", (8, 8), (200, 100, 0, 51)).save(tmp_path / "half.png")  # a fifth of it
+    white = read_image(tmp_path / "half.png", 8, background="white")
+    assert white[0, 0].tolist() == [255 - (255 - v) // 5 for v in (200, 100, 0)]
+
+
+@pytest.mark.parametrize("clear", [2, bytes([255, 255, 0])])
+def test_a_transparent_colour_of_a_palette(tmp_path, clear):
+    image = Image.new("P", (8, 8), 2)
+    image.putpalette([9, 9, 9, 8, 8, 8, 7, 7, 7])
+    image.paste(1, (0, 0, 8, 4))
+    image.save(tmp_path / "a.png", transparency=clear)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert (read_image(tmp_path / "a.png", 8)[4:] == 7).all()
+    white = read_image(tmp_path / "a.png", 8, background="white")
+    assert (white[:4] == 8).all()
+    assert (white[4:] == 255).all()
+
+
+def test_an_opaque_image_with_alpha_is_not_transparent(tmp_path):
+    Image.new("RGBA", (8, 8), (1, 2, 3, 255)).save(tmp_path / "a.png")
+    assert not image_facts(tmp_path / "a.png").transparent
+    assert np.array_equal(
+        read_image(tmp_path / "a.png", 8), read_image(tmp_path / "a.png", 8, background="white")
+    )
+
+
+@pytest.mark.parametrize("ending", ["jpg", "png", "webp"])
+@pytest.mark.parametrize("orientation", range(10))
+def test_orientation_is_followed_if_asked(tmp_path, ending, orientation):
+    """As Pillow does it; a value outside 1 to 8 turns nothing."""
+    pixels = np.arange(8 * 8 * 3, dtype=np.uint8).reshape(8, 8, 3)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    path = tmp_path / f"phone.{ending}"
+    Image.fromarray(pixels).save(path, exif=exif, lossless=True)
+    with Image.open(path) as image:
+        straight, turned = np.asarray(image), np.asarray(ImageOps.exif_transpose(image))
+    assert np.array_equal(read_image(path, 8), straight)
+    assert np.array_equal(read_image(path, 8, exif=True), turned)
+    assert image_facts(path).turned == (2 <= orientation <= 8)
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+def test_damaged_exif_data_turn_nothing(tmp_path):
+    path = tmp_path / "a.jpg"
+    Image.new("RGB", (8, 8)).save(path, exif=b"Exif\0\0II*\0\xff\xff\xff\x7f")
+    assert np.array_equal(read_image(path, 8, exif=True), read_image(path, 8))
+    assert not image_facts(path).turned
+
+
+@pytest.mark.parametrize("mode", ["F", "I"])
+def test_values_of_unknown_range_are_refused(tmp_path, mode):
+    Image.new(mode, (8, 8), 1).save(tmp_path / "a.tif")
+    with pytest.raises(DataError, match="range is unknown"):
+        read_image(tmp_path / "a.tif", 8)
+
+
+def test_of_a_tiff_sixteen_bits_and_several_pages_are_read(tmp_path):
+    values = np.arange(0, 2**16, 257, dtype=np.uint16).reshape(16, 16)
+    page = Image.fromarray(values)
+    page.save(tmp_path / "a.tif", save_all=True, append_images=[page.rotate(90)])
+    assert np.array_equal(read_image(tmp_path / "a.tif", 16)[..., 0], values >> 8)
+    facts = image_facts(tmp_path / "a.tif")
+    assert (facts.sixteen_bits, facts.frames) == (True, True)
+
+
+def test_a_store_says_how_its_images_were_decoded(root, tmp_path, caplog):
+    path = root / "day/disc/0.png"
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    Image.new("RGBA", (9, 9), (0, 0, 0, 0)).save(path, exif=exif)
+    dataset, cache = Folder(root), tmp_path / "cache"
+    plain = open_store(dataset, 8, cache)
+    assert "1 images have transparent pixels" in caplog.messages[0]
+    assert "data.background=white" in caplog.messages[0]
+    assert "data.exif=true" in caplog.messages[1]
+    caplog.clear()
+    other = dataset.decoded(DataSettings(background="white", exif=True))
+    white = open_store(other, 8, cache)
+    assert caplog.messages == []
+    assert plain.fingerprint == white.fingerprint
+    assert (plain.images[0].max(), white.images[0].min()) == (0, 255)
+    assert np.array_equal(plain.images[1:], white.images[1:])
+    assert sorted(p.name.rpartition("-")[2] for p in (cache / "stores").glob("*")) == [
+        "r1+white+exif.rgb",
+        "r1.rgb",
+    ]
+    assert decoded_sizes(dataset, cache) == [8]
+    assert np.array_equal(open_store(Folder(root), 8, cache).images, plain.images)
+    damaged = cache / "stores" / Path(str(white.images.filename)).name
+    damaged.write_bytes(b"\1" + damaged.read_bytes()[1:])
+    (fault,) = check_stores(dataset, cache)
+    assert "+white+exif" in fault
+
+
+def test_what_is_not_decoded_from_image_files_refuses_the_settings():
+    for setting in ({"background": "white"}, {"exif": True}):
+        with pytest.raises(SettingsError, match="digits4 makes its images otherwise"):
+            Digits4().decoded(DataSettings(**setting))
+    assert Digits4().decoded(DataSettings()).exif is False
+
+
+def test_an_image_in_memory_is_treated_like_its_file(tmp_path):
+    path = tmp_path / "a.png"
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image = Image.new("P", (8, 8), 0)
+    image.putpalette([9, 9, 9, 8, 8, 8])
+    image.paste(1, (0, 0, 4, 4))
+    image.save(path, exif=exif, transparency=0)
+    for how in ({}, {"background": "white"}, {"exif": True}, {"background": "white", "exif": True}):
+        with Image.open(path) as opened:
+            assert np.array_equal(pixels_of(opened, 8, **how), read_image(path, 8, **how))
+            assert opened.info["transparency"] == 0  # the caller's image stays as it is
+        assert np.array_equal(pixels_of(path, 8, **how), read_image(path, 8, **how))
+    assert len({pixels_of(path, 8, **how).tobytes() for how in ({}, {"exif": True})}) == 2
+    with pytest.raises(DataError, match="an image cannot be decoded"):
+        pixels_of(Image.new("F", (8, 8)), 8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -67,6 +68,131 @@ def test_two_objects_do_not_share_names(made, tmp_path):
     assert (Folder.domains, Folder.classes) == ((), ())
 
 
+NFC, NFD = "\u00e9tang", "e\u0301tang"
+"""The same name, as Windows and Linux usually store it and as a Mac does."""
+
+
+def test_one_class_in_two_unicode_forms_is_one_class(made):
+    for domain, name in (("Day Light", NFC), ("night", NFD), ("rainy-day", NFD)):
+        (made / domain / "bus").rename(made / domain / name)
+    dataset = Folder(made)
+    assert dataset.classes == ("Car", "Fire Truck", "tram", NFC)
+    records = dataset.records()
+    assert np.count_nonzero(records.labels == 3) == 30
+    assert f"night/{NFC}/3.jpg" in records.paths
+    assert dataset.identity["classes"] == dataset.classes
+
+
+def test_the_spelling_on_disk_stays_in_the_identity(made):
+    (made / "night").rename(made / NFD)
+    for domain in made.iterdir():
+        (domain / "bus").rename(domain / NFD)
+    dataset = Folder(made)
+    assert dataset.domains == ("Day Light", NFD, "rainy-day")
+    assert dataset.identity["classes"] == ("Car", "Fire Truck", NFD, "tram")
+    assert dataset.letters[NFD] == NFD
+
+
+@pytest.mark.parametrize("typed", [NFC, NFD])
+def test_a_scenario_is_named_in_either_unicode_form(made, typed):
+    (made / "night").rename(made / NFD)
+    dataset = Folder(made)
+    for select in (typed, f"rainy_day+Day_Light-{typed}"):
+        (found,) = scenarios("lodo", dataset.domains, dataset.letters, select)
+        assert found.name == f"Day_Light+rainy_day-{NFD}"
+    (found,) = scenarios("ltdo", dataset.domains, dataset.letters, f"{typed}-rainy_day-Day_Light")
+    assert found.train == (NFD,)
+
+
+def test_two_forms_of_a_name_in_one_folder_are_refused(made):
+    for name in (NFC, NFD):
+        image(made, "night", name, "1.png")
+    with refused(DataError, "taken for the same"):
+        Folder(made)
+    shutil.rmtree(made / "night" / NFD)
+    for name in (f"{NFC}+x", f"{NFD} x"):
+        image(made, name, "bus", "1.png")
+    with refused(DataError, "do not differ without"):
+        Folder(made)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("$RECYCLE.BIN", "lost+found", "@eaDir", "System Volume Information", "RECYCLER"),
+        *(".ipynb_checkpoints", "__MACOSX", "#recycle", ".Trashes"),
+    ],
+)
+def test_folders_of_a_system_are_no_data(made, name):
+    """Neither as a domain, nor as a class; their files are not counted as skipped."""
+    before = Folder(made)
+    image(made, name, "S-1-5-21-1000", "1.png")
+    image(made, "night", name, "1.png")
+    image(made, "night", name, "2.png", "thumb.png")
+    after = Folder(made)
+    assert (after.domains, after.classes) == (before.domains, before.classes)
+    assert after.identity == before.identity
+    assert after.skipped() == ""
+
+
+@pytest.mark.parametrize(
+    ("place", "mode"), [("locked", 0o000), ("locked", 0o444), ("night/locked", 0o000)]
+)
+def test_a_folder_that_may_not_be_read_is_one_message(made, place, mode, monkeypatch):
+    image(made, place, "bus", "1.png")
+    locked = made / place
+    if os.geteuid() != 0:
+        locked.chmod(mode)
+    else:  # root may read everything
+        listed, looked = Path.iterdir, Path.is_dir
+
+        def iterdir(path):
+            if path == locked and mode == 0:
+                raise PermissionError(13, "Permission denied", str(path))
+            return listed(path)
+
+        def is_dir(path):
+            if path.parent == locked:
+                raise PermissionError(13, "Permission denied", str(path))
+            return looked(path)
+
+        monkeypatch.setattr(Path, "iterdir", iterdir)
+        monkeypatch.setattr(Path, "is_dir", is_dir)
+    with refused(DataError, f"cannot read the folder {locked}", "Permission denied", "move it"):
+        Folder(made)
+    if os.geteuid() != 0:
+        locked.chmod(0o700)
+
+
+def test_every_ending_of_an_image_is_read(tmp_path):
+    kinds = {"jpg": "JPEG", "jfif": "JPEG", "jpe": "JPEG", "tif": "TIFF", "TIFF": "TIFF"}
+    kinds |= {"bmp": "BMP", "gif": "GIF", "webp": "WEBP", "ppm": "PPM", "png": "PNG"}
+    for domain in ("x", "y"):
+        for ending, kind in kinds.items():
+            image(tmp_path, domain, "a", "0.png")
+            Image.new("RGB", (9, 9), (250, 250, 250)).save(
+                tmp_path / domain / "a" / f"1.{ending}", format=kind
+            )
+    dataset = Folder(tmp_path)
+    found = [i for i, path in enumerate(dataset.records().paths) if "/1." in path]
+    assert len(found) == 2 * len(kinds)
+    for index in found:
+        assert abs(dataset.read(index, 8).astype(int) - 250).max() <= 2
+
+
+def test_files_that_are_not_read_are_counted_by_ending(made):
+    assert Folder(made).skipped() == ""
+    for name in ("a.heic", "b.HEIC", "c.svg", "notes", "Thumbs.db", ".DS_Store"):
+        (made / "night" / "bus" / name).write_bytes(b"x")
+    image(made, "night", "loose.png")
+    image(made, "night", "bus", "deep", "deeper.png")
+    (made / "readme.txt").write_text("x")
+    assert Folder(made).skipped() == (
+        "7 files are not read: 2 .heic, 1 .txt, 1 .svg, 1 no ending, 2 images outside "
+        "<domain>/<class>/; `feddg-bench data check folder` names them"
+    )
+
+
 def test_what_is_no_domain_is_left_out(made):
     (made / "notes").mkdir()
     (made / "notes" / "readme.txt").write_text("no image")
@@ -116,11 +242,10 @@ def test_wrong_folders_get_a_hint(made, tmp_path):
     with refused(DataError, "has no images in folders <domain>/<class>/<image>: give"):
         Folder(made / "night" / "bus")
     for path in (made / "night").rglob("*.jpg"):
-        path.rename(path.with_suffix(".gif"))
-    (made / "night").rename(tmp_path / "gifs")
+        path.rename(path.with_suffix(".heic"))
     (tmp_path / "only").mkdir()
-    (tmp_path / "gifs").rename(tmp_path / "only" / "night")
-    with refused(DataError, "files .gif are not read"):
+    (made / "night").rename(tmp_path / "only" / "night")
+    with refused(DataError, "files .heic are not read"):
         Folder(tmp_path / "only")
     with refused(SettingsError, "there is no folder", "nowhere"):
         Folder(tmp_path / "nowhere")

@@ -152,7 +152,7 @@ class TestPrepare:
     def test_the_recipes_size(self, feddg: Run, tiny: Path) -> None:
         assert "pacs at 128 px" in feddg("prepare", "pacs", "--recipe", "quick",
                                          "--data-root", tiny)[1]  # fmt: skip
-        assert "pacs at 224 px" in feddg("prepare", "pacs", "--data-root", tiny)[1]
+        assert "pacs at 64 px" in feddg("prepare", "pacs", "--data-root", tiny)[1]
 
     def test_bad_input(self, feddg: Run, tiny: Path) -> None:
         refused(feddg("prepare", "pacs", "--size", "big"), "'big'", "8 to 1024")
@@ -208,3 +208,26 @@ class TestPath:
     def test_bad_input(self, feddg: Run, tmp_path: Path) -> None:
         refused(feddg("path", "pasc"), "did you mean 'pacs'")
         refused(feddg("path", "pacs", tmp_path / "absent"), "is no folder")
+
+
+def test_a_folder_of_ones_own(feddg: Run, tmp_path: Path) -> None:
+    """Checked, decoded and shown as its recipe's runs see it."""
+    root = tmp_path / "own"
+    for domain in ("写真", "sketch"):
+        for name, colour in (("cat", (0, 0, 0, 0)), ("dog", (0, 0, 0, 255))):
+            (root / domain / name).mkdir(parents=True)
+            Image.new("RGBA", (9, 9), colour).save(root / domain / name / "1.png")
+    code, out, _ = feddg("check", "folder", "--data-root", root)
+    lines = out.splitlines()
+    assert code == 1  # the same image in both domains
+    assert lines[2:4] == ["  sketch: 2 images", "    cat 1, dog 1"]
+    assert "note: 2 images with transparent pixels, which are composited onto white" in " ".join(
+        out.split()
+    )
+    assert "in different classes" not in out  # as with transparency dropped
+    code, out, _ = feddg("prepare", "folder", "--size", "16", "--data-root", root)
+    assert code == 0
+    assert "r1+white+exif.rgb" in out
+    code, out, _ = feddg("show", "folder", "--data-root", root, "--out", tmp_path / "a.png")
+    assert code == 0
+    assert "shown as ?" in out

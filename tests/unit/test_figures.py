@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,8 +23,16 @@ from PIL import Image
 from torch import nn
 
 from feddg_bench.analysis.figures import landscape
+from feddg_bench.analysis.figures import series as series_module
 from feddg_bench.analysis.figures.curves import Axis, draw_curves
-from feddg_bench.analysis.figures.drawing import Picture, entitle, new_figure, spread_ticks, styled
+from feddg_bench.analysis.figures.drawing import (
+    Picture,
+    entitle,
+    new_figure,
+    save,
+    spread_ticks,
+    styled,
+)
 from feddg_bench.analysis.figures.embedding import embed
 from feddg_bench.analysis.figures.generalisation import generalisation
 from feddg_bench.analysis.figures.gradcam import explain, grad_cam
@@ -35,6 +45,7 @@ from feddg_bench.analysis.figures.training import wanted_rounds
 from feddg_bench.analysis.sheets import csv_lines
 from feddg_bench.analysis.tables.generic import Frame, frames
 from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.common.files import file_name
 from feddg_bench.engine.executors import SerialExecutor
 from feddg_bench.engine.worker import Worker
 from feddg_bench.records.record import RunRecord
@@ -731,3 +742,58 @@ def test_rounds_to_look_at() -> None:
     for text in ("8", "-1", "two", ""):
         with refused(SettingsError, "expected rounds from 0 to 7"):
             wanted_rounds(text, 7)
+
+
+def test_names_that_had_to_change_stay_apart() -> None:
+    def stem(*scenario: str) -> str:
+        return Selection(scenario=scenario).suffix
+
+    assert (stem("ip-o-c"), stem("ip-o-c", "oc-i-p")) == ("-ip-o-c", "-ip-o-c-oc-i-p")
+    odd = ["写真-絵画-素描", "絵画-素描-写真", "a b-c", "a_b-c", "a-b_c", "a/b-c"]
+    names = [stem(name) for name in odd]
+    assert len(set(names)) == len(odd)
+    assert all(re.fullmatch(r"[A-Za-z0-9_.+-]{1,90}", name) for name in names)
+    assert len(stem(*(f"scenario{n}" for n in range(99)))) < 100
+    spreads = {"0": np.ones((2, 2), dtype=np.int64)}
+    with styled():
+        assert heat_maps(file_name("ab-c"), "", ("a", "b"), spreads, "domain").name == "ab-c"
+
+
+@pytest.mark.filterwarnings("error")
+def test_characters_that_the_font_lacks_are_one_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def draw() -> Iterator[Picture]:
+        for name in ("one", "two"):
+            figure = new_figure(2, 2)
+            entitle(figure, "写真 and 絵画", "素描")
+            yield Picture(name, figure)
+
+    save(draw, tmp_path, ("png", "pdf"))
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    (line,) = shown.out.splitlines()[2:]
+    assert line.startswith("the figures' font, DejaVu Sans, lacks 写描画真素絵: ")
+
+
+def test_other_warnings_of_a_figure_are_kept(tmp_path: Path) -> None:
+    class Loud(Picture):
+        def save(self, folder: Path, formats: Sequence[str] = ("png",)) -> list[Path]:
+            warnings.warn("something else", UserWarning, stacklevel=1)
+            return super().save(folder, formats)
+
+    with pytest.warns(UserWarning, match="something else"):
+        save(lambda: [Loud("one", new_figure(1, 1))], tmp_path)
+
+
+def test_records_are_chosen_in_either_unicode_form(
+    add: Add, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add()
+    runs = [replace(run, scenario="e\u0301c-i-p") for run in read_runs(tmp_path)]
+    monkeypatch.setattr(series_module, "read_runs", lambda _: runs)
+    for name in ("\u00e9c-i-p", "e\u0301c-i-p"):
+        (run,) = Selection((tmp_path,), scenario=(name,)).runs()
+        assert run.scenario == "e\u0301c-i-p"
+    with refused(SettingsError, "unknown scenario of these records"):
+        Selection((tmp_path,), scenario=("ec-i-p",)).runs()

@@ -149,3 +149,12 @@ def test_a_name_that_two_known_ones_resemble_stands_for_none():
 
 def test_the_same_method_written_twice_is_one():
     assert read_names("method", "fedavg,FedAvg", ["fedavg"]) == ["fedavg"]
+
+
+def test_names_are_found_in_either_unicode_form():
+    nfc, nfd = "\u00e9", "e\u0301"
+    for known in (nfc, nfd):
+        assert read_names("name", [nfc], [known]) == read_names("name", nfd, [known]) == [known]
+    assert read_names("name", f"{nfd},{nfc}", [nfc, nfd]) == [nfd, nfc]  # exact ones first
+    with refused(SettingsError, "unknown name 'e'"):
+        read_names("name", "e", [nfc])

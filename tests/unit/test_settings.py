@@ -286,6 +286,8 @@ OTHER = {
     "data.image_size": 96,
     "data.id_val_fraction": 0.1,
     "data.id_test_fraction": 0.1,
+    "data.background": "white",
+    "data.exif": True,
     "data.split_csv": None,  # a file: below
     "augment.crop_scale": None,
     "augment.crop_ratio": [0.8, 1.25],

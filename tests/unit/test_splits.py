@@ -232,6 +232,39 @@ def test_an_exact_path_wins_over_another_suffix(tmp_path):
     assert splits["id_val"].tolist() == [1]
 
 
+NFC, NFD = "\u00e9tude", "e\u0301tude"
+
+
+class Accents(Listed):
+    """The same with a domain, a class and a file of accents, as a Mac stores them."""
+
+    letters: ClassVar = {NFD: NFD, "photo": "p"}
+
+    def __init__(self):
+        paths = [f"{NFD}/{NFD}/{NFD}.jpg", f"{NFD}/dog/1.jpg", "photo/dog/1.jpg"]
+        super().__init__(paths, np.array([0, 0, 1]), np.array([1, 0, 0]), ("dog", NFD))
+        self.domains = (NFD, "photo")
+
+
+@pytest.mark.parametrize("name", [NFC, NFD])
+def test_names_are_compared_in_one_unicode_form(tmp_path, name):
+    path, dataset = tmp_path / "splits.csv", Accents()
+    path.write_text(
+        f"split,domain,category,y,path\ntrain,{name},{name},1,{name}/{name}/{name}.png\n"
+        f"train,{name},dog,0,{name}/dog/1.jpg\ntest,photo,dog,0,photo/dog/1.jpg\n",
+        encoding="utf-8",
+    )
+    (found,) = scenarios("lodo", dataset.domains, dataset.letters, "photo")
+    for given in (found, None):
+        splits = read_split_csv(path, given, dataset)
+        assert {key: index.tolist() for key, index in splits.items()} == {
+            "train": [0, 1],
+            "test": [2],
+        }
+    ((scenario, file),) = scenarios_with_files(path, "lodo", dataset, f"{name}-p")
+    assert (scenario.name, file) == (f"{NFD}-p", path)
+
+
 def test_a_byte_order_mark_is_no_part_of_the_header(tmp_path):
     path = write(tmp_path, rows(), ("split", "domain", "path"))
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())

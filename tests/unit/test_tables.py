@@ -495,6 +495,15 @@ def test_frames_are_tables_of_their_own_and_pooled_runs_join_them(add: Add, tmp_
     assert any(n.startswith("Row erm differs from most in") and "kind=pooled" in n for n in notes)
 
 
+def test_a_frame_may_lack_a_setting_that_another_has(add: Add, tmp_path: Path) -> None:
+    """A record has no ``data.background`` while it is black, so that old keys stay."""
+    add("fedavg")
+    add("fedavg", data__background="white", seed=1)
+    names = [table.name for table in generic_tables(read_runs(tmp_path))]
+    assert len(set(names)) == 2
+    assert [name for name in names if name.endswith("-background-white")]
+
+
 def test_pooled_runs_bring_no_column_that_a_frame_lacks(add: Add, tmp_path: Path) -> None:
     """Unless no frame has it."""
     add("fedavg", "oc-i-p", partition__heterogeneity=0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from feddg_bench.common.files import replacing
 from feddg_bench.common.terminal import Display, table, terminal
 from feddg_bench.config.layers import merge, validate
 from feddg_bench.config.recipes import load_recipe
-from feddg_bench.config.schema import RunSettings
+from feddg_bench.config.schema import DataSettings, RunSettings
 from feddg_bench.plugins import load_dataset, make_dataset, plugin_name
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def check_command(
     from feddg_bench.data.inspect.doctor import examine
     from feddg_bench.data.locations import cache_dir as find_cache
 
-    opened = make_dataset(dataset, data_root)
+    opened = _as_in_a_run(make_dataset(dataset, data_root))
     if split_csv is not None and not split_csv.is_file():
         raise SettingsError(f"there is no split file {split_csv}: give another --split-csv")
     with _progress(f"checking {dataset}") as bar:
@@ -173,6 +174,11 @@ def check_and_report(opened: DomainDataset) -> bool:
     return not found.findings
 
 
+INDENT = " " * 4
+WHOLE: Any = {"break_long_words": False, "break_on_hyphens": False}
+"""Names are not divided between two lines."""
+
+
 def _report(found: Diagnosis) -> Iterator[str]:
     """Yield the lines that a person reads."""
     where = f" in {found.folder}" if found.folder else ""
@@ -184,12 +190,16 @@ def _report(found: Diagnosis) -> Iterator[str]:
         total = sum(classes.values())
         published = "" if wanted is None else f" of {sum(wanted.values()):,} published"
         yield f"  {domain}: {total:,} images{published}"
+        if wanted is None and len(classes) > 1:
+            counts = ", ".join(f"{name} {count:,}" for name, count in classes.items())
+            indents: Any = {"initial_indent": INDENT, "subsequent_indent": INDENT}
+            yield from textwrap.wrap(counts, 80, **indents, **WHOLE)
     if found.fingerprint:
         yield f"contents: {found.fingerprint}"
     for finding in found.findings:
         yield f"differs: {finding.text}"
     for note in found.notes:
-        yield f"note: {note}"
+        yield from textwrap.wrap(f"note: {note}", 80, subsequent_indent=INDENT, **WHOLE)
     compared = "; ".join(found.compared) or "nothing, as none of it is known here"
     yield f"compared with the published data set: {compared}"
     if not found.findings:
@@ -218,12 +228,17 @@ def prepare_command(
     """Decode a data set now. Stopped or killed, the same command goes on."""
     if size is not None and recipe is not None:
         raise SettingsError("give --size or --recipe, not both: a recipe says its own size")
-    sizes = _recipe_size(dataset, recipe) if size is None else _sizes(size)
+    sizes = [] if size is None else _sizes(size)
 
     from feddg_bench.data.locations import cache_dir as find_cache
     from feddg_bench.data.store import open_store
 
     opened, cache = make_dataset(dataset, data_root), find_cache(cache_dir)
+    if sizes:
+        opened = _as_in_a_run(opened)
+    else:
+        data = _recipe_data(dataset, recipe or opened.default_recipe)
+        opened, sizes = opened.decoded(data), [data.image_size]
     for pixels in sizes:
         started = time.monotonic()
         with _progress(f"decoding {dataset} at {pixels} px") as bar:
@@ -237,12 +252,19 @@ def prepare_command(
         )
 
 
-def _recipe_size(dataset: str, recipe: str | None) -> list[int]:
-
-    label = recipe or load_dataset(dataset).default_recipe
+def _recipe_data(dataset: str, recipe: str) -> DataSettings:
+    """Return how a recipe's runs on a data set decode its images."""
     named = {"method": "fedavg", "dataset": dataset, "scenario": ""}
-    layer = merge(*load_recipe(label, dataset, "fedavg"), named)
-    return [validate(RunSettings, layer).data.image_size]
+    layer = merge(*load_recipe(recipe, dataset, "fedavg"), named)
+    return validate(RunSettings, layer).data
+
+
+def _as_in_a_run(opened: DomainDataset) -> DomainDataset:
+    """Return a data set whose image files are decoded as in runs of its own recipe."""
+    try:
+        return opened.decoded(_recipe_data(opened.name, opened.default_recipe))
+    except SettingsError:  # the recipe has no entry for a third party's data set
+        return opened
 
 
 def _sizes(text: str) -> list[int]:
@@ -270,13 +292,16 @@ def show_command(
         raise SettingsError(
             f"cannot write {path}: the sheet is a PNG, so give an --out that ends so"
         )
-    picture = contact_sheet(make_dataset(dataset, data_root), size)
+    opened = _as_in_a_run(make_dataset(dataset, data_root))
+    picture = contact_sheet(opened, size)
     try:
         with replacing(path) as file:
             file.write(picture)
     except OSError as error:
         raise SettingsError(f"cannot write {path}: {error.strerror}; give another --out") from error
     print(path)
+    if not "".join((*opened.domains, *opened.classes)).isascii():
+        print("letters other than ASCII are shown as ?; rows and columns are in the order of names")
 
 
 @data_app.command("path")

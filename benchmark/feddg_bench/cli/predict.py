@@ -14,7 +14,7 @@ from feddg_bench.cli.options import Where
 from feddg_bench.common.errors import DataError
 from feddg_bench.common.files import check_writable, write_whole
 from feddg_bench.common.terminal import table, terminal
-from feddg_bench.data.image_folders import is_image
+from feddg_bench.data.image_folders import is_image, is_system
 from feddg_bench.records.sources import FOLDERS
 
 
@@ -91,7 +91,13 @@ def _files(given: Iterable[Path]) -> Iterator[Path]:
     """
     for path in given:
         if path.is_dir():
-            found = sorted(file for file in path.rglob("*") if file.is_file() and is_image(file))
+            found = sorted(
+                file
+                for file in path.rglob("*")
+                if is_image(file)
+                and file.is_file()
+                and not any(map(is_system, file.relative_to(path).parts))
+            )
             if not found:
                 raise DataError(f"the folder {path} holds no image file")
             yield from found

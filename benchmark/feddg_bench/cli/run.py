@@ -18,7 +18,7 @@ from feddg_bench.common.terminal import terminal
 from feddg_bench.config.reading import read_names
 from feddg_bench.config.schema import KEEP, Resources
 from feddg_bench.records.store import ResultsStore
-from feddg_bench.runs.request import Datasets, Plan, plan_again, read_seeds
+from feddg_bench.runs.request import Datasets, Plan, plan_again, read_seeds, say_cautions
 
 if TYPE_CHECKING:
     from feddg_bench.records.record import RunRecord
@@ -60,6 +60,7 @@ def run_command(
         _say(f"planning {runs} on {request.dataset}{recipe}; PyTorch takes some seconds to load")
     plans = request.plan(datasets, check=False)
     if dry_run:
+        say_cautions(plans)
         _list(plans, resources, wanted, verbose=verbose, as_json=json_)
     else:
         _prepare(plans, resources, wanted, again=again)

@@ -15,7 +15,7 @@ from feddg_bench.common.errors import RunInterruptedError, SettingsError
 from feddg_bench.common.parallel import cores
 from feddg_bench.config.schema import Resources
 from feddg_bench.records.store import ResultsStore
-from feddg_bench.runs.request import Datasets, check_weights
+from feddg_bench.runs.request import Datasets, check_weights, say_cautions
 from feddg_bench.sweeps.failures import Failures
 
 if TYPE_CHECKING:
@@ -214,10 +214,12 @@ def _prepare(search: Search, datasets: Datasets, resources: Resources, progress:
             check_same_code(record)
             store.note_tuned(record, job.tuned)
         else:
-            data[job.dataset].store(job.image_size, progress)
+            data[job.dataset].store(job.data, progress)
     over = store.keys() | Failures(resources.results).keys()
     points = {job.group: job for job in search.jobs() if job.key not in over}
-    check_weights(job.plan(datasets, store.root) for job in points.values())
+    plans = [job.plan(datasets, store.root) for job in points.values()]
+    say_cautions(plans)
+    check_weights(plans)
 
 
 def _finished(search: Search, results: Path) -> tuple[set[str], int]:

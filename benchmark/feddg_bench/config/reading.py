@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
@@ -22,6 +23,22 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """PyYAML's loader in C, ten times as fast, if PyYAML was built with it."""
 
 
+def composed(name: str) -> str:
+    """Return a name in Unicode's normal form C, in which names are compared.
+
+    The same name may be stored as other characters: macOS separates letters from their accents.
+    """
+    return unicodedata.normalize("NFC", name)
+
+
+def plain(name: str) -> str:
+    """Return a name for comparisons.
+
+    These are without regard to Unicode form, case, blanks, hyphens and underscores.
+    """
+    return composed(composed(name).casefold()).translate(str.maketrans("", "", " _-"))
+
+
 def listed(text: str | Iterable[str]) -> list[str]:
     """Return the parts of a comma-separated list, or of a sequence, each once."""
     parts = text.split(",") if isinstance(text, str) else text
@@ -31,19 +48,15 @@ def listed(text: str | Iterable[str]) -> list[str]:
 def known_name(name: str, known: Iterable[str]) -> str:
     """Return the known name that is meant; ``name`` itself if there is none, or no single one.
 
-    Names are compared without case, hyphens and underscores, since papers write FedDG-GA.
+    Names are compared as `plain` ones, since papers write FedDG-GA.
 
     >>> known_name("FedDG-GA", ["fedavg", "feddg_ga"])
     'feddg_ga'
     """
     if name in known:
         return name
-    alike = [each for each in known if _plain(each) == _plain(name)]
+    alike = [each for each in known if plain(each) == plain(name)]
     return alike[0] if len(alike) == 1 else name
-
-
-def _plain(name: str) -> str:
-    return name.casefold().replace("-", "").replace("_", "")
 
 
 def read_names(

@@ -54,6 +54,11 @@ class DataSettings(Section):
     """Share of each training domain and class held out as ``id_val``, after ``id_test``."""
     id_test_fraction: float = Field(0.05, ge=0, lt=1)
     """Share of each training domain and class held out as ``id_test``."""
+    background: Literal["black", "white"] = "black"
+    """What transparent pixels of image files become. ``black``: the colour stored below them, which
+    mostly is black; ``white``: they are composited onto white."""
+    exif: bool = False
+    """Turn image files as their EXIF data say, as phones' pictures need."""
     split_csv: str | None = None
     """Split file with the columns split, domain, category, path, which replaces our own splits; or
     a folder of such files, one for each scenario."""

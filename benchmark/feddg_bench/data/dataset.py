@@ -8,14 +8,16 @@ This module imports neither torch nor an image library until an image is read.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +26,7 @@ from feddg_bench.common.errors import (
     DataError,
     FeddgError,
     PluginError,
+    SettingsError,
     in_a_line,
     top,
 )
@@ -33,7 +36,10 @@ from feddg_bench.data.fetch.mirrors import Download, HubDownload
 from feddg_bench.data.locations import check_root
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    from PIL.Image import Image, Transpose
+    from PIL.ImageFile import ImageFile
+
+    from feddg_bench.config.schema import DataSettings
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,10 @@ class DomainDataset(ABC):
     """Whether the licence allows research only, so that a download needs ``--accept-licence``."""
     default_recipe: ClassVar[str] = "pardon"
     """Recipe of a run that names none."""
+    background: str = "black"
+    """``data.background`` by which image files are decoded (`decoded`)."""
+    exif: bool = False
+    """``data.exif`` by which image files are decoded (`decoded`)."""
 
     def __init__(self, data_root: Path | None = None) -> None:
         check_root(data_root)
@@ -169,6 +179,24 @@ class DomainDataset(ABC):
     def scenario_splits(self, scenario: str) -> NDArray[np.int64] | None:
         """Return the same as `published_splits`, for the published set of splits of that name."""
         return self.published_splits()
+
+    def decoded(self, data: DataSettings) -> Self:
+        """Return the data set with image files decoded by ``data.background`` and ``data.exif``.
+
+        Raises:
+            SettingsError: If they are set, and images are not decoded by `read_image`.
+        """
+        if (data.background, data.exif) == (self.background, self.exif):
+            return self
+        possible: bool = decodes_files(self)
+        if not possible:
+            raise SettingsError(
+                f"data.background and data.exif are for data sets of image files such as PNG, and "
+                f"{self.name} makes its images otherwise: leave them out"
+            )
+        other = copy.copy(self)
+        other.background, other.exif = data.background, data.exif
+        return other
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -330,7 +358,7 @@ class FileDataset(DomainDataset):
 
     def read(self, index: int, size: int) -> NDArray[np.uint8] | NDArray[np.float16]:
         """Decode one file; see `read_image`."""
-        return read_image(self.file(index), size)
+        return read_image(self.file(index), size, background=self.background, exif=self.exif)
 
     def content(self, index: int) -> str:
         """Return a hash of one file's bytes, 128 hexadecimal digits.
@@ -369,41 +397,113 @@ class FileDataset(DomainDataset):
         return digest.hexdigest()
 
 
-_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")
+def decodes_files(dataset: DomainDataset) -> TypeGuard[FileDataset]:
+    """Return whether the data set's images are files that `read_image` decodes."""
+    return isinstance(dataset, FileDataset) and type(dataset).read is FileDataset.read
+
+
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP", "TIFF", "PPM", "AVIF")
 """Image formats that are read, whatever the suffix; for some others Pillow starts programs."""
 MOST_PIXELS = 2**26
 """Most pixels of an image; a file that claims to have more is not decoded."""
 
 
-def read_image(path: Path, size: int) -> NDArray[np.uint8]:
-    """Decode an image file to RGB and make it a `square`.
+def read_image(
+    path: Path, size: int, *, background: str = "black", exif: bool = False
+) -> NDArray[np.uint8]:
+    """Decode the first frame of an image file to RGB and make it a `square`.
 
-    Of 16-bit values, the upper eight bits are kept. The orientation in EXIF is ignored.
+    Of 16-bit values, the upper eight bits are kept.
+
+    Args:
+        path: The file.
+        size: Side of the square in pixels.
+        background: ``black``: drop transparency and keep the colours stored below it, mostly
+            black; ``white``: composite onto white.
+        exif: Whether to turn the image as its EXIF data say. A TIFF is always turned.
 
     Raises:
-        DataError: If the file cannot be decoded.
+        DataError: If the file cannot be decoded, or the range of its values is not known.
     """
-    from PIL.Image import fromarray
     from PIL.Image import open as open_image
 
     plain_file(path)
     fault = f"it has more than {MOST_PIXELS:,} pixels"
     try:
-        with open_image(path, formats=_FORMATS) as image:
+        with open_image(path, formats=FORMATS) as image:
             if image.width * image.height <= MOST_PIXELS:
-                grey16 = image.mode.startswith("I")  # which `convert` would clip
-                eight = fromarray((np.asarray(image) >> 8).astype(np.uint8)) if grey16 else image
-                return square(eight.convert("RGB"), size)
+                return square(_rgb(image, background, exif), size)
     except Exception as error:  # a damaged file makes decoders raise anything
         fault = str(error)
     raise DataError(
-        f"cannot decode the image {path} ({fault}): replace it by a fresh copy, as "
-        f"{', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}"
+        f"cannot decode the image {path} ({fault}): replace it by a fresh copy, as JPEG or PNG"
     )
 
 
-def image_facts(path: Path) -> tuple[int, bool, bool]:
-    """Return an image file's shorter side in pixels, whether it is 16-bit, and if EXIF turns it.
+def _rgb(image: Image, background: str, exif: bool) -> Image:
+    """Return an image as RGB; see `read_image`.
+
+    Raises:
+        ValueError: If the range of its values is not known.
+    """
+    from PIL.Image import alpha_composite, fromarray, new
+
+    tiff, tile = image.format == "TIFF", str(getattr(image, "tile", ""))
+    if image.mode == "F" or (tiff and (image.mode == "I" or ";12" in tile)):
+        raise ValueError("its values are neither 8 nor 16 bits, so that their range is unknown")
+    if tiff and image.mode.startswith("I") and image.tag_v2.get(_PHOTOMETRIC) == 0:  # type: ignore[attr-defined]
+        raise ValueError("it has 16 bits, of which 0 is white")
+    image.load()  # turns a TIFF
+    turn = _turn(image) if exif else None
+    flat = image
+    if image.mode.startswith("I"):  # 16 bits, which `convert` would clip
+        flat = fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if background == "white" and flat.has_transparency_data:
+        layer = flat.convert("RGBA")
+        flat = alpha_composite(new("RGBA", layer.size, "white"), layer)
+    if "transparency" in flat.info:  # Pillow would warn that it is lost
+        flat = flat.copy()
+        del flat.info["transparency"]
+    flat = flat.convert("RGB")
+    return flat if turn is None else flat.transpose(turn)
+
+
+_ORIENTATION, _PHOTOMETRIC = 0x0112, 0x0106
+
+
+def _turn(image: Image) -> Transpose | None:
+    """Return what EXIF data say must be done to an image, if anything.
+
+    Pillow's ``exif_transpose`` also writes the data anew, which fails for some cameras' images.
+    """
+    from PIL.Image import Transpose
+
+    turns = {
+        2: Transpose.FLIP_LEFT_RIGHT,
+        3: Transpose.ROTATE_180,
+        4: Transpose.FLIP_TOP_BOTTOM,
+        5: Transpose.TRANSPOSE,
+        6: Transpose.ROTATE_270,
+        7: Transpose.TRANSVERSE,
+        8: Transpose.ROTATE_90,
+    }
+    with suppress(Exception):  # damaged EXIF data do not make the pixels unreadable
+        return turns.get(image.getexif().get(_ORIENTATION, 1))
+    return None
+
+
+class FileFacts(NamedTuple):
+    """What an image file says about itself."""
+
+    side: int  # the shorter one, in pixels
+    sixteen_bits: bool = False  # whether values have 16 bits
+    turned: bool = False  # whether EXIF data turn the image
+    transparent: bool = False  # whether a pixel is not opaque
+    frames: bool = False  # whether there are several
+
+
+def image_facts(path: Path) -> FileFacts:
+    """Return an image file's facts.
 
     Raises:
         DataError: If it is not an image file.
@@ -412,30 +512,42 @@ def image_facts(path: Path) -> tuple[int, bool, bool]:
 
     plain_file(path)
     try:
-        with open_image(path, formats=_FORMATS) as image:
-            sixteen = image.mode.startswith("I") or ";16" in str(image.tile)
-            return min(image.size), sixteen, image.getexif().get(_ORIENTATION, 1) != 1
+        with open_image(path, formats=FORMATS) as image:
+            side, sixteen = min(image.size), image.mode.startswith("I") or ";16" in str(image.tile)
+            turned = image.format != "TIFF" and _turn(image) is not None
+            frames = _animated(image)
+            clear = image.has_transparency_data and not image.mode.startswith("I")
+            if clear and image.width * image.height <= MOST_PIXELS:
+                clear = image.convert("RGBA").getchannel("A").getextrema()[0] != 255
+            return FileFacts(side, sixteen, turned, clear, frames)
     except Exception as error:  # a damaged file makes decoders raise anything
         raise DataError(f"cannot decode the image {path} ({error})") from error
 
 
-_ORIENTATION = 0x0112
+def _animated(image: ImageFile) -> bool:
+    with suppress(Exception):  # a damaged second frame does not make the first unreadable
+        return bool(getattr(image, "is_animated", False))
+    return False
 
 
-def pixels_of(image: Any, size: int) -> NDArray[np.uint8]:
+def pixels_of(
+    image: Any, size: int, *, background: str = "black", exif: bool = False
+) -> NDArray[np.uint8]:
     """Return an image as a data set's files become: uint8 RGB [``size``, ``size``, 3].
 
     Args:
         image: A file's path, a Pillow image, or a uint8 array [H, W, 3] or [H, W].
         size: Side of the square in pixels.
+        background: As in `read_image`.
+        exif: As in `read_image`.
 
     Raises:
-        DataError: If it is something else, or the file cannot be decoded.
+        DataError: If it is something else, or cannot be decoded.
     """
     from PIL.Image import Image, fromarray
 
     if isinstance(image, str | os.PathLike):
-        return read_image(Path(image), size)
+        return read_image(Path(image), size, background=background, exif=exif)
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8 or not (image.ndim == 2 or image.shape[2:] == (3,)):
             raise DataError(
@@ -448,9 +560,10 @@ def pixels_of(image: Any, size: int) -> NDArray[np.uint8]:
             f"an image is a {type(image).__name__}: expected a file's path, a Pillow image or a "
             f"uint8 array [H, W, 3]"
         )
-    if image.mode.startswith("I"):  # 16 bits, which `convert` would clip
-        image = fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    return square(image.convert("RGB"), size)
+    try:
+        return square(_rgb(image, background, exif), size)
+    except Exception as error:  # a damaged file that was opened makes decoders raise anything
+        raise DataError(f"an image cannot be decoded ({error})") from error
 
 
 def square(image: Image, size: int) -> NDArray[np.uint8]:

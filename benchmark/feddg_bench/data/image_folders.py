@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+import os
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
@@ -11,17 +13,46 @@ from typing import ClassVar
 import numpy as np
 
 from feddg_bench.common.errors import DataError
+from feddg_bench.config.reading import plain
 from feddg_bench.data.dataset import FileDataset, Listing
+from feddg_bench.data.fetch.mirrors import RECEIPT
 from feddg_bench.data.locations import data_roots
 
-IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
+IMAGE_SUFFIXES = frozenset(
+    {
+        *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".avif", ".bmp", ".gif"),
+        *(".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm"),
+    }
+)
+"""Endings of the files that are read; `feddg_bench.data.dataset.FORMATS` are their formats."""
+SYSTEM_FOLDERS = frozenset(
+    {
+        "lost+found",  # of an ext4 file system
+        "$recycle.bin",  # of Windows, like the next three
+        "recycler",
+        "recycled",
+        "system volume information",
+        "@eadir",  # of Synology, like the next three
+        "#recycle",
+        "#snapshot",
+        "@tmp",
+        "@recycle",  # of QNAP, like the next one
+        "@recently-snapshot",
+    }
+)
+"""Folders that systems make by themselves, in lower case."""
+SYSTEM_FILES = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini", RECEIPT})
+"""Files that systems and downloads leave behind, in lower case."""
+_ENDINGS = 8
+"""Most endings of skipped files that a sentence counts one by one."""
 
 
 class ImageFolderDataset(FileDataset):
     """Images in folders ``<domain>/<class>/<image>``, below one of several folders of a root.
 
-    Names of folders are compared without regard to case, blanks, hyphens and underscores. Hidden
-    files, files that are not images by their suffix, and other folders are ignored.
+    Names of folders are compared without regard to Unicode form, case, blanks, hyphens and
+    underscores. Hidden files, files that are not images by their suffix, and other folders are
+    ignored.
     """
 
     layouts: ClassVar[tuple[str, ...]] = ("",)
@@ -91,6 +122,30 @@ class ImageFolderDataset(FileDataset):
             if is_image(image)
         }
 
+    @cached_property
+    def unread(self) -> tuple[Path, ...]:
+        """Files below the folder that are no image of a domain and class; without `is_system`."""
+        return tuple(other_files(self.folder, {*self._files.values()}))
+
+    def skipped(self) -> str:
+        """Return a sentence that counts the `unread` files by their ending; empty without any."""
+        image = {path for path in self.unread if is_image(path)}
+        counts = Counter(
+            path.suffix.lower() or "no ending" for path in self.unread if path not in image
+        )
+        parts = [f"{number:,} {ending}" for ending, number in counts.most_common(_ENDINGS)]
+        if (rest := len(counts) - _ENDINGS) > 0:
+            parts.append(f"{rest} more endings")
+        if image:
+            parts.append(f"{len(image):,} images outside <domain>/<class>/")
+        if not parts:
+            return ""
+        total = len(self.unread)
+        return (
+            f"{total:,} file{'s are' if total > 1 else ' is'} not read: {', '.join(parts)}; "
+            f"`feddg-bench data check {self.name}` names them"
+        )
+
     def _domain_folders(self, folder: Path) -> dict[str, Path]:
         names = {domain: (domain, *self.spellings.get(domain, ())) for domain in self.domains}
         return match_folders(folder, names)
@@ -105,7 +160,7 @@ class ImageFolderDataset(FileDataset):
             below = [path for path in entries(folders[domain]) if match_folders(path, spelt)]
             return f"; the classes lie in {below[0]}: move them a folder up" if below else ""
         known = {*folders.values(), *match_folders(inside, spelt).values()}
-        strange = [path for path in entries(inside) if path.is_dir() and path not in known]
+        strange = [path for path in subfolders(inside) if path not in known]
         missing = name or domain
         near = difflib.get_close_matches(missing, [path.name for path in strange], n=1)
         if not near:  # a folder named in another language holds as many images as expected
@@ -136,7 +191,7 @@ def match_folders(folder: Path, names: Mapping[str, Sequence[str]]) -> dict[str,
     Raises:
         DataError: If the folder may not be read.
     """
-    children = {plain(path.name): path for path in entries(folder) if path.is_dir()}
+    children = {plain(path.name): path for path in subfolders(folder)}
     return {
         key: next(children[plain(s)] for s in spellings if plain(s) in children)
         for key, spellings in names.items()
@@ -155,9 +210,37 @@ def entries(folder: Path) -> list[Path]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise DataError(f"cannot read the folder {folder}: {error.strerror}") from error
+        raise _locked(folder, error) from error
 
 
-def plain(name: str) -> str:
-    """Return a folder's name for comparisons: without case, blanks, hyphens and underscores."""
-    return name.casefold().translate(str.maketrans("", "", " _-"))
+def subfolders(folder: Path) -> list[Path]:
+    """Return the folders in a folder sorted by name, without those that `is_system` names.
+
+    Raises:
+        DataError: If the folder may not be read.
+    """
+    found = [path for path in entries(folder) if not is_system(path.name)]
+    try:
+        return [path for path in found if path.is_dir()]
+    except OSError as error:  # whoever may list a folder may not always look into it
+        raise _locked(folder, error) from error
+
+
+def _locked(folder: Path, error: OSError) -> DataError:
+    return DataError(
+        f"cannot read the folder {folder}: {error.strerror}; change its permissions, or move it "
+        f"out of the data set"
+    )
+
+
+def is_system(name: str) -> bool:
+    """Return whether a file or folder is hidden, or left there by a system or an archive."""
+    return name.startswith((".", "__")) or name.lower() in SYSTEM_FOLDERS | SYSTEM_FILES
+
+
+def other_files(folder: Path, used: Collection[Path]) -> Iterator[Path]:
+    """Yield the files below a folder that are not ``used``, except those that `is_system` names."""
+    for where, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not is_system(name))
+        paths = (Path(where) / name for name in sorted(files) if not is_system(name))
+        yield from (path for path in paths if path not in used)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import permutations
 
 from feddg_bench.common.errors import SettingsError, unknown
-from feddg_bench.config.reading import listed, read_names
+from feddg_bench.config.reading import composed, listed, read_names
 
 PROTOCOLS: dict[str, tuple[str, ...]] = {"lodo": ("test",), "ltdo": ("val", "test"), "wilds": ()}
 """Name -> roles of the held-out domains, in the order in which a scenario's name gives them."""
@@ -123,23 +123,27 @@ def _summary(domains: Sequence[str]) -> str:
 
 def _find(name: str, known: Sequence[Scenario], letters: Mapping[str, str]) -> Scenario:
     for scenario in known:
-        if _names(name.split("-"), scenario, letters):
+        if _names(composed(name).split("-"), scenario, letters):
             return scenario
     raise SettingsError(unknown("scenario", name, (scenario.name for scenario in known)))
 
 
 def _names(parts: Sequence[str], scenario: Scenario, letters: Mapping[str, str]) -> bool:
-    """Return whether ``parts`` are [training domains,] held-out domains, by code or by name."""
+    """Return whether ``parts`` are [training domains,] held-out domains, by code or by name.
+
+    The parts are `composed`.
+    """
+    codes = {domain: composed(code) for domain, code in letters.items()}
     held = [domain for domain in (scenario.val, scenario.test) if domain is not None]
     if len(parts) not in (len(held), len(held) + 1):
         return False
     train, last = parts[: -len(held)], parts[-len(held) :]
     return all(
-        part in (domain, letters[domain]) for part, domain in zip(last, held, strict=True)
+        part in (composed(domain), codes[domain]) for part, domain in zip(last, held, strict=True)
     ) and all(
         sorted(part.split("+"))
-        in (sorted(scenario.train), sorted(letters[domain] for domain in scenario.train))
-        or _spells(part, [letters[domain] for domain in scenario.train])
+        in (sorted(map(composed, scenario.train)), sorted(codes[d] for d in scenario.train))
+        or _spells(part, [codes[domain] for domain in scenario.train])
         for part in train
     )
 

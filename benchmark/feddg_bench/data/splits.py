@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from feddg_bench.common.errors import DataError, SettingsError, unknown
 from feddg_bench.common.files import plain_file
 from feddg_bench.common.streams import generator
+from feddg_bench.config.reading import composed
+from feddg_bench.data.image_folders import IMAGE_SUFFIXES
 from feddg_bench.data.protocols import Scenario, scenarios
 
 if TYPE_CHECKING:
@@ -24,7 +26,6 @@ SPLITS = ("train", "id_val", "id_test", "val", "test")
 ROLES = dict(zip(SPLITS, ("train", "train", "train", "val", "test"), strict=True))
 """Split -> role of the domains whose images it may hold."""
 REQUIRED_COLUMNS = ("split", "domain", "path")
-_IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 
 Splits = dict[str, NDArray[np.int64]]
 """Split -> ascending data-set indices of its images; a split without images is left out."""
@@ -100,8 +101,8 @@ def read_split_csv(
 
     Columns are found by name: split, domain and path are required, y and category are checked where
     present, others are ignored. Rows are matched to images by path, ``domain/category/file``, whose
-    suffix may differ, since copies of a data set are stored as JPEG or PNG. For a regression,
-    neither y nor category is checked.
+    suffix may differ, since copies of a data set are stored as JPEG or PNG. Names are `composed`
+    to compare them. For a regression, neither y nor category is checked.
 
     Args:
         path: The CSV file, UTF-8.
@@ -116,7 +117,8 @@ def read_split_csv(
     records = dataset.records()
     roles = {} if scenario is None else _roles(scenario)
     exact = {name: image for image, name in enumerate(records.paths)}
-    stems = {_stem(name): image for name, image in exact.items()}
+    alike = {composed(name): image for name, image in exact.items()}
+    stems = {_stem(name): image for name, image in alike.items()}
     split_of = np.full(len(exact), -1)
     lines: dict[int, int] = {}
     faults: dict[str, str] = {}  # the first of each kind, reported after the last line
@@ -126,7 +128,8 @@ def read_split_csv(
         if split not in SPLITS:
             raise DataError(where + unknown("split", split, SPLITS))
         name = str(PurePosixPath(cells["path"].replace("\\", "/")))
-        image = exact.get(name, stems.get(_stem(name)))
+        same = composed(name)
+        image = exact.get(name, alike.get(same, stems.get(_stem(same))))
         if image is None:
             raise DataError(
                 f"{where}the data set has no image {cells['path']!r}; paths are relative to its "
@@ -140,20 +143,20 @@ def read_split_csv(
         split_of[image] = SPLITS.index(split)
         mend = "; use the split file of this data set"
         truth = dataset.domains[records.domains[image]]
-        if domain != truth:
+        if composed(domain) != composed(truth):
             raise DataError(f"{where}domain is {domain!r} but the image lies in {truth!r}{mend}")
-        if scenario is not None and roles[domain] != ROLES[split]:
+        if scenario is not None and roles[truth] != ROLES[split]:
             faults.setdefault(
                 "role",
                 f"{where}{domain} is in split {split} but scenario {scenario.name} has it as "
-                f"{roles[domain]} domain; leave --scenario out for that of the file",
+                f"{roles[truth]} domain; leave --scenario out for that of the file",
             )
         if not dataset.classes:
             continue
         label = int(records.labels[image])
         category, y = cells.get("category"), cells.get("y", str(label))
-        if category not in (None, dataset.classes[label]):
-            truth = dataset.classes[label]
+        truth = dataset.classes[label]
+        if category is not None and composed(category) != composed(truth):
             raise DataError(f"{where}category is {category!r} but the image's is {truth!r}{mend}")
         try:
             shifts.add(int(y) - label)
@@ -193,11 +196,11 @@ def scenario_of(path: Path, dataset: DomainDataset) -> Scenario:
         DataError: If it cannot be read or fits none.
     """
     cells = (cells for _, cells in _read_cells(path))
-    roles = {(row["domain"], ROLES.get(row["split"], "")) for row in cells}
+    roles = {(composed(row["domain"]), ROLES.get(row["split"], "")) for row in cells}
     for protocol in ("lodo", "ltdo"):
         with suppress(SettingsError):  # too few domains for it
             for scenario in scenarios(protocol, dataset.domains, dataset.letters, "all"):
-                if set(_roles(scenario).items()) == roles:
+                if {(composed(domain), role) for domain, role in _roles(scenario).items()} == roles:
                     return scenario
     raise DataError(
         f"{path} fits no scenario of {dataset.title}: expected every domain in the splits of one "
@@ -285,4 +288,4 @@ def _read_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 def _stem(name: str) -> str:
     path = PurePosixPath(name)
-    return str(path.with_suffix("")) if path.suffix.lower() in _IMAGE_SUFFIXES else name
+    return str(path.with_suffix("")) if path.suffix.lower() in IMAGE_SUFFIXES else name

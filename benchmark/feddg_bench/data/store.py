@@ -1,11 +1,13 @@
 """Images decoded once, into one memory-mapped array that every process of a machine shares.
 
-A store's name says all that decides its pixels: data set, version, content, size and `RESIZE_RULE`.
+A store's name says all that decides its pixels: data set, version, content, size, `RESIZE_RULE`,
+and the settings ``data.background`` and ``data.exif`` where they are not the defaults.
 `feddg_bench.data.decoding` writes it under another name and it is renamed when complete.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,8 +18,11 @@ import numpy as np
 
 from feddg_bench.common.errors import DataError, in_a_line
 from feddg_bench.common.files import replacing
-from feddg_bench.data.dataset import DomainDataset
+from feddg_bench.common.parallel import in_threads
+from feddg_bench.data.dataset import DomainDataset, decodes_files, image_facts
 from feddg_bench.data.decoding import Layout, Unfinished, hashed_by_file
+
+logger = logging.getLogger(__name__)
 
 RESIZE_RULE = 1
 """Version of `feddg_bench.data.dataset.read_image`: RGB, squashed, bilinear with antialiasing."""
@@ -122,7 +127,7 @@ def known_fingerprint(dataset: DomainDataset, cache_dir: Path) -> str:
 
 def decoded_sizes(dataset: DomainDataset | type[DomainDataset], cache_dir: Path) -> list[int]:
     """Return the sizes in pixels of the stores in the cache, of any copy of a data set."""
-    name = f"{dataset.name}-v{dataset.version}-*px-r{RESIZE_RULE}.{_kind(dataset)}"
+    name = f"{dataset.name}-v{dataset.version}-*px-r{RESIZE_RULE}*.{_kind(dataset)}"
     found = (cache_dir / "stores").glob(name)
     sizes = (path.name.rsplit("-", 2)[1].removesuffix("px") for path in found)
     return sorted({int(size) for size in sizes})
@@ -149,6 +154,7 @@ def _build(
             if known is None or not _whole(_path(dataset, size, cache_dir, known), layout):
                 _tidy(dataset, size, cache_dir, unfinished.path)
                 unfinished.decode(progress, processes)
+                _say_ignored(dataset)
                 fingerprint = unfinished.fingerprint()
                 unfinished.become(_path(dataset, size, cache_dir, fingerprint))
                 _write_note(note, fingerprint)
@@ -161,12 +167,39 @@ def _build(
     return known_fingerprint(dataset, cache_dir)
 
 
+def _say_ignored(dataset: DomainDataset) -> None:
+    """Warn of a user's images that are transparent or turned, if they are decoded as if not."""
+    if not (dataset.identity and decodes_files(dataset)):
+        return
+    facts = list(
+        in_threads(lambda i: image_facts(dataset.file(i)), range(len(dataset.records().paths)))
+    )
+    clear, turned = sum(f.transparent for f in facts), sum(f.turned for f in facts)
+    if clear and dataset.background == "black":
+        logger.warning(
+            f"{clear:,} images have transparent pixels, which were decoded as the colour below, "
+            f"mostly black: data.background=white composites them onto white"
+        )
+    if turned and not dataset.exif:
+        logger.warning(
+            f"{turned:,} images have EXIF data that turn them, which were ignored: data.exif=true "
+            f"follows them"
+        )
+
+
 def _path(
-    dataset: DomainDataset, size: int, cache_dir: Path, content: str, suffix: str = ""
+    dataset: DomainDataset,
+    size: int,
+    cache_dir: Path,
+    content: str,
+    suffix: str = "",
+    rule: str | None = None,
 ) -> Path:
     kind = _kind(dataset)
-    name = f"{dataset.name}-v{dataset.version}-{content}-{size}px-r{RESIZE_RULE}.{kind}{suffix}"
-    return cache_dir / "stores" / name
+    if rule is None:
+        rule = "+white" * (dataset.background == "white") + "+exif" * dataset.exif
+    name = f"{dataset.name}-v{dataset.version}-{content}-{size}px-r{RESIZE_RULE}{rule}.{kind}"
+    return cache_dir / "stores" / f"{name}{suffix}"
 
 
 def _kind(dataset: DomainDataset | type[DomainDataset]) -> str:
@@ -177,7 +210,7 @@ def _kind(dataset: DomainDataset | type[DomainDataset]) -> str:
 
 def _stores(dataset: DomainDataset, size: int, cache_dir: Path) -> list[Path]:
     """Return the complete stores of the data set at a size, whatever their content."""
-    pattern, layout = _path(dataset, size, cache_dir, "*"), Layout.of(dataset, size)
+    pattern, layout = _path(dataset, size, cache_dir, "*", rule="*"), Layout.of(dataset, size)
     return [path for path in pattern.parent.glob(pattern.name) if _whole(path, layout)]
 
 

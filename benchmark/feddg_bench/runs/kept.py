@@ -16,7 +16,7 @@ from torch import Tensor
 from feddg_bench.common.errors import DataError, FeddgError, SettingsError
 from feddg_bench.common.files import write_whole
 from feddg_bench.config.layers import validate
-from feddg_bench.config.schema import KEEP, RunSettings
+from feddg_bench.config.schema import KEEP, DataSettings, RunSettings
 from feddg_bench.core.flaws import misfit
 from feddg_bench.core.messages import Weights
 from feddg_bench.core.method import Method
@@ -162,7 +162,7 @@ def load_model(key: str, results: str | Path = "runs", which: str = "last", **hy
     module.accepts = Accepts(facts.channels, facts.rgb, size)
     module.classes = facts.classes or _classes(settings.dataset, facts.num_classes)
     if facts.rgb:
-        module.transform = partial(image_tensor, size=size)
+        module.transform = partial(image_tensor, data=settings.data)
     return module.eval()
 
 
@@ -174,14 +174,15 @@ def _classes(dataset: str, count: int) -> tuple[str, ...]:
     return known if len(known) == count else tuple(map(str, range(count)))
 
 
-def image_tensor(image: Any, size: int) -> Tensor:
-    """Return an image as floats [3, ``size``, ``size``] in [0, 1], as a data set's store makes it.
+def image_tensor(image: Any, data: DataSettings) -> Tensor:
+    """Return an image as floats [3, S, S] in [0, 1], as a data set's store makes it.
 
     Args:
         image: A file's path, a Pillow image, or a uint8 array [H, W, 3] or [H, W].
-        size: Side in pixels.
+        data: The model's settings: side S in pixels, background of transparent pixels, EXIF.
 
     Raises:
         DataError: If it is something else, or the file cannot be decoded.
     """
-    return to_float(torch.tensor(pixels_of(image, size))[None])[0]
+    pixels = pixels_of(image, data.image_size, background=data.background, exif=data.exif)
+    return to_float(torch.tensor(pixels)[None])[0]

@@ -32,7 +32,9 @@ from feddg_bench.config.layers import (
 from feddg_bench.config.reading import known_name, listed, read_names
 from feddg_bench.config.recipes import READINGS, load_recipe, names_in, recipe_names
 from feddg_bench.config.schema import EngineSettings, Resources, RunSettings, TrainSettings
+from feddg_bench.data.balance import cautions
 from feddg_bench.data.federated import spread
+from feddg_bench.data.image_folders import ImageFolderDataset
 from feddg_bench.data.partition import PARTITION_RULES
 from feddg_bench.data.protocols import PROTOCOLS, Scenario, scenarios
 from feddg_bench.data.splits import scenarios_with_files
@@ -253,6 +255,7 @@ class Request:
         """
         done = set() if again else ResultsStore(self.resources.results).keys()
         to_do = [plan for plan in plans if plan.key not in done]
+        say_cautions(to_do)
         check_data(to_do)
         check_weights(to_do)
 
@@ -485,6 +488,7 @@ def _settle(
         raise SettingsError(f"{named['method']}: {error}") from error
     settings = settings.model_copy(update={"hyper": hyper.model_dump(mode="json")})
     check_fit(settings, method, dataset)
+    dataset.decoded(settings.data)  # refuses settings that the data set cannot follow
     engine = settled_engine(settings, method)
     if engine.clients == "auto":
         from feddg_bench.engine.timing import faster_clients
@@ -524,6 +528,23 @@ def check_data(plans: Iterable[Plan]) -> None:
         if str(spreading) not in seen:
             seen.add(str(spreading))
             spread(s, plan.dataset, plan.scenario, validation=validation)
+
+
+def say_cautions(plans: Iterable[Plan]) -> None:
+    """Warn, once per process, of what a user's own data set lacks; no image is decoded.
+
+    These are files that are not read, tiny test domains, and missing or imbalanced classes.
+    """
+    tested: dict[ImageFolderDataset, set[str]] = {}
+    for plan in plans:
+        dataset = plan.dataset
+        if isinstance(dataset, ImageFolderDataset) and dataset.identity:  # others are published
+            tested.setdefault(dataset, set()).add(plan.scenario.test)
+    for dataset, domains in tested.items():
+        counts = dataset.count(dataset.records())
+        said = list(cautions(counts, dataset.domains, dataset.classes, domains))
+        for words in filter(None, (dataset.skipped(), *said)):
+            _say_once(f"{dataset.name}: {words}")
 
 
 def check_weights(plans: Iterable[Plan]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from feddg_bench.common.errors import DataError, PluginError
 from feddg_bench.common.portable import cpu_flags
-from feddg_bench.config.schema import Resources, RunSettings
+from feddg_bench.config.schema import DataSettings, Resources, RunSettings
 from feddg_bench.core.loop import RoundResult
 from feddg_bench.core.messages import Weights
 from feddg_bench.core.method import Method
@@ -41,13 +41,15 @@ class RunData:
     def __init__(self, dataset: DomainDataset, cache: Path | None) -> None:
         self.dataset = dataset
         self.cache = cache_dir(cache)
-        self._stores: dict[int, Store] = {}
+        self._stores: dict[tuple[int, str, bool], Store] = {}
 
-    def store(self, size: int, progress: OnDecoded | None = None) -> Store:
-        """Return the images decoded at a side of ``size`` pixels."""
-        if size not in self._stores:
-            self._stores[size] = open_store(self.dataset, size, self.cache, progress)
-        return self._stores[size]
+    def store(self, data: DataSettings, progress: OnDecoded | None = None) -> Store:
+        """Return the images decoded as settings say."""
+        how = data.image_size, data.background, data.exif
+        if how not in self._stores:
+            dataset = self.dataset.decoded(data)
+            self._stores[how] = open_store(dataset, data.image_size, self.cache, progress)
+        return self._stores[how]
 
     def check_same(self, record: RunRecord, where: Path) -> None:
         """Refuse a record or checkpoint that was made from other images than those here.
@@ -171,7 +173,7 @@ def open_federation(
     settings, dataset = plan.settings, data.dataset
     check_image_size(settings.backbone, settings.data.image_size)
     method = load_method(settings.method)
-    store = data.store(settings.data.image_size, progress)
+    store = data.store(settings.data, progress)
     parts = spread(settings, dataset, plan.scenario, validation=method.client_validation)
     images = Path(str(store.images.filename))
     federation = make_federation(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from feddg_bench.config.schema import Resources
+from feddg_bench.config.schema import DataSettings, Resources
 from feddg_bench.records.record import TunedRecord
 from feddg_bench.runs.request import NAMES, Datasets, Plan, Request
 
@@ -20,7 +20,7 @@ class Job:
     title: str  # method, scenario and seed, for people
     group: str  # what the point sets besides scenario and seed; runs of a group are averaged
     dataset: str  # name of the data set
-    image_size: int  # side of its images in pixels
+    data: DataSettings  # how its images are decoded
     rounds: int  # number of rounds
     has_val: bool  # whether a domain is held out only to choose models
     tuned: TunedRecord | None = None  # what tuning chose, where the run takes it
@@ -63,7 +63,7 @@ def jobs(
                 title=f"{s.method} {s.protocol} {s.scenario} seed {s.seed}",
                 group=" ".join(group),
                 dataset=s.dataset,
-                image_size=s.data.image_size,
+                data=s.data,
                 rounds=s.federation.rounds,
                 has_val=plan.scenario.val is not None,
                 tuned=plan.tuned,

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import feddg_bench
+from feddg_bench.config.reading import composed
 from feddg_bench.records.record import Evaluation, RoundRecord, RunRecord
 from feddg_bench.records.rules import RULES, choose_evaluation, chosen_rounds, pooled_metric
 
@@ -59,7 +60,7 @@ def _measured(evaluation: Evaluation) -> dict[str, float]:
                 continue
             found = {name: part[metric] for name, part in domains.items() if metric in part}
             known = {domain: value for domain, value in found.items() if math.isfinite(value)}
-            values |= {f"{split}/{domain}/{metric}": value for domain, value in known.items()}
+            values |= {f"{split}/{composed(name)}/{metric}": v for name, v in known.items()}
             if known == found and (whole := pooled_metric(evaluation, split, metric)) is not None:
                 values[f"{split}/{metric}"] = whole
     return values
@@ -73,9 +74,9 @@ def identity(record: RunRecord, name: str, project: str | None) -> dict[str, Any
     tags = (record.method, record.dataset, record.protocol, record.scenario.name, record.recipe)
     own = {} if project is None else {"project": project, "id": record.key, "resume": "allow"}
     return own | {
-        "name": name[:128],
-        "group": f"{record.dataset} {record.protocol} {record.recipe}"[:128],
-        "tags": list(dict.fromkeys(tag[:64] for tag in tags)),  # W&B's limit
+        "name": composed(name)[:128],
+        "group": composed(f"{record.dataset} {record.protocol} {record.recipe}")[:128],
+        "tags": list(dict.fromkeys(composed(tag)[:64] for tag in tags)),  # W&B's limit
     }
 
 

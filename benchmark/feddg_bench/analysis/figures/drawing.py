@@ -7,7 +7,9 @@ the colours are those of Okabe and Ito (2008), which colour-blind readers tell a
 from __future__ import annotations
 
 import io
+import re
 import textwrap
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -203,12 +205,32 @@ def save(
     make: Callable[[], Iterable[Picture | str]], folder: Path, formats: Sequence[str] = ("png",)
 ) -> None:
     """Draw pictures and write each at once; print the text given for one that cannot be drawn."""
+    lacking: set[str] = set()
     with styled():
         for made in make():
             if isinstance(made, str):
                 print(made)  # noqa: T201
                 continue
-            paths = made.save(folder, formats)
+            with _glyphs_noted(lacking):
+                paths = made.save(folder, formats)
             for note in made.notes:
                 print(f"{made.name}: {note}")  # noqa: T201
             print(f"wrote {', '.join(map(str, paths))}")  # noqa: T201
+    if lacking:
+        print(  # noqa: T201
+            f"the figures' font, {STYLE['font.family']}, lacks {''.join(sorted(lacking))}: a box "
+            f"stands for each of these characters"
+        )
+
+
+@contextmanager
+def _glyphs_noted(lacking: set[str]) -> Iterator[None]:
+    """Add the characters that the font lacks to a set, in the place of matplotlib's warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for one in caught:
+        if glyph := re.match(r"Glyph (\d+) .* missing from", str(one.message)):
+            lacking.add(chr(int(glyph[1])))
+        else:
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from feddg_bench.analysis.figures.drawing import Picture, Sheet, entitle, new_figure
 from feddg_bench.common.errors import SettingsError
+from feddg_bench.common.files import file_name
 
 if TYPE_CHECKING:
     from feddg_bench.runs.request import Plan
@@ -55,7 +55,7 @@ def partition_picture(plans: Sequence[Plan], data: RunData, by: By) -> Picture:
     name += "-by_label" if by == "label" else ""
     title = f"{data.dataset.title}, {s.protocol}, scenario {first.scenario.name}, seed {s.seed}"
     said = f"training images of {n} clients, partition {s.partition.kind}"
-    return heat_maps(re.sub(r"[^A-Za-z0-9._+-]+", "_", name), f"{title}: {said}", rows, spreads, by)
+    return heat_maps(file_name(name), f"{title}: {said}", rows, spreads, by)
 
 
 def _label(plan: Plan) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 import pandas as pd
 
 from feddg_bench.common.errors import DataError, SettingsError, unknown
+from feddg_bench.common.files import file_name
+from feddg_bench.config.reading import composed, read_names
 from feddg_bench.data.protocols import PROTOCOLS
 from feddg_bench.plugins import names
 from feddg_bench.records.rules import RULES, Rule
@@ -45,7 +46,7 @@ class Selection:
         parts = [*(self.scenario or ()), *(self.method or ())]
         parts += [self.split] if self.split != "test" else []
         parts += [self.rule] if self.rule != "last" else []
-        return "".join(f"-{re.sub(r'[^A-Za-z0-9._+]+', '_', part)}" for part in parts)
+        return f"-{file_name('-'.join(parts))}" if parts else ""
 
     def runs(self) -> list[RecordedRun]:
         """Return the selected runs.
@@ -71,12 +72,14 @@ class Selection:
         ):
             asked = getattr(self, field)
             asked = (asked,) if isinstance(asked, str) else asked
-            have = {getattr(run, field) for run in found}
-            for name in asked or ():
-                if name not in have.union(installed) and (installed or found):
-                    raise SettingsError(unknown(what, name, have.union(installed)))
+            if asked is None:
+                continue
+            if installed or found:
+                have = {getattr(run, field) for run in found}.union(installed)
+                asked = read_names(what, asked, have)
             said += [f"--{field} {','.join(asked)}"] if asked else []
-            found = [run for run in found if asked is None or getattr(run, field) in asked]
+            same = {composed(name) for name in asked}
+            found = [run for run in found if composed(getattr(run, field)) in same]
         if not found:
             folders = ", ".join(map(str, self.results))
             raise DataError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from feddg_bench.analysis.figures.drawing import PALE, bare, new_figure
 from feddg_bench.analysis.figures.training import Trained
+from feddg_bench.common.files import file_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,8 +30,7 @@ def figure_stem(figure: str, runs: Sequence[Trained]) -> str:
     """Return the stem of a figure's files."""
     s = runs[0].plan.settings
     methods = "-".join(run.plan.settings.method for run in runs)
-    text = f"{figure}-{s.dataset}-{s.protocol}-{s.scenario}-{methods}"
-    return re.sub(r"[^A-Za-z0-9._+-]+", "_", text)
+    return file_name(f"{figure}-{s.dataset}-{s.protocol}-{s.scenario}-{methods}")
 
 
 def pixels(images: Tensor) -> NDArray[np.float32]:

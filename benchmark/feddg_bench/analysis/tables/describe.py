@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from feddg_bench.common.errors import SettingsError, unknown
 from feddg_bench.common.files import find_yaml, shipped_names
 from feddg_bench.config.layers import dotted_keys, load_layer, validate
+from feddg_bench.config.reading import composed
 from feddg_bench.config.schema import Section
 from feddg_bench.records.rules import Rule
 from feddg_bench.records.runs import FIELDS, RecordedRun
@@ -212,6 +213,8 @@ def _fits(value: Any, wanted: Value | list[Value]) -> bool:
         return any(_fits(value, one) for one in wanted)
     if isinstance(value, str) and isinstance(wanted, int):
         return value == str(wanted)  # a domain such as 15 is a number in YAML
+    if isinstance(value, str) and isinstance(wanted, str):
+        return composed(value) == composed(wanted)
     return bool(value == wanted)
 
 

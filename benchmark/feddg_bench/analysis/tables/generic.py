@@ -9,7 +9,6 @@ images' size, how many rounds. Runs that differ in other settings become separat
 from __future__ import annotations
 
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +32,9 @@ from feddg_bench.records.variants import assignments, natural
 AGAINST = "fedavg"
 BY_CLIENTS = ("partition.clients", "partition.heterogeneity", "federation.per_round")
 """Parts of the frame that mean nothing where one client holds all images."""
+
+ADDED = {"data.background": "black", "data.exif": False}
+"""Parts of the frame that came after the first records, which lack them while they have these."""
 
 WIDTH = 8
 """Most columns that stand side by side."""
@@ -228,7 +230,7 @@ def _frame(run: RecordedRun) -> dict[str, Any]:
         frame[key] = run.settings.get(key)
     frame["split file"] = run.settings.get("data.split_csv") is not None
     frame["images"] = run.fingerprint[:8]
-    return frame
+    return frame | {key: run.settings.get(key, default) for key, default in ADDED.items()}
 
 
 def _without_clients(frame: Mapping[str, Any]) -> dict[str, Any]:
@@ -250,7 +252,6 @@ def _different(
 
 def _slug(different: Sequence[str]) -> str:
     """Return differences as part of a file name; a hash stands for more than three."""
-    text = "-".join(different)
     if len(different) > 3:
-        return hashlib.sha256(text.encode()).hexdigest()[:8]
-    return re.sub(r"[^A-Za-z0-9._]+", "-", text)
+        return hashlib.sha256("-".join(different).encode()).hexdigest()[:8]
+    return file_name("-".join(said.replace("=", "-", 1).replace(" ", "-") for said in different))

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.config.reading import plain
 from feddg_bench.data.dataset import DomainDataset
 from feddg_bench.data.fetch.download import OnBytes
 from feddg_bench.data.fetch.mirrors import HubDownload
-from feddg_bench.data.image_folders import IMAGE_SUFFIXES, ImageFolderDataset, plain
+from feddg_bench.data.image_folders import IMAGE_SUFFIXES, ImageFolderDataset
 
 ENDPOINT = "https://huggingface.co"
 BATCH = 64

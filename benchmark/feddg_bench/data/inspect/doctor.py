@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,15 +13,16 @@ from numpy.typing import NDArray
 
 from feddg_bench.common.errors import DataError
 from feddg_bench.common.parallel import in_threads
+from feddg_bench.data.balance import cautions
 from feddg_bench.data.dataset import (
     DomainDataset,
     FileDataset,
+    FileFacts,
     Listing,
     image_facts,
     read_checked,
 )
 from feddg_bench.data.decoding import hashed_by_file
-from feddg_bench.data.fetch.mirrors import RECEIPT
 from feddg_bench.data.image_folders import ImageFolderDataset
 from feddg_bench.data.inspect.signatures import (
     SIDE,
@@ -92,9 +92,7 @@ class _Look(NamedTuple):
     pixels: bytes = b""
     signature: tuple[NDArray[np.uint8], NDArray[np.uint8]] | None = None
     one_colour: bool = False
-    side: int = 0
-    sixteen_bits: bool = False
-    turned: bool = False
+    facts: FileFacts = FileFacts(0)
 
 
 def examine(
@@ -122,7 +120,7 @@ def examine(
     found = Diagnosis(dataset.name, dataset.title, None if folder is None else str(folder))
     _count(dataset, records, found)
     if isinstance(dataset, ImageFolderDataset):
-        _look_at_folders(dataset, records, found)
+        _look_at_folders(dataset, found)
     looks = _look_at_all(dataset, progress)
     faulty = {i: look.fault for i, look in enumerate(looks) if look.fault is not None}
     if faulty:
@@ -137,7 +135,7 @@ def examine(
         found.fingerprint = dataset.fingerprint()
     if published is not None:
         _compare(records, looks, published, found)
-    _notice(records, looks, found)
+    _notice(dataset, records, looks, found)
     _duplicates(dataset, records, looks, found)
     if split_csv is not None:
         try:
@@ -163,7 +161,7 @@ def sign(dataset: DomainDataset, progress: Callable[[int, int], None] | None = N
     for look in looks:
         if look.fault is not None:
             raise DataError(look.fault)
-    sides = [look.side for look in looks]
+    sides = [look.facts.side for look in looks]
     return _signatures(records, looks, range(len(looks)), min(sides))
 
 
@@ -201,6 +199,8 @@ def _count(dataset: DomainDataset, records: Listing, found: Diagnosis) -> None:
     for name, total in zip(names, table.sum(axis=0).tolist(), strict=True):
         if not total and not dataset.counts:
             found.find("count", f"no domain has an image of the class {name}")
+    if not dataset.counts:
+        found.notes += cautions(table, dataset.domains, dataset.classes, dataset.domains)
     if dataset.counts:
         found.compared.append("the number of images of every class in every domain")
     places = dataset.published_splits() if dataset.split_sizes else None
@@ -214,23 +214,16 @@ def _count(dataset: DomainDataset, records: Listing, found: Diagnosis) -> None:
             found.find("count", text)
 
 
-def _look_at_folders(dataset: ImageFolderDataset, records: Listing, found: Diagnosis) -> None:
+def _look_at_folders(dataset: ImageFolderDataset, found: Diagnosis) -> None:
     """Note how the folders were recognised, and which files in them are not read."""
     folders = dataset._domain_folders(dataset.folder)
     others = [f"{path.name} is {name}" for name, path in folders.items() if path.name != name]
     found.layout = ", ".join(["<domain>/<class>/<image>", *others])
-    used = {dataset.file(index) for index in range(len(records.paths))}
-    used.add(dataset.folder / RECEIPT)
-    extra = [path for path in _walk(dataset.folder) if path not in used]
-    if extra:
-        names = [path.relative_to(dataset.folder).as_posix() for path in extra]
-        found.notes.append(f"{len(extra):,} other files are not read: {_some(names)}")
-
-
-def _walk(folder: Path) -> Iterator[Path]:
-    for where, folders, files in os.walk(folder):
-        folders.sort()
-        yield from (Path(where) / name for name in sorted(files))
+    if dataset.unread:
+        names = [path.relative_to(dataset.folder).as_posix() for path in dataset.unread]
+        found.notes.append(
+            f"{len(names):,} other file{'s are' if names[1:] else ' is'} not read: {_some(names)}"
+        )
 
 
 # ------------------------------------------------------------------------------- pictures
@@ -251,7 +244,7 @@ def _look_at_all(
 def _look(dataset: DomainDataset, index: int) -> _Look:
     rgb = (dataset.channels, dataset.pixels) == (3, "uint8")
     try:
-        content, facts = "", (SIDE, False, False)
+        content, facts = "", FileFacts(SIDE)
         if isinstance(dataset, FileDataset):
             content = dataset.content(index)
             facts = image_facts(dataset.file(index)) if rgb else facts
@@ -260,7 +253,7 @@ def _look(dataset: DomainDataset, index: int) -> _Look:
         return _Look(fault=str(error))
     digest = hashlib.blake2b(pixels.data, digest_size=16).digest()
     one_colour = bool((pixels == pixels[0, 0]).all())
-    return _Look(content, None, digest, signature(pixels) if rgb else None, one_colour, *facts)
+    return _Look(content, None, digest, signature(pixels) if rgb else None, one_colour, facts)
 
 
 def _compare(
@@ -277,7 +270,7 @@ def _compare(
     names = [records.paths[i] for i in chosen]
     moved = [f"{names[i]} is {was}" for i, was in result.moved.items()]
     strange, recoloured = ([names[i] for i in some] for some in (result.strange, result.recoloured))
-    small = [names[k] for k, i in enumerate(chosen) if looks[i].side < published.side / 2]
+    small = [names[k] for k, i in enumerate(chosen) if looks[i].facts.side < published.side / 2]
     for files, what in (
         (moved, "the published picture of another class or domain: {}"),
         (strange, "none of the published pictures: {}"),
@@ -293,15 +286,24 @@ def _compare(
         found.find("small", text, small)
 
 
-def _notice(records: Listing, looks: Sequence[_Look], found: Diagnosis) -> None:
+def _notice(
+    dataset: DomainDataset, records: Listing, looks: Sequence[_Look], found: Diagnosis
+) -> None:
     """Report what is unusual about files, whether or not published ones are known."""
-    deep = [records.paths[i] for i, look in enumerate(looks) if look.sixteen_bits]
+    deep = [records.paths[i] for i, look in enumerate(looks) if look.facts.sixteen_bits]
     if deep:
         text = f"{_images(deep)} of 16 bits a value, of which the upper eight are read: {{}}"
         found.find("depth", text, deep)
+    clear = "composited onto white (data.background=white)"
+    if dataset.background == "black":
+        clear = "decoded as the colour below, mostly black (data.background=black)"
+    turn = "followed (data.exif=true)" if dataset.exif else "not followed (data.exif=false)"
+    facts = [look.facts for look in looks]
     for what, chosen in (
         ("of one colour all over", [look.one_colour for look in looks]),
-        ("with a note to turn it (EXIF), which is not followed", [look.turned for look in looks]),
+        (f"with transparent pixels, which are {clear}", [f.transparent for f in facts]),
+        (f"with a note to turn it (EXIF), which is {turn}", [f.turned for f in facts]),
+        ("of several frames, of which the first is read", [f.frames for f in facts]),
     ):
         names = [name for name, true in zip(records.paths, chosen, strict=True) if true]
         if names:
