@@ -334,7 +334,7 @@ def test_a_module_that_has_no_outline_is_imported(theirs):
 
 
 def test_the_outline_of_a_wrong_name_is_refused():
-    assert "did you mean 'fedprox'?" in refusal(outline, "fed_prox")
+    assert "did you mean 'fedprox'?" in refusal(outline, "fedpro")
 
 
 # -------------------------------------------------------------------------------- building

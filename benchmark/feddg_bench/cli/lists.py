@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -26,6 +27,7 @@ from feddg_bench.cli.options import (
     print_json,
 )
 from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.common.files import shipped
 from feddg_bench.common.terminal import print_markdown, table, terminal
 from feddg_bench.config.layers import (
     Layer,
@@ -113,24 +115,35 @@ def show_method_command(
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Print a method's card. Paper, settings, what leaves a client in bytes, deviations."""
+    """Print a method's card. Paper, requirements, messages in bytes, deviations, results."""
     given = [] if backbone is None else [f"backbone.name={backbone}", "backbone.pretrained=false"]
-    request = Request.read(
-        flags={"method": name, "dataset": dataset, "recipe": recipe, "protocol": "lodo"},
-        pairs=[*given, *(pairs or ())],
-    )
 
     from feddg_bench.analysis.exposure import exposure_text
-    from feddg_bench.runs.cards import crossing_text, facts, facts_text, see_crossing
+    from feddg_bench.runs.cards import (
+        card_request,
+        crossing_text,
+        facts,
+        facts_text,
+        results_text,
+        see_crossing,
+        shipped_card,
+    )
 
+    names = {"method": name, "dataset": dataset, "recipe": recipe}
+    request = card_request(names, [*given, *(pairs or ())])
     (plan,) = request.one_scenario().plan(check=False)
+    told = facts(plan)
+    if not json_:
+        print_markdown(facts_text(told))  # at once: the rest may need PyTorch
+    seen = shipped_card(name, plan.key) or see_crossing(plan)
     if json_:
-        print_json(facts(plan) | asdict(see_crossing(plan)))
-    else:
-        print_markdown(facts_text(facts(plan)))  # at once: the rest needs PyTorch
-        print_markdown(crossing_text(see_crossing(plan)))
-        own = [a for a in read_attacks(FOLDERS) if a.method == name]
-        print_markdown(exposure_text(name, outline(name), own))
+        print_json(told | asdict(seen))
+        return
+    print_markdown(crossing_text(seen))
+    folders = [*FOLDERS, shipped("results")]
+    own = {a.key: a for a in read_attacks(f for f in folders if f.is_dir()) if a.method == name}
+    print_markdown(exposure_text(name, outline(name), list(own.values())))
+    print_markdown(results_text(name, [folder / "tables" for folder in folders]))
 
 
 @methods_app.command("new")
@@ -277,7 +290,7 @@ def settings_command(
     results: Where = FOLDERS[0],
     json_: Json = False,
 ) -> None:
-    """Show every setting of a run. Value, origin, kind, default and meaning.
+    """Show every setting of a run. With WORD kind, default and the whole meaning, too.
 
     Other commands take them as KEY=VALUE, or from a file after --config. A key may be cut to its
     last part if no other ends the same: lr=0.1 is train.lr=0.1.
@@ -298,6 +311,10 @@ def settings_command(
     if json_:
         print_json(rows)
         return
+    title = f"{method} on {dataset}, recipe {recipe}"
+    if not word:
+        _draw_briefly(title, rows)
+        return
     lines: list[tuple[str, ...] | None] = []
     section = ""
     for row in rows:
@@ -310,11 +327,29 @@ def settings_command(
             origin += f" (default {_value(row['default'])})"
         about = f"{row['meaning']}\n{row['kind']}; {origin}".strip()
         lines.append((f" {last}" if section else last, _value(row["value"]), about))
-    _draw(
-        f"{method} on {dataset}, recipe {recipe}",
-        ("key", "value", "meaning; kind; origin"),
-        lines,
+    _draw(title, ("key", "value", "meaning; kind; origin"), lines)
+
+
+def _draw_briefly(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print one line for each setting; a star marks a value that is not the default."""
+    console, cells = terminal(), []
+    for row in rows:
+        value = _value(row["value"]) + " *" * (row["origin"] != "default")
+        cells.append(
+            (row["key"], value if len(value) <= 20 else f"{value[:17]}...", row["meaning"])
+        )
+    left = console.width - 4 - sum(2 + max(len(cell[n]) for cell in cells) for n in range(2))
+    lines = [
+        (key, value, textwrap.shorten(meaning, max(left, 20), placeholder="..."))
+        for key, value, meaning in cells
+    ]
+    caption = (
+        "* by recipe, method or command. `feddg-bench settings WORD` shows origin, kind, default "
+        "and the whole meaning."
     )
+    columns = ("key", "value", "meaning")
+    shown = table(title, columns, lines, caption=caption, whole=columns[:2])
+    console.print(shown, highlight=False)
 
 
 def _settings(method: str, dataset: str, recipe: str, tuned: Layer) -> Iterator[dict[str, Any]]:

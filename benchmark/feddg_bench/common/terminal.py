@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from typing import Self
 
@@ -19,30 +17,14 @@ def terminal(*, stderr: bool = False) -> Console:
 
 
 def print_markdown(markdown: str) -> None:
-    """Print Markdown, on a terminal wrapped to its width, elsewhere unchanged."""
+    """Print Markdown: rendered on a terminal, elsewhere unchanged."""
     console = terminal()
-    shown = wrapped(markdown, console.width) if console.is_terminal else markdown
-    print(shown, end="", flush=True)  # noqa: T201 - it is not rich's markup
+    if console.is_terminal:
+        from rich.markdown import Markdown
 
-
-def wrapped(markdown: str, width: int) -> str:
-    """Break lines between words so that they fit into ``width``; list items get a hanging indent.
-
-    >>> wrapped("- one two three", 9).splitlines()
-    ['- one two', '  three']
-    """
-    lines: list[str] = []
-    for line in markdown.split("\n"):
-        item = re.match(" *- ", line)
-        hanging = " " * len(item[0]) if item else ""
-        lines += textwrap.wrap(
-            line,
-            width,
-            subsequent_indent=hanging,
-            break_long_words=False,
-            break_on_hyphens=False,
-        ) or [""]
-    return "\n".join(lines)
+        console.print(Markdown(markdown, code_theme="ansi_dark"), highlight=False)
+    else:
+        print(markdown, end="", flush=True)  # noqa: T201 - it is not rich's markup
 
 
 def table(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import inspect
 import json
 import sys
@@ -14,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from feddg_bench.config.layers import paragraph
+from feddg_bench.config.layers import dotted, paragraph
 from feddg_bench.config.schema import PrivacySettings, Resources
 from feddg_bench.plugins import load_method, outline
 from feddg_bench.runs.observer import Observer
+from feddg_bench.runs.references import references
 from feddg_bench.runs.request import Plan, Request
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
     from feddg_bench.core.loop import RoundResult
     from feddg_bench.core.messages import Reply, Task
+    from feddg_bench.core.method import Method
     from feddg_bench.runs.setup import Run
 
 CLIENTS, PER_ROUND, PER_CLIENT, ROUNDS = 4, 2, 8, 3
@@ -80,6 +83,11 @@ def facts(plan: Plan) -> dict[str, Any]:
         "name": plan.settings.method,
         "summary": inspect.cleandoc(method.__doc__ or ""),
         "citation": method.citation,
+        "papers": [
+            {"link": paper.link, "bibtex": paper.bibtex(f"{plan.settings.method}{number or ''}")}
+            for number, paper in enumerate(references(method.citation))
+        ],
+        "requirements": list(_requirements(method)),
         "group": method.group,
         "version": plan.version,
         "settings": [
@@ -218,8 +226,56 @@ def facts_text(card: Mapping[str, Any]) -> str:
     """Return a card's first half as Markdown."""
     settings = [f"- `hyper.{n}` = `{v}`" + (f": {m}" if m else "") for n, v, m in card["settings"]]
     lines = [f"# {card['name']}", card["summary"], f"Citation: {card['citation'] or 'none given'}"]
-    lines += [f"Group: {card['group']}. Version {card['version']}.", "## Settings"]
+    lines += [
+        f"- <{paper['link']}>\n\n```bibtex\n{paper['bibtex']}\n```" for paper in card["papers"]
+    ]
+    lines += [f"Group: {card['group']}. Version {card['version']}.", "## Requirements"]
+    lines += ["\n".join(f"- {need}" for need in card["requirements"]), "## Settings"]
     return "\n\n".join([*lines, "\n".join(settings or ["None of its own."])]) + "\n"
+
+
+def _requirements(method: type[Method]) -> Iterator[str]:
+    """Yield what a method needs of data, settings and files, as sentences."""
+    yield f"Learns: {', '.join(method.tasks)}."
+    yield "Images: red, green and blue." if method.rgb_only else "Images: of any channels."
+    if method.client_validation:
+        yield "Clients keep validation images."
+    if needs := dotted(method.needs):
+        yield f"Settings: {', '.join(f'`{key}={value}`' for key, value in needs.items())}."
+    if files := method.Settings.files:
+        named = ", ".join(f"`hyper.{name}`" for name in files)
+        yield f"Files, for some of its settings: {named}."
+    if not method.vectorised:
+        yield "Clients train one by one: `engine.clients=batched` has no effect."
+
+
+def results_text(method: str, folders: Iterable[Path]) -> str:
+    """Return a card's section on accuracy, from the first folder of tables that has the method."""
+    found: list[str] = []
+    for folder in folders:
+        found = [line for path in sorted(folder.glob("*.csv")) for line in _result(path, method)]
+        if found:
+            break
+    lines = found or [f"No table has it yet: `feddg-bench run --method {method}`, then `tables`."]
+    return "\n".join(["", "## Our results", "", *lines]) + "\n"
+
+
+def _result(path: Path, method: str) -> Iterator[str]:
+    """Yield the mean over test domains in a table of the suite's own, and the difference there."""
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = [
+            row
+            for row in csv.DictReader(file)
+            if (row.get("table"), row.get("method"), row.get("variant")) == (path.stem, method, "")
+            and row.get("group") == "test"
+        ]
+    kinds = {row["kind"]: row for row in rows if row.get("kind") in ("mean", "difference")}
+    mean = kinds.get("mean")
+    if mean and mean["text"] and path.stem.startswith(f"{mean['dataset']}-"):
+        said = f"- {path.stem}: {mean['metric']} {mean['text']} on the test domains"
+        if gap := kinds.get("difference", {}).get("text"):
+            said += f"; difference to the method compared with {gap.lstrip(chr(39))}"
+        yield said
 
 
 def crossing_text(seen: Crossing) -> str:
