@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from feddg_bench.config.recipes import recipe_names
 from tests import fabricate_records as fabricate
 
 Run = Callable[..., Any]
@@ -104,5 +105,11 @@ def test_the_wheel_holds_what_commands_need(tmp_path: Path) -> None:
     shipped = {name for name in names if name.startswith("feddg_bench/shipped/")}
     sources = [*(root / "sweeps").rglob("*.yaml"), *(root / "results/published").glob("*.csv")]
     sources += [path for path in (root / "tests/example_plugin").iterdir() if path.is_file()]
+    sources += [*(root / "results/tuning").glob("*.jsonl"), *(root / "results/tables").glob("*")]
+    sources += (root / "results/attacks").glob("*.jsonl.xz")
     for path in sources:
         assert f"feddg_bench/shipped/{path.relative_to(root).as_posix()}" in shipped
+    assert {"feddg_methods/cards.json", "feddg_methods/digests.json"} <= {*names}
+    recipes = {f"feddg_bench/shipped/sweeps/recipes/{name}.yaml" for name in recipe_names()}
+    assert recipes <= {*names}  # with these and the ledgers the demo runs
+    assert "feddg_bench/shipped/results/tuning/digits4-ltdo-quick.jsonl" in names

@@ -273,8 +273,9 @@ def _result(path: Path, method: str) -> Iterator[str]:
     mean = kinds.get("mean")
     if mean and mean["text"] and path.stem.startswith(f"{mean['dataset']}-"):
         said = f"- {path.stem}: {mean['metric']} {mean['text']} on the test domains"
-        if gap := kinds.get("difference", {}).get("text"):
-            said += f"; difference to the method compared with {gap.lstrip(chr(39))}"
+        gap = kinds.get("difference", {})
+        if gap.get("value"):  # the reference method itself has none
+            said += f"; difference to the reference method {gap['text'].lstrip(chr(39))}"
         yield said
 
 
