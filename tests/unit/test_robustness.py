@@ -63,14 +63,6 @@ def test_seeds_and_scenarios_that_all_share_count() -> None:
     assert at_equal_id((row[0], more), CURVE[-1], CURVE) == at_equal_id(row, CURVE[-1], CURVE)
 
 
-def test_two_scenarios_have_no_interval() -> None:
-    curve = [both(ids, line(ids), 2) for ids in (60.0, 80.0)]
-    found = at_equal_id(both(70.0, line(70.0) + 3, 2), curve[-1], curve)
-    assert found is not None
-    assert found.value == pytest.approx(3)
-    assert math.isnan(found.low)
-
-
 def test_none_beyond_the_range_that_was_measured() -> None:
     late = CURVE[2:]
     assert at_equal_id(both(74.9, 50.0), late[-1], late) is None
@@ -78,6 +70,7 @@ def test_none_beyond_the_range_that_was_measured() -> None:
     assert at_equal_id(both(84.5, 50.0), late[-1], late) is None
     assert at_equal_id(both(80.0, 50.0), late[-1], late[-1:]) is None
     assert at_equal_id(({}, {}), late[-1], late) is None
+    assert at_equal_id(both(78.0, 50.0, 2), late[-1], late) is None
 
 
 @given(

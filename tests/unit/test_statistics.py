@@ -20,12 +20,14 @@ from feddg_bench.records.statistics import (
     best_rows,
     by_scenario,
     clear_leads,
+    collapsed,
     compare,
     detectable,
     holm,
     improvement,
     interquartile_mean,
     iqm,
+    is_blind,
     t_interval,
     t_test,
 )
@@ -350,3 +352,25 @@ def test_clear_leads_take_the_noise_of_all_into_account() -> None:
     assert clear_leads(wild).tolist() == [True, False, False]
     assert clear_leads(np.ones((2, 2))).tolist() == [False, False]
     assert clear_leads(np.ones((0, 3))).tolist() == []
+
+
+# ------------------------------------------------------------------------- runs that stand apart
+
+
+def test_a_run_that_lies_far_below_its_scenario_s_other_seeds_collapsed() -> None:
+    other = sample([[60, 60, 40], [70, 70, 70]])
+    assert collapsed(sample([[62, 61, 40], [70, 72, 71]]), other) == []  # a hard seed for both
+    assert collapsed(sample([[62, 46, 42], [70, 72, 57]]), other) == [((0, "0"), 1)]
+    assert collapsed(sample([[62, 46.9, 42]]), other) == [((0, "0"), 1)]
+    assert collapsed(sample([[62, 47.1, 42]]), other) == []
+    assert collapsed(sample([[62, 20]]), other) == []  # of two seeds nobody knows the usual one
+
+
+def test_one_scenario_whose_seeds_scatter_makes_the_test_blind() -> None:
+    other = sample([[0, 0, 0]] * 4)
+    calm, wild = [1, 2, 3], [-10, 0, 10]
+    assert not is_blind(sample([calm] * 4), other)
+    assert is_blind(sample([wild, calm, calm, calm]), other)
+    assert not is_blind(sample([wild, wild, calm, calm]), other)
+    assert not is_blind(sample([wild, calm]), other)
+    assert not is_blind(sample([[1]] * 4), other)

@@ -50,6 +50,7 @@ def add(tmp_path: Path) -> Add:
         val: tuple[float, ...] | None = None,
         id_val: tuple[float, ...] | None = None,
         *,
+        id_test: tuple[float, ...] = (),
         version: int = 1,
         recipe: str = "quick",
         labels: dict[str, str] | None = None,
@@ -76,6 +77,7 @@ def add(tmp_path: Path) -> Add:
                         "id_val": measured(on_id_val, *train),
                         "val": measured(on_val, held),
                         "test": measured(on_test, target),
+                        **({"id_test": measured(id_test[number - 1], *train)} if id_test else {}),
                     },
                     train={},
                 )
@@ -334,6 +336,65 @@ def test_the_table_of_several_methods_marks_what_holm_leaves_and_rates_of_one_ru
         "fpl": "+0.00 [+0.00, +0.00]",
     }
     assert "* p < 0.05 after Holm's correction; settings chosen by one run: moon." in made.caption
+
+
+def test_test_stands_beside_id_test_and_is_compared_at_equal_id_test(
+    add: Add, tmp_path: Path
+) -> None:
+    """MOON is FedAvg a round ago, FPL 5 points above that, and FedSR where FedAvg never was."""
+
+    def line(known: float) -> float:
+        return 1 / (1 + math.exp(0.9) * (known / (1 - known)) ** -0.7)
+
+    rounds = (0.6, 0.7, 0.8)
+    for scenario in SCENARIOS:
+        add("fedavg", scenario, test=tuple(map(line, rounds)), id_test=rounds)
+        add("moon", scenario, test=(line(0.7),), id_test=(0.7,))
+        add("fpl", scenario, test=(line(0.7) + 0.05,), id_test=(0.7,))
+        add("fedsr", scenario, test=(0.2,), id_test=(0.5,))
+    (table,) = generic_tables(read_runs(tmp_path))
+    grid = build(table.name, table.description, table.runs)
+    found = cells(grid)
+    assert float(found["moon", "test id_test mean"]["value"]) == pytest.approx(70)
+    assert found["moon", "test id_test mean"]["split"] == "id_test"
+    gap = 100 * (line(0.7) - line(0.8))
+    assert float(found["moon", "test difference"]["value"]) == pytest.approx(gap)
+    above = {name: found[name, "test at equal id_test"] for name in ("moon", "fpl", "fedsr")}
+    assert float(above["moon"]["value"]) == pytest.approx(0, abs=1e-6)
+    assert float(above["fpl"]["value"]) == pytest.approx(5)
+    assert above["fedsr"]["value"] == ""
+    assert found["fedavg", "test at equal id_test"]["text"] == "reference"
+    text = markdown(grid)
+    assert "| test mean | id\\_test mean | test worst |" in text
+    assert "at equal id\\_test: the mean minus" in text
+
+
+def test_without_id_test_no_column_speaks_of_it(add: Add, tmp_path: Path) -> None:
+    for scenario in SCENARIOS:
+        for method in ("fedavg", "moon"):
+            add(method, scenario)
+    assert "id\\_test" not in markdown(generic(tmp_path))
+
+
+def test_where_a_run_collapses_the_iqm_leads_and_the_test_is_doubted(
+    add: Add, tmp_path: Path
+) -> None:
+    for scenario in SCENARIOS:
+        for seed in range(3):
+            broken = scenario == "ip-o-c" and seed == 1
+            add("fedavg", scenario, seed, test=(0.5 + seed / 100,))
+            add("moon", scenario, seed, test=(0.2 if broken else 0.52 + seed / 100,))
+            wild = (-0.1, 0.0, 0.1)[seed] if scenario == "ip-o-c" else 0.0
+            add("fpl", scenario, seed, test=(0.45 + seed / 100 + wild,))
+    grid = generic(tmp_path)
+    assert [line.row for line in grid.lines] == ["moon", "fedavg", "fpl"]
+    heads = [column.head for column in grid.columns if column.kind != "measured"]
+    assert heads[:2] == ["IQM", "mean"]
+    assert any("Runs collapse" in note and "(moon 1)" in note for note in grid.notes)
+    found = cells(grid)
+    assert float(found["moon", "test mean"]["value"]) < 51  # FedAvg's
+    assert "does not hold where runs collapse" in found["moon", "test p"]["footnotes"]
+    assert "finds too little" in found["fpl", "test p"]["footnotes"]
 
 
 def test_a_row_whose_model_predicts_one_class_says_so(add: Add, tmp_path: Path) -> None:

@@ -88,12 +88,12 @@ def at_equal_id(
         curve: The same of the reference row after each evaluated round.
 
     Returns:
-        Percentage points over the scenarios and seeds that all share, without an interval for fewer
-        than `FEWEST` scenarios; ``None`` if they share none or are not `within_reach`.
+        Percentage points over the scenarios and seeds that all share; ``None`` for fewer than
+        `FEWEST` scenarios, whose noise would decide the slope, or if not `within_reach`.
     """
     samples = [*row, *reference, *(sample for point in curve for sample in point)]
     shared = set(samples[0]).intersection(*samples[1:])
-    if not shared or len(curve) < 2:
+    if len({scenario for (_, scenario), _ in shared}) < FEWEST or len(curve) < 2:
         return None
     groups = [by_scenario({pair: sample[pair] for pair in shared}) for sample in samples]
     means = np.array([[g[s].mean() for s in sorted(g)] for g in groups])  # [samples, S]
@@ -102,8 +102,6 @@ def at_equal_id(
     if not within_reach(method, other, rounds):
         return None
     value = float(excess(method, other, rounds))
-    if len(method) < FEWEST:
-        return Estimate(value)
     around = t_interval(pseudo_values(method, other, rounds))
     shift = value - around.value
     return Estimate(value, around.low + shift, around.high + shift)

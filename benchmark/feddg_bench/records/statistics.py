@@ -34,6 +34,10 @@ RESAMPLES = 1000
 TIE = 0.005
 """Accuracies in percent that are closer than this print the same, and tie."""
 NAN = math.nan
+COLLAPSE = 15.0
+"""Points below the other seeds of its scenario by which a run counts as collapsed."""
+DOMINANT = 0.75
+"""Share of the scenarios' variances over seeds above which one scenario makes the t-test blind."""
 _NORMAL = 1.959963984540054
 """The normal distribution's quantile at 97.5 %."""
 
@@ -130,6 +134,33 @@ def corrected(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """Return comparisons of several rows with one, their p-values corrected (see `holm`)."""
     p_values = holm([one.p_value for one in comparisons])
     return [replace(one, p_value=p) for one, p in zip(comparisons, p_values, strict=True)]
+
+
+def collapsed(row: Sample, other: Sample) -> list[tuple[Unit, int]]:
+    """Return the runs of a row that lie `COLLAPSE` points or more below its usual ones.
+
+    What counts is the difference to the other row with the same seed, whose data the run shares,
+    against the median of these differences over the scenario's seeds, of which it takes three.
+    """
+    gaps = {pair: row[pair] - other[pair] for pair in row if pair in other}
+    usual = {
+        unit: float(np.median(values))
+        for unit, values in _lists((pair[0], gap) for pair, gap in gaps.items()).items()
+        if len(values) > 2
+    }
+    return [pair for pair, gap in gaps.items() if gap <= usual.get(pair[0], -math.inf) - COLLAPSE]
+
+
+def is_blind(row: Sample, other: Sample) -> bool:
+    """Return whether the seeds of one scenario scatter so much that `compare` finds too little.
+
+    Its t-test takes the scenarios' means as equally noisy. If one of four has three quarters of
+    their variances, it rejects a true null hypothesis in less than about 3 % instead of 5 %.
+    """
+    gaps = {pair: row[pair] - other[pair] for pair in row if pair in other}
+    groups = [group for group in by_scenario(gaps).values() if len(group) > 1]
+    variances = [float(group.var(ddof=1)) / len(group) for group in groups]
+    return len(groups) >= FEWEST and max(variances) > DOMINANT * sum(variances)
 
 
 def t_test(differences: _Values) -> float:

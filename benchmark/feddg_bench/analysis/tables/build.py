@@ -19,23 +19,28 @@ from feddg_bench.analysis.tables.commands import fill_commands
 from feddg_bench.analysis.tables.describe import COMPARED, Description, RunFilter
 from feddg_bench.analysis.tables.frames import RECIPES, departures, own_choices
 from feddg_bench.analysis.tables.grid import DASH, Entry, Grid, Line
-from feddg_bench.analysis.tables.rows import Row, make_rows
+from feddg_bench.analysis.tables.rows import Row, by_round, make_rows, on_split
 from feddg_bench.records.published import Published, published_accuracy, published_number
 from feddg_bench.records.record import ScenarioRecord
+from feddg_bench.records.robustness import at_equal_id
 from feddg_bench.records.rules import CHOOSING, Rule
 from feddg_bench.records.runs import RecordedRun
 from feddg_bench.records.statistics import (
+    COLLAPSE,
     TIE,
     Comparison,
     Estimate,
+    Sample,
     Unit,
     average_ranks,
     best_rows,
     by_seed,
+    collapsed,
     compare,
     corrected,
     improvement,
     iqm,
+    is_blind,
     mean_and_std,
 )
 
@@ -82,7 +87,6 @@ class _Builder:
             self.recipe = description.recipe or RECIPES[description.paper]
         self.columns = columns = measured_columns(description, select)
         self.rows = rows = make_rows(name, description, columns, runs)
-        self.shown = tuple(shown_columns(description, columns))
         found: dict[int, set[Unit]] = {column.number: set() for column in columns}
         for row in rows:
             for unit, _ in row.sample:
@@ -97,6 +101,9 @@ class _Builder:
         self.reference = max(against, key=lambda row: len(row.sample), default=None)
         self.seeds_of: dict[tuple[int, frozenset[int], bool], dict[int, float]] = {}
         self.comparisons: dict[frozenset[int], dict[Row, Comparison]] = {}
+        self.curves: dict[frozenset[int], list[tuple[Sample, Sample]]] = {}
+        self.collapsed = self._collapsed()
+        self.shown = tuple(shown_columns(self._led(), columns))
         self.ranks: dict[tuple[Unit, ...], list[float | None]] = {}
         # Accuracies tie within TIE, whatever the table prints; others tie if they print the same.
         self.tie = TIE if description.unit == "%" else 0.5 * 10.0**-description.decimals
@@ -138,19 +145,71 @@ class _Builder:
             self.shown,
             tuple(lines),
             tuple(self.footnotes),
-            (*captions.notes(self.description, self.rows), *self._frames(outside)),
+            (
+                *captions.notes(self.description, self.rows),
+                *self._collapses(),
+                *self._frames(outside),
+            ),
             tuple(self.fills),
             {row.label: _runs(row) for row in self.rows if row.variant is not None},
             self.description.width,
         )
 
     def _rank_rows(self) -> None:
-        """Put the rows in the order of the first group's mean; those without one come last."""
+        """Put the rows in the order of the first group's mean; those without one come last.
+
+        Where runs collapse, it is the IQM.
+        """
         sign = 1 if self.description.lower_is_better else -1
         means = {id(row): self._mean(row) for row in self.rows}
+        if self.collapsed:
+            means = {
+                id(row): None if means[id(row)] is None else iqm(self._first(row)).value
+                for row in self.rows
+            }
         self.rows = sorted(
             self.rows, key=lambda r: (means[id(r)] is None, sign * (means[id(r)] or 0), r.label)
         )
+
+    def _first(self, row: Row) -> dict[tuple[Unit, int], float]:
+        """Return the values of the first group, of seeds that have all its scenarios."""
+        seeds, units = by_seed(row.sample, self.first), set(self.first)
+        return {p: v for p, v in row.sample.items() if p[0] in units and p[1] in seeds}
+
+    def _collapsed(self) -> dict[Row, int]:
+        """Return how many runs collapsed, of rows that have any and all of the first group."""
+        if self.reference is None or not self.description.ranked or self.description.unit != "%":
+            return {}
+        theirs = self._first(self.reference)
+        found = {row: len(collapsed(self._first(row), theirs)) for row in self.rows}
+        return {row: count for row, count in found.items() if count}
+
+    def _led(self) -> Description:
+        """Return the description, with the IQM first in each group where runs collapse."""
+        if not self.collapsed:
+            return self.description
+        groups = [
+            group.model_copy(
+                update={
+                    "summaries": {
+                        kind: group.summaries[kind]
+                        for kind in sorted(group.summaries, key=lambda kind: kind != "iqm")
+                    }
+                }
+            )
+            for group in self.description.groups
+        ]
+        return self.description.model_copy(update={"groups": groups})
+
+    def _collapses(self) -> Iterator[str]:
+        """Yield a note on the runs that collapsed."""
+        if self.collapsed and self.reference is not None:
+            rows = ", ".join(f"{row.label} {count}" for row, count in self.collapsed.items())
+            yield captions.sentence(
+                f"runs collapse, {COLLAPSE:g} points or more below the median over seeds of the "
+                f"difference to {self.reference.label} ({rows}): hence the IQM goes first and "
+                f"orders the rows"
+            )
 
     def _mean(self, row: Row) -> float | None:
         """Return a row's mean over the first group; ``None`` if no seed has all its scenarios."""
@@ -259,6 +318,11 @@ class _Builder:
             return self._compared(row, column, keys)
         fewer = list(seeds) != self.seeds
         notes = (self._footnote(f"over {captions.seeds_text(seeds)} alone"),) if fewer else ()
+        if kind == "id_test":
+            known = self._known(row, column)
+            seeds = by_seed(known, units or ())
+            if not seeds:
+                return Entry(None)
         if kind == "iqm":
             part = row.part(column.numbers)
             whole = {pair: value for pair, value in part.items() if pair[1] in seeds}
@@ -292,20 +356,63 @@ class _Builder:
             return Entry(None, footnotes=(self._footnote(why),))
         if row is self.reference:
             return Entry(None, "reference", keys=keys)
+        form = f"+.{column.decimals}f"
         if column.kind == "improvement":
             mine, theirs = row.part(column.numbers), self.reference.part(column.numbers)
             lower = self.description.lower_is_better
             return _estimate(improvement(mine, theirs, lower_is_better=lower), ".2f", keys)
+        if column.kind == "excess":
+            above = at_equal_id(
+                (self._known(row, column), row.part(column.numbers)),
+                (self._known(self.reference, column), self.reference.part(column.numbers)),
+                self._curve(self.reference, column),
+            )
+            return Entry(None) if above is None else _estimate(above, form, keys)
         found = self._comparisons(column.numbers)[row]
         if not found.scenarios:
             return Entry(None)
         if column.kind == "wins":
             return Entry(None, f"{found.wins}/{found.ties}/{found.losses}", keys=keys)
         if column.kind == "p_value":
-            return Entry(_known(found.p_value), p_text(found.p_value), keys=keys)
+            doubts = tuple(map(self._footnote, self._doubts(row, column)))
+            known = None if math.isnan(found.p_value) else found.p_value
+            return Entry(known, p_text(found.p_value), keys=keys, footnotes=doubts)
         if column.kind == "detectable":
             return _estimate(Estimate(found.detectable), f".{column.decimals}f", keys)
-        return _estimate(found.difference, f"+.{column.decimals}f", keys)
+        return _estimate(found.difference, form, keys)
+
+    def _doubts(self, row: Row, column: Column) -> Iterator[str]:
+        """Yield why the t-test of a row does not hold its level."""
+        if math.isnan(self._comparisons(column.numbers)[row].p_value) or self.reference is None:
+            return
+        if row in self.collapsed:
+            yield "a t-test of means does not hold where runs collapse"
+        elif is_blind(row.part(column.numbers), self.reference.part(column.numbers)):
+            yield (
+                "the seeds of one scenario scatter far more than those of the others, so that this "
+                "test finds too little"
+            )
+
+    def _known(self, row: Row, column: Column) -> Sample:
+        """Return the row's numbers on `id_test` in the runs of a column."""
+        return {
+            place: value
+            for source in column.sources
+            for place, value in on_split(row, source, "id_test").items()
+        }
+
+    def _curve(self, row: Row, column: Column) -> list[tuple[Sample, Sample]]:
+        """Return numbers on `id_test` and in a column after each evaluated round."""
+        splits = {source.split for source in column.sources}
+        if self.description.unit != "%" or len(splits) > 1 or None in splits:
+            return []
+        if column.numbers not in self.curves:
+            known, held = (
+                by_round(row, column.sources, str(split)) for split in ("id_test", *splits)
+            )
+            both = sorted(known.keys() & held.keys())
+            self.curves[column.numbers] = [(known[number], held[number]) for number in both]
+        return self.curves[column.numbers]
 
     def _comparisons(self, numbers: frozenset[int]) -> dict[Row, Comparison]:
         """Return each row against the reference; p-values after Holm's correction."""
@@ -420,10 +527,6 @@ def _estimate(
         return Entry(found.value, said, keys=keys, footnotes=footnotes)
     said += f" [{found.low:{form}}, {found.high:{form}}]"
     return Entry(found.value, said, low=found.low, high=found.high, keys=keys, footnotes=footnotes)
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
 
 
 def p_text(value: float) -> str:

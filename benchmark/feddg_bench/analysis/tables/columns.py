@@ -40,6 +40,12 @@ class Column:
     decimals: int  # digits after the point
 
     @property
+    def title(self) -> str:
+        """Head of this column with that of its group, unless it names its split itself."""
+        named = (self.head,) if self.kind == "id_test" else (self.group, self.head)
+        return " ".join(filter(None, named))
+
+    @property
     def numbers(self) -> frozenset[int]:
         """Numbers of its measured columns."""
         return frozenset(column.number for column in self.sources)
@@ -54,7 +60,8 @@ class Column:
             facts[name] = values.pop() if len(values) == 1 else ""
         first = self.sources[0]
         rule = first.rule if first.split else ""
-        return {**facts, "split": first.split or "", "metric": first.metric, "select": rule}
+        split = "id_test" if self.kind == "id_test" else first.split or ""
+        return {**facts, "split": split, "metric": first.metric, "select": rule}
 
 
 def measured_columns(description: Description, select: Rule | None) -> list[MeasuredColumn]:

@@ -24,18 +24,31 @@ or a setting by dotted key -> the value a run must have, or a list of values it 
 Split = Literal["id_val", "id_test", "val", "test"]
 
 Summary = Literal[
-    "mean", "worst", "iqm", "rank", "wins", "difference", "p_value", "detectable", "improvement"
+    "mean",
+    "id_test",
+    "worst",
+    "iqm",
+    "rank",
+    "wins",
+    "difference",
+    "p_value",
+    "detectable",
+    "excess",
+    "improvement",
 ]
-"""Over the columns of a group: the mean; the smallest; the interquartile mean over scenarios and
-seeds; the mean rank among rows. Compared with the table's ``against``: wins, ties and losses by
-scenario, the mean difference, the p-value of a t-test over scenarios after Holm's correction for
-the rows, the smallest difference that this test detects, and the probability that a run is
-better."""
-COMPARED: frozenset[str] = frozenset({"wins", "difference", "p_value", "detectable", "improvement"})
+"""Over the columns of a group: the mean; the mean on ``id_test``; the smallest; the interquartile
+mean over scenarios and seeds; the mean rank among rows. Compared with the table's ``against``:
+wins, ties and losses by scenario, the mean difference, the p-value of a t-test over scenarios after
+Holm's correction for the rows, the smallest difference that this test detects, the difference at
+equal ``id_test``, and the probability that a run is better."""
+COMPARED: frozenset[str] = frozenset(
+    {"wins", "difference", "p_value", "detectable", "excess", "improvement"}
+)
 """Summaries that compare with a method."""
 
 HEADS: Mapping[Summary, str] = {
     "mean": "mean",
+    "id_test": "id_test mean",
     "worst": "worst",
     "iqm": "IQM",
     "rank": "rank",
@@ -43,6 +56,7 @@ HEADS: Mapping[Summary, str] = {
     "difference": "difference",
     "p_value": "p",
     "detectable": "detects",
+    "excess": "at equal id_test",
     "improvement": "P(better)",
 }
 """Summary -> head of its column, unless a table gives another."""

@@ -97,6 +97,8 @@ def _describe(title: str, runs: Sequence[RecordedRun], against: str | None) -> D
     scenarios = [found[name] for name in sorted(found)]
     first = scenarios[0]
     groups = []
+    last = (run.evaluation("last") for run in runs)
+    known = first.metric.percent and any("id_test" in found for found in last if found)
     for part in ("test", "val"):
         held = [(run, run.val if part == "val" else run.test) for run in scenarios]
         domains = Counter(domain for _, domain in held)
@@ -113,9 +115,12 @@ def _describe(title: str, runs: Sequence[RecordedRun], against: str | None) -> D
         several = len(columns) > 1
         kinds: list[Summary] = ["mean"] if part == "val" and several else []
         if part == "test":
-            kinds = [kind for kind in HEADS if several or kind not in ("mean", "worst", "iqm")]
+            single = ("mean", "worst", "iqm")
+            kinds = [kind for kind in HEADS if several or kind not in single]
+            kinds = [kind for kind in kinds if known or kind not in ("id_test", "excess")]
             kinds = [kind for kind in kinds if against or kind not in COMPARED]
-            kinds = [kind for kind in kinds if len(columns) >= FEWEST or kind != "detectable"]
+            tested = ("detectable", "excess")
+            kinds = [kind for kind in kinds if len(columns) >= FEWEST or kind not in tested]
         groups.append(
             GroupSpec(
                 head=part,

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from feddg_bench.analysis.tables.columns import MeasuredColumn, varied_keys
 from feddg_bench.analysis.tables.describe import Description, RowSpec, RunFilter, fitting
 from feddg_bench.common.errors import DataError
 from feddg_bench.records.metrics import find_metric
+from feddg_bench.records.record import Evaluation
 from feddg_bench.records.rules import pooled_metric
 from feddg_bench.records.runs import RecordedRun
-from feddg_bench.records.statistics import Unit
+from feddg_bench.records.statistics import Sample, Unit
 from feddg_bench.records.variants import Variant, setting_text, split
 
 
@@ -105,6 +106,31 @@ def make_rows(
     return rows
 
 
+def on_split(row: Row, column: MeasuredColumn, split: str) -> Sample:
+    """Return a column's numbers of a row on another split; empty where none was measured."""
+    other = replace(column, split=split)
+    found = {_place(run, column): _value(run, other) for run in row.runs.get(column.number, ())}
+    return {place: value for place, value in found.items() if value is not None}
+
+
+def by_round(row: Row, columns: Sequence[MeasuredColumn], split: str) -> dict[int, Sample]:
+    """Return a row's numbers of some columns on a split, after each round that all runs evaluated.
+
+    Args:
+        row: Its runs are taken.
+        columns: Columns of any split.
+        split: The split that is read.
+    """
+    found: dict[int, dict[tuple[Unit, int], float]] = defaultdict(dict)
+    runs = [(run, column) for column in columns for run in row.runs.get(column.number, ())]
+    for run, column in runs:
+        for number, evaluation in run.measured:
+            value = _measured(run, replace(column, split=split), evaluation)
+            if value is not None:
+                found[number][_place(run, column)] = value
+    return {number: sample for number, sample in found.items() if len(sample) == len(runs)}
+
+
 def _all(by_method: Mapping[str, list[RecordedRun]]) -> list[RecordedRun]:
     return [run for method in sorted(by_method) for run in by_method[method]]
 
@@ -130,7 +156,7 @@ def _fill(
         if value is None:
             row.silent.add(column.number)
             continue
-        pair = ((column.number, f"{run.dataset} {run.protocol} {run.scenario}"), run.seed)
+        pair = _place(run, column)
         if pair in taken:
             raise DataError(
                 f"runs {taken[pair].key} and {run.key} have one seed and would both fall into "
@@ -141,12 +167,20 @@ def _fill(
     row.runs[column.number] = list(taken.values())
 
 
+def _place(run: RecordedRun, column: MeasuredColumn) -> tuple[Unit, int]:
+    return (column.number, f"{run.dataset} {run.protocol} {run.scenario}"), run.seed
+
+
 def _value(run: RecordedRun, column: MeasuredColumn) -> float | None:
     """Return the number of a run in a column; shares in percent."""
     if column.split is None:
         return run.costs.get(column.metric)
     evaluation = run.evaluation(column.rule)
-    if evaluation is None:
+    return None if evaluation is None else _measured(run, column, evaluation)
+
+
+def _measured(run: RecordedRun, column: MeasuredColumn, evaluation: Evaluation) -> float | None:
+    if column.split is None:
         return None
     value = pooled_metric(evaluation, column.split, column.metric, column.spec.over)
     return None if value is None else find_metric(column.metric, run.task).display(value)

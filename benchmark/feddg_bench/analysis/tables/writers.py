@@ -23,7 +23,7 @@ def markdown(grid: Grid) -> str:
     lines = [f"# {_md(grid.title)}", ""]
     for places in grid.blocks():
         columns = [grid.columns[n] for n in places]
-        heads = ["", *(_md(" ".join(filter(None, (c.group, c.head)))) for c in columns)]
+        heads = ["", *(_md(column.title) for column in columns)]
         lines += [_row(heads), _row(["---", *["---:"] * len(columns)])]
         for line in grid.lines:
             label = _md(line.label) if line.kind == "ours" else f"*{_md(line.label)}*"
