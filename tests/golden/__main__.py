@@ -1,0 +1,147 @@
+"""Compare the numbers of all shipped tables and claims with those of an earlier commit.
+
+A number is known by its origin, not by its place: the runs, split, metric, selection rule, kind of
+column and reference method. Tables may thus be laid out anew while their numbers stay.
+``python -m tests.golden`` compares, and exits with 1 if a number changed; ``--write`` keeps today's
+numbers in ``numbers.csv.xz``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import io
+import lzma
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from feddg_bench.analysis.claims import claims
+from feddg_bench.analysis.tables.describe import COMPARED
+from feddg_bench.analysis.tables.grid import Entry, Grid
+from feddg_bench.analysis.tables.make import make_tables
+
+ROOT = Path(__file__).parents[2]
+FILE = Path(__file__).with_name("numbers.csv.xz")
+FOLDERS = {"results": "all", "results/projection": "generic"}
+"""Folder of records -> the tables that are made from it."""
+ORIGIN = ("runs", "split", "metric", "select", "kind", "over", "against")
+NUMBERS = ("value", "std", "low", "high")
+AMONG_ROWS = ("rank", "p_value")
+"""Kinds of columns whose numbers depend on which other rows there are."""
+
+Origin = tuple[str, ...]
+Numbers = tuple[str, ...]
+Known = dict[Origin, dict[Numbers, str]]
+"""Origin -> numbers -> where one of these cells is. Bootstraps may differ between tables."""
+
+
+def cells(grid: Grid) -> Iterator[tuple[Origin, Numbers, str]]:
+    """Yield the origin, the numbers and the place of each of our cells that is not empty."""
+    ours = [line for line in grid.lines if line.kind == "ours"]
+    for position, column in enumerate(grid.columns):
+        filled = [(x, e) for x in ours if (e := x.entries[position]) is not None and e.keys]
+        reference = next((pair for pair in filled if pair[1].text == "reference"), None)
+        facts = column.facts()
+        over = {source.spec.over for source in column.sources}
+        for line, entry in filled:
+            runs, against = set(entry.keys), ""
+            if column.kind in COMPARED and reference is not None:
+                runs.update(reference[1].keys)
+                against = reference[0].facts.get("method", "")
+            if column.kind in AMONG_ROWS:
+                runs.update(key for _, other in filled for key in other.keys)
+                runs.add(f"row {' '.join(sorted(entry.keys))}")
+            origin = (
+                digest(runs),
+                *(facts[name] for name in ("split", "metric", "select")),
+                column.kind,
+                "+".join(sorted(over)),
+                against,
+            )
+            yield origin, told(entry), f"{grid.name}: {line.row}: {column.group} {column.head}"
+
+
+def told(entry: Entry) -> Numbers:
+    """Return a cell's numbers; its text if it has none, such as wins."""
+    if entry.value is None:
+        return (entry.text, "", "", "")
+    return tuple("" if n is None else f"{n:.10g}" for n in (getattr(entry, k) for k in NUMBERS))
+
+
+def digest(parts: Iterable[str]) -> str:
+    """Return 16 hexadecimal digits that stand for a set of keys."""
+    return hashlib.sha256(" ".join(sorted(parts)).encode()).hexdigest()[:16]
+
+
+def today() -> Known:
+    """Return the numbers of all tables and claims as they are made now."""
+    found: Known = {}
+    for folder, names in FOLDERS.items():
+        grids, runs = make_tables([names], [ROOT / folder])
+        for grid in grids:
+            for origin, numbers, place in cells(grid):
+                found.setdefault(origin, {}).setdefault(numbers, f"{folder}: {place}")
+        if names != "all":
+            continue
+        for claim in claims(runs):
+            if claim.tested is not None:
+                said = f"{claim.source}, {claim.where}: {claim.better} above {claim.worse}"
+                test = claim.tested.comparison
+                gap = (test.difference.value, test.difference.low, test.difference.high)
+                value, low, high = (f"{number:.10g}" for number in gap)
+                origin = (digest([said]), "", "", "", "claim", "", claim.tested.frame)
+                found[origin] = {(value, f"{test.p_value:.10g}", low, high): said}
+    return found
+
+
+def read() -> tuple[str, Known]:
+    """Return the commit of the kept numbers, and them."""
+    commit, _, text = lzma.decompress(FILE.read_bytes()).decode().partition("\n")
+    found: Known = {}
+    for row in csv.DictReader(io.StringIO(text)):
+        origin = tuple(row[name] for name in ORIGIN)
+        found.setdefault(origin, {})[tuple(row[name] for name in NUMBERS)] = row["place"]
+    return commit, found
+
+
+def write(known: Known) -> None:
+    """Keep numbers as those of the commit that is checked out."""
+    asked = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+    out = io.StringIO()
+    out.write(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)  # noqa: S603
+    table = csv.writer(out, lineterminator="\n")
+    table.writerow([*ORIGIN, *NUMBERS, "place"])
+    rows = ((*o, *n, place) for o, numbers in known.items() for n, place in numbers.items())
+    table.writerows(sorted(rows))
+    FILE.write_bytes(lzma.compress(out.getvalue().encode()))
+
+
+def main() -> None:
+    """Compare, or write."""
+    parser = argparse.ArgumentParser(prog="python -m tests.golden", description=__doc__)
+    parser.add_argument("--write", action="store_true", help="keep today's numbers")
+    parser.add_argument("--show", type=int, default=20, help="most places to name of each kind")
+    asked = parser.parse_args()
+    now = today()
+    if asked.write:
+        write(now)
+        print(f"{len(now)} numbers kept")
+        return
+    commit, then = read()
+    both = then.keys() & now.keys()
+    changed = [origin for origin in both if not now[origin].keys() <= then[origin].keys()]
+    apart = {"changed": changed, "gone": then.keys() - now.keys(), "new": now.keys() - then.keys()}
+    counts = ", ".join(f"{len(found)} {name}" for name, found in apart.items())
+    print(f"against {commit[:8]}: {len(both) - len(changed)} numbers equal, {counts}")
+    for name, found in apart.items():
+        places = sorted(next(iter((now.get(o) or then[o]).values())) for o in found)
+        for place in places[: asked.show]:
+            print(f"  {name}: {place}")
+    sys.exit(1 if changed else 0)
+
+
+if __name__ == "__main__":
+    main()
