@@ -108,6 +108,7 @@ def tables(
     results: str | Path | Sequence[str | Path] | None = None,
     select: str | None = None,
     against: str | None = None,
+    metric: str | None = None,
 ) -> dict[str, MadeTable]:
     """Make tables from records, by name; a notebook shows them, ``.frame()`` gives their cells.
 
@@ -116,6 +117,7 @@ def tables(
         results: Folders of records; by default the first of ``runs`` and ``results`` with records.
         select: Selection rule in place of each table's own, such as ``mean_last_5``.
         against: Method that the others are compared with in every table.
+        metric: Metric in place of each table's own, such as ``macro_f1``.
 
     Raises:
         FeddgError: In one sentence, if a name is unknown or records cannot be read.
@@ -127,6 +129,10 @@ def tables(
         if not isinstance(name, str):
             raise SettingsError(f"the table {name!r} cannot be read; expected its name, or a path")
     made, _ = make_tables(
-        names or ("generic",), asked_folders(results), select=select, against=against
+        names or ("generic",),
+        asked_folders(results),
+        select=select,
+        against=against,
+        metric=metric,
     )
     return {grid.name: MadeTable(grid) for grid in made}

@@ -22,7 +22,9 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import feddg_bench
+from feddg_bench.analysis.report.gather import gather
 from feddg_bench.records.record import RunRecord
+from feddg_bench.records.runs import read_runs
 from feddg_bench.records.store import ResultsStore
 from tests.fabricate import draw
 
@@ -366,6 +368,44 @@ def own_folder(root: Path) -> None:
     for domain, name in enumerate(("dark", "light")):
         for label, kind in enumerate(("cat", "dog")):
             draw(root / name / kind / "1.png", label, domain, 0, grey=False)
+
+
+def test_macro_f1_stands_next_to_accuracy_where_classes_are_imbalanced(
+    feddg: Run, tmp_path: Path
+) -> None:
+    for domain, name in enumerate(("dark", "light")):
+        for label, (kind, many) in enumerate((("cat", 33), ("dog", 3 if domain else 6))):
+            for number in range(many):
+                draw(tmp_path / "mine" / name / kind / f"{number}.png", label, domain, number)
+    run = ("run", "--dataset", "folder", "--data-root", "mine", "--protocol", "lodo", *TINY)
+    run += ("backbone.name=small_cnn", "backbone.pretrained=false", "federation.bn=average")
+    done = feddg(*run, "--method", "fedavg,fedprox", "--json")
+    assert done.code == 0, done.err
+    # 33 cats to 3 dogs are above the bound of 10, 33 to 6 are not
+    found = {r.scenario.name: r.data.imbalance for r in ResultsStore(tmp_path / "runs")}
+    assert found == {"light-dark": None, "dark-light": 11.0}
+    of_fedavg, _ = json.loads(done.out)["tables"]
+    f1 = [
+        100 * record.evaluation()["test"][record.scenario.test]["macro_f1"]
+        for record in ResultsStore(tmp_path / "runs")
+        if record.method == "fedavg"
+    ]
+    assert of_fedavg["rows"][-1]["macro F1"]["mean"] == pytest.approx(np.mean(f1))
+    assert "macro F1" in feddg(*run, "--method", "fedavg").out
+    assert "macro F1" in feddg(*run, "--method", "fedavg,fedprox").out
+
+    assert feddg("tables", "generic").code == 0
+    (table,) = (tmp_path / "runs/tables").glob("*.csv")
+    rows = [r for r in csv.DictReader(table.read_text().splitlines()) if r["method"] == "fedavg"]
+    (mean,) = [r for r in rows if r["metric"] == "macro_f1" and r["kind"] == "mean"]
+    assert float(mean["value"]) == pytest.approx(np.mean(f1), abs=1e-6)
+    assert feddg("tables", "generic", "--metric", "Macro-F1").code == 0
+    other = table.with_name(f"{table.stem}-macro_f1.csv")
+    of_test = [r for r in csv.DictReader(other.read_text().splitlines()) if r["group"] == "test"]
+    assert {r["metric"] for r in of_test if r["kind"] in ("measured", "mean")} == {"macro_f1"}
+    refused(feddg("tables", "generic", "--metric", "f1"), "unknown metric 'f1'", "macro_f1")
+    page = gather(read_runs(tmp_path / "runs"))
+    assert page["measured"][:2] == ["accuracy", "macro_f1"]
 
 
 def test_the_domains_of_a_folder_are_those_found(feddg: Run, tmp_path: Path) -> None:

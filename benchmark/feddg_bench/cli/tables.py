@@ -40,6 +40,13 @@ Select = Annotated[
 Against = Annotated[
     str | None, typer.Option(help="Method to compare the others with, in every table.")
 ]
+Metric = Annotated[
+    str | None,
+    typer.Option(
+        help="Metric of all tables, such as macro_f1; default the data set's own. The names of "
+        "files end in it."
+    ),
+]
 
 
 _APART = ("claims", "privacy")
@@ -53,6 +60,7 @@ def tables_command(
     formats: _Formats = "md,tex,csv",
     select: Select = None,
     against: Against = None,
+    metric: Metric = None,
 ) -> None:
     """Make tables from records. Papers' tables have published numbers beside ours.
 
@@ -73,6 +81,7 @@ def tables_command(
             folders,
             select=select,
             against=against,
+            metric=metric,
             also=_APART,
         )
         found = list(claims(runs)) if {"all", "claims"} & {*names} else None

@@ -71,6 +71,7 @@ class RecordedRun:
     environment: Mapping[str, Any]  # see `EnvironmentRecord`
     tuned: TunedRecord | None
     privacy: PrivacyRecord | None
+    imbalance: float | None  # see `DataRecord.imbalance`
     _last: bytes = field(repr=False)
     _all: bytes = field(repr=False)
     _chosen: dict[Rule, Evaluation | None] = field(default_factory=dict, repr=False)
@@ -262,6 +263,7 @@ class _Index:
             "labels": list(record.labels),
             "rounds": len(record.rounds),
             "tuned": None if record.tuned is None else record.tuned.model_dump(mode="json"),
+            "imbalance": record.data.imbalance,
             "privacy": None if record.privacy is None else record.privacy.model_dump(mode="json"),
             "skipped": sum(entry.skipped for entry in record.rounds),
             "lost": record.lost(),

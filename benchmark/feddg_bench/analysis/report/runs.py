@@ -25,7 +25,8 @@ LISTED = 20
 def shown_metrics(run: RecordedRun) -> tuple[str, ...]:
     """Return the metrics shown for a run: its data set's key metric, then those beside it."""
     first = metrics_of(run.task)[0]
-    return tuple(dict.fromkeys((run.metric.name, first, "worst_group", "loss")))
+    beside = ("macro_f1",) if run.imbalance else ()
+    return tuple(dict.fromkeys((run.metric.name, first, *beside, "worst_group", "loss")))
 
 
 class Details:

@@ -82,7 +82,8 @@ def leaderboard_view(table: Generic, details: Details) -> dict[str, Any]:
 
 def _views(table: Generic) -> Iterator[tuple[str, Rule, Description]]:
     own = {"title": table.description.title, "where": table.description.where, "others": True}
-    for metric in shown_metrics(table.runs[0]):
+    richest = max(table.runs, key=lambda run: run.imbalance or 0)  # the first, if all are balanced
+    for metric in shown_metrics(richest):
         shown = shown_as(find_metric(metric, table.runs[0].task))
         against = table.description.against if metric == table.runs[0].metric.name else None
         described = Description(

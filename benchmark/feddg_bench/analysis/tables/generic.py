@@ -129,6 +129,8 @@ def _describe(title: str, runs: Sequence[RecordedRun], against: str | None) -> D
                 summaries={kind: HEADS[kind] for kind in kinds},
             )
         )
+    if groups and any(run.imbalance for run in runs) and first.metric.name != "macro_f1":
+        groups.append(_macro_f1(groups[0]))
     return Description(
         title=title,
         **shown_as(first.metric),
@@ -138,6 +140,19 @@ def _describe(title: str, runs: Sequence[RecordedRun], against: str | None) -> D
         width=WIDTH,
         groups=groups,
         against=against,
+    )
+
+
+def _macro_f1(test: GroupSpec) -> GroupSpec:
+    """Return the macro F1 over test, for runs whose classes are imbalanced: its mean."""
+    columns = [
+        column.model_copy(update={"head": "macro F1", "metric": "macro_f1"})
+        for column in test.columns
+    ]
+    several = len(columns) > 1
+    summaries: dict[Summary, str] = {"mean": "macro F1"} if several else {}
+    return GroupSpec(
+        head="test", split="test", columns=columns, hidden=several, summaries=summaries
     )
 
 

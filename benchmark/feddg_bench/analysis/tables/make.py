@@ -9,14 +9,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from feddg_bench.analysis.tables.build import build
-from feddg_bench.analysis.tables.describe import compared_with, load_description, named_tables
-from feddg_bench.analysis.tables.generic import generic_tables
+from feddg_bench.analysis.tables.describe import (
+    COSTS,
+    Description,
+    compared_with,
+    load_description,
+    named_tables,
+)
+from feddg_bench.analysis.tables.generic import generic_tables, shown_as
 from feddg_bench.analysis.tables.grid import Grid
 from feddg_bench.analysis.tables.reconstructions import DESIGNS, reconstruction_grid
 from feddg_bench.analysis.tables.writers import csv_text, latex, markdown
 from feddg_bench.common.errors import SettingsError, unknown
+from feddg_bench.config.reading import known_name
 from feddg_bench.plugins import plugin_name
 from feddg_bench.records.attacks import read_attacks
+from feddg_bench.records.metrics import METRICS, find_metric
 from feddg_bench.records.rules import RULES
 from feddg_bench.records.runs import RecordedRun, read_runs
 
@@ -57,6 +65,7 @@ def make_tables(
     *,
     select: str | None = None,
     against: str | None = None,
+    metric: str | None = None,
     also: Sequence[str] = (),
 ) -> tuple[list[Grid], Sequence[RecordedRun]]:
     """Return tables, and the runs that they are made from.
@@ -67,6 +76,8 @@ def make_tables(
         folders: Folders of records, read only when all names are known to be right.
         select: Selection rule in place of each table's own.
         against: Method that the others are compared with in every table.
+        metric: Metric in place of each table's own, such as ``macro_f1``; it is then part of the
+            table's name.
         also: Further names that the caller knows, for the message about an unknown one.
 
     Raises:
@@ -77,23 +88,50 @@ def make_tables(
         raise SettingsError(unknown("selection rule", select, RULES))
     if against is not None:
         against = plugin_name("method", against)
+    if metric is not None:
+        metric = known_name(metric, METRICS)
+        if metric not in METRICS:
+            raise SettingsError(unknown("metric", metric, METRICS))
     wanted = [name for name in names if name not in ("all", "generic", *DESIGNS)]
     if "all" in names:
         wanted = [*named_tables(), *wanted]
     known = (*DESIGNS, *WORDS, *also)
     described = dict(load_description(name, known) for name in dict.fromkeys(wanted))
     runs = read_runs(folders)
-    grids = [
-        replace(
-            build(table.name, table.description, table.runs, select=select, any_paper=True),
-            file=table.file,
-        )
-        for table in (generic_tables(runs, against) if {"all", "generic"} & set(names) else ())
-    ]
+    end = "" if metric is None else f"-{metric}"
+    grids = []
+    for table in generic_tables(runs, against) if {"all", "generic"} & set(names) else ():
+        shown = _measuring(table.description, metric, table.runs)
+        grid = build(table.name + end, shown, table.runs, select=select, any_paper=True)
+        grids.append(replace(grid, file=table.file + end))
     for name, description in described.items():
         chosen = description if against is None else compared_with(description, against)
-        grids.append(build(name, chosen, runs, select=select))
+        shown = _measuring(chosen, metric, runs)
+        grids.append(build(name + end, shown, runs, select=select))
     if drawn := [name for name in DESIGNS if {"all", name} & set(names)]:
         attacks = read_attacks(folders)
         grids += [reconstruction_grid(name, attacks) for name in drawn]
     return grids, runs
+
+
+def _measuring(
+    description: Description, metric: str | None, runs: Sequence[RecordedRun]
+) -> Description:
+    """Return a description with another metric in all columns but those of costs."""
+    if metric is None:
+        return description
+    task = runs[0].task if runs else "classification"
+    groups = [
+        group.model_copy(
+            update={
+                "metric": None,
+                "columns": [
+                    c if c.metric in COSTS else c.model_copy(update={"metric": None})
+                    for c in group.columns
+                ],
+            }
+        )
+        for group in description.groups
+    ]
+    wanted = {**shown_as(find_metric(metric, task)), "lower_is_better": metric == "loss"}
+    return description.model_copy(update={**wanted, "groups": groups})
