@@ -30,7 +30,12 @@ def test_examples_are_found():
     assert "feddg_bench.config.layers" in MODULES
 
 
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted(
+    [
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "results/README.md")),
+        *(ROOT / "docs").glob("*.md"),
+    ]
+)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -58,7 +58,7 @@ def utility(
     if not drawn:
         yield (
             "utility: no method is recorded under two noises, with attacks under the same; see "
-            "docs/guide.md, Attacks"
+            "docs/privacy.md, Attacks"
         )
 
 
