@@ -47,7 +47,7 @@ def test_weights_that_are_missing_are_told_before_the_first_run(feddg: Run, tmp_
     styles = {"method": {"value": "pardon"}, "hyper.style": {"values": ["pixel", "vgg19_16x"]}}
     done = feddg("sweep", write(tmp_path / "s.yaml", styles), "--workers", "1")
     assert done.code == 2
-    assert "vgg19_16x has no weights: set hyper.style_weights" in done.err
+    assert "vgg19_16x has no weights: get them with feddg-bench data download" in done.err
     assert not list(ResultsStore(tmp_path / "runs"))
 
 
