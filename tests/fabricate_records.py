@@ -14,10 +14,11 @@ import numpy as np
 
 from feddg_bench.config.layers import merge
 from feddg_bench.config.recipes import load_recipe
+from feddg_bench.records.checks import is_evaluated
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.store import ResultsStore
 from tests import helpers
-from tests.helpers import entry, make_record
+from tests.helpers import entry, images_of, make_record
 
 SCENARIOS = {
     ("digits4", "ltdo"): helpers.SCENARIOS,
@@ -77,11 +78,15 @@ def record(
     """
     train, val, test = where = domains or SCENARIOS[dataset, protocol][scenario]
     names = {"method": method, "dataset": dataset, "protocol": protocol, "scenario": scenario}
+    fitting = {"federation": {"rounds": rounds}, "evaluation": {"every": every}}
+    own = merge(fitting, settings or {})
+    rounds, every = own["federation"]["rounds"], own["evaluation"]["every"]
+    start = own["evaluation"].get("start", 1)
     made = make_record(
-        {**names, "seed": seed, **(settings or {})},
+        merge(names, {"seed": seed}, own),
         domains=where,
         recipe=recipe,
-        partition={"hash": "p", "clients": 20, "sizes": [1, 1, 1]},
+        partition={"hash": "0a", "clients": 20, "sizes": [1, 1, 1]},
         environment=environment or ENVIRONMENT,
         time={
             "started": "2026-01-01T00:00:00+00:00",
@@ -105,12 +110,15 @@ def record(
                     }
                     for domain in names_
                 }
-        shown = evaluation if number % every == 0 or number == rounds else None
+        due = is_evaluated(number, rounds=rounds, every=every, start=start)
+        shown = evaluation if due else None
         seconds = {"training": 3.0, "aggregation": 0.25, "communication": 0.01}
         train_loss = float(rng.random())
         one = entry(number, shown, train={"loss": train_loss}, seconds=seconds)
         listed.append(one | (entries or {}).get(number, {}))
-    return RunRecord.model_validate({**made.as_json(), "rounds": listed})
+    values = made.as_json()
+    values["data"]["images"] = images_of(listed, made.scenario)
+    return RunRecord.model_validate(values | {"rounds": listed})
 
 
 def _hits(rng: np.random.Generator, done: float, *, better: bool) -> int:

@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing import get_context
@@ -21,11 +21,13 @@ from torch.testing import assert_close
 from feddg_bench import cli
 from feddg_bench.common.errors import FeddgError, printable
 from feddg_bench.config.keys import canonical_settings, run_key
+from feddg_bench.config.layers import merge
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.core.loop import RoundResult
 from feddg_bench.core.messages import encode
 from feddg_bench.engine.executors import Executor
 from feddg_bench.plugins import load_method
+from feddg_bench.records.checks import is_evaluated
 from feddg_bench.records.record import RunRecord, ScenarioRecord
 from feddg_bench.testing import start_toy_run
 from feddg_methods.fedavg import FedAvg
@@ -147,27 +149,71 @@ def make_record(
         fields: Of the record; they win.
     """
     names = {"method": "fedavg", "dataset": "digits4", "protocol": "ltdo", "scenario": "ip-o-c"}
-    settings = RunSettings.model_validate({**names, **(layer or {})})
-    canonical = canonical_settings(settings)
+    rounds = fields.pop("rounds", [])
+    fitting = {} if "settings" in fields else settings_of(rounds)
+    settings = RunSettings.model_validate(merge(names, fitting, layer or {}))
+    canonical = fields.get("settings", canonical_settings(settings))
     version = fields.get("method_version", 1)
     train, val, test = domains or SCENARIOS[settings.scenario]
     values = {name: getattr(settings, name) for name in ("method", "dataset", "protocol", "seed")}
+    scenario = ScenarioRecord(name=settings.scenario, train=train, val=val, test=test)
+    rounds = stretched(rounds, canonical)
+    data = {"fingerprint": "f" * 32, "images": images_of(rounds, scenario)}
+    fields["data"] = data | fields.get("data", {})
     values |= {
         "key": run_key(canonical, version),
         "method_version": version,
-        "scenario": ScenarioRecord(name=settings.scenario, train=train, val=val, test=test),
+        "scenario": scenario,
         "recipe": "quick",
         "settings": canonical,
-        "data": {"fingerprint": "f" * 32, "images": {}},
-        "partition": {"hash": "p", "clients": 4, "sizes": [1, 1, 1]},
+        "partition": {"hash": "0a", "clients": 4, "sizes": [1, 1, 1]},
         "once": {
             "bytes": {"up": 5000, "down": 0},
             "dropped": [],
             "seconds": {"training": 1.5, "aggregation": 0.5},
         },
-        "rounds": [],
+        "rounds": rounds,
     }
     return RunRecord(**{**values, **fields})
+
+
+def settings_of(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the settings under which a run has these rounds, and evaluates what they evaluate."""
+    evaluated = [one["round"] for one in rounds if one["evaluation"] is not None]
+    found: dict[str, Any] = {"federation": {"rounds": len(rounds)}} if rounds else {}
+    if len(evaluated) < len(rounds) and evaluated:
+        found["evaluation"] = {"every": evaluated[0]}
+    splits = {split for one in rounds for split in one["evaluation"] or ()}
+    if splits and not splits >= {"test", "val"}:
+        found.setdefault("evaluation", {})["splits"] = sorted(splits)
+    return found
+
+
+def stretched(rounds: list[Any], settings: Mapping[str, Any]) -> list[Any]:
+    """Return rounds, and the last one again until there are as many as the settings say."""
+    asked = settings.get("federation", {}).get("rounds", len(rounds))
+    every = settings.get("evaluation", {}).get("every", 1)
+    start = settings.get("evaluation", {}).get("start", 1)
+    if not rounds or len(rounds) >= asked:
+        return rounds
+    shown = [one["evaluation"] for one in rounds]
+    more = [{**rounds[-1], "round": n} for n in range(len(rounds) + 1, asked + 1)]
+    for one in (rounds := [*rounds, *more]):
+        due = is_evaluated(one["round"], rounds=asked, every=every, start=start)
+        one["evaluation"] = shown[min(one["round"], len(shown)) - 1] if due else None
+    return rounds
+
+
+def images_of(rounds: Sequence[Any], scenario: ScenarioRecord) -> dict[str, dict[str, int]]:
+    """Return how many images there are for each part that is measured in made-up rounds."""
+    images: dict[str, dict[str, int]] = {"train": dict.fromkeys(scenario.train, 100)}
+    images["test"] = {scenario.test: 10}
+    if scenario.val is not None:
+        images["val"] = {scenario.val: 10}
+    for one in rounds:
+        for split, parts in (one["evaluation"] or {}).items():
+            images[split] = {domain: measured["images"] for domain, measured in parts.items()}
+    return images
 
 
 class Sleeping(FedAvg):

@@ -8,6 +8,7 @@ import json
 import lzma
 import math
 import os
+import resource
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,13 +25,16 @@ from feddg_bench.analysis.tables.writers import WRITERS
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.common.files import write_whole
 from feddg_bench.config.keys import run_key
+from feddg_bench.config.schema import RunSettings
+from feddg_bench.protection.guarantee import doubt, guarantee
 from feddg_bench.records import sources
 from feddg_bench.records.frame import load_records
-from feddg_bench.records.record import RunRecord
+from feddg_bench.records.record import PrivacyRecord, RunRecord
 from feddg_bench.records.rules import split_metric
 from feddg_bench.records.runs import read_runs
 from feddg_bench.records.statistics import mean_and_std
 from feddg_bench.records.store import ResultsStore, pack, unpack
+from feddg_methods.fedavg import FedAvg
 from tests import helpers
 from tests.helpers import refused
 
@@ -49,7 +53,6 @@ def make_record(seed=0, **changes):
     rounds = [
         helpers.entry(1, evaluation(0.25), train={"loss": 2.0}),
         helpers.entry(2, evaluation(0.75), train={"loss": 1.0}),
-        helpers.entry(3, None, train={"loss": 0.5}),
     ]
     values = {
         "recipe": "quick \N{LATIN SMALL LETTER E WITH ACUTE}",
@@ -58,7 +61,8 @@ def make_record(seed=0, **changes):
         "environment": {"versions": {"torch": "2"}},
         "time": {"seconds": 3.3},
     }
-    return helpers.make_record({"seed": seed}, **{**values, **changes})
+    domains = (("photo", "cartoon"), "outline", "sketch")
+    return helpers.make_record({"seed": seed}, domains=domains, **{**values, **changes})
 
 
 # ----------------------------------------------------------------------------- whole files
@@ -138,24 +142,24 @@ def test_a_record_comes_back_as_it_was(tmp_path):
 def test_records_can_be_read_by_people(tmp_path):
     text = ResultsStore(tmp_path).save(make_record()).read_text(encoding="utf-8")
     assert json.loads(text)["settings"]["train"]["lr"] == 3e-5
-    assert json.loads(text)["rounds"][2]["evaluation"] is None
+    assert json.loads(text)["environment"]["commit"] is None
     assert "quick \N{LATIN SMALL LETTER E WITH ACUTE}" in text
     assert text.endswith("}\n")
 
 
 def test_numbers_that_json_lacks_are_null(tmp_path):
     store = ResultsStore(tmp_path)
-    overflowed = helpers.measured(0.5, "chalk")
-    overflowed["chalk"]["loss"] = float("nan")
+    overflowed = helpers.measured(0.5, "sketch")
+    overflowed["sketch"]["loss"] = float("nan")
     entry = helpers.entry(1, {"test": overflowed}, train={"loss": float("inf")})
     record = make_record(rounds=[entry])
     path = store.save(record)
     values = json.loads(path.read_text(), parse_constant=pytest.fail)["rounds"][0]
     assert values["train"]["loss"] is None
-    assert values["evaluation"]["test"]["chalk"] == {"accuracy": 0.5, "loss": None, "images": 10}
+    assert values["evaluation"]["test"]["sketch"] == {"accuracy": 0.5, "loss": None, "images": 10}
     again = store.load(record.key)
     assert math.isnan(again.rounds[0].train["loss"])
-    assert math.isnan(again.evaluation()["test"]["chalk"]["loss"])
+    assert math.isnan(again.evaluation()["test"]["sketch"]["loss"])
     assert again.as_json() == record.as_json()
 
 
@@ -240,7 +244,7 @@ def test_a_record_that_cannot_be_read_stays(tmp_path):
     store = ResultsStore(tmp_path)
     record = make_record()
     path = store.save(record)
-    denied = patch.object(Path, "read_bytes", side_effect=PermissionError(13, "Permission denied"))
+    denied = patch.object(Path, "open", side_effect=PermissionError(13, "Permission denied"))
     with denied, refused(DataError, "cannot read record", ": Permission denied"):
         store.load(record.key)
     assert path.exists()
@@ -292,6 +296,150 @@ def _damage(*path, value):
 
 
 TEST = ("rounds", 1, "evaluation", "test", "sketch")
+
+
+PRIVACY = {
+    "mechanism": "dp_client",
+    "aggregation": "plain",
+    "protects": "a client, there or not",
+    "epsilon": 4.0,
+    "delta": 1e-5,
+    "accountant": "rdp",
+    "sampling": "poisson",
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        (("rounds",), [], "rounds: there are 0, but 2 in its settings"),
+        (("rounds",), "first", "rounds: there are 1, but 2 in its settings"),
+        (("rounds",), "last", "do not follow one another from 1"),
+        (("rounds", 0, "evaluation"), None, "round 1: it holds no evaluation"),
+        (("rounds", 1, "evaluation", "test"), "gone", "round 2: test is not measured"),
+        (("rounds", 1, "evaluation", "id_val", "photo"), "gone", "round 2: id_val is not measured"),
+        (("rounds", 1, "evaluation", "id_val", "photo", "images"), 31, "round 2: id_val is not"),
+        (("data", "images", "test"), "gone", "there is none for test"),
+        (("data", "images", "val"), "gone", "there is none for val"),
+        (("data", "images", "test"), {"photo": 8}, "test holds domains that it has not"),
+        (("scenario", "test"), "photo", "test holds domains that it has not"),
+        (("data", "fingerprint"), "images=\x1b[31m", "data.fingerprint"),
+        (("partition", "hash"), "x", "partition.hash"),
+        (("code",), "../x", "code"),
+        (("time", "seconds"), -39.0, "time.seconds: -39 is negative or infinite"),
+        (("time", "seconds"), 1e999, "time.seconds: inf is negative or infinite"),
+        (("time", "peak_memory_mib"), -1072, "time.peak_memory_mib"),
+        (("time", "flop"), -1.0, "time.flop"),
+        (("privacy",), PRIVACY, "privacy: it is not that of its settings"),
+        (("privacy",), {"mechanism": "none", "aggregation": "secure"}, "privacy: it is not"),
+    ],
+)
+def test_a_record_that_contradicts_itself_is_left_out(tmp_path, caplog, path, value, words):
+    sound, other = make_record(1), make_record()
+    ResultsStore(tmp_path).save(sound)
+    values = other.as_json()
+    *before, last = path
+    inner = values
+    for name in before:
+        inner = inner[name]
+    if value == "gone":
+        del inner[last]
+    elif value in ("first", "last"):
+        inner[last] = inner[last][:1] if value == "first" else inner[last][1:]
+    else:
+        inner[last] = value
+    text = json.dumps(values).replace("Infinity", "1e999")
+    (tmp_path / "runs" / f"{other.key}.json").write_text(text)
+    assert [run.key for run in read_runs(tmp_path)] == [sound.key]
+    assert words in caplog.text
+    store = ResultsStore(tmp_path)
+    assert not store.holds(other.key)  # as --dry-run says
+    assert store.keys() == {sound.key}  # as a sweep says
+    assert store.load(other.key) is None
+    assert "set aside" in caplog.text
+
+
+def privately(**changes):
+    """Return the text of a record under differential privacy for clients."""
+    own = {"mechanism": "dp_client", "noise_multiplier": 2.0}
+    federation = {"per_round": 2, "bn": "frozen", "weighting": "uniform"}
+    layer = {"privacy": own, "federation": federation}
+    record = helpers.make_record(
+        layer,
+        rounds=[
+            helpers.entry(
+                n, {s: helpers.measured(0.5, d) for s, d in (("test", "chalk"), ("val", "outline"))}
+            )
+            for n in (1, 2)
+        ],
+    )
+    return record, json.dumps(record.as_json() | {"privacy": PRIVACY | changes})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"epsilon": math.nan},
+        {"epsilon": math.inf},
+        {"epsilon": -3},
+        {"epsilon": 0},
+        {"epsilon": None},
+        {"delta": None},
+        {"delta": 0.5},
+        {"mechanism": "dp_style"},
+        {"aggregation": "secure"},
+        {"accountant": "prv"},
+        {"accountant": None},
+        {"sampling": "fixed"},
+        {"protects": None},
+    ],
+)
+def test_what_is_said_of_privacy_is_that_of_the_settings(changes):
+    record, text = privately()
+    assert RunRecord.parse(text).privacy.epsilon == 4.0
+    for wrong in (privately(**changes)[1], json.dumps(record.as_json())):
+        with pytest.raises(DataError, match="privacy"):
+            RunRecord.parse(wrong.replace("Infinity", "1e999"))
+
+
+def test_an_epsilon_is_computed_again():
+    record, _ = privately()
+    again = guarantee(RunSettings.model_validate(record.settings), FedAvg, 4)
+    for epsilon, accountant, words in (
+        (again.epsilon, "rdp", ""),
+        (again.epsilon - 0.0005, "rdp", ""),
+        (again.epsilon - 0.01, "rdp", "by its settings"),
+        (again.epsilon + 0.01, "rdp", "by its settings"),
+        (again.epsilon - 0.1, "prv", ""),
+        (again.epsilon + 0.01, "prv", "at most"),
+    ):
+        said = {"epsilon": epsilon, "accountant": accountant}
+        record.privacy = PrivacyRecord(**(PRIVACY | said))
+        assert words in doubt(record, FedAvg)
+        assert bool(words) is bool(doubt(record, FedAvg))
+    record.privacy = PrivacyRecord(**(PRIVACY | {"epsilon": again.epsilon, "protects": "all"}))
+    assert "not all" in doubt(record, FedAvg)
+
+
+def test_noise_that_guarantees_nothing_is_refused():
+    record, _ = privately()
+    settings = RunSettings.model_validate(record.settings)
+    for noise in (1e-200, 1e-3 * 1e-200):
+        little = settings.privacy.model_copy(update={"noise_multiplier": noise})
+        with refused(SettingsError, "privacy.noise_multiplier", "guarantees nothing"):
+            guarantee(settings.model_copy(update={"privacy": little}), FedAvg, 4)
+
+
+@pytest.mark.parametrize(
+    "twice", ['"accuracy": 0.99, "accuracy"', '"\\u0061ccuracy": 0.99, "accuracy"']
+)
+def test_a_key_that_is_there_twice_is_refused(twice):
+    text = json.dumps(make_record().as_json())
+    assert RunRecord.parse(text) == make_record()
+    with refused(DataError, "it holds 'accuracy' 2 times in one object"):
+        RunRecord.parse(text.replace('"accuracy"', twice, 1))
+    with refused(DataError, "it holds 'seed' 2 times"):
+        RunRecord.parse(text.replace('"seed": 0', '"seed" : 1, "seed": 0', 1))
 
 
 @pytest.mark.parametrize(
@@ -369,7 +517,7 @@ def test_files_that_are_no_records_are_left_out_with_one_notice(tmp_path, caplog
     (message,) = caplog.messages
     assert message.startswith("skipped 7 records that cannot be used: ")
     assert "copy\\x1b[2J.json: it holds the run" in message
-    assert "and 6 more, see `feddg-bench results list`" in message
+    assert "and 6 more, see `feddg-bench results check`" in message
     with refused(DataError, "there is no results folder"):
         read_runs(tmp_path / "nowhere")
 
@@ -517,7 +665,7 @@ def test_packed_and_single_records_are_read_together(tmp_path, several, caplog):
     store.save(better)
     (run,) = [run for run in read_runs(tmp_path) if run.key == better.key]
     assert run.evaluation("last")["test"]["sketch"]["accuracy"] == 1.0
-    assert "other numbers" in caplog.text
+    assert f"its run {better.key} differs from that in" in caplog.text
     assert store.load(better.key) == better
     assert len(pack(tmp_path)) == 2
     assert [store.load(record.key) for record in several] == [several[0], better, *several[2:]]
@@ -568,6 +716,117 @@ def test_a_packed_file_with_a_bad_line_is_not_packed_over(tmp_path, several, cap
     assert "line 2" in caplog.text
     assert unpack(tmp_path) == []
     assert store.keys() == {record.key for record in several[:2]}
+
+
+def test_a_packed_file_of_several_streams_is_read_whole(tmp_path, several, caplog):
+    store = ResultsStore(tmp_path)
+    for record in several[:3]:
+        store.save(record)
+    (path,) = pack(tmp_path)
+    lines = lzma.decompress(path.read_bytes()).splitlines(keepends=True)
+    path.write_bytes(b"".join(map(lzma.compress, lines)) + bytes(8))  # as `cat` does; padded
+    assert len(read_runs(tmp_path)) == 3
+    store.save(several[3].model_copy(update={"recipe": "quick"}))
+    assert pack(tmp_path) == [path]
+    assert len(read_runs(tmp_path)) == 4
+    assert unpack(tmp_path) == [path]
+    assert store.keys() == {record.key for record in several}
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("more", [b"garbage", b"\0", lzma.compress(b"{}")[:-1], b"\xfd7zXZ\0"])
+def test_a_packed_file_with_something_else_behind_it_is_refused(tmp_path, several, more, caplog):
+    store = ResultsStore(tmp_path)
+    store.save(several[0])
+    (path,) = pack(tmp_path)
+    path.write_bytes(path.read_bytes() + more)
+    before = path.read_bytes()
+    assert read_runs(tmp_path) == []
+    assert path.name in caplog.text
+    store.save(several[1])
+    with refused(DataError, path.name, "cannot be added to"):
+        pack(tmp_path)
+    assert unpack(tmp_path) == []
+    assert path.read_bytes() == before
+
+
+def test_nothing_packed_goes_before_it_is_counted(tmp_path, several, monkeypatch):
+    store = ResultsStore(tmp_path)
+    for record in several[:2]:
+        store.save(record)
+    lost = []
+
+    def forget(data, **_):
+        lost.append(data)
+        packer = lzma.LZMACompressor()
+        return packer.compress(data.splitlines(keepends=True)[0]) + packer.flush()
+
+    monkeypatch.setattr(sources.lzma, "compress", forget)
+    with refused(DataError, "would hold 1 records instead of 2"):
+        pack(tmp_path)
+    assert lost
+    assert len(store.keys()) == 2
+    assert not (tmp_path / "records").exists()
+
+
+def test_a_packed_record_unlike_the_single_one_is_not_deleted(tmp_path, several, caplog):
+    store = ResultsStore(tmp_path)
+    store.save(several[0])
+    (path,) = pack(tmp_path)
+    other = several[0].model_copy(update={"recipe": "mine"})
+    store.save(other)
+    assert unpack(tmp_path) == []
+    assert path.exists()
+    assert "holds other contents" in caplog.text
+
+
+def test_two_packed_records_of_a_run_that_differ_are_not_packed_into_one(tmp_path, several):
+    store = ResultsStore(tmp_path)
+    store.save(several[0])
+    (path,) = pack(tmp_path)
+    other = several[0].as_json() | {"recipe": "mine"}
+    path.write_bytes(path.read_bytes() + lzma.compress(json.dumps(other).encode()))
+    store.save(several[1])
+    with refused(DataError, several[0].key, "other contents", "keep one of the two"):
+        pack(tmp_path)
+    assert len(lzma.decompress(path.read_bytes()).splitlines()) == 2
+
+
+@pytest.mark.parametrize("field", ["partition", "time", "data", "once"])
+def test_folders_that_disagree_on_a_run_are_told_and_none_is_set_aside(tmp_path, caplog, field):
+    first, second = tmp_path / "a", tmp_path / "b"
+    record = make_record()
+    ResultsStore(first).save(record)
+    values = copy.deepcopy(record.as_json())
+    part = values[field]
+    name = next(n for n, v in part.items() if isinstance(v, str | float | dict))
+    part[name] = {str: "ab", float: 9.5}.get(type(part[name]), {"up": 1, "down": 2})
+    if field == "data":
+        part.update(record.as_json()["data"], fingerprint="e" * 32)
+    path = ResultsStore(second).save(RunRecord.parse(json.dumps(values)))
+    (run,) = read_runs([first, second])
+    assert run.source.folder.parent == first
+    assert f"its run {record.key} differs from that in" in caplog.text
+    assert caplog.text.rstrip().endswith(f": {field}")
+    assert ResultsStore(second).load(record.key) is not None
+    assert path.exists()
+
+
+@pytest.mark.parametrize("text", [b"[],", b"{},", b"1,", b'{"a":[],"b":1},'])
+def test_a_file_far_larger_than_records_are_is_refused(tmp_path, several, text, caplog):
+    store = ResultsStore(tmp_path)
+    store.save(several[0])
+    (tmp_path / "records").mkdir()
+    many = b'{"rounds":[' + text * (sources.MOST_VALUES + 1) + b"1]}"
+    (store.runs / "values.json").write_bytes(many)
+    with (store.runs / "sparse.json").open("wb") as file:
+        file.truncate(6 * 2**30)
+    (tmp_path / "records" / "zeros.jsonl.xz").write_bytes(lzma.compress(bytes(sources.LARGEST + 1)))
+    (tmp_path / "records" / "streams.jsonl.xz").write_bytes(lzma.compress(b"") * 2000)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert [run.key for run in read_runs(tmp_path)] == [several[0].key]
+    assert "skipped 4 records" in caplog.text
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 512 * 1024
 
 
 # ------------------------------------------------------------------------------ the index

@@ -68,7 +68,7 @@ def add(tmp_path: Path) -> Add:
             method_version=version,
             recipe=recipe,
             labels=labels or {},
-            data={"fingerprint": fingerprint, "images": {}},
+            data={"fingerprint": fingerprint},
             once={"bytes": {}, "dropped": [], "seconds": {"training": 1.5, "aggregation": 0.5}},
             rounds=[
                 entry(
@@ -274,9 +274,11 @@ def footnotes(grid: Grid) -> dict[str, list[str]]:
 
 def test_rows_at_chance_and_runs_that_diverged_say_so(add: Add, tmp_path: Path) -> None:
     for scenario in PAIR:
-        add("fedavg", scenario, test=(0.5,))
-        add("agrsum", scenario, test=(0.14,))  # guessing ten classes gets 10 %
-        add("agrrand", scenario, test=(0.15,))
+        add("fedavg", scenario, test=(0.5,), federation__rounds=7)
+        add(
+            "agrsum", scenario, test=(0.14,), federation__rounds=7
+        )  # guessing ten classes gets 10 %
+        add("agrrand", scenario, test=(0.15,), federation__rounds=7)
     store = ResultsStore(tmp_path)
     for seed in (0, 1):
         record = add("scaffold", "oc-i-p", seed, test=(0.4,) * 7)
@@ -483,7 +485,7 @@ def test_rows_with_the_same_numbers_are_said_to_be_the_same(add: Add, tmp_path: 
 def test_a_caption_says_what_decided_who_holds_what(
     add: Add, tmp_path: Path, partition: dict[str, str], said: str
 ) -> None:
-    add(**partition)
+    add(**partition, federation__rounds=50)
     assert any(said in part for part in generic(tmp_path).caption)
 
 
@@ -542,7 +544,7 @@ def test_what_a_run_does_not_have_is_not_in_its_name(add: Add, tmp_path: Path) -
 
 def test_frames_are_tables_of_their_own_and_pooled_runs_join_them(add: Add, tmp_path: Path) -> None:
     for heterogeneity in (0.0, 0.1):
-        add("fedavg", partition__heterogeneity=heterogeneity, federation__rounds=50)
+        add("fedavg", partition__heterogeneity=heterogeneity)
     pooled = {"partition__kind": "pooled", "partition__clients": 1, "federation__per_round": None}
     add("erm", **pooled)
     add("fedavg", fingerprint="e" * 32, seed=1)

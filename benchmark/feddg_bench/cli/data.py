@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from feddg_bench.cli.options import CacheDir, DataRoot, Dataset, Json, each_usable, print_json
-from feddg_bench.common.errors import DataError, SettingsError, printable
+from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.common.files import replacing
-from feddg_bench.common.terminal import Display, table, terminal
+from feddg_bench.common.terminal import Display, say, table, terminal
 from feddg_bench.config.layers import merge, validate
 from feddg_bench.config.recipes import load_recipe
 from feddg_bench.config.schema import DataSettings, RunSettings
@@ -136,7 +136,7 @@ def check_command(
     if json_:
         print_json(found.as_json())
     else:
-        print("\n".join(map(printable, _report(found))))
+        say("\n".join(_report(found)))
     if found.findings:
         raise typer.Exit(1)
 
@@ -161,7 +161,7 @@ def sign_command(
     with _progress(f"signing {dataset}") as bar:
         signatures = sign(opened, bar.show)
     save_signatures(path, signatures, dataset)
-    print(f"{path}: {len(signatures.names):,} images, {path.stat().st_size:,} bytes")
+    say(f"{path}: {len(signatures.names):,} images, {path.stat().st_size:,} bytes")
 
 
 def check_and_report(opened: DomainDataset) -> bool:
@@ -170,7 +170,7 @@ def check_and_report(opened: DomainDataset) -> bool:
 
     with _progress(f"checking {opened.name}") as bar:
         found = examine(opened, None, bar.show)
-    print("\n".join(map(printable, _report(found))))
+    say("\n".join(_report(found)))
     return not found.findings
 
 
@@ -246,7 +246,7 @@ def prepare_command(
         seconds = time.monotonic() - started
         done = f"decoded in {seconds:.0f} s" if bar.told else "decoded already"
         gib = store.images.nbytes / 2**30
-        print(
+        say(
             f"{dataset} at {pixels} px: {len(store.images):,} images, {gib:.2f} GiB, {done}: "
             f"{store.images.filename}"
         )
@@ -299,9 +299,9 @@ def show_command(
             file.write(picture)
     except OSError as error:
         raise SettingsError(f"cannot write {path}: {error.strerror}; give another --out") from error
-    print(path)
+    say(path)
     if not "".join((*opened.domains, *opened.classes)).isascii():
-        print("letters other than ASCII are shown as ?; rows and columns are in the order of names")
+        say("letters other than ASCII are shown as ?; rows and columns are in the order of names")
 
 
 @data_app.command("path")
@@ -318,12 +318,12 @@ def path_command(
     if one is not None:
         one = plugin_name("data set", one)
     if directory is not None:
-        print(f"noted in {remember_root(directory, one)}")
+        say(f"noted in {remember_root(directory, one)}")
     for line in each_usable("data set", _found) if one is None else (_found(one),):
-        print(line)
+        say(line)
     roots = ", ".join(map(str, data_roots(dataset=one))) or "no folder"
     what = "all data sets are" if one is None else f"{one} is"
-    print(f"{what} looked for in: {roots} (settings file: {settings_file()})")
+    say(f"{what} looked for in: {roots} (settings file: {settings_file()})")
 
 
 def _found(name: str) -> str:

@@ -12,7 +12,7 @@ import typer
 
 from feddg_bench.cli.data import check_and_report
 from feddg_bench.common.errors import DataError, RunInterruptedError, SettingsError, unknown
-from feddg_bench.common.terminal import Display, text
+from feddg_bench.common.terminal import Display, say, text
 from feddg_bench.config.reading import known_name
 from feddg_bench.plugins import load_dataset, names
 
@@ -56,26 +56,26 @@ def download_command(
     if name not in known:
         offer = WEIGHTS[name]
         folder = (to or data_home() / "weights").expanduser().absolute()
-        print(f"{offer.title}; licence: {offer.licence}")
-        print(f"source: {offer.source}")
-        print(f"to: {folder}", flush=True)
+        say(f"{offer.title}; licence: {offer.licence}")
+        say(f"source: {offer.source}")
+        say(f"to: {folder}")
         with _bars(offer.source) as show:
             notes = obtain_weights(offer, folder, mirror or (), show)
-        print("\n".join(notes))
-        print(f"use it: hyper.style={name} hyper.style_weights={folder / offer.file}")
+        say("\n".join(notes))
+        say(f"use it: hyper.style={name} hyper.style_weights={folder / offer.file}")
         return
     kind = load_dataset(name)
     check_offer(kind, accept_licence)
     folder = (to or data_home() / kind.name).expanduser().absolute()
     size = "" if kind.archive_bytes is None else f", about {kind.archive_bytes / 1e6:,.0f} MB"
-    print(f"{kind.title}{size}; licence: {kind.licence}")
-    print(f"source: {kind.source}")
-    print(f"to: {folder}", flush=True)
+    say(f"{kind.title}{size}; licence: {kind.licence}")
+    say(f"source: {kind.source}")
+    say(f"to: {folder}")
     with _bars(kind.source) as show:
         notes = obtain(kind, folder, mirror or (), show)
-    print("\n".join(notes))
+    say("\n".join(notes))
     clean = check_and_report(kind(folder))
-    print(f"noted in {remember_root(folder, kind.name)}")
+    say(f"noted in {remember_root(folder, kind.name)}")
     if not clean:
         raise typer.Exit(1)
 

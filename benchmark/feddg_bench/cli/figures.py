@@ -19,6 +19,7 @@ from feddg_bench.cli.figure_models import (
 )
 from feddg_bench.cli.options import Folders, record_folders, with_groups
 from feddg_bench.common.errors import DataError
+from feddg_bench.common.terminal import say
 from feddg_bench.config.reading import known_name, listed, read_names
 from feddg_bench.plugins import names
 from feddg_bench.records.attacks import read_attacks
@@ -153,7 +154,7 @@ def _command(name: str) -> Callable[..., None]:
         formats = read_names("format", records.format, FORMATS)
         choice = records.choice()
         runs = choice.runs()
-        print(f"{len(runs)} runs of {record_folders(records.results)[1]}")
+        say(f"{len(runs)} runs of {record_folders(records.results)[1]}")
         wanted = [figure for figure in OF_RECORDS if figure != "all"] if name == "all" else [name]
         drawn: Iterable[Picture | str] = (
             made for figure in wanted for made in _pictures(figure, runs, choice)

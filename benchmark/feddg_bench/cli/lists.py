@@ -28,7 +28,7 @@ from feddg_bench.cli.options import (
 )
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.common.files import shipped
-from feddg_bench.common.terminal import print_markdown, table, terminal
+from feddg_bench.common.terminal import print_markdown, say, table, terminal
 from feddg_bench.config.layers import (
     Layer,
     dotted,
@@ -157,10 +157,10 @@ def new_command(
     from feddg_bench.runs.template import write_plugin
 
     written = write_plugin(name, directory or Path(name))
-    print("\n".join(f"wrote {path}" for path in written))
+    say("\n".join(f"wrote {path}" for path in written))
     where = directory or Path(name)
     package = shlex.quote(f"{where}[test]")
-    print(f"next: pip install -e {package}; feddg-bench run --method {name}; pytest {where}")
+    say(f"next: pip install -e {package}; feddg-bench run --method {name}; pytest {where}")
 
 
 # ------------------------------------------------------------------------------ data sets

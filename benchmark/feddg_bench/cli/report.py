@@ -9,6 +9,7 @@ import typer
 
 from feddg_bench.cli.options import Folders, record_folders
 from feddg_bench.common.files import write_whole
+from feddg_bench.common.terminal import say
 from feddg_bench.records.runs import read_runs
 
 _Out = Annotated[Path | None, typer.Option(help="File to write; default RESULTS/report.html.")]
@@ -42,7 +43,7 @@ def report_command(
     page = render(data, shown).encode()
     path = out or folders[0] / "report.html"
     write_whole(path, page)
-    print(
+    say(
         f"{len(data['runs'])} runs, {len(data['tables'])} tables, {len(shown)} figures; "
         f"written to {path} ({len(page) / 1e6:.1f} MB), from {said}"
     )

@@ -9,14 +9,18 @@ from typing import Annotated
 import typer
 
 from feddg_bench.cli.options import Folders, record_folders
-from feddg_bench.common.errors import printable
+from feddg_bench.common.errors import PluginError, SettingsError
+from feddg_bench.common.terminal import say
+from feddg_bench.plugins import load_method
 from feddg_bench.records.attacks import pack_attacks, unpack_attacks
-from feddg_bench.records.runs import read_folder
+from feddg_bench.records.runs import first_of_each, read_folder
 from feddg_bench.records.store import pack, unpack
 from feddg_bench.records.tuning import pack_ledgers, unpack_ledgers
 
 results_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="List records, pack them, unpack them."
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="List, check, pack, unpack.",
 )
 _Where = Annotated[Path, typer.Option("--results", help="Folder of records.")]
 
@@ -26,13 +30,48 @@ def _list_command(results: Folders = None) -> None:
     """List the records by table, and what cannot be used."""
     folders, said = record_folders(results)
     found = [read_folder(root) for root in folders]
-    _say(f"records of {said}:")
+    say(f"records of {said}:")
     for runs, problems in found:
         tables = Counter((run.dataset, run.protocol, run.recipe, run.source.packed) for run in runs)
         for (*names, packed), count in sorted(tables.items()):
-            _say(f"{' '.join(names)}: {count} {'packed' if packed else 'in files'}")
+            say(f"{' '.join(names)}: {count} {'packed' if packed else 'in files'}")
         for path, reason, skipped in problems:
-            _say(f"{path}: {'skipped' if skipped else 'holds unknown parts'}: {reason}")
+            say(f"{path}: {'skipped' if skipped else 'holds unknown parts'}: {reason}")
+
+
+@results_app.command("check")
+def check_command(results: Folders = None) -> None:
+    """Check all records, and compute their guarantees of privacy again.
+
+    It names records that cannot be used, records of one run with different contents, and epsilons
+    that do not follow from the settings.
+
+    Exit status: 0 if every record can be trusted, 1 if one cannot, 2 if there is nothing to check.
+    """
+    from feddg_bench.protection.guarantee import doubt
+
+    folders, said = record_folders(results)
+    found = [read_folder(root) for root in folders]
+    runs = [run for here, _ in found for run in here]
+    wrong = 0
+    for path, reason, skipped in [problem for _, problems in found for problem in problems]:
+        wrong += skipped
+        say(f"{path}: {'cannot be used' if skipped else 'holds unknown parts'}: {reason}")
+    for path, reason, _ in first_of_each(runs)[1]:
+        say(f"{path}: {reason}")
+    private = [run for run in runs if run.privacy and run.privacy.epsilon is not None]
+    for run in private:
+        try:
+            fault = doubt(run.record(), load_method(run.method))
+        except (SettingsError, PluginError) as error:
+            say(f"{run.source.path}: the epsilon of {run.key} cannot be computed: {error}")
+            continue
+        if fault:
+            wrong += 1
+            say(f"{run.source.path}: the guarantee of {run.key} is wrong: {fault}")
+    say(f"{len(runs)} records of {said}: {len(private)} epsilons checked, {wrong} faults")
+    if wrong:
+        raise typer.Exit(1)
 
 
 @results_app.command("pack")
@@ -44,15 +83,11 @@ def pack_command(results: _Where = Path("runs")) -> None:
     All commands read packed records just as they read single ones.
     """
     for path in (*pack(results), *pack_attacks(results), *pack_ledgers(results)):
-        _say(f"{path} ({path.stat().st_size / 1e6:.2f} MB)")
+        say(f"{path} ({path.stat().st_size / 1e6:.2f} MB)")
 
 
 @results_app.command("unpack")
 def unpack_command(results: _Where = Path("runs")) -> None:
     """Move packed records into single JSON files. RESULTS/runs/KEY.json, easy to read."""
     for path in (*unpack(results), *unpack_attacks(results), *unpack_ledgers(results)):
-        _say(f"{path} is unpacked")
-
-
-def _say(line: str) -> None:
-    print(printable(line))
+        say(f"{path} is unpacked")

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from feddg_bench.cli.options import Experiment, Json, Recording, print_json, with_groups
-from feddg_bench.common.errors import RunInterruptedError, SettingsError
+from feddg_bench.common.errors import RunInterruptedError, SettingsError, printable
 from feddg_bench.common.parallel import prepare_processes
-from feddg_bench.common.terminal import terminal
+from feddg_bench.common.terminal import say, terminal
 from feddg_bench.config.reading import read_names
 from feddg_bench.config.schema import KEEP, Resources
 from feddg_bench.records.store import ResultsStore
@@ -151,7 +151,7 @@ def _list(
         f"{states.count(state)} {state}" for state in ("there", "begun", "to do") if state in states
     )
     lines.append(f"{len(plans)} runs: {counts} in {resources.results}")
-    print("\n".join(lines))
+    say("\n".join(lines))
 
 
 def _prepare(
@@ -247,4 +247,4 @@ def _run_all(
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)

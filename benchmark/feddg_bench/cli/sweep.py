@@ -13,6 +13,7 @@ import typer
 from feddg_bench.cli.options import Machine, Recording, same_words, with_groups
 from feddg_bench.common.errors import RunInterruptedError, SettingsError
 from feddg_bench.common.parallel import cores
+from feddg_bench.common.terminal import say
 from feddg_bench.config.schema import Resources
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.runs.request import Datasets, check_weights, say_cautions
@@ -86,13 +87,13 @@ def sweep_command(
     datasets = Datasets(resources.data_root)
     search = open_search(sweep, resources.results, datasets)
     if dry_run:
-        print(listing(f"{sweep.name}, {sweep.method}", search, resources.results))
+        say(listing(f"{sweep.name}, {sweep.method}", search, resources.results))
     if resources.engine == "slurm":
         _submit(search, datasets, resources, slurm, dry_run=dry_run, retry_failed=retry_failed)
     if dry_run or resources.engine == "slurm":
         return
     failed = finish(search, datasets, resources, retry_failed=retry_failed)
-    print(_summary(sweep, search, resources.results))
+    say(_summary(sweep, search, resources.results))
     if failed:
         raise typer.Exit(1)
 
@@ -187,7 +188,7 @@ def _submit(
     over, total = _finished(search, resources.results)
     worker = cluster.Copy(search, cluster.shared(resources))
     jobs = executor.map_array(worker, range(min(slurm.jobs, total - len(over))))
-    print(
+    say(
         f"{len(over)} of {total} runs are finished; {len(jobs)} jobs for the others: "
         f"{', '.join(job.job_id for job in jobs) or 'none'}; logs in {folder}"
     )

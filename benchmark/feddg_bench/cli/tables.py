@@ -11,6 +11,7 @@ import typer
 
 from feddg_bench.cli.options import Folders, each_usable, record_folders
 from feddg_bench.common.files import write_whole
+from feddg_bench.common.terminal import say
 from feddg_bench.config.reading import read_names
 from feddg_bench.plugins import outline
 from feddg_bench.records.attacks import read_attacks
@@ -93,7 +94,7 @@ def tables_command(
         filled, cells = grid.filled()
         wanted = filled or "all" not in names or grid.name in names
         note = "" if wanted else ": not written"
-        print(f"{grid.name}: {grid.title} ({filled} of {cells} cells filled{note})")
+        say(f"{grid.name}: {grid.title} ({filled} of {cells} cells filled{note})")
         if wanted:
             for ending in endings:
                 shared = grid.file and ending != "tex"  # a paper takes in one table
@@ -103,7 +104,7 @@ def tables_command(
         write_whole(folder / f"{name}.{ending}", text.encode(), sync=False)
     if found is not None:
         write_whole((out or folders[0]) / "claims.md", claims_text(found).encode(), sync=False)
-        print(f"claims: {tally(found)}")
+        say(f"claims: {tally(found)}")
     if {"all", "privacy"} & {*names}:
         _privacy(folder, endings, folders, runs, anyway="privacy" in names)
     if written := [name for name, ending in files if ending == "tex"]:
@@ -115,7 +116,7 @@ def tables_command(
         where = f"written to {(out or folders[0]) / 'claims.md'}"
     elif not files and "privacy" in names:
         where = f"written to {folder / 'privacy'}: md, csv"
-    print(f"{len(runs)} runs of {said}; {where}")
+    say(f"{len(runs)} runs of {said}; {where}")
 
 
 def _privacy(
@@ -137,4 +138,4 @@ def _privacy(
         if ending in endings:
             text = write(methods, attacks, runs)
             write_whole(folder / f"privacy.{ending}", text.encode(), sync=False)
-    print(f"privacy: {len(attacks)} attacks")
+    say(f"privacy: {len(attacks)} attacks")

@@ -11,7 +11,7 @@ import typer
 from feddg_bench.cli.options import Names, with_groups
 from feddg_bench.cli.sweep import SweepRecording, finish, listing
 from feddg_bench.common.errors import SettingsError
-from feddg_bench.common.terminal import table, terminal
+from feddg_bench.common.terminal import say, table, terminal
 from feddg_bench.records.metrics import Metric, find_metric
 from feddg_bench.records.tuning import FOLDER, TuningLedger, ledger_path
 from feddg_bench.runs.request import Datasets
@@ -46,7 +46,7 @@ def tune_command(
     tunings, search = open_tuning(names.request(resources, seeds=seeds), trials, ranges)
     inner = resources.model_copy(update={"results": resources.results / FOLDER})
     if dry_run:
-        print(listing(f"{len(tunings)} methods, {trials} trials each", search, inner.results))
+        say(listing(f"{len(tunings)} methods, {trials} trials each", search, inner.results))
         return
     datasets = Datasets(resources.data_root)
     try:
@@ -60,7 +60,7 @@ def tune_command(
     place = ledger_path(resources.results, *frame, first.method).parent
     _show(ledgers, find_metric(first.metric, tunings[0].plan.dataset.task), place)
     if failed:
-        print("trials that failed can be made again with --retry-failed")
+        say("trials that failed can be made again with --retry-failed")
         raise typer.Exit(1)
 
 

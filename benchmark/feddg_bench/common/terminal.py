@@ -3,17 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Self
+from typing import Any, Self
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Table
+from rich.text import Text
+
+from feddg_bench.common.errors import printable
+
+
+class _Terminal(Console):
+    """A console that obeys no text: brackets are no markup, escapes are shown."""
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        """Print as rich does."""
+        super().print(*(lines(o) if isinstance(o, str) else o for o in objects), **how)
 
 
 def terminal(*, stderr: bool = False) -> Console:
     """Return a console that does not read brackets as markup: a domain may be called ``[dark]``."""
-    return Console(stderr=stderr, markup=False)
+    return _Terminal(stderr=stderr, markup=False)
+
+
+def lines(text: str) -> str:
+    r"""Return text of which a terminal obeys line breaks alone; see `printable`.
+
+    >>> lines("a\x1b[2J\nb")
+    'a\\x1b[2J\nb'
+    """
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def say(text: object) -> None:
+    """Print text that may hold names from records, files and folders."""
+    print(lines(str(text)), flush=True)  # noqa: T201 - it is not rich's markup
 
 
 def print_markdown(markdown: str) -> None:
@@ -22,9 +47,9 @@ def print_markdown(markdown: str) -> None:
     if console.is_terminal:
         from rich.markdown import Markdown
 
-        console.print(Markdown(markdown, code_theme="ansi_dark"), highlight=False)
+        console.print(Markdown(lines(markdown), code_theme="ansi_dark"), highlight=False)
     else:
-        print(markdown, end="", flush=True)  # noqa: T201 - it is not rich's markup
+        print(lines(markdown), end="", flush=True)  # noqa: T201 - it is not rich's markup
 
 
 def table(
@@ -49,8 +74,8 @@ def table(
         gap: Blanks between columns.
     """
     drawn = Table(
-        title=title or None,
-        caption=caption or None,
+        title=lines(title) or None,
+        caption=lines(caption) or None,
         title_justify="left",
         caption_justify="left",
         show_header=any(columns),
@@ -61,7 +86,7 @@ def table(
     for column in columns:
         numbers = column in right
         drawn.add_column(
-            column,
+            lines(column),
             justify="right" if numbers else "left",
             no_wrap=numbers or column in whole,
             overflow="fold",
@@ -70,13 +95,19 @@ def table(
         if row is None:
             drawn.add_section()
         else:
-            drawn.add_row(*row)
+            drawn.add_row(*map(lines, row))
     return drawn
 
 
 def text(template: str) -> TextColumn:
     """Return a column of a live display that shows a text, such as ``{task.description}``."""
-    return TextColumn(template, markup=False)
+    return _Plain(template, markup=False)
+
+
+class _Plain(TextColumn):
+    def render(self, task: Task) -> Text:
+        """Return the text, with escapes shown."""
+        return Text(printable(super().render(task).plain))
 
 
 def duration(seconds: float) -> str:

@@ -12,6 +12,7 @@ from feddg_bench.core.messages import Weights
 from feddg_bench.core.method import Method, written_in
 from feddg_bench.core.sampling import sample_clients
 from feddg_bench.core.server import Ledger, NoReplyError, Server
+from feddg_bench.records.checks import is_evaluated
 from feddg_bench.records.record import Evaluation
 
 
@@ -86,8 +87,7 @@ def federate(
             except NoReplyError:
                 skipped = True
         evaluation = None
-        due = server.round >= start and server.round % every == 0
-        if due or server.round == rounds:
+        if is_evaluated(server.round, rounds=rounds, every=every, start=start):
             began = time.perf_counter()
             with _server_half(method, server):
                 model = method.global_model(server)

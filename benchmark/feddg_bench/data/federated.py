@@ -19,7 +19,7 @@ from feddg_bench.data.dataset import DomainDataset
 from feddg_bench.data.partition import Partition, make_partition, validation_parts
 from feddg_bench.data.protocols import Scenario
 from feddg_bench.data.splits import Splits, published_splits, read_split_csv, split_by_domain
-from feddg_bench.records.record import WHOLE
+from feddg_bench.records.metrics import WHOLE
 
 
 class Spread(NamedTuple):

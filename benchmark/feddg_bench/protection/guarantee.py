@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +19,15 @@ from feddg_bench.protection.noise import clipped, gaussian
 from feddg_bench.protection.possible import covered
 from feddg_bench.protection.sums import HiddenReplies
 from feddg_bench.protection.vectors import from_vector, to_vector
-from feddg_bench.records.record import PrivacyRecord
+from feddg_bench.records.record import PrivacyRecord, RunRecord
 
 if TYPE_CHECKING:
     from feddg_bench.core.method import Method
 
 logger = logging.getLogger(__name__)
+
+TOLERANCE = 1e-3
+"""Largest difference between two computations of an epsilon, as by other versions of Opacus."""
 
 FEWEST = 3
 """Fewest clients of a secure sum: of two, each learns the other's numbers from the sum."""
@@ -57,7 +61,24 @@ def guarantee(settings: RunSettings, method: type[Method], clients: int) -> Priv
     """Return the record of a run's protection; ``None`` if there is none.
 
     ``clients`` is N, the number of clients that hold images.
+
+    Raises:
+        SettingsError: If epsilon is infinite or not positive, or Opacus is not installed.
     """
+    try:
+        return _guarantee(settings, method, clients)
+    except ArithmeticError as error:  # too little noise: its square is 0, a divergence overflows
+        raise _nothing(settings.privacy, math.inf) from error
+
+
+def _nothing(p: PrivacySettings, spent: float) -> SettingsError:
+    return SettingsError(
+        f"privacy.noise_multiplier={p.noise_multiplier:g} with privacy.delta={p.delta:g} gives an "
+        f"epsilon of {spent:g}, which guarantees nothing: change the noise, or lower delta"
+    )
+
+
+def _guarantee(settings: RunSettings, method: type[Method], clients: int) -> PrivacyRecord | None:
     p = settings.privacy
     record = PrivacyRecord(mechanism=p.mechanism, aggregation=p.aggregation)
     if p.mechanism == "none":
@@ -90,8 +111,41 @@ def guarantee(settings: RunSettings, method: type[Method], clients: int) -> Priv
             p.delta,
             clients,
         )
+    if not 0 < spent < math.inf:
+        raise _nothing(p, spent)
     record.epsilon, record.delta = spent, p.delta
     return record
+
+
+def doubt(record: RunRecord, method: type[Method]) -> str:
+    """Return what is wrong with a record's guarantee, computed again; an empty text if nothing is.
+
+    The epsilon of Rényi divergences must be the same within 0.001, one of ``prv`` at most as large.
+
+    Raises:
+        SettingsError: If the settings cannot be read by this version, or Opacus is not installed.
+    """
+    found = record.privacy
+    if found is None or found.epsilon is None:
+        return ""
+    settings = validate(RunSettings, _named(record.settings))
+    rdp = settings.privacy.model_copy(update={"accountant": "rdp"})
+    settings = settings.model_copy(update={"privacy": rdp})
+    again = guarantee(settings, method, record.partition.clients)
+    if again is None or again.epsilon is None or again.protects != found.protects:
+        return f"it protects {again and again.protects}, and not {found.protects}"
+    more, tight = found.epsilon - again.epsilon, found.accountant == "prv"
+    if more > TOLERANCE or (not tight and more < -TOLERANCE):
+        least = "at most " if tight else ""
+        return f"epsilon is {found.epsilon:g}, and {least}{again.epsilon:g} by its settings"
+    return ""
+
+
+def _named(value: Any) -> Any:
+    """Return a record's settings with the digest of each file where its path was."""
+    if isinstance(value, dict):
+        return value["sha256"] if "sha256" in value else {k: _named(v) for k, v in value.items()}
+    return [_named(inner) for inner in value] if isinstance(value, list) else value
 
 
 # ---------------------------------------------------------------------------- what is sent once

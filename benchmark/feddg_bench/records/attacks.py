@@ -15,8 +15,15 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from feddg_bench.common.errors import DataError, printable
 from feddg_bench.common.files import file_name, write_whole
-from feddg_bench.records.record import Count, RecordPart
-from feddg_bench.records.sources import ENDING, Packable, Source, find_sources, pack_records
+from feddg_bench.records.record import Count, Hash, Positive, RecordPart, Several
+from feddg_bench.records.sources import (
+    ENDING,
+    Packable,
+    Source,
+    find_sources,
+    pack_records,
+    read_json,
+)
 
 Attacker = Literal["server", "client", "eavesdropper"]
 """Who attacks: ``server`` sees every reply, ``client`` what it is sent itself, ``eavesdropper``
@@ -103,11 +110,11 @@ class AttackRecord(AttackPart):
     """One attack on one run."""
 
     format: Literal[1] = 1
-    key: str
+    key: Hash
     kind: str
     version: Count  # of the attack
     attacker: Attacker
-    run_key: str  # of the run that was attacked; it need not be recorded
+    run_key: Hash  # of the run that was attacked; it need not be recorded
     method: str
     dataset: str
     protocol: str
@@ -121,11 +128,11 @@ class AttackRecord(AttackPart):
     public: Count  # public images of the attacker
     rounds: Count
     measured: dict[str, float]  # key metric of the attacked run's last model, by split
-    seconds: float
-    pictures: list[str] = Field(default_factory=list)  # files beside this one
-    judges: dict[str, str] = Field(default_factory=dict)  # judge -> SHA-256 of its weights
-    items: list[str] = Field(default_factory=list)  # the only items attacked; empty if all were
-    results: list[AttackResult]
+    seconds: Positive
+    pictures: Several[str] = Field(default_factory=list)  # files beside this one
+    judges: dict[str, Hash] = Field(default_factory=dict)  # judge -> SHA-256 of its weights
+    items: Several[str] = Field(default_factory=list)  # the only items attacked; empty if all were
+    results: Several[AttackResult]
 
     def only(self, items: Set[str]) -> AttackRecord:
         """Return the record with the results of these items alone; if none are named, of all."""
@@ -212,15 +219,23 @@ def _text(record: AttackRecord) -> bytes:
 def unpack_attacks(root: Path) -> list[Path]:
     """Move packed records of attacks into single files, and return the packed ones.
 
+    A packed file stays, with a warning, if single files hold other contents than it does.
+
     Raises:
         DataError: If a file cannot be written.
     """
     found = list(_read(root))
-    single = {record.key for source, record in found if not source.packed}
+    single = {record.key: record for source, record in found if not source.packed}
     packed = {source.path for source, _ in found if source.packed}
     for source, record in found:
         if source.packed and record.key not in single:
+            single[record.key] = record
             save_attack(root, record)
+        if single[record.key] != record:
+            logger.warning(
+                "%s stays: the single file of %s holds other contents", source.path, record.key
+            )
+            packed.discard(source.path)
     for path in packed:
         path.unlink()
     return sorted(packed)
@@ -237,7 +252,7 @@ def _read(root: Path, key: str = "") -> Iterator[tuple[Source, AttackRecord]]:
     )
     for source in files:
         try:
-            records = [AttackRecord.model_validate_json(text) for text in source.texts()]
+            records = [AttackRecord.model_validate(read_json(text)) for text in source.texts()]
         except (DataError, ValidationError) as error:
             reason = printable(str(error).splitlines()[0])
             logger.warning("attack record %s is left out: %s", source.path, reason)

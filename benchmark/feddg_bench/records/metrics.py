@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     Values = NDArray[Any]
 
+WHOLE = "all"
+"""Name of the part of a split that holds all of its images."""
+
 
 def accuracy(truth: Values, predictions: Values) -> float:
     """Return the share of correct predictions, in [0, 1]: one whole number over another.

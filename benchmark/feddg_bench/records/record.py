@@ -6,6 +6,7 @@ import math
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -17,12 +18,11 @@ from pydantic import (
 from pydantic_core import from_json
 
 from feddg_bench.common.errors import DataError
-from feddg_bench.config.keys import run_key
-from feddg_bench.records.metrics import METRICS, Metric, find_metric
+from feddg_bench.records import checks
+from feddg_bench.records.metrics import METRICS, Metric, find_metric, metrics_of
+from feddg_bench.records.sources import read_json
 
 FORMAT: Final = 1
-WHOLE = "all"
-"""Name of the part of a split that holds all of its images."""
 
 T = TypeVar("T")
 Later = Annotated[T | None, Field(exclude_if=lambda value: value is None)]
@@ -32,16 +32,63 @@ Later = Annotated[T | None, Field(exclude_if=lambda value: value is None)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Number = Annotated[float, BeforeValidator(lambda v: math.nan if v is None else v)]
 """A number, NaN if it is not finite: JSON has no such number, so a file holds null."""
+Amount = Annotated[Number, AfterValidator(checks.check_amount)]
+"""A time or an amount of memory, NaN if it was not measured."""
+Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Hash = Annotated[str, Field(pattern="^[0-9a-f]+$")]
+Several = Annotated[list[T], Field(fail_fast=True)]  # a million mistakes are told as one
 
 
-def _measured(value: Any) -> dict[str, Any]:
-    """Return what was measured on a part of a split; refuse impossible values."""
+def _few(most: int) -> BeforeValidator:
+    """Refuse larger dicts: each mistake in one takes a kilobyte to tell."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > most:
+            raise ValueError(f"it holds {len(value)} names, more than {most}")
+        return value
+
+    return BeforeValidator(check)
+
+
+Named = Annotated[dict[str, T], _few(10_000)]
+
+_RANGES = {
+    task: {
+        name: (low, min(high, 1e300))
+        for name in ("loss", *metrics_of(task))
+        for low, high in (find_metric(name, task).range,)
+    }
+    for task in ("classification", "regression")
+}
+
+
+def _evaluation(value: Any) -> Any:
+    """Check what was measured in a round; the first impossible value ends it."""
+    for split, parts in _dict(value).items():
+        for domain, measured in _dict(parts).items():
+            try:
+                _check_measured(_dict(measured))
+            except ValueError as error:
+                raise ValueError(f"{split}.{domain}: {error}") from None
+    return value
+
+
+def _dict(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError("it must hold a value for each metric")  # noqa: TRY004 - for pydantic
-    if "images" not in value:
+        raise ValueError("it holds no names with values")  # noqa: TRY004 - for pydantic
+    return value
+
+
+def _check_measured(measured: dict[str, Any]) -> None:
+    if "images" not in measured:
         raise ValueError("it does not say of how many images")
-    task = "regression" if "pearson" in value else "classification"
-    return {name: _value(find_metric(name, task), number) for name, number in value.items()}
+    task = "regression" if "pearson" in measured else "classification"
+    ranges = _RANGES[task]
+    for name, number in measured.items():  # the hottest lines of reading records
+        low, high = ranges.get(name, (1.0, 0.0))
+        usual = type(number) is float and low <= number <= high
+        if not usual and not (name == "images" and type(number) is int and 0 <= number < 2**63):
+            measured[name] = _value(find_metric(name, task), number)
 
 
 def _value(metric: Metric, value: Any) -> Any:
@@ -59,12 +106,11 @@ def _value(metric: Metric, value: Any) -> Any:
     return value
 
 
-MetricValues = Annotated[
-    dict[str, float],
-    PlainValidator(_measured),
-    PlainSerializer(lambda measured: measured, return_type=dict[str, Any]),
+Evaluation = Annotated[
+    dict[str, dict[str, dict[str, float]]],
+    PlainValidator(_evaluation),
+    PlainSerializer(lambda evaluation: evaluation, return_type=dict[str, Any]),
 ]
-Evaluation = dict[str, dict[str, MetricValues]]
 """Split -> domain -> metric -> value, and ``images``, how many were measured. The part `WHOLE` of a
 split is all of it. Shares are in [0, 1]; a loss that overflowed is NaN. ``worst_group_name`` is a
 text, as is ``only_class``, where a model predicted one class alone (the first records lack it)."""
@@ -86,7 +132,7 @@ class ScenarioRecord(RecordPart):
     model_config = ConfigDict(frozen=True)
 
     name: str
-    train: tuple[str, ...]
+    train: Annotated[tuple[str, ...], BeforeValidator(lambda v: tuple(v) if type(v) is list else v)]
     val: str | None
     test: str
 
@@ -94,8 +140,8 @@ class ScenarioRecord(RecordPart):
 class DataRecord(RecordPart):
     """The images of a run."""
 
-    fingerprint: str  # hash of the data set's content
-    images: dict[str, dict[str, Count]] = {}  # split -> domain -> number of images
+    fingerprint: Hash  # of the data set's content
+    images: Annotated[dict[str, Named[Count]], _few(10)] = {}  # split -> domain -> number of images
     task: Later[str] = None  # what was learnt; the first records lack it and are classifications
     metric: Later[str] = None  # the data set's key metric; the first records lack it: accuracy
     # Images of the largest class over those of the smallest among the test images, where it is
@@ -106,9 +152,9 @@ class DataRecord(RecordPart):
 class PartitionRecord(RecordPart):
     """The clients: hash of their index lists, number, and sizes [smallest, median, largest]."""
 
-    hash: str
+    hash: Hash
     clients: Count = 0
-    sizes: list[Count] = []
+    sizes: Several[Count] = []
 
 
 class Traffic(RecordPart):
@@ -140,8 +186,8 @@ class PrivacyRecord(RecordPart):
     mechanism: str
     aggregation: str  # `plain` or `secure`
     protects: Later[str] = None  # what two neighbouring federations differ in
-    epsilon: Later[float] = None
-    delta: Later[float] = None
+    epsilon: Later[Annotated[float, Field(gt=0, allow_inf_nan=False)]] = None
+    delta: Later[Annotated[float, Field(gt=0, lt=1)]] = None
     accountant: Later[str] = None
     sampling: Later[str] = None  # of clients, as the accountant assumes it
 
@@ -164,16 +210,16 @@ class Costs(RecordPart):
     """What a round cost, and what went wrong in it."""
 
     bytes: Traffic = Traffic()  # sent and received by the server
-    dropped: list[Dropped] = []  # clients whose replies were not used
-    seconds: dict[str, Annotated[float, Field(ge=0, lt=1e15)]] = {}  # phase -> wall time
+    dropped: Several[Dropped] = []  # clients whose replies were not used
+    seconds: Named[Annotated[float, Field(ge=0, lt=1e15)]] = {}  # phase -> wall time
     protection: Later[Traffic] = None  # the part of `bytes` that secure sums cost
 
 
 class _Round(RecordPart):
     round: Count  # its number, from 1
-    cohort: list[str]  # clients that were asked
+    cohort: Several[str]  # clients that were asked
     skipped: bool  # whether every client was dropped, so that the model stayed as it was
-    train: dict[str, Number]  # means over the clients, `loss` among them
+    train: Named[Number]  # means over the clients, `loss` among them
     evaluation: Evaluation | None  # of the new model; `None` where this round was not evaluated
 
 
@@ -184,7 +230,7 @@ class RoundRecord(Costs, _Round):
 class EnvironmentRecord(RecordPart):
     """What the last bits of numbers may depend on; never the name of a machine."""
 
-    versions: dict[str, str] = {}
+    versions: Named[str] = {}
     system: str = ""
     cpu: Later[str] = None  # its maker and widest instructions; the first records lack it
     portable: Later[bool] = None  # whether it used only what all CPUs with AVX2 compute alike
@@ -199,22 +245,22 @@ class TimeRecord(RecordPart):
 
     started: str | None = None
     finished: str | None = None
-    seconds: Number = math.nan  # in total
-    peak_memory_mib: Number = math.nan
-    flop: Later[float] = None  # floating point operations of all clients' work
-    peak_flops: Later[float] = None  # operations a second of a large matrix product, all workers
-    share_of_peak: Later[float] = None  # `flop` divided by (seconds of training times `peak_flops`)
+    seconds: Amount = math.nan  # in total
+    peak_memory_mib: Amount = math.nan
+    flop: Later[Positive] = None  # floating point operations of all clients' work
+    peak_flops: Later[Positive] = None  # operations a second of a matrix product, all workers
+    share_of_peak: Later[Positive] = None  # `flop` over (seconds of training times `peak_flops`)
 
 
 class TunedRecord(RecordPart):
     """How `feddg-bench tune` chose a run's settings; not part of its key."""
 
     trials: Count  # how many there were
-    settings: dict[str, bool | int | float | str] = {}  # chosen; empty: the recipe's own were best
+    settings: Named[bool | int | float | str] = {}  # chosen; empty: the recipe's own were best
     seeds: Later[Count] = None  # seeds of each trial; absent if there was one
     protocol: Later[str] = None  # that of the trials; absent if it is the run's
     scenario: Later[str] = None  # that of the trials; the first records lack it
-    given: Later[list[str]] = None  # ``KEY=VALUE`` that trials had beside the recipe, if any
+    given: Later[Several[str]] = None  # ``KEY=VALUE`` that trials had beside the recipe, if any
 
     @property
     def by_one_run(self) -> dict[str, bool | int | float | str]:
@@ -235,7 +281,7 @@ class RunRecord(RecordPart):
     """Everything about one run; never a path, never a host name."""
 
     format: Literal[1] = FORMAT  # version of this form
-    key: str = Field(pattern="^[0-9a-f]+$")  # hash of `settings` and `method_version`
+    key: Hash  # of `settings` and `method_version`
     method: str
     method_version: Count
     dataset: str
@@ -243,15 +289,15 @@ class RunRecord(RecordPart):
     scenario: ScenarioRecord
     seed: Count
     recipe: str  # the recipe the settings came from; not part of the key
-    code: Later[str] = None  # digest of the method's source; the first records lack it
-    labels: dict[str, str] = {}  # the method's settings that a caption must mention
+    code: Later[Hash] = None  # digest of the method's source; the first records lack it
+    labels: Named[str] = {}  # the method's settings that a caption must mention
     tuned: Later[TunedRecord] = None  # where settings were tuned
     settings: dict[str, Any]  # resolved; files by the hash of their content
     data: DataRecord
     partition: PartitionRecord
     privacy: Later[PrivacyRecord] = None  # what was done for privacy, if anything
     once: Costs = Costs()  # costs before round 1
-    rounds: list[RoundRecord] = []
+    rounds: Several[RoundRecord] = []
     environment: EnvironmentRecord = EnvironmentRecord()
     time: TimeRecord = TimeRecord()
 
@@ -317,17 +363,20 @@ class RunRecord(RecordPart):
         return None
 
     @classmethod
-    def parse(cls, data: str | bytes, key: str | None = None) -> Self:
-        """Return the record in a file's text, after checking that it is consistent.
+    def parse(cls, data: str | bytes, key: str | None = None, *, finished: bool = True) -> Self:
+        """Return the record in a file's text, after checking that it is whole and consistent.
+
+        A record that is not ``finished`` may lack the last rounds; see `fault`.
 
         Raises:
             NewerError: If its format is not known.
-            DataError: If it is cut short or not a record, if a value is out of its range, if names
-                or settings were changed, so that its key does not match, or if its key is not
-                ``key``; the message is a part of a sentence.
+            DataError: If it is cut short or not a record, if a value is out of its range, if it
+                contradicts itself or its settings, or if its key is not ``key``; the message is a
+                part of a sentence.
         """
+        values = read_json(data)
         try:
-            record = cls.model_validate_json(data, strict=True)
+            record = cls.model_validate(values, strict=True)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             if first["loc"] == ("format",):
@@ -337,22 +386,32 @@ class RunRecord(RecordPart):
             where = ".".join(str(part) for part in first["loc"])
             what = first["msg"].removeprefix("Value error, ")
             raise DataError(f"{where}: {what}" if where else what) from error
-        said = {name: getattr(record, name) for name in ("method", "dataset", "protocol", "seed")}
-        said["scenario"] = record.scenario.name
-        for name, value in said.items():
-            if record.settings.get(name) != value:
-                raise DataError(
-                    f"{name} is {value!r}, but {record.settings.get(name)!r} in its settings"
-                )
-        numbers = [entry.round for entry in record.rounds]
-        if numbers != sorted(set(numbers)):
-            raise DataError("rounds: they do not follow one another")
-        true = run_key(record.settings, record.method_version)
-        if record.key != true:
-            raise DataError(f"its settings are those of the run {true}, not of {record.key}")
-        if key not in (None, true):
-            raise DataError(f"it holds the run {true}, not {key}")
+        if fault := record.fault(finished=finished):
+            raise DataError(fault)
+        if key not in (None, record.key):
+            raise DataError(f"it holds the run {record.key}, not {key}")
         return record
+
+    def fault(self, *, finished: bool = True) -> str:
+        """Return the first contradiction, a part of a sentence, or an empty text.
+
+        Names and settings must be those that the key was made from, rounds and evaluations those
+        that settings and scenario ask for, and privacy that of the settings. A record that is not
+        ``finished`` may lack the last rounds.
+        """
+        settings, scenario = self.settings, self.scenario
+        names = {name: getattr(self, name) for name in ("method", "dataset", "protocol", "seed")}
+        roles = {"train": scenario.train, "test": (scenario.test,)}
+        roles |= {"val": (scenario.val,)} if scenario.val is not None else {}
+        numbers = [entry.round for entry in self.rounds]
+        evaluations = [(entry.round, entry.evaluation) for entry in self.rounds]
+        return (
+            checks.fault_of_names(settings, names | {"scenario": scenario.name})
+            or checks.fault_of_key(settings, self.method_version, self.key)
+            or checks.fault_of_rounds(settings, numbers, finished=finished)
+            or checks.fault_of_evaluations(settings, roles, self.data.images, evaluations)
+            or checks.fault_of_privacy(settings, dict(self.privacy) if self.privacy else None)
+        )
 
     def unknown_fields(self) -> list[str]:
         """Return the names of fields that this version does not know."""

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
-from feddg_bench.records.metrics import find_metric
-from feddg_bench.records.record import WHOLE, Evaluation
+from feddg_bench.records.metrics import WHOLE, find_metric
+from feddg_bench.records.record import Evaluation
 
 Rule = Literal["last", "mean_last_5", "best_by_val", "best_by_id_val", "oracle"]
 RULES: tuple[Rule, ...] = get_args(Rule)

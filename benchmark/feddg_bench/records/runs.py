@@ -7,16 +7,17 @@ size, times and inode of a record's file are unchanged. The index may be deleted
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from feddg_bench.common.errors import DataError, printable
 from feddg_bench.common.files import write_whole
@@ -45,6 +46,7 @@ class RecordedRun:
 
     source: Source  # the file that holds the record
     line: int  # its line there, where the file holds several
+    digest: str  # of its text
     key: str
     method: str
     version: int  # version of the method
@@ -139,31 +141,54 @@ def read_runs(results: Path | Sequence[Path]) -> list[RecordedRun]:
 
     Records that cannot be used are left out, with one warning for all. If several files hold a key,
     the first folder wins, and in it single files win over packed ones; a warning says if their
-    numbers differ.
+    contents differ.
 
     Raises:
         DataError: If a folder is not there.
     """
-    runs: dict[str, RecordedRun] = {}
+    found: list[RecordedRun] = []
     problems: list[Problem] = []
     for root in [results] if isinstance(results, Path) else results:
-        found, bad = read_folder(root)
+        here, bad = read_folder(root)
+        found += here
         problems += bad
-        for run in found:
-            first = runs.setdefault(run.key, run)
-            if first._all != run._all:
-                reason = f"its run {run.key} has other numbers than in {first.source.path}"
-                problems.append(Problem(run.source.path, reason, skipped=True))
-    for skipped, what in (
-        (True, "skipped {} that cannot be used"),
-        (False, "{} hold what this version does not know, and it is left out of what is shown"),
+    runs, doubles = first_of_each(found)
+    for some, what in (
+        ([p for p in problems if p.skipped], "skipped {} that cannot be used"),
+        (
+            [p for p in problems if not p.skipped],
+            "{} hold what this version does not know, and it is left out of what is shown",
+        ),
+        (doubles, "left out {} of runs with other contents elsewhere"),
     ):
-        said = [f"{p.path}: {p.reason}" for p in problems if p.skipped is skipped]
-        if said:
-            more = f"; and {len(said) - 1} more, see `feddg-bench results list`" * (len(said) > 1)
-            what = what.format(f"{len(said)} record{'s' * (len(said) > 1)}")
-            logger.warning("%s: %s%s", what, printable(said[0])[:LONGEST], more)
+        if some:
+            said = what.format(f"{len(some)} record{'s' * (len(some) > 1)}")
+            more = f"; and {len(some) - 1} more, see `feddg-bench results check`" * (len(some) > 1)
+            first = printable(f"{some[0].path}: {some[0].reason}")[:LONGEST]
+            logger.warning("%s: %s%s", said, first, more)
     return [runs[key] for key in sorted(runs)]
+
+
+def first_of_each(
+    found: Iterable[RecordedRun],
+) -> tuple[dict[str, RecordedRun], list[Problem]]:
+    """Return the first run of each key, and the later ones whose records hold something else."""
+    runs: dict[str, RecordedRun] = {}
+    doubles: list[Problem] = []
+    for run in found:
+        first = runs.setdefault(run.key, run)
+        if first.digest != run.digest and (names := _differing(first, run)):
+            reason = f"its run {run.key} differs from that in {first.source.path}: {names}"
+            doubles.append(Problem(run.source.path, reason, skipped=False))
+    return runs, doubles
+
+
+def _differing(one: RecordedRun, other: RecordedRun) -> str:
+    """Return the names of the fields in which two records of a run differ."""
+    first, second = from_json(one.text()), from_json(other.text())
+    # How settings were chosen is noted in records that were there before.
+    names = [n for n in first | second if first.get(n) != second.get(n) and n != "tuned"]
+    return ", ".join(sorted(names))
 
 
 def read_folder(
@@ -243,16 +268,17 @@ class _Index:
                     continue
                 if unknown := record.unknown_fields():
                     problems.append((printable(", ".join(unknown))[:LONGEST], False))
-                heads.append(self._head(line, record))
+                heads.append(self._head(line, text, record))
         return heads, problems
 
-    def _head(self, line: int, record: RunRecord) -> _Head:
+    def _head(self, line: int, text: bytes, record: RunRecord) -> _Head:
         self.fresh += 1
         measured = [(entry.round, entry.evaluation) for entry in record.rounds if entry.evaluation]
-        self.lines += [json.dumps(found).encode() for found in (measured[-1:], measured)]
+        self.lines += [to_json(found) for found in (measured[-1:], measured)]
         head = {name: getattr(record, name) for name in ("key", *OWN, "recipe", "task")}
         return head | {
             "line": line,
+            "digest": hashlib.sha256(text).hexdigest()[:32],
             "version": record.method_version,
             "scenario": record.scenario.name,
             "train": "+".join(sorted(record.scenario.train)),

@@ -7,12 +7,14 @@ import lzma
 import os
 import re
 import stat
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.common.files import write_together
@@ -20,10 +22,17 @@ from feddg_bench.common.files import write_together
 FOLDERS = (Path("runs"), Path("results"))
 """Where records are looked for by default: the user's own, then those that come with the suite."""
 ENDING = ".jsonl.xz"
-LARGEST = 2**31
-"""Bytes that a packed file may unpack to."""
-MOST_TEXT = 8 * 2**20
+MIB = 2**20
+MOST_TEXT = 8 * MIB
 """Bytes of records in a packed file that we write; they are packed to an eighth or less."""
+LARGEST = 64 * MIB
+"""Bytes that a packed file may unpack to."""
+LARGEST_RECORD = 32 * MIB
+MOST_VALUES = 2**20
+"""Bytes and values of one record: 200 times what one of 50 rounds has. A parsed value takes up to
+300 bytes: with these limits a reader stays below 512 MiB."""
+MOST_STREAMS = 1000
+"""Streams in a packed file: each takes some time, however little it holds."""
 
 
 @dataclass(frozen=True)
@@ -44,24 +53,19 @@ class Source:
         """Return the text of each record.
 
         Raises:
-            DataError: If the file cannot be read or is cut short; the message is a part of a
-                sentence.
+            DataError: If the file cannot be read, is not whole, or is far larger than records are;
+                the message is a part of a sentence.
         """
         if not self.stamp:
             raise DataError("it is no regular file")
         try:
-            data = self.path.read_bytes()
-            if not self.packed:
-                return (data,)
-            unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=2**28)
-            text = unpacker.decompress(data, max_length=LARGEST)
+            data = read_record(self.path, LARGEST if self.packed else LARGEST_RECORD)
         except OSError as error:
             raise DataError(f"it cannot be read: {error.strerror}") from error
-        except lzma.LZMAError as error:
-            raise DataError(f"it is no whole xz file: {error}") from error
-        if not unpacker.eof:
-            raise DataError("it is cut short, or far larger than records are")
-        return tuple(text.splitlines())
+        texts = tuple(unpack_streams(data).splitlines()) if self.packed else (data,)
+        if max(map(len, texts), default=0) > LARGEST_RECORD:
+            raise DataError(f"a line of it is longer than {LARGEST_RECORD // MIB} MiB")
+        return texts
 
     def text(self, line: int) -> bytes:
         """Return the text of one record, 0 in a file with only one; raises as `texts` does."""
@@ -69,6 +73,84 @@ class Source:
 
 
 _unpacked = lru_cache(maxsize=8)(Source.texts)
+
+
+def read_record(path: Path, most: int = LARGEST_RECORD) -> bytes:
+    """Return the content of a file of records.
+
+    Raises:
+        DataError: If it is larger than such files are; the message is a part of a sentence.
+        OSError: If it cannot be read.
+    """
+    with path.open("rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise DataError(f"it is larger than {most // MIB} MiB, and no file of records is")
+    return data
+
+
+def unpack_streams(data: bytes) -> bytes:
+    """Return what all streams of an xz file hold, one after the other, as ``xz -dc`` does.
+
+    Raises:
+        DataError: If one is not whole, if there is anything else, or if it is more than `LARGEST`;
+            the message is a part of a sentence.
+    """
+    view, parts, at, room, streams = memoryview(data), [], 0, LARGEST, 0
+    while at < len(data) or not streams:
+        if not data.startswith(b"\xfd7zXZ\0", at):
+            raise DataError(f"it is no whole xz file: something else begins at byte {at}")
+        streams += 1
+        unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=128 * MIB)
+        try:
+            while not unpacker.eof and at < len(data):
+                block = view[at : at + MIB]  # what is left of a stream's last block is copied
+                parts.append(unpacker.decompress(block, max_length=room + 1))
+                room -= len(parts[-1])
+                at += len(block) - len(unpacker.unused_data)
+                if room < 0 or streams > MOST_STREAMS:
+                    raise DataError(
+                        f"it unpacks to more than {LARGEST // MIB} MiB, or has more than "
+                        f"{MOST_STREAMS} streams; `xz -dc` and `split --line-bytes=8M` make parts "
+                        f"of it that can be read"
+                    )
+        except lzma.LZMAError as error:
+            raise DataError(f"it is no whole xz file: {error}") from error
+        if not unpacker.eof:
+            raise DataError("it is cut short")
+        while data.startswith(bytes(4), at):  # padding, which the format allows
+            at += 4
+    return b"".join(parts)
+
+
+def read_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        DataError: If it is none, if it holds far more values than records do, or if an object in it
+            holds a key twice, of which readers would take either; the message is a part of a
+            sentence.
+    """
+    data = text.encode() if isinstance(text, str) else text
+    if data.count(b",") > MOST_VALUES:
+        raise DataError(f"it holds more than {MOST_VALUES:,} values, and no record does")
+    try:
+        value = from_json(data)
+        # As many keys as after reading, in a text in which only they end in `":`: none is repeated.
+        plain = b"\\" not in data and not re.search(rb'"\s+:', data)
+        if not plain or data.count(b'":') != to_json(value).count(b'":'):
+            json.loads(data, object_pairs_hook=_once)
+    except ValueError as error:
+        raise DataError(f"it is no JSON: {error}") from error
+    return value
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        (key, times) = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise DataError(f"it holds {key!r} {times} times in one object, and once is right")
+    return values
 
 
 _KINDS = (("runs", ".json", False), ("records", ENDING, True))
@@ -174,7 +256,7 @@ def pack_records(
     packed files, has it.
 
     Raises:
-        DataError: If a packed file cannot be written.
+        DataError: If a packed file cannot be written, or if two packed records of one key differ.
     """
     new = {one.key for one in single}
     groups: dict[Path, dict[str, Packable]] = {}
@@ -185,7 +267,12 @@ def pack_records(
             groups.setdefault(first_part(one.source.path), {})
     for one in there:
         if one.key not in new and first_part(one.source.path) in groups:
-            groups[first_part(one.source.path)].setdefault(one.key, one)
+            first = groups[first_part(one.source.path)].setdefault(one.key, one)
+            if first is not one and not same_content(first.text(), one.text()):
+                raise DataError(
+                    f"{one.source.path} holds {one.key} with other contents than "
+                    f"{first.source.path}: keep one of the two, and pack again"
+                )
     packed: list[Path] = []
     for path, inside in groups.items():
         packed += write_packed(path, [one.text() for one in inside.values()])
@@ -194,6 +281,11 @@ def pack_records(
         if one.key in kept:
             one.source.path.unlink()
     return packed
+
+
+def same_content(one: bytes, other: bytes) -> bool:
+    """Return whether two JSON texts hold the same."""
+    return one == other or bool(from_json(one) == from_json(other))
 
 
 def write_packed(path: Path, texts: Iterable[bytes]) -> list[Path]:
@@ -222,8 +314,19 @@ def write_packed(path: Path, texts: Iterable[bytes]) -> list[Path]:
         )
         for n, lines in enumerate(parts, 1)
     }
+    _count(files, len(values))
     write_together(files)  # a record may move from one to another
     for source in find_sources(path.parent, ENDING, packed=True):
         if first_part(source.path) == path and source.path not in files:
             source.path.unlink()
     return list(files)
+
+
+def _count(files: Mapping[Path, bytes], records: int) -> None:
+    """Refuse packed files that do not hold so many records: others go once these are there."""
+    held = sum(len(unpack_streams(data).splitlines()) for data in files.values())
+    if held != records:
+        raise DataError(
+            f"{', '.join(map(str, files))} would hold {held} records instead of {records}: nothing "
+            f"was written or removed"
+        )

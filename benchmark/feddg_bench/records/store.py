@@ -15,7 +15,14 @@ from feddg_bench.common.errors import DataError, printable
 from feddg_bench.common.files import check_writable, file_name, write_whole
 from feddg_bench.records.record import NewerError, RunRecord, TunedRecord
 from feddg_bench.records.runs import LONGEST, RecordedRun, read_folder, read_runs
-from feddg_bench.records.sources import Packable, Source, pack_records, sources
+from feddg_bench.records.sources import (
+    Packable,
+    Source,
+    pack_records,
+    read_record,
+    same_content,
+    sources,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +41,7 @@ class ResultsStore:
         self.checkpoints = root / "checkpoints"
         self.partitions = root / "partitions"
         self._packed: tuple[list[Source], dict[str, RecordedRun]] = ([], {})
+        self._sound: dict[Source, bool] = {}
 
     def check_writable(self) -> None:
         """Raise `DataError` in one sentence if records could not be written here."""
@@ -58,9 +66,10 @@ class ResultsStore:
         return all(self.model(key, which).exists() for which in keep)
 
     def keys(self) -> set[str]:
-        """Return the keys of all records."""
-        single = {s.name.removesuffix(".json") for s in sources(self.root, packed=False)}
-        return single | set(self.packed())
+        """Return the keys of all records that can be read."""
+        single = sources(self.root, packed=False)
+        self._sound = {s: self._sound[s] if s in self._sound else _is_sound(s) for s in single}
+        return {s.path.stem for s in single if self._sound[s]} | set(self.packed())
 
     def packed(self) -> dict[str, RecordedRun]:
         """Return the runs in packed files by key."""
@@ -72,13 +81,11 @@ class ResultsStore:
 
     def holds(self, key: str) -> bool:
         """Return whether the record of a key is there and can be read; it stays where it is."""
-        path = self.runs / f"{key}.json"
-        if not path.is_file():
-            return key in self.packed()
         try:
-            return RunRecord.parse(path.read_bytes(), key).key == key
+            RunRecord.parse(read_record(self.runs / f"{key}.json"), key)
         except (OSError, DataError):
-            return False
+            return key in self.packed()
+        return True
 
     def load(self, key: str) -> RunRecord | None:
         """Return a finished run's record, or ``None``.
@@ -89,16 +96,15 @@ class ResultsStore:
         Raises:
             DataError: If a newer version wrote it, or it cannot be read or set aside.
         """
-        if (self.runs / f"{key}.json").is_file():
-            return self.single(key)
-        packed = self.packed().get(key)
-        return packed.record() if packed else None
+        single = self.single(key) if (self.runs / f"{key}.json").is_file() else None
+        packed = None if single else self.packed().get(key)
+        return packed.record() if packed else single
 
     def single(self, key: str) -> RunRecord | None:
         """Return the record in a file of its own, as `load` does."""
         path = self.runs / f"{key}.json"
         try:
-            return RunRecord.parse(path.read_bytes(), key)
+            return RunRecord.parse(read_record(path), key)
         except OSError as error:
             raise DataError(f"cannot read record {path}: {error.strerror}") from error
         except NewerError as error:
@@ -139,6 +145,13 @@ class ResultsStore:
             yield run.record()
 
 
+def _is_sound(source: Source) -> bool:
+    try:
+        return RunRecord.parse(source.text(0), source.path.stem).key == source.path.stem
+    except DataError:
+        return False
+
+
 def _write(path: Path, record: dict[str, Any]) -> None:
     write_whole(path, json.dumps(record, indent=1, ensure_ascii=False).encode() + b"\n")
 
@@ -172,18 +185,25 @@ def unpack(root: Path) -> list[Path]:
     """Move packed records of a results folder into single files, and return the packed ones.
 
     An existing single file stays as it is, unless it cannot be used: then it is set aside. A packed
-    file stays too if some of it cannot be used.
+    file stays too, with a warning, if some of it cannot be used, or holds other contents than
+    single files.
 
     Raises:
         DataError: If a file cannot be written.
     """
     found, problems = read_folder(root, packed=True)
     store = ResultsStore(root)
+    stay = {problem.path: problem.reason for problem in problems if problem.skipped}
     for run in found:
         path = store.runs / f"{run.key}.json"
+        text = run.text()
         if not path.exists() or store.single(run.key) is None:
-            _write(path, from_json(run.text()))
-    paths = {run.source.path for run in found} - {p.path for p in problems if p.skipped}
+            _write(path, from_json(text))
+        if not same_content(path.read_bytes(), text):
+            stay[run.source.path] = f"{path} holds other contents of its run"
+    for path, reason in stay.items():
+        logger.warning("%s stays: %s", path, printable(reason)[:LONGEST])
+    paths = {run.source.path for run in found} - stay.keys()
     for path in paths:
         path.unlink()
     return sorted(paths)

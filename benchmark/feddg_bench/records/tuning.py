@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,10 +14,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.common.files import file_name, shipped, write_whole
-from feddg_bench.records.record import Later, RunRecord
+from feddg_bench.records.metrics import METRICS
+from feddg_bench.records.record import Hash, Later, Positive, RunRecord
 from feddg_bench.records.rules import split_metric
-from feddg_bench.records.sources import FOLDERS
+from feddg_bench.records.sources import FOLDERS, read_json, read_record
 from feddg_bench.records.statistics import clear_leads, mean_and_std
+
+logger = logging.getLogger(__name__)
 
 FOLDER = "tuning"
 """Name of the results folder, inside another, that holds ledgers and the trials' records."""
@@ -29,6 +33,7 @@ than noise over at least three seeds (see `clear_leads`)."""
 FEWEST = 3
 """Fewest evaluated rounds in that mean, if there are so many."""
 
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 Setting = Annotated[str, Field(pattern=r"^(train|federation|hyper)\.[a-z0-9_]+$")]
 
 
@@ -47,12 +52,12 @@ class Trial(_Part):
     """One trial."""
 
     settings: dict[Setting, bool | int | float | str]  # by dotted key; empty: the recipe's own
-    keys: tuple[str, ...]  # of its runs, one per seed
-    id_val: float | None  # see `Rule`: the mean over seeds; `None` if a run failed
-    values: Later[tuple[float, ...]] = None  # the same of each seed; absent if a run failed
-    lead: Later[float] = None  # mean difference of `values` from the first trial's
-    standard_error: Later[float] = None  # of `lead`, over seeds
-    seconds: float | None  # total of its runs
+    keys: tuple[Hash, ...]  # of its runs, one per seed
+    id_val: Finite | None  # see `Rule`: the mean over seeds; `None` if a run failed
+    values: Later[tuple[Finite, ...]] = None  # the same of each seed; absent if a run failed
+    lead: Later[Finite] = None  # mean difference of `values` from the first trial's
+    standard_error: Later[Positive] = None  # of `lead`, over seeds
+    seconds: Positive | None  # total of its runs
     error: str | None = None  # why one failed
 
     @model_validator(mode="before")
@@ -70,7 +75,7 @@ class TuningLedger(_Part):
     protocol: str
     recipe: str
     scenario: str
-    seeds: tuple[int, ...]  # every trial was made with each of them
+    seeds: Annotated[tuple[int, ...], Field(min_length=1)]  # every trial was made with each of them
     given: tuple[str, ...]  # ``KEY=VALUE`` of all trials, on top of the recipe
     metric: str  # the data set's key metric
     rule: Rule = "mean_last_fifth"
@@ -84,6 +89,12 @@ class TuningLedger(_Part):
 
     @model_validator(mode="after")
     def _won(self) -> TuningLedger:
+        low, high = METRICS[self.metric].range if self.metric in METRICS else (-math.inf, math.inf)
+        for number, trial in enumerate(self.trials):
+            if trial.id_val is not None and not low <= trial.id_val <= high:
+                raise ValueError(f"id_val of trial {number} is {trial.id_val}, no {self.metric}")
+            if len(trial.keys) != len(self.seeds):
+                raise ValueError(f"trial {number} has {len(trial.keys)} keys, not one a seed")
         found = winners(self.trials, self.rule)
         if self.chosen not in (found or (None,)):
             raise ValueError(f"chosen is {self.chosen}, but trial {found[:1]} won")
@@ -165,8 +176,15 @@ def find_ledger(
     """
     single = ledger_path(root, dataset, protocol, recipe, method)
     path = single if single.exists() else _packed(single)
-    found = (ledger for ledger in (_read(path) if path.exists() else ()) if ledger.method == method)
-    return next(((path, ledger) for ledger in found), None)
+    for ledger in _read(path) if path.exists() else ():
+        if ledger.method == method:
+            names = ledger.dataset, ledger.protocol, ledger.recipe
+            if names != (dataset, protocol, recipe):
+                raise DataError(f"{path} is the ledger of {', '.join(names)}: move it there")
+            return path, ledger
+        if path == single:
+            raise DataError(f"{path} is the ledger of {ledger.method}: move it there")
+    return None
 
 
 def load_ledger(root: Path, dataset: str, protocol: str, recipe: str, method: str) -> TuningLedger:
@@ -219,20 +237,24 @@ def pack_ledgers(root: Path) -> list[Path]:
 def unpack_ledgers(root: Path) -> list[Path]:
     """Move packed ledgers into single files, unless there are such, and return the packed ones.
 
+    A packed file stays, with a warning, if single files hold other contents than it does.
+
     Raises:
         DataError: If a packed file cannot be read, or a single one cannot be written.
     """
-    files = sorted((root / FOLDER).glob("*-*-*.jsonl"))
-    for packed in files:
+    files, stay = {*(root / FOLDER).glob("*-*-*.jsonl")}, set[Path]()
+    for packed in sorted(files):
         for ledger in _read(packed):
             names = ledger.dataset, ledger.protocol, ledger.recipe, ledger.method
             path = ledger_path(root, *names)
-            if path.exists():
-                _read(path)  # refused if it is broken: the packed one is whole
-            else:
+            if not path.exists():
                 ledger.save(root)
+            if _read(path) != [ledger]:  # refused if it is broken: the packed one is whole
+                logger.warning("%s stays: %s holds other contents", packed, path)
+                stay.add(packed)
+    for packed in files - stay:
         packed.unlink()
-    return files
+    return sorted(files - stay)
 
 
 def _packed(single: Path) -> Path:
@@ -243,11 +265,12 @@ def _packed(single: Path) -> Path:
 def _read(path: Path) -> list[TuningLedger]:
     """Return the ledgers of a file, single or packed."""
     try:
-        text = path.read_bytes()
+        text = read_record(path)
         parts = text.splitlines() if path.suffix == ".jsonl" else [text]
-        return [TuningLedger.model_validate_json(part) for part in parts]
-    except (OSError, ValidationError) as error:
+        return [TuningLedger.model_validate(read_json(part)) for part in parts]
+    except (OSError, DataError, ValidationError) as error:
+        first = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
         raise DataError(
-            f"{path} is no ledger of tuning; delete it and run feddg-bench tune again, which makes "
-            f"it from the trials' records"
+            f"{path} is no ledger of tuning ({first.removeprefix('Value error, ')}); delete it and "
+            f"run feddg-bench tune again, which makes it from the trials' records"
         ) from error

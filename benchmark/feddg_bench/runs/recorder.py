@@ -64,7 +64,10 @@ class Recorder(Observer):
         self.resources = resources
         self.keep = set(keep)
         self.again = again
-        self.started = time.time()
+        self.started = _now()
+        self.began = (
+            time.monotonic()
+        )  # a clock that is set while a run is under way moves dates only
         self.seconds_before = 0.0
         self.tally = Tally()
         self.path = self.store.checkpoint(run.plan.key)
@@ -135,9 +138,9 @@ class Recorder(Observer):
             )
             record.rounds.append(entry)
         record.time = TimeRecord(
-            started=record.time.started or _stamp(self.started),
-            finished=_stamp(time.time()),
-            seconds=round(self.seconds_before + time.time() - self.started, 3),
+            started=record.time.started or self.started,
+            finished=_now(),
+            seconds=round(self.seconds_before + time.monotonic() - self.began, 3),
             peak_memory_mib=run.executor.peak_memory_mib(),
             **self._share_of_peak(run.executor.workers),
         )
@@ -197,5 +200,5 @@ def best_so_far(record: RunRecord) -> int | None:
     return None
 
 
-def _stamp(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feddg_bench.common.errors import SettingsError
+from feddg_bench.common.terminal import say
 from feddg_bench.config.schema import Resources
 from feddg_bench.sweeps.search import Search
 
@@ -41,7 +42,7 @@ class Copy:
         """Work until every run is recorded or has failed, by this worker or by another."""
         from feddg_bench.sweeps.work import SweepWorker
 
-        SweepWorker(self.resources, lambda *event: print(*event, flush=True)).work(self.search)  # noqa: T201
+        SweepWorker(self.resources, lambda *event: say(" ".join(map(str, event)))).work(self.search)
 
     def checkpoint(self, number: int) -> Any:
         """Return what to submit to go on when the job runs again; its progress is on the disk."""

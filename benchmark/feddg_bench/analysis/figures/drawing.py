@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from feddg_bench.analysis.sheets import csv_lines
 from feddg_bench.common.files import write_whole
+from feddg_bench.common.terminal import say
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -209,15 +210,15 @@ def save(
     with styled():
         for made in make():
             if isinstance(made, str):
-                print(made)  # noqa: T201
+                say(made)
                 continue
             with _glyphs_noted(lacking):
                 paths = made.save(folder, formats)
             for note in made.notes:
-                print(f"{made.name}: {note}")  # noqa: T201
-            print(f"wrote {', '.join(map(str, paths))}")  # noqa: T201
+                say(f"{made.name}: {note}")
+            say(f"wrote {', '.join(map(str, paths))}")
     if lacking:
-        print(  # noqa: T201
+        say(
             f"the figures' font, {STYLE['font.family']}, lacks {''.join(sorted(lacking))}: a box "
             f"stands for each of these characters"
         )

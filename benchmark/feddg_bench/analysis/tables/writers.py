@@ -37,7 +37,7 @@ def markdown(grid: Grid) -> str:
     lines += [f"- {_md(note)}" for note in grid.notes]
     if grid.fills:
         lines += ["", "Commands that fill what is missing:", ""]
-        lines += [f"- {_md(row)}: `{command}`" for row, command in grid.fills]
+        lines += [f"- {_md(row)}: {_code(command)}" for row, command in grid.fills]
     if grid.runs:
         head = "Runs of each row, by scenario, as seed:key"
         lines += ["", f"<details><summary>{head}</summary>", ""]
@@ -55,7 +55,12 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _md(text: str) -> str:
-    return re.sub(r"([|*_<>\\])", r"\\\1", text).replace("\n", " ")
+    shown = re.sub(r"([|*_<>\\]|\](?=[(\[:]))", r"\\\1", text.replace("\n", " "))
+    return printable(shown)
+
+
+def _code(text: str) -> str:
+    return f"`` {printable(text)} ``" if "`" in text else f"`{printable(text)}`"
 
 
 def _raised(footnotes: Sequence[int]) -> str:
@@ -143,7 +148,7 @@ _TEX: Mapping[str, str] = {
 
 def tex(text: str) -> str:
     """Return a text with the characters escaped that LaTeX would read as commands."""
-    return "".join(_TEX.get(letter, letter) for letter in text)
+    return "".join(_TEX.get(letter, letter) for letter in printable(text.replace("\n", " ")))
 
 
 def latex(grid: Grid) -> str:

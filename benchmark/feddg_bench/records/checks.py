@@ -1,0 +1,179 @@
+"""Whether a record agrees with itself and with its settings: pure functions of what it holds.
+
+Each returns the first contradiction, as a part of a sentence, or an empty text.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from feddg_bench.config.keys import run_key
+from feddg_bench.config.schema import EvaluationSettings, FederationSettings, PrivacySettings
+from feddg_bench.records.metrics import WHOLE
+
+Evaluation = Mapping[str, Mapping[str, Mapping[str, Any]]]  # see `records.record`
+_DEFAULTS: Final = {
+    "federation": FederationSettings(),
+    "evaluation": EvaluationSettings(),
+    "privacy": PrivacySettings(),
+}
+
+
+def is_evaluated(number: int, *, rounds: int, every: int, start: int) -> bool:
+    """Return whether a round of a run is evaluated: every n-th from ``start`` on, and the last.
+
+    >>> [n for n in range(1, 9) if is_evaluated(n, rounds=8, every=3, start=4)]
+    [6, 8]
+    """
+    return number == rounds or (number >= start and number % every == 0)
+
+
+def fault_of_names(settings: Mapping[str, Any], names: Mapping[str, Any]) -> str:
+    """Return the first name that a record's settings do not say, a part of a sentence."""
+    for name, value in names.items():
+        if (own := settings.get(name)) != value:
+            return f"{name} is {value!r}, but {own!r} in its settings"
+    return ""
+
+
+def fault_of_key(settings: Mapping[str, Any], version: int, key: str) -> str:
+    """Return what is wrong with a key, or with the digests of files in settings."""
+    for digest in _digests(settings):
+        if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
+            return f"settings: {digest!r} is no SHA-256"
+    true = run_key(dict(settings), version)
+    return "" if key == true else f"its settings are those of the run {true}, not of {key}"
+
+
+def _digests(value: Any) -> Iterator[Any]:
+    """Yield the digests that stand for files in settings."""
+    if isinstance(value, dict):
+        if value.keys() == {"sha256"}:
+            yield value["sha256"]
+        else:
+            for inner in value.values():
+                yield from _digests(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _digests(inner)
+
+
+def fault_of_rounds(settings: Mapping[str, Any], numbers: Sequence[int], *, finished: bool) -> str:
+    """Return what is wrong with the numbers of a record's rounds: they must be 1 to N.
+
+    A record that is not ``finished`` may lack the last ones.
+    """
+    for name in ("federation.rounds", "evaluation.every", "evaluation.start"):
+        if type(value := setting(settings, name)) is not int or value < 1:
+            return f"{name} is {value!r} in its settings, not a count"
+    asked = setting(settings, "federation.rounds")
+    if numbers != list(range(1, len(numbers) + 1)):
+        return "rounds: they do not follow one another from 1"
+    if len(numbers) > asked or (finished and len(numbers) < asked):
+        return f"rounds: there are {len(numbers)}, but {asked} in its settings"
+    return ""
+
+
+def fault_of_evaluations(
+    settings: Mapping[str, Any],
+    roles: Mapping[str, Collection[str]],
+    images: Mapping[str, Mapping[str, int]],
+    evaluations: Iterable[tuple[int, Evaluation | None]],
+) -> str:
+    """Return what is wrong with a record's evaluations, by round.
+
+    Args:
+        settings: Of the record, of which `fault_of_rounds` has no complaint.
+        roles: The domains of ``train``, ``test`` and, if there is one, ``val``.
+        images: Split -> domain -> number of images; these must be those of the roles.
+        evaluations: Number of each round, and what was measured; it must be all that the settings
+            ask for, on all images.
+    """
+    held = {s: {d: n for d, n in parts.items() if n} for s, parts in images.items()}
+    splits, scenario = setting(settings, "evaluation.splits"), settings.get("scenario")
+    for role in roles.keys() - {"train"}:
+        if not held.get(role):
+            return f"data.images: there is none for {role}, which scenario {scenario} has"
+    for split, domains in held.items():
+        inside = {WHOLE, *roles.get(split, roles["train"])}
+        # Under `wilds` a role may be held by many domains, of which the record has the number.
+        if settings.get("protocol") != "wilds" and domains.keys() - inside:
+            return f"data.images: {split} holds domains that it has not in {scenario}"
+    if not isinstance(splits, list | tuple) or not all(isinstance(s, str) for s in splits):
+        return f"evaluation.splits is {splits!r} in its settings, not a list of names"
+    asked = splits or [split for split in held if split != "train"]
+    wanted = {split: parts for split, parts in held.items() if parts and split in asked}
+    timing = {
+        name: setting(settings, key)
+        for name, key in (
+            ("rounds", "federation.rounds"),
+            ("every", "evaluation.every"),
+            ("start", "evaluation.start"),
+        )
+    }
+    for number, evaluation in evaluations:
+        if is_evaluated(number, **timing) != (evaluation is not None):
+            no = "no" if evaluation is None else "an"
+            return f"round {number}: it holds {no} evaluation, unlike its settings say"
+        if evaluation is None:
+            continue
+        # All of a split is measured too, where a metric is no mean over domains.
+        found = {
+            split: {
+                domain: measured["images"]
+                for domain, measured in parts.items()
+                if domain != WHOLE or domain in wanted.get(split, ())
+            }
+            for split, parts in evaluation.items()
+        }
+        if found != wanted:
+            differ = sorted(s for s in {**found, **wanted} if found.get(s) != wanted.get(s))
+            return f"round {number}: {differ[0]} is not measured on the images of its data"
+    return ""
+
+
+def fault_of_privacy(settings: Mapping[str, Any], found: Mapping[str, Any] | None) -> str:
+    """Return what is wrong with what a record says of privacy, by the names of `PrivacyRecord`."""
+    mechanism, aggregation, delta, sampling, accountant = (
+        setting(settings, f"privacy.{name}")
+        for name in ("mechanism", "aggregation", "delta", "sampling", "accountant")
+    )
+    private, clients = mechanism != "none", mechanism == "dp_client"
+    fixed, asked = clients and sampling == "fixed", private or aggregation != "plain"
+    if found is None or not asked:
+        return "" if asked is (found is not None) else "privacy: it is not that of its settings"
+    expected = {
+        "mechanism": mechanism,
+        "aggregation": aggregation,
+        "delta": delta if private else None,
+        "accountant": None if not private else "rdp" if fixed else accountant,
+        "sampling": sampling if clients else None,
+    }
+    for name, value in expected.items():
+        if found[name] != value:
+            return f"privacy: {name} is {found[name]!r}, but {value!r} by its settings"
+    if {found["epsilon"] is not None, found["protects"] is not None} != {private}:
+        return "privacy: it must say whom an epsilon protects, and by how much, or neither"
+    return ""
+
+
+def setting(settings: Mapping[str, Any], key: str) -> Any:
+    """Return a setting of a record by dotted key; its default if the record leaves it out."""
+    section, _, name = key.partition(".")
+    part = settings.get(section)
+    default = getattr(_DEFAULTS[section], name)
+    return part.get(name, default) if isinstance(part, dict) else default
+
+
+def check_amount(value: float) -> float:
+    """Return a time or an amount of memory, NaN if it was not measured.
+
+    Raises:
+        ValueError: If it is negative or infinite.
+    """
+    if not (math.isnan(value) or 0 <= value < 1e15):
+        raise ValueError(f"{value:g} is negative or infinite")
+    return value
