@@ -149,7 +149,7 @@ def make_record(
         fields: Of the record; they win.
     """
     names = {"method": "fedavg", "dataset": "digits4", "protocol": "ltdo", "scenario": "ip-o-c"}
-    rounds = fields.pop("rounds", [])
+    rounds = [r if isinstance(r, dict) else r.model_dump() for r in fields.pop("rounds", [])]
     fitting = {} if "settings" in fields else settings_of(rounds)
     settings = RunSettings.model_validate(merge(names, fitting, layer or {}))
     canonical = fields.get("settings", canonical_settings(settings))

@@ -36,7 +36,7 @@ from feddg_bench.runs.request import Request
 from feddg_bench.sweeps.definition import Choice, Range
 from feddg_bench.sweeps.tuning import RATES, Tuning, open_tuning, trial_points
 from tests.fabricate_records import record, save
-from tests.helpers import entry, refused
+from tests.helpers import entry, refused, stretched
 from tests.simulate_tuning import errors
 
 FRAME = ("digits4", "ltdo", "quick")
@@ -173,27 +173,40 @@ def test_a_method_of_ones_own_has_its_ranges_in_a_file(tmp_path: Path) -> None:
 
 
 def made(
-    tuning: Tuning, number: int, id_val: list[float], test: float, place: int = 0
+    tuning: Tuning,
+    number: int,
+    id_val: list[float],
+    test: float,
+    place: int = 0,
+    *,
+    whole: bool = True,
 ) -> RunRecord:
-    """Return a trial's record, with the seed of that place."""
+    """Return a trial's record, with the seed of that place; if ``whole``, with all its rounds."""
     job = tuning.trials[number][place]
     plan = Request.read(pairs=job.pairs).plan(check=False)[0]
     rounds = [
         entry(
             n + 1,
             {
-                "id_val": {"ink": {"accuracy": value, "images": 10}},
-                "val": {"outline": {"accuracy": test, "images": 10}},
-                "test": {"chalk": {"accuracy": test, "images": 10}},
+                split: {domain: {"accuracy": value, "images": 449}}
+                for split, domain, value in (
+                    ("id_val", "ink", on_id_val),
+                    ("val", "outline", test),
+                    ("test", "chalk", test),
+                )
+                if split in (plan.settings.evaluation.splits or ("id_val", "val", "test"))
             },
         )
-        for n, value in enumerate(id_val)
+        for n, on_id_val in enumerate(id_val)
     ]
+    rounds = stretched(rounds, plan.canonical) if whole else rounds
     base = record(seed=tuning.seeds[place]).as_json() | {
         "key": plan.key,
         "settings": plan.canonical,
     }
     base |= {"method": plan.settings.method, "method_version": plan.version, "rounds": rounds}
+    for split in ("id_val", "id_test"):
+        base["data"]["images"][split] = {"ink": 449}
     return RunRecord.model_validate(base)
 
 
@@ -228,7 +241,7 @@ def test_a_lead_over_three_seeds_chooses_and_is_in_the_ledger(tmp_path: Path) ->
     assert (ledger.rule, ledger.seeds) == ("paired", (100, 101, 102))
     recipe, other = ledger.trials
     assert [t.id_val for t in (recipe, other)] == pytest.approx([0.4, 0.45])
-    assert other.values == (0.95, 0.16, 0.24)
+    assert other.values == pytest.approx((0.95, 0.16, 0.24))
     assert (recipe.lead, recipe.standard_error) == (None, None)
     assert other.lead == pytest.approx(0.05)
     assert other.standard_error == pytest.approx(0.01 / math.sqrt(3))
@@ -319,9 +332,11 @@ def test_a_ledger_of_the_first_form_is_read(tmp_path: Path) -> None:
 
 def test_the_mean_of_the_last_fifth_of_the_rounds_counts(tmp_path: Path) -> None:
     (one,) = tuning_of(tmp_path, method="fedavg")
-    assert worth(made(one, 0, [0.0] * 16 + [0.1, 0.2, 0.3, 0.6], 0)) == pytest.approx(0.3)
-    assert worth(made(one, 0, [0.0, 0.3, 0.6], 0)) == pytest.approx(0.3)
-    assert worth(made(one, 0, [], 0)) is None
+    assert worth(made(one, 0, [0.0] * 16 + [0.1, 0.2, 0.3, 0.6], 0, whole=False)) == pytest.approx(
+        0.3
+    )
+    assert worth(made(one, 0, [0.0, 0.3, 0.6], 0, whole=False)) == pytest.approx(0.3)
+    assert worth(made(one, 0, [], 0, whole=False)) is None
 
 
 def test_equal_trials_and_failed_ones() -> None:
@@ -608,7 +623,7 @@ def test_rows_of_unequal_trials_say_so(tmp_path: Path) -> None:
     (table,) = generic_tables(read_runs(tmp_path))
     caption = " ".join(build("t", table.description, table.runs).caption)
     assert (
-        "4 trials of one seed on ip-o-c: fedavg, moon; 8 trials of one seed on ip-o-c: fedprox"
+        "4 trials of one seed on ip-o-c: moon, fedavg; 8 trials of one seed on ip-o-c: fedprox"
         in caption
     )
 
