@@ -73,7 +73,7 @@ def record(
         recipe: Name of the recipe.
         better: Every accuracy is above what others have.
         settings: Sections of settings that are not the defaults.
-        entries: Round -> keys of its entry to replace.
+        entries: Round, -1 for the last -> keys of its entry to replace.
         environment: Instead of a usual one.
     """
     train, val, test = where = domains or SCENARIOS[dataset, protocol][scenario]
@@ -98,6 +98,8 @@ def record(
     rng = np.random.default_rng([int(made.key[:8], 16), seed])
     held = {"id_val": train, "id_test": train, "val": (val,) if val else (), "test": (test,)}
     listed = []
+    own_entries = {n % (rounds + 1): dict(one) for n, one in (entries or {}).items()}
+    changed = [n for n, one in own_entries.items() if "evaluation" in one]
     for number in range(1, rounds + 1):
         evaluation = {}
         for split, names_ in held.items():
@@ -112,10 +114,17 @@ def record(
                 }
         due = is_evaluated(number, rounds=rounds, every=every, start=start)
         shown = evaluation if due else None
+        if number in changed and len(changed) < rounds:  # others have all parts, of so many images
+            own = own_entries[number]["evaluation"]
+            sized = {
+                split: {domain: {**part, "images": IMAGES} for domain, part in parts.items()}
+                for split, parts in own.items()
+            }
+            own_entries[number]["evaluation"] = evaluation | sized
         seconds = {"training": 3.0, "aggregation": 0.25, "communication": 0.01}
         train_loss = float(rng.random())
         one = entry(number, shown, train={"loss": train_loss}, seconds=seconds)
-        listed.append(one | (entries or {}).get(number, {}))
+        listed.append(one | own_entries.get(number, {}))
     values = made.as_json()
     values["data"]["images"] = images_of(listed, made.scenario)
     return RunRecord.model_validate(values | {"rounds": listed})

@@ -113,15 +113,27 @@ def test_a_card_says_why_a_protection_is_not_possible_and_what_was_measured() ->
     assert "feddg-bench attack --method fedavg" in exposure_text("fedavg", FedAvg, [])
 
 
+def guaranteed(epsilon: float) -> PrivacyRecord:
+    return PrivacyRecord(
+        mechanism="dp_client",
+        aggregation="plain",
+        protects="a client, there or not",
+        epsilon=epsilon,
+        delta=1e-3,
+        accountant="rdp",
+        sampling="poisson",
+    )
+
+
 def test_epsilon_stands_at_the_accuracy_that_it_leaves(tmp_path: Path) -> None:
     values = []
-    layer = {"privacy": {"mechanism": "dp_client"}, "federation": {"weighting": "uniform"}}
+    layer = {
+        "privacy": {"mechanism": "dp_client", "delta": 1e-3},
+        "federation": {"weighting": "uniform"},
+    }
     for seed, epsilon in ((0, 3.0), (1, 3.001)):
         made = fabricated(seed=seed, settings=layer)
-        private = PrivacyRecord(
-            mechanism="dp_client", aggregation="plain", epsilon=epsilon, delta=1e-3
-        )
-        save(tmp_path, made.model_copy(update={"privacy": private}))
+        save(tmp_path, made.model_copy(update={"privacy": guaranteed(epsilon)}))
         test = made.evaluation()["test"].values()
         values.append(sum(part["accuracy"] for part in test) / len(test))
     text = privacy_text(METHODS, [], read_runs([tmp_path]))
@@ -137,8 +149,11 @@ def test_epsilon_stands_at_the_accuracy_that_it_leaves(tmp_path: Path) -> None:
 
 
 def test_guarantees_of_two_protocols_are_not_averaged(tmp_path: Path) -> None:
-    layer = {"privacy": {"mechanism": "dp_client"}, "federation": {"weighting": "uniform"}}
-    private = PrivacyRecord(mechanism="dp_client", aggregation="plain", epsilon=3.0, delta=1e-3)
+    layer = {
+        "privacy": {"mechanism": "dp_client", "delta": 1e-3},
+        "federation": {"weighting": "uniform"},
+    }
+    private = guaranteed(3.0)
     for where in ({"protocol": "lodo", "scenario": "ipo-c"}, {"scenario": "ip-o-c"}):
         save(tmp_path, fabricated(**where, settings=layer).model_copy(update={"privacy": private}))
     cell = row_of(privacy_text(METHODS, [], read_runs([tmp_path])), "fedavg", "weights")[-1]

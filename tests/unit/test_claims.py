@@ -249,7 +249,7 @@ def fpl_too(root: Path, rate: float = 0.5) -> None:
                 seed=seed,
                 recipe="quick",
                 settings=settings,
-                entries={4: {"evaluation": {"test": {"photo": part}}}},
+                entries={-1: {"evaluation": {"test": {"photo": part}}}},
             )
             note = TunedRecord(trials=4, settings=chosen)
             save(root, one.model_copy(update={"tuned": note}))

@@ -175,7 +175,8 @@ def test_generalisation_sets_the_test_domain_against_the_training_domains(
     for seed in (0, 1):
         add(test=(0.2, 0.4 + 0.2 * seed), id_test=(0.5, 0.8), seed=seed, scenario="oc-i-p")
         add(test=(0.4, 0.6), id_test=(0.7, 0.9 - 0.2 * seed), seed=seed, scenario="ic-p-o")
-    add("moon", test=(0.5,), id_test=(0.6,), scenario="oc-i-p")
+        add(test=(0.3, 0.55), id_test=(0.6, 0.8), seed=seed, scenario="ip-o-c")
+    add("moon", test=(0.5, 0.5), id_test=(0.6, 0.6), scenario="oc-i-p")
     picture = generalisation(only_frame(tmp_path), EVERYTHING)
     found = numbers(picture)
     assert [(row["series"], row["round"], row["seeds"]) for row in found] == [
@@ -185,7 +186,7 @@ def test_generalisation_sets_the_test_domain_against_the_training_domains(
     assert [float(row["id_test"]) for row in found] == pytest.approx([60, 80])
     assert [float(row["test"]) for row in found] == pytest.approx([30, 55])
     assert picture is not None
-    assert picture.notes == ("moon is left out: it has no run of ic-p-o",)
+    assert picture.notes == ("moon is left out: it has no run of ic-p-o, ip-o-c",)
     (axes,) = picture.figure.axes
     line = next(line for line in axes.get_lines() if len(line.get_xdata()) == 2)
     odds = np.exp(np.asarray(line.get_xdata(), float))

@@ -249,14 +249,6 @@ def test_the_data_sets_own_metric_is_shown_and_chosen_by(
     ]
 
 
-def test_a_run_that_was_never_evaluated_keeps_the_views_of_its_metric(tmp_path: Path) -> None:
-    save(tmp_path, record(rounds=1, entries={1: {"evaluation": None}}))
-    data = data_of(tmp_path)
-    (table,) = data["tables"]  # the page asks for the metric's unit, whatever there is to show
-    assert [v["unit"] for v in table["views"] if v["metric"] == table["metric"]] == ["%"] * 5
-    assert set(data["names"]) >= {v["metric"] for v in table["views"]}
-
-
 # --------------------------------------------------------------------------------- runs
 
 

@@ -49,7 +49,8 @@ def record(job: Job | None, accuracy: float) -> RunRecord:
     (plan,) = Request.read(pairs=job.pairs if job else ("scenario=ip-o-c",)).plan(Datasets())
     names = plan.settings.model_dump(include={"scenario", "seed"})
     rounds = [entry(1, evaluation)]
-    return make_record(names, key=plan.key, settings=plan.canonical, rounds=rounds)
+    domains = (("b", "c"), "a", "d")
+    return make_record(names, domains=domains, key=plan.key, settings=plan.canonical, rounds=rounds)
 
 
 @pytest.fixture
@@ -167,7 +168,7 @@ def test_a_loss_that_overflowed_is_a_failed_point(sweep: Sweep, tmp_path: Path) 
     search = BayesSearch(lowest, tmp_path, Datasets())
     assert search.grow()
     diverged = record(search.jobs()[0], 0.5)
-    diverged.rounds[0].evaluation["val"]["a"]["loss"] = math.inf
+    diverged.rounds[-1].evaluation["val"]["a"]["loss"] = math.inf
     ResultsStore(tmp_path).save(diverged)
     assert math.isnan(mean_objective(lowest, ResultsStore(tmp_path), search.jobs()))
     assert search.grow()

@@ -351,9 +351,9 @@ def test_test_stands_beside_id_test_and_is_compared_at_equal_id_test(
     rounds = (0.6, 0.7, 0.8)
     for scenario in SCENARIOS:
         add("fedavg", scenario, test=tuple(map(line, rounds)), id_test=rounds)
-        add("moon", scenario, test=(line(0.7),), id_test=(0.7,))
-        add("fpl", scenario, test=(line(0.7) + 0.05,), id_test=(0.7,))
-        add("fedsr", scenario, test=(0.2,), id_test=(0.5,))
+        add("moon", scenario, test=(line(0.7),) * 3, id_test=(0.7,) * 3)
+        add("fpl", scenario, test=(line(0.7) + 0.05,) * 3, id_test=(0.7,) * 3)
+        add("fedsr", scenario, test=(0.2,) * 3, id_test=(0.5,) * 3)
     (table,) = generic_tables(read_runs(tmp_path))
     grid = build(table.name, table.description, table.runs)
     found = cells(grid)
@@ -401,7 +401,7 @@ def test_where_a_run_collapses_the_iqm_leads_and_the_test_is_doubted(
 
 def test_a_row_whose_model_predicts_one_class_says_so(add: Add, tmp_path: Path) -> None:
     """It is in the record, or follows from accuracy and macro F1 over ten classes."""
-    add("fedavg", "oc-i-p", test=(0.5,))
+    add("fedavg", "oc-i-p", test=(0.5, 0.5))
     store = ResultsStore(tmp_path)
     for seed, more in enumerate(({"macro_f1": 2 * 0.2 / 1.2 / 10}, {"only_class": "6"})):
         record = add("pardon", "oc-i-p", seed, test=(0.5, 0.2))
