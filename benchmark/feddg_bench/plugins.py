@@ -254,8 +254,17 @@ def outline(name: str) -> type[Method]:
             if issubclass(found, base):
                 outlined: type[Method] = found
                 check_declared(outlined)
+                _outlined_in[outlined] = module
                 return outlined
     return load_method(name)
+
+
+_outlined_in: dict[type[Method], ModuleType] = {}
+
+
+def module_of(method: type[Method]) -> ModuleType:
+    """Return the module of a method, or of its outline."""
+    return _outlined_in.get(method) or sys.modules[method.__module__]
 
 
 class _Outlines:

@@ -104,21 +104,3 @@ def test_a_program_that_uses_the_package_is_not_started_again(monkeypatch) -> No
     monkeypatch.delenv("MKL_CBWR", raising=False)
     with refused(SettingsError, "MKL_CBWR='COMPATIBLE'"):
         begin_portable()
-
-
-@pytest.mark.slow
-@needs_avx2
-def test_the_demo_prints_the_table_of_the_readme(cache: Path, tmp_path: Path) -> None:
-    """One of its four scenarios, for the sake of time."""
-    demo = ("run", "--method", "pardon", "--protocol", "ltdo", "--tuned", "--portable")
-    root = Path(__file__).parents[2]
-    assert f"{' '.join(demo[:-1])} --results demo $(PORTABLE)" in (root / "Makefile").read_text()
-    where = {"FEDDG_CACHE": str(cache), "COLUMNS": "100"}
-    words = (*demo, "--scenario", "ip-o-c", "--results", tmp_path)
-    printed = python(where, "-m", "feddg_bench", *words).decode()
-    rows = [
-        [line.split() for line in text.splitlines() if line.startswith(" ip-o-c ")]
-        for text in (printed, (root / "README.md").read_text())
-    ]
-    assert len(rows[0]) == 1
-    assert rows[0] == rows[1]

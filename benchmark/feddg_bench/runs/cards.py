@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import inspect
 import json
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -17,7 +16,7 @@ from pydantic import TypeAdapter
 
 from feddg_bench.config.layers import dotted, paragraph
 from feddg_bench.config.schema import PrivacySettings, Resources
-from feddg_bench.plugins import load_method, outline
+from feddg_bench.plugins import module_of, outline
 from feddg_bench.runs.observer import Observer
 from feddg_bench.runs.references import references
 from feddg_bench.runs.request import Plan, Request
@@ -110,7 +109,14 @@ def shipped_card(method: str, key: str | None = None) -> Crossing | None:
     entry = _shipped().get(method)
     if entry is None or key not in (None, entry["key"]):
         return None
-    return _CROSSING.validate_python({k: v for k, v in entry.items() if k != "key"})
+    seen = {k: v for k, v in entry.items() if k != "key"}
+    return _CROSSING.validate_python({**seen, "deviations": _deviations(method)})
+
+
+def _deviations(method: str) -> tuple[str, ...] | None:
+    """Return `Crossing.deviations`; needs no PyTorch."""
+    declared: tuple[str, ...] | None = getattr(module_of(outline(method)), "DEVIATIONS", None)
+    return declared
 
 
 @cache
@@ -142,14 +148,13 @@ def see_crossing(plan: Plan) -> Crossing:
     seen = _Listener()
     seen.watch(run.method.backbone)
     train(run, seen)
-    module = sys.modules[load_method(settings.method).__module__]
     return Crossing(
         backbone=f"{settings.backbone.name}, {classes or 'no'} classes",
         messages=tuple(seen.messages(clients, run.server.broadcast.versions)),
         server=tuple(_items(run.server.memory)),
         client=tuple(_items(seen.kept)),
         passes=seen.passes(settings.train.local_epochs),
-        deviations=getattr(module, "DEVIATIONS", None),
+        deviations=_deviations(settings.method),
     )
 
 
