@@ -494,6 +494,13 @@ def test_the_version(feddg: Run) -> None:
     assert feddg("--version").out == f"feddg-bench {feddg_bench.__version__}\n"
 
 
+@pytest.mark.parametrize("rounds", ["--rounds=0", "rounds=1"])
+def test_a_profile_of_no_round_is_refused(feddg: Run, rounds: str) -> None:
+    done = feddg("profile", "--scenario", "ip-o-c", rounds)
+    assert done.code == 2
+    assert "give --rounds 1" in done.err
+
+
 def test_profile(feddg: Run) -> None:
     run = ("profile", "--method", "pardon", "--synthetic", "12", "--clients", "4")
     done = feddg(*run, "--per-round", "2", "--rounds", "1", "--json")

@@ -106,6 +106,7 @@ def test_what_arrives_is_a_copy():
         (np.zeros(2), "ndarray"),
         (np.int64(3), "int64"),
         (1j, "complex"),
+        ("\ud800", "string with half a surrogate pair"),
         (nn.Linear(1, 1), "Linear"),
     ],
 )
@@ -116,7 +117,7 @@ def test_other_objects_may_not_cross(function, value, kind):
     assert f"a message holds a {kind} as extra[0];" in str(caught.value)
 
 
-@pytest.mark.parametrize("key", [1, None, (0, 1), True])
+@pytest.mark.parametrize("key", [1, None, (0, 1), True, "\ud800"])
 @pytest.mark.parametrize("function", [encode, nbytes])
 def test_keys_are_strings(function, key):
     with pytest.raises(PluginError) as caught:

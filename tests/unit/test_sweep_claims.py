@@ -292,6 +292,20 @@ def test_what_a_kill_while_writing_leaves_is_no_claim(claims: Claims, clock: Clo
     assert look(claims) is not None
 
 
+def test_what_killed_holders_left_here_is_tidied_away(claims: Claims) -> None:
+    claims.here.mkdir()
+    old, new = claims.here / "old.lock", claims.here / "new.lock"
+    for path in (old, new):
+        path.touch()
+    held = look(claims)
+    assert held is not None
+    assert held.life is not None
+    for path in (old, Path(held.life.lock_file)):
+        os.utime(path, (0, 0))
+    claims.forget()
+    assert sorted(claims.here.iterdir()) == sorted([new, Path(held.life.lock_file)])
+
+
 def test_nothing_names_the_machine(claims: Claims) -> None:
     claim = look(claims)
     assert claim is not None

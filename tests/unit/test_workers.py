@@ -17,8 +17,11 @@ import torch
 
 from feddg_bench.common.errors import ClientError, FeddgError, SettingsError
 from feddg_bench.common.parallel import start_process
+from feddg_bench.config.schema import Resources
 from feddg_bench.core.messages import encode
-from feddg_bench.engine.executors import ProcessExecutor
+from feddg_bench.engine.devices import open_executor
+from feddg_bench.engine.executors import ProcessExecutor, SerialExecutor
+from feddg_bench.engine.worker import _fabric
 from feddg_bench.testing import start_toy_run
 from feddg_methods.fedavg import FedAvg
 from tests.helpers import Sleeping, refused
@@ -268,6 +271,56 @@ def test_workers_begin_without_the_socket_of_their_server(tmp_path, monkeypatch)
         process.join()
         assert (tmp_path / name).is_dir()
         monkeypatch.setattr(_forkserver, "_forkserver_address", str(tmp_path / "gone"))
+
+
+def test_a_server_that_dies_while_a_process_starts_is_done_without(tmp_path, monkeypatch):
+    def died(_):
+        raise EOFError("unexpected EOF")
+
+    monkeypatch.setattr("multiprocessing.forkserver.read_signed", died)
+    process = start_process(os.mkdir, (str(tmp_path / "spawned"),), "cpu")
+    assert type(process).__name__ == "SpawnProcess"
+    process.join()
+    assert (tmp_path / "spawned").is_dir()
+
+
+def test_a_script_on_standard_input_has_no_workers(monkeypatch):
+    main = sys.modules["__main__"]
+    monkeypatch.setattr(main, "__spec__", None)
+    monkeypatch.setattr(main, "__file__", "<stdin>", raising=False)
+    assert isinstance(open_executor(Resources(workers=1)), SerialExecutor)
+    with refused(SettingsError, "save it to a file, or give workers=1"):
+        open_executor(Resources(workers=2))
+
+
+LAUNCHERS = {
+    "slurm": {"SLURM_NTASKS": "2", "SLURM_JOB_ID": "7", "SLURM_PROCID": "1"},
+    "torchrun": {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"},
+    "lsf": {"LSB_JOBID": "1", "LSB_DJOB_RANKFILE": "/none", "JSM_NAMESPACE_SIZE": "2"},
+    "mpi": {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "PMI_RANK": "1"},
+    "fabric": {"LT_DEVICES": "2", "LT_NUM_NODES": "2", "LT_ACCELERATOR": "cuda"},
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_launcher_around_a_run_has_no_say(launcher, monkeypatch):
+    for name, value in LAUNCHERS[launcher].items():
+        monkeypatch.setenv(name, value)
+    fabric = _fabric.__wrapped__(torch.device("cpu"), "32-true")
+    assert (fabric.world_size, fabric.global_rank, fabric.device.type) == (1, 0, "cpu")
+    assert all(os.environ[name] == value for name, value in LAUNCHERS[launcher].items())
+
+
+class SingleImages(FedAvg):
+    """Normalises the classifier's input over the batch, of which there is one image."""
+
+    def training_step(self, batch, batch_idx):
+        torch.nn.functional.batch_norm(torch.ones(1, 3), None, None, training=True)
+
+
+def test_a_batch_that_cannot_be_normalised_is_told_the_settings():
+    with refused(ClientError, "batch of one", "train.batch_size=2", "federation.bn=frozen"):
+        start_toy_run(SingleImages).rounds(1)
 
 
 def say_where(pipe):

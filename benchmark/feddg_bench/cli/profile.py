@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from feddg_bench.cli.options import Experiment, Json, Machine, print_json, with_groups
+from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.terminal import terminal
 from feddg_bench.runs.request import Datasets
 
@@ -38,6 +39,10 @@ def profile_command(
     measured = []
     data: RunData | None = None
     for plan in request.plan(datasets, check=synthetic is None):
+        if plan.settings.federation.rounds < 2:
+            raise SettingsError(
+                "profile measures 1 round or more: give --rounds 1, or leave it out"
+            )
         if synthetic:
             clients, size = plan.settings.partition.clients, plan.settings.data.image_size
             classes = len(plan.dataset.classes)

@@ -5,12 +5,21 @@ import traceback
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 MOST_LETTERS = 1000
 """Most letters of the known names that an error lists."""
 
 MANY_SETTINGS = 20
 """Most settings that an error lists."""
+
+
+REMEDIES = {
+    "Expected more than 1 value per channel": "batch normalisation cannot train on a batch of one "
+    "image: set train.batch_size=2 or more and train.drop_last_if_single=true, or federation.bn="
+    "frozen"
+}
+"""How messages of libraries begin whose remedy is a setting -> the remedy."""
 
 
 class FeddgError(Exception):
@@ -62,8 +71,10 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
         near = [lasts[m] for m in difflib.get_close_matches(name.rsplit(".", 1)[-1], lasts, n=1)]
     hint = f"; did you mean {near[0]!r}?" if near else "."
     if kind == "setting" and len(names) > MANY_SETTINGS:
-        return f"unknown setting {name!r}{hint} See `feddg-bench settings` for all {len(names)}"
-    return f"unknown {kind} {name!r}{hint} Known: {_shown(names)}"
+        return (
+            f"unknown setting {short(name)}{hint} See `feddg-bench settings` for all {len(names)}"
+        )
+    return f"unknown {kind} {short(name)}{hint} Known: {_shown(names)}"
 
 
 def _shown(names: Sequence[str]) -> str:
@@ -87,6 +98,7 @@ def in_a_line(error: BaseException, packages: Collection[str] = ()) -> str:
     "ValueError: invalid literal for int() with base 10: 'many'"
     """
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    text += next((f"; {remedy}" for said, remedy in REMEDIES.items() if text.startswith(said)), "")
     if isinstance(error, FeddgError):
         return text
     text = f"{type(error).__name__}: {text}"
@@ -97,6 +109,15 @@ def in_a_line(error: BaseException, packages: Collection[str] = ()) -> str:
     if top(_module(frame)) == "importlib":  # a module that is not there has no place
         return text
     return f"{text} ({Path(frame.f_code.co_filename).name}, line {line})"
+
+
+def short(value: Any) -> str:
+    """Return a value as Python writes it, cut to 100 characters."""
+    try:
+        text = repr(value)
+    except Exception:  # such as a list that is nested too deep
+        text = f"a value of type {type(value).__name__}"
+    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def modules_in(error: BaseException) -> list[str]:

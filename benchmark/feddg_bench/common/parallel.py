@@ -67,6 +67,17 @@ def in_threads(
                 stop.set()
 
 
+def script_is_no_file() -> bool:
+    """Tell whether this process runs a script that processes it starts cannot import.
+
+    It is so for one that was read from standard input.
+    """
+    main = sys.modules["__main__"]
+    path = getattr(main, "__file__", None)
+    named = getattr(main, "__spec__", None) is not None
+    return not named and path is not None and not Path(path).exists()
+
+
 def runs_the_script_again() -> bool:
     """Tell whether this process was started by another one and now runs that one's whole script.
 
@@ -109,7 +120,7 @@ def start_process(
         return process
 
     if device == "cpu" and sys.platform == "linux":
-        with suppress(OSError):  # its socket is gone, perhaps swept from /tmp
+        with suppress(OSError, EOFError):  # it died, or its socket was swept from /tmp
             return start(_server())
     return start(get_context("spawn"))
 
@@ -176,7 +187,7 @@ def in_processes(
         FeddgError: If the work raised it, or if a process died.
         OSError: If the work raised it.
     """
-    if current_process().daemon:
+    if current_process().daemon or script_is_no_file():
         return None
     context = get_context("spawn")
     team: dict[Connection, BaseProcess] = {}

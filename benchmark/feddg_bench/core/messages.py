@@ -121,7 +121,7 @@ def leaves(payload: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """
     if isinstance(payload, Mapping):
         for key, item in payload.items():
-            if not isinstance(key, str):
+            if not isinstance(key, str) or not _is_unicode(key):
                 raise PluginError(f"a message has the key {key!r}; keys of messages are strings")
             yield from leaves(item, f"{name}.{key}" if name else key)
     elif isinstance(payload, list):
@@ -135,7 +135,10 @@ def leaves(payload: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         elif isinstance(payload, int):
             if payload.bit_length() > 1023:  # no float, and endless text
                 strange = f"number of {payload.bit_length()} bits"
-        elif payload is not None and not isinstance(payload, float | str):
+        elif isinstance(payload, str):
+            if not _is_unicode(payload):
+                strange = "string with half a surrogate pair"
+        elif payload is not None and not isinstance(payload, float):
             strange = type(payload).__name__
         if strange:
             raise PluginError(
@@ -143,6 +146,14 @@ def leaves(payload: Any, name: str = "") -> Iterator[tuple[str, Any]]:
                 f"tensors, numbers, strings, booleans, None, and lists and dicts of these"
             )
         yield name, payload
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def nbytes(payload: Any) -> int:

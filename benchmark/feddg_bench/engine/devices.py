@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from feddg_bench.common.errors import SettingsError
-from feddg_bench.common.parallel import cores
+from feddg_bench.common.parallel import cores, script_is_no_file
 from feddg_bench.config.schema import Resources
 from feddg_bench.engine.executors import Executor, ProcessExecutor, SerialExecutor
 from feddg_bench.engine.gpu import placement
@@ -63,6 +63,11 @@ def open_executor(resources: Resources) -> Executor:
     workers = count_workers(resources, devices)
     if workers == 1:
         return SerialExecutor()
+    if script_is_no_file():
+        raise SettingsError(
+            "worker processes import the script that starts them, and this one was read from "
+            "standard input: save it to a file, or give workers=1"
+        )
     return ProcessExecutor(workers, placement(devices, workers))
 
 

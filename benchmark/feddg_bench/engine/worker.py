@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins import MixedPrecision
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.strategies.single_device import SingleDeviceStrategy
 
 from feddg_bench.common.errors import SettingsError
@@ -72,14 +73,25 @@ class WorkerSpec:
 
 @cache
 def _fabric(device: torch.device, precision: Literal["32-true", "bf16-mixed"]) -> Fabric:
-    """Return the one that all runs share: each reads what every installed package registers."""
+    """Return the one that all runs share: each reads what every installed package registers.
+
+    A worker is no process of a launcher such as Slurm's, torchrun or MPI, in whose allocation it
+    may be: `LightningEnvironment` keeps Fabric from reading their variables.
+    """
     cuda = device.type == "cuda"
-    return Fabric(
-        accelerator="cuda" if cuda else "cpu",
-        devices=[device.index or 0] if cuda else 1,
-        strategy=SingleDeviceStrategy(device),
-        plugins=None if precision == "32-true" else MixedPrecision(precision, device.type),
-    )
+    plugins: list[Any] = [LightningEnvironment()]
+    if precision != "32-true":
+        plugins.append(MixedPrecision(precision, device.type))
+    own = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("LT_")}
+    try:  # without those of `fabric run`, which has no plugin
+        return Fabric(
+            accelerator="cuda" if cuda else "cpu",
+            devices=[device.index or 0] if cuda else 1,
+            strategy=SingleDeviceStrategy(device),
+            plugins=plugins,
+        )
+    finally:
+        os.environ.update(own)
 
 
 class Worker:

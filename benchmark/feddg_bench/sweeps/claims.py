@@ -119,6 +119,10 @@ class Claims:
         left = [path for (key, _), path in self._files().items() if key in done]
         for path in (*left, *self.folder.glob(".*.part")):  # a process can do without its own
             path.unlink(missing_ok=True)
+        for path in self.here.glob("*.lock"):
+            with suppress(OSError):
+                if time.time() - path.stat().st_mtime > self.expiry:
+                    _end(self._live(path.stem))  # nobody, if it is held
 
     def _live(self, name: str) -> FileLock | None:
         """Lock a file to show on this machine that a holder is alive; it ends with the process."""
