@@ -5,7 +5,7 @@ BIN := .venv/bin
 # The same bits on every x86-64 CPU with AVX2, where this is one.
 PORTABLE := $(shell grep -qs '^flags.* avx2 ' /proc/cpuinfo && grep -qs '^flags.* fma ' /proc/cpuinfo && echo --portable)
 
-.PHONY: demo pacs test check bench fix digests cards install clean
+.PHONY: demo pacs test full check bench fix digests cards install clean
 
 demo: .venv/installed  ## PARDON on the embedded digits, four scenarios, one table
 	$(BIN)/feddg-bench run --method pardon --protocol ltdo --tuned --results demo $(PORTABLE)
@@ -29,6 +29,9 @@ pacs: $(if $(DATA),.venv/pretrained)  ## a first table of real images, half an h
 # they start, each costs 20 s to begin, and none is left with all the slow tests.
 test: .venv/developed  ## all tests
 	$(BIN)/python -m pytest -n 3 --dist load --maxschedchunk 1
+
+full: .venv/developed  ## every attack on large grids, of which `make test` tries a sample
+	$(BIN)/python -m tests.attacks --full
 
 check: .venv/developed  ## lint and types
 	$(BIN)/ruff format --check .

@@ -1,6 +1,7 @@
-"""``python -m tests.attacks [GROUP]... [--all]``: repeat the attacks, print what happened.
+"""``python -m tests.attacks [GROUP]... [--all] [--full]``: repeat the attacks, print what happened.
 
-Exit status 1 if one of them succeeded. ``--all`` prints those that were held off, too.
+Exit status 1 if one of them succeeded. ``--all`` prints those that were held off, too; ``--full``
+tries large grids completely, not a sample.
 """
 
 from __future__ import annotations
@@ -12,23 +13,25 @@ from tests.attacks.groups import GROUPS, run
 
 def main(arguments: list[str]) -> int:
     """Run the groups named, or all, and print a table."""
-    wanted = [name for name in arguments if name != "--all"] or GROUPS
+    wanted = [name for name in arguments if not name.startswith("--")] or GROUPS
     unknown = set(wanted) - set(GROUPS)
     if unknown:
         print(f"unknown group {', '.join(unknown)}: expected {', '.join(GROUPS)}")
         return 2
     broken = total = 0
     for name in wanted:
-        rows, cpu = run(name)
-        total += len(rows)
-        broken += sum(not row.held for row in rows)
+        rows, cpu = run(name, full="--full" in arguments)
         held = sum(row.held for row in rows)
-        print(f"\n{name}: {held} of {len(rows)} held, {cpu:.1f} s CPU", flush=True)
+        failed = len(rows) - held
+        total += len(rows)
+        broken += failed
+        counts = f"{len(rows)} tried, {held} held, {failed} failed"
+        print(f"\n{name}: {counts}, {cpu:.1f} s CPU", flush=True)
         for row in rows:
             if not row.held or "--all" in arguments:
                 verdict = "held " if row.held else "BROKE"
                 print(f"  {verdict}  {row.attack[:70]:70}  {row.happened[:150]}")
-    print(f"\n{total} attacks, {broken} succeeded")
+    print(f"\nall: {total} tried, {total - broken} held, {broken} failed")
     return int(broken > 0)
 
 

@@ -8,18 +8,22 @@ import warnings
 
 from tests.attacks.lab import Row, open_lab, seconds
 
-GROUPS = ("settings", "replies", "pictures", "forgeries", "hangs")
+GROUPS = ("settings", "odd", "replies", "pictures", "forgeries", "hangs")
 """Modules of this package; imported when needed, as processes that are started import this one."""
 
 
-def run(group: str) -> tuple[list[Row], float]:
-    """Return what the attacks of a group did, and the CPU seconds they took."""
+def run(group: str, *, full: bool = False) -> tuple[list[Row], float]:
+    """Return what the attacks of a group did, and the CPU seconds they took.
+
+    With ``full``, large grids are tried completely.
+    """
     start = seconds()
     quiet = logging.NullHandler()  # notices are read where they are judged
     logging.getLogger().addHandler(quiet)
     try:
         with warnings.catch_warnings(), open_lab() as lab:
             warnings.simplefilter("ignore")  # what is warned of is not what is judged
+            lab.full = full
             importlib.import_module(f"tests.attacks.{group}").attack(lab)
     finally:
         logging.getLogger().removeHandler(quiet)

@@ -75,12 +75,14 @@ class Lab:
         programs: Programs that were started.
         outside: Files written outside of `root`.
         rows: Attacks so far.
+        full: Whether to try all of a large grid, not a sample.
     """
 
     root: Path
     programs: list[str] = field(default_factory=list)
     outside: list[str] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
+    full: bool = False
     _count: int = 0
 
     def folder(self) -> Path:

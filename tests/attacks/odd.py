@@ -1,0 +1,231 @@
+"""Odd values for every setting, through every entry point: each is taken or refused in a line."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from feddg_bench.common.errors import FeddgError, printable
+from feddg_bench.config.layers import dotted_keys, nested
+from feddg_bench.runs.request import Datasets, Request, check_data, check_weights
+from feddg_bench.sweeps.definition import load_sweep
+from feddg_bench.sweeps.jobs import jobs
+from tests.attacks.lab import HangError, Lab, in_time
+
+LIMIT = 20.0
+"""Seconds for one value."""
+LONGEST = 6500
+"""Most characters of a message: the longest names twice."""
+THROUGH_OTHERS = 200
+"""Values through each entry point but the command line."""
+
+HIDDEN = ("010", "-010", "0_7", "00", "1:30", "1:3", "-1:30", "190:20:30.15", "!!int '017'")
+"""Octal numbers and numbers to base 60, which mean something else than they say."""
+TEXTS = (
+    *HIDDEN,
+    *("", "null", "~", "''", "' '", "true", "false", "yes", "off", "nan", "None", "all", "auto"),
+    *("0", "1", "-1", "2", "8", "1.0", "1.5", "-0.0", "0.5", "0.1", "1e-3", "1E5", ".5e-3", "08"),
+    *("1_000", "0x10", "0b11", "0o17", "1e400", "-1e400", "1e-400", "5e-324", "1.797e308"),
+    *("2147483648", "1000001", "4294967296", "9223372036854775807", "9223372036854775808"),
+    *("-9223372036854775808", "9" * 400, "9" * 5000, "0." + "1" * 5000),
+    *(".nan", ".inf", "-.inf", "inf", "infinity", "1,5", "1 000", "1/2", "50%", "2024", "1e3"),
+    *("2020-01-01", "2020-01-01 10:00:00", "2020-13-01", "!!binary aGk=", "!!float abc"),
+    *("!!set {a}", "!!omap [a: 1]", "!!timestamp x", "!!python/name:os.system", "!!str 5"),
+    *("[]", "{}", "[1]", "[a]", "[1, 2]", "[1, 0]", "[0.5, 1]", "[true, 1]", "[null, null]"),
+    *("[.nan, 1]", "[[1, 2], [3]]", "[a, [b]]", "{a: 1}", "{1: 2}", "{a: {b: {c: 1}}}", "[{a: 1}]"),
+    *("x", "x" * 5000, "a,b", "../x", "/", ".", "/dev/zero", "'/dev/null'", "~/x", "~nobody9/x"),
+    *('"\\0"', '"a\\nb"', '"\\e[31m"', '"\\uD800"', "é" * 300, "%s %d {0} $HOME", "<b>", "--help"),
+)  # fmt: skip
+"""Values as they stand in YAML, right for some settings and wrong for others."""
+
+
+class Contrary:
+    """An object that fails whenever it is asked about itself."""
+
+    def _fail(self, *_: object) -> Any:
+        raise ValueError("\n\x1b[31m")
+
+    __repr__ = __str__ = __eq__ = __bool__ = __len__ = __iter__ = __float__ = __int__ = _fail
+    __hash__ = None  # type: ignore[assignment]
+
+
+def circle() -> list[Any]:
+    """Return a list that holds itself."""
+    found: list[Any] = []
+    found.append(found)
+    return found
+
+
+def mapping_circle() -> dict[str, Any]:
+    """Return a mapping that holds itself."""
+    found: dict[str, Any] = {}
+    found["a"] = found
+    return found
+
+
+def deep(levels: int) -> list[Any]:
+    """Return a list that is nested so deep that it has no representation."""
+    found: list[Any] = []
+    for _ in range(levels):
+        found = [found]
+    return found
+
+
+OBJECTS: tuple[Callable[[], Any], ...] = (
+    Contrary,
+    circle,
+    mapping_circle,
+    lambda: deep(100_000),
+    lambda: {"a": mapping_circle()},
+    lambda: {1: 2},
+    lambda: {None: None},
+    lambda: {"": 1},
+    lambda: {"a.b.c": 1},
+    lambda: b"x",
+    lambda: bytearray(b"0"),
+    lambda: "\ud800",
+    lambda: "\0",
+    lambda: "9" * 5000,
+    lambda: 10**5000,
+    lambda: -(10**5000),
+    lambda: 2**63,
+    lambda: -0.0,
+    lambda: math.nan,
+    lambda: math.inf,
+    lambda: 1 + 2j,
+    lambda: Decimal("0.5"),
+    lambda: Decimal("NaN"),
+    lambda: Fraction(1, 2),
+    lambda: np.float32(0.5),
+    lambda: np.float64("nan"),
+    lambda: np.int64(3),
+    lambda: np.uint64(2**64 - 1),
+    lambda: np.bool_(True),
+    lambda: np.str_("adam"),
+    lambda: np.array([0.5, 1.0]),
+    lambda: np.array(3),
+    lambda: (0.5, 1.0),
+    lambda: {0.5, 1.0},
+    lambda: frozenset({"val"}),
+    lambda: range(2),
+    lambda: range(10**12),
+    lambda: iter([0.5, 1.0]),
+    itertools.count,
+    lambda: Path("x"),
+    lambda: Path("\0"),
+    lambda: object(),
+    lambda: int,
+    lambda: print,
+    lambda: ...,
+    lambda: NotImplemented,
+    lambda: ValueError("x"),
+)
+"""Makers of values that only Python can give."""
+
+KEYS = tuple(dotted_keys())
+
+
+def spread_over(count: int, total: int) -> list[int]:
+    """Return ``count`` different numbers below ``total``, spread over rows and columns alike."""
+    stride = next(s for s in range(int(total * 0.618), total) if math.gcd(s, total) == 1)
+    return sorted(i * stride % total for i in range(min(count, total)))
+
+
+def grid(count: int | None, values: Sequence[Any]) -> list[tuple[str, Any]]:
+    """Return all pairs of a setting and a value, or ``count`` of them."""
+    every = [(key, value) for key in KEYS for value in values]
+    return every if count is None else [every[i] for i in spread_over(count, len(every))]
+
+
+class Entries:
+    """The ways in which a setting reaches a run; each plans the runs that it asks for."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.folder = lab.folder()
+        self.datasets = Datasets()
+
+    def _plan(self, request: Request) -> None:
+        plans = request.plan(self.datasets, check=False)
+        check_data(plans)
+        check_weights(plan for plan in plans if plan.settings.backbone.weights)  # no download
+
+    def command(self, key: str, text: str) -> None:
+        """Give a value as ``KEY=VALUE``."""
+        self._plan(Request.read(pairs=["scenario=ip-o-c", f"{key}={text}"]))
+
+    def file(self, key: str, text: str) -> None:
+        """Give a value in a ``--config`` file."""
+        path = self.folder / "config.yaml"
+        path.write_text(f"{_block(key, text)}\n")
+        self._plan(Request.read(config=[path]))
+
+    def recipe(self, key: str, text: str) -> None:
+        """Give a value in a recipe."""
+        path = self.folder / "recipe.yaml"
+        inside = _block(key, text).replace("\n", "\n  ")
+        path.write_text(f"datasets: {{digits4: {{}}}}\nsettings:\n  {inside}\n")
+        self._plan(Request(scenario="ip-o-c", recipe=str(path)))
+
+    def sweep(self, key: str, text: str) -> None:
+        """Give a value in a sweep file."""
+        path = self.folder / "sweep.yaml"
+        head = 'program: feddg-bench\ncommand: [feddg-bench, run, "${args_no_hyphens}"]'
+        path.write_text(
+            f"{head}\nmethod: grid\nparameters:\n  {key}:\n    values: [0.5, {text or 'null'}]\n"
+        )
+        sweep = load_sweep(path)
+        for point in sweep.points():
+            jobs(sweep.pairs(point), self.datasets)
+
+    def python(self, key: str, make: Callable[[], Any]) -> None:
+        """Give an object from Python, by dotted key and nested."""
+        for form in (lambda value: {key: value}, lambda value: nested(key, value)):
+            self._plan(Request(scenario="ip-o-c", settings=form(make())))
+
+
+def _block(key: str, text: str) -> str:
+    section, dot, name = key.rpartition(".")
+    return f"{section}:\n  {name}: {text}" if dot else f"{key}: {text}"
+
+
+def verdict(enter: Callable[[str, Any], None], key: str, value: Any) -> tuple[str, bool]:
+    """Return what became of a value, and whether this is right."""
+    try:
+        with in_time(LIMIT):
+            enter(key, value)
+    except FeddgError as error:
+        said = printable(str(error))  # as the command prints it
+        return f"refused: {said}", len(said) < LONGEST
+    except HangError:
+        return f"no answer in {LIMIT:.0f} s", False
+    except Exception as error:
+        return f"traceback: {type(error).__name__}: {error!r:.80}", False
+    return "taken", value not in HIDDEN if isinstance(value, str) else True
+
+
+def attack(lab: Lab) -> None:
+    """Give odd values: all of them on the command line if the lab is full, else a sample."""
+    entries = Entries(lab)
+    count = None if lab.full else THROUGH_OTHERS
+    few = THROUGH_OTHERS if lab.full else THROUGH_OTHERS // 4
+    ways: Iterator[tuple[str, Any, Any]] = iter(
+        (
+            ("command", entries.command, grid(count, TEXTS)),
+            ("file", entries.file, grid(few, TEXTS)),
+            ("recipe", entries.recipe, grid(few, TEXTS)),
+            ("sweep", entries.sweep, grid(few, TEXTS)),
+            ("Python", entries.python, grid(few, OBJECTS)),
+        )
+    )
+    for way, enter, pairs in ways:
+        for key, value in pairs:
+            said, right = verdict(enter, key, value)
+            shown = value if isinstance(value, str) else OBJECTS.index(value)
+            lab.add(f"{way}: {key}={shown!r:.60}", said, right)
