@@ -33,7 +33,7 @@ def run(
     settings: Mapping[str, Any] | None = None,
     readings: str = Request.readings,
     tuned: bool | str = Request.tuned,
-    results: str | Path = Resources().results,
+    results: str | Path = "runs",
     keep: Words = (),
     again: bool = False,
     quiet: bool = False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,14 @@ def write_settings(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return path
+
+
+@pytest.mark.parametrize("function", [cache_dir, data_roots, data_home])
+def test_without_a_home_what_to_do_is_told(monkeypatch, function):
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # as for a user id without a name
+    with refused(SettingsError, "set HOME", "--cache-dir", "FEDDG_CONFIG"):
+        function()
 
 
 def test_there_may_be_no_root():

@@ -20,6 +20,18 @@ from feddg_bench.config.schema import AugmentSettings, FederationSettings, Resou
 from tests.helpers import refused
 
 
+def bomb_of_merges(levels):
+    """Return YAML in which each mapping merges the one before it ten times."""
+    lines = [f"k{i}: &k{i} {{<<: [{','.join([f'*k{i - 1}'] * 10)}]}}" for i in range(1, levels)]
+    return "\n".join(["k0: &k0 {x: 1}", *lines])
+
+
+def chain_of_merges(length):
+    """Return YAML in which each mapping merges the one before it, and the document the last."""
+    lines = [f"k{i}: &k{i} {{<<: *k{i - 1}}}" for i in range(1, length)]
+    return "\n".join(["k0: &k0 {x: 1}", *lines, f"<<: *k{length - 1}"])
+
+
 def refusal(text):
     with pytest.raises(SettingsError) as caught:
         read_yaml(text, "it")
@@ -33,10 +45,12 @@ def refusal(text):
         ("", None),
         ("a: 1\nb: [x, 2.5, true, null]", {"a": 1, "b": ["x", 2.5, True, None]}),
         ("- {a: 1}\n- {a: 2}", [{"a": 1}, {"a": 2}]),
-        ("x: &base {a: 1}\ny: {<<: *base, a: 2}", {"x": {"a": 1}, "y": {"a": 2}}),
+        ("x: &base {a: 1}\ny: *base", {"x": {"a": 1}, "y": {"a": 1}}),
+        ("[1e-3, 3E5, -.5e+2, 2.e1, +1e0]", [0.001, 3e5, -50.0, 20.0, 1.0]),
+        ("[0, -0, 0x10, 1_000, 0.10, 0e0]", [0, 0, 16, 1000, 0.1, 0.0]),
         (
-            "x: &x {a: 1}\ny: &y {<<: *x, a: 2}\n<<: *y\nb: 3",
-            {"x": {"a": 1}, "y": {"a": 2}, "a": 2, "b": 3},
+            "['1e-3', '010', \"1:30\", 08, 1e, e5, nan]",
+            ["1e-3", "010", "1:30", "08", "1e", "e5", "nan"],
         ),
         (f"{-(2**63)}", -(2**63)),
         ("[" * MAX_DEPTH + "]" * MAX_DEPTH, None),
@@ -57,6 +71,17 @@ def test_yaml_is_read(text, value):
         ("x: 0x" + "f" * 40, "64 bits"),
         ("2024-13-01", "quotation marks"),
         ("2024-12-01", "quotation marks"),
+        ("a: 1\nb: 010", "line 2 is octal in YAML; write 8 or 10, or '010' for text"),
+        ("-0_10", "write -8 or -10, or '-0_10'"),
+        ("007", "write 7, or '007'"),
+        ("!!int '010'", "octal"),
+        ("1:30", "base 60"),
+        ("190:20:30.15", "base 60"),
+        ("!!float '1:30'", "base 60"),
+        ("x: &x {a: 1}\ny: {<<: *x}", "<<"),
+        ("x: {!!merge y: {a: 1}}", "<<"),
+        (bomb_of_merges(9), "<<"),
+        (chain_of_merges(5000), "<<"),
         ("!!int abc", "number"),
         ("!!bool abc", "quotation marks"),
         ("!!timestamp abc", "quotation marks"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +65,24 @@ def test_bad_seeds(given: Any) -> None:
         read_seeds(given)
 
 
-@pytest.mark.parametrize("given", ["99999999999999999999", "0-100000000"])
-def test_seeds_beyond_a_limit_are_told_it(given: str) -> None:
-    with refused(SettingsError, "at most 18 digits", "at most 100,000 in a range"):
+def test_a_seed_beyond_a_limit_is_told_it() -> None:
+    with refused(SettingsError, "at most 18 digits", "at most 100,000"):
+        read_seeds("99999999999999999999")
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["0-100000000", "0-99999,5-99999", 10**12, 10**5000, range(10**12), itertools.count()],
+    ids=["range", "ranges", "number", "huge", "sequence", "endless"],
+)
+def test_too_many_seeds_are_refused_at_once(given: Any) -> None:
+    with refused(SettingsError, "more than 100,000: give fewer"):
         read_seeds(given)
+
+
+def test_a_seed_that_was_meant_as_one_is_told_how() -> None:
+    with refused(SettingsError, "for one seed give [20251125]"):
+        read_seeds(20251125)
 
 
 def test_a_name_means_the_same_wherever_it_is_said(tmp_path: Path) -> None:
@@ -189,6 +204,43 @@ def test_bad_names_in_files(tmp_path: Path, text: str) -> None:
     config.write_text(text)
     with pytest.raises(SettingsError):
         Request.read(config=[config]).plan()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("seed: 1\nseeds: 2", "seed and seeds are one name"),
+        ("lr: 1\ntrain: {lr: 1}", "setting train.lr is given twice"),
+        ("data: pacs", "setting data: 'pacs' is not valid: expected settings by name"),
+        ("data: [1]", "setting data: [1] is not valid"),
+        ("hyper: 3", "such as hyper.NAME"),
+        ("data.image_size: 8\ndata: 5", "setting data: 5 is not valid"),
+    ],
+)
+def test_what_a_file_says_is_settings_by_name_each_once(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text(text)
+    with refused(SettingsError, "c.yaml", words):
+        Request.read(config=[config])
+
+
+@pytest.mark.parametrize("value", [2024, True, ["a"], 1e3])
+def test_a_split_file_is_text(value: Any) -> None:
+    with refused(SettingsError, "setting data.split_csv", "valid string"):
+        Request(settings={"split_csv": value}).plan(check=False)
+
+
+def test_a_methods_settings_have_one_zero() -> None:
+    ways = ({"hyper.mu": zero} for zero in (0, 0.0, -0.0, "-0.0"))
+    assert len({keys(method="fedprox", settings=way)[0] for way in ways}) == 1
+
+
+@pytest.mark.parametrize("value", [None, 5, "pacs", [1]])
+def test_a_section_is_no_value(value: Any) -> None:
+    with refused(SettingsError, "setting data: "):
+        Request(settings={"data": value})
 
 
 def test_settings_by_short_dotted_or_nested_key() -> None:

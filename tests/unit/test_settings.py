@@ -10,7 +10,7 @@ import pytest
 import yaml
 from pydantic import Field, ValidationError
 
-from feddg_bench.common.errors import SettingsError, unknown
+from feddg_bench.common.errors import DataError, SettingsError, unknown
 from feddg_bench.config.keys import canonical_settings, run_key
 from feddg_bench.config.layers import dotted_keys, load_layer, merge, parse_override, validate
 from feddg_bench.config.schema import MethodSettings, Resources, RunSettings
@@ -469,10 +469,30 @@ def test_no_path_is_in_the_canonical_settings(three_files):
 
 
 def test_a_missing_file_is_refused():
-    with pytest.raises(
-        SettingsError, match=r"cannot read /absent\.pth: No such file.*check the path"
-    ):
+    with refused(DataError, "cannot read /absent.pth: No such file", "check the path"):
         key_of({"backbone": {"weights": "/absent.pth"}})
+
+
+@pytest.mark.parametrize("name", ["\0", "x" * 5000])
+def test_a_name_that_no_file_can_have_is_refused(name):
+    with refused(DataError, "check the path"):
+        key_of({"backbone": {"weights": name}})
+
+
+@pytest.mark.parametrize("key", ["partition.heterogeneity", "augment.flip"])
+def test_there_is_one_zero(key):
+    zeros = (key_of(nested(key, zero), plugin=Hyper) for zero in (0, 0.0, -0.0, "-0.0"))
+    assert len(set(zeros)) == 1
+
+
+def test_folders_stay_where_they_were_meant(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    resources = validate(Resources, {"data_root": "d", "cache_dir": "~/c"})
+    monkeypatch.chdir("/")
+    assert resources.results == tmp_path / "runs"
+    assert resources.data_root == tmp_path / "d"
+    assert str(resources.cache_dir) == "/home/me/c"
 
 
 def test_where_a_run_is_computed_is_not_part_of_what():

@@ -373,7 +373,7 @@ def test_what_is_no_split_file_is_refused(tmp_path, content):
 
 
 def test_a_missing_file_is_refused(tmp_path):
-    with refused(DataError, "cannot read the split file"):
+    with refused(DataError, "absent.csv: No such file"):
         read(tmp_path / "absent.csv")
 
 

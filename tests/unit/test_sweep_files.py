@@ -123,6 +123,14 @@ def test_tables_of_all_methods_have_all_methods() -> None:
         assert set(method.values) == own - missing, f"sweeps/{name}.yaml"
 
 
+def test_bounds_are_numbers_as_everywhere(file: Path) -> None:
+    file.write_text(
+        'method: grid\ncommand: [run, "${args_no_hyphens}"]\n'
+        "parameters: {lr: {distribution: log_uniform_values, min: 1e-5, max: 1E-2}}"
+    )
+    assert load_sweep(file).parameters["lr"] == Range(1e-5, 1e-2, log=True)
+
+
 def test_a_validation_domain_chooses_for_ltdo_only(tmp_path: Path) -> None:
     with refused(SettingsError, "no validation domain for val/accuracy; choose by id_"):
         open_search(
@@ -212,6 +220,15 @@ GOOD: dict[str, Any] = {"parameters": {"seed": {"values": [0, 1]}}}
         ({"metric": {"name": "id_test/accuracy", "goal": "maximize"}}, "test metric"),
         ({"metric": {"name": "val/acc", "goal": "maximize"}}, "did you mean 'val/accuracy'"),
         ({"metric": {"name": "val/accuracy"}}, "needs goal"),
+        (
+            {"parameters": {"lr": {"value": 1}, "train.lr": {"value": 2}}},
+            "lr and train.lr set the same",
+        ),
+        ({"parameters": {"seed": {"value": 1}, "seeds": {"value": 2}}}, "seed and seeds set"),
+        (
+            {"command": ["run", "lr=1", COMMAND[-1]], "parameters": {"train.lr": {"value": 1}}},
+            "lr and train.lr set the same",
+        ),
     ],
 )
 def test_bad_files_are_one_sentence(file: Path, layer: dict[str, Any], words: str) -> None:

@@ -12,6 +12,7 @@ import typer
 
 from feddg_bench.cli.data import check_and_report
 from feddg_bench.common.errors import DataError, RunInterruptedError, SettingsError, unknown
+from feddg_bench.common.files import absolute
 from feddg_bench.common.terminal import Display, say, text
 from feddg_bench.config.reading import known_name
 from feddg_bench.plugins import load_dataset, names
@@ -55,7 +56,7 @@ def download_command(
         raise SettingsError(unknown("data set or style network", name, [*known, *WEIGHTS]))
     if name not in known:
         offer = WEIGHTS[name]
-        folder = (to or data_home() / "weights").expanduser().absolute()
+        folder = absolute(to or data_home() / "weights")
         say(f"{offer.title}; licence: {offer.licence}")
         say(f"source: {offer.source}")
         say(f"to: {folder}")
@@ -66,7 +67,7 @@ def download_command(
         return
     kind = load_dataset(name)
     check_offer(kind, accept_licence)
-    folder = (to or data_home() / kind.name).expanduser().absolute()
+    folder = absolute(to or data_home() / kind.name)
     size = "" if kind.archive_bytes is None else f", about {kind.archive_bytes / 1e6:,.0f} MB"
     say(f"{kind.title}{size}; licence: {kind.licence}")
     say(f"source: {kind.source}")

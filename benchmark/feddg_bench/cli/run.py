@@ -13,6 +13,7 @@ import typer
 
 from feddg_bench.cli.options import Experiment, Json, Recording, print_json, with_groups
 from feddg_bench.common.errors import RunInterruptedError, SettingsError, printable
+from feddg_bench.common.files import from_here
 from feddg_bench.common.parallel import prepare_processes
 from feddg_bench.common.terminal import say, terminal
 from feddg_bench.config.reading import read_names
@@ -84,7 +85,7 @@ def resume_command(
     if not found:
         done = sorted(path for path in store.runs.glob("*.json") if path.stem.startswith(key))
         hint = (
-            f"it is finished: {done[0]}"
+            f"it is finished: {from_here(done[0])}"
             if done
             else f"unfinished runs there: {', '.join(begun) or 'none'}"
         )
@@ -150,7 +151,7 @@ def _list(
     counts = ", ".join(
         f"{states.count(state)} {state}" for state in ("there", "begun", "to do") if state in states
     )
-    lines.append(f"{len(plans)} runs: {counts} in {resources.results}")
+    lines.append(f"{len(plans)} runs: {counts} in {from_here(resources.results)}")
     say("\n".join(lines))
 
 
@@ -205,7 +206,7 @@ def _run_all(
         key = plans[len(records)].key
         where = ""
         if resources.results != Resources().results:
-            where = f" --results {resources.results}"
+            where = f" --results {from_here(resources.results)}"
         if resources.threads != Resources().threads:
             where += f" --threads {resources.threads}"
         if resources.wandb != "off":
@@ -239,7 +240,7 @@ def _run_all(
     for table in map(methods_table, several) if several else map(terminal_table, tables):
         console.print(table)
     places = {path.parent for path in (store.path(record.key) for record in records)}
-    where = ", ".join(sorted(map(str, places)))
+    where = ", ".join(sorted(map(from_here, places)))
     console.print(f"Records: {where}", highlight=False, soft_wrap=True)
     if several:
         words = f"feddg-bench tables generic --results {shlex.quote(str(resources.results))}"

@@ -12,6 +12,7 @@ import typer
 
 from feddg_bench.cli.options import Machine, Recording, same_words, with_groups
 from feddg_bench.common.errors import RunInterruptedError, SettingsError
+from feddg_bench.common.files import from_here
 from feddg_bench.common.parallel import cores
 from feddg_bench.common.terminal import say
 from feddg_bench.config.schema import Resources
@@ -262,7 +263,9 @@ def _summary(sweep: Sweep, search: Search, results: Path) -> str:
     recorded = store.keys()
     titles = {job.key: job.title for job in found}
     errors = {key: failures.error(key) for key in titles if key not in recorded}
-    lines = [f"{sweep.name}: {len(found) - len(errors)} of {len(found)} runs in {store.runs}"]
+    lines = [
+        f"{sweep.name}: {len(found) - len(errors)} of {len(found)} runs in {from_here(store.runs)}"
+    ]
     if errors:
         lines.append(failures_text(errors, lambda key: titles[key]))
         lines.append("try them again with --retry-failed")

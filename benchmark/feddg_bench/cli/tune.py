@@ -11,6 +11,7 @@ import typer
 from feddg_bench.cli.options import Names, with_groups
 from feddg_bench.cli.sweep import SweepRecording, finish, listing
 from feddg_bench.common.errors import SettingsError
+from feddg_bench.common.files import from_here
 from feddg_bench.common.terminal import say, table, terminal
 from feddg_bench.records.metrics import Metric, find_metric
 from feddg_bench.records.tuning import FOLDER, TuningLedger, ledger_path
@@ -92,7 +93,7 @@ def _show(ledgers: Sequence[TuningLedger], metric: Metric, place: Path) -> None:
         rows,
         caption=f"{metric.title} on held-out images of the training domains, mean of the last "
         f"rounds. Settings replace the recipe's if they lead by more than noise (lead ± standard "
-        f"error). `run --tuned` takes them: {place}",
+        f"error). `run --tuned` takes them: {from_here(place)}",
         right=("recipe", "tuned", "lead", "seconds"),
         whole=("method",),
     )

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePath
 from typing import BinaryIO
 
-from feddg_bench.common.errors import DataError, SettingsError, unknown
+from feddg_bench.common.errors import DataError, SettingsError, printable, unknown
 
 
 @contextmanager
@@ -97,6 +97,39 @@ def _check_folder(folder: Path) -> Path:
     return there
 
 
+def expanded(path: Path) -> Path:
+    """Return a path in which ``~`` is the user's home.
+
+    Raises:
+        SettingsError: If the user has none, as in a container whose user id has no name.
+    """
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise SettingsError(
+            f"{path} is in a home folder and there is none: set HOME, or name another folder "
+            f"(--cache-dir or FEDDG_CACHE, --data-root or FEDDG_DATA, FEDDG_CONFIG)"
+        ) from error
+
+
+def absolute(path: Path) -> Path:
+    """Return a path that means the same wherever this process works later.
+
+    Raises:
+        SettingsError: If the user has no home and it starts there, or the working folder is gone.
+    """
+    try:
+        return expanded(path).absolute()
+    except FileNotFoundError as error:
+        raise SettingsError("the working folder is gone: change to another one") from error
+
+
+def from_here(path: Path) -> str:
+    """Return a path as people read it: from the working folder if it lies there."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
 def plain_file(path: Path) -> os.stat_result:
     """Return the status of a file that can be read to its end, which a pipe or device cannot.
 
@@ -105,8 +138,10 @@ def plain_file(path: Path) -> os.stat_result:
     """
     try:
         status = path.stat()
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    except (OSError, ValueError) as error:  # the latter of names that no file can have
+        why = error.strerror if isinstance(error, OSError) else error
+        named = printable(str(path))
+        raise DataError(f"cannot read {named}: {why}; check the path") from error
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"cannot read {path}: it is a folder, pipe or device, not a plain file")
     return status

@@ -66,10 +66,9 @@ def file_digest(path: Path) -> str:
 
     Raises:
         SettingsError: If it cannot be read.
-        DataError: If it is no plain file.
+        DataError: If it is not there, or no plain file.
     """
-    if path.exists():
-        plain_file(path)
+    plain_file(path)
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

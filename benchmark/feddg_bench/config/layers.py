@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from feddg_bench.common.errors import SettingsError, unknown
+from feddg_bench.common.errors import SettingsError, short, unknown
 from feddg_bench.config.reading import MAX_DEPTH, MAX_LENGTH, read_yaml
 from feddg_bench.config.schema import MANY, RunSettings
 
@@ -46,7 +46,7 @@ def dotted(layer: Mapping[str, Any], prefix: str = "") -> Layer:
     """
     flat: Layer = {}
     for key, value in layer.items():
-        inner = isinstance(value, Mapping)
+        inner = isinstance(value, Mapping) and prefix.count(".") < MAX_DEPTH  # it may be a circle
         flat |= dotted(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
     return flat
 
@@ -121,8 +121,8 @@ def parse_override(text: str, known: Iterable[str] = ()) -> Layer:
     key = key.strip()
     if not equals or not key:
         raise SettingsError(f"cannot read {text!r}: expected KEY=VALUE, such as train.lr=0.001")
-    value = read_yaml(raw, f"the value of {_short(text)}")
-    return nested(full_key(key, known), _number(value) if isinstance(value, str) else value)
+    value = read_yaml(raw, f"the value of {short(text)}")
+    return nested(full_key(key, known), value)
 
 
 def full_key(key: str, known: Iterable[str] = ()) -> str:
@@ -162,7 +162,8 @@ def read_settings(values: Mapping[str, Any]) -> Layer:
     """Return one layer of settings that are given by short, dotted or nested key.
 
     Raises:
-        SettingsError: If a key is unknown or ambiguous, or a setting is given twice.
+        SettingsError: If a key is unknown or ambiguous, a setting is given twice, or a section
+            holds no settings by name.
 
     >>> read_settings({"rounds": 1, "train": {"lr": 0.1}, "hyper.mu": 2})
     {'federation': {'rounds': 1}, 'train': {'lr': 0.1}, 'hyper': {'mu': 2}}
@@ -177,18 +178,13 @@ def read_settings(values: Mapping[str, Any]) -> Layer:
         {key: value} if key in sections else nested(full_key(key), value)
         for key, value in values.items()
     ]
+    for key, value in values.items():
+        if key in sections and not isinstance(value, Mapping) and (inner := _inner(key)):
+            raise SettingsError(f"setting {key}: {short(value)} is not valid: {inner}")
     found = Counter(key for layer in layers for key in dotted(layer))
     if twice := [key for key, times in found.items() if times > 1]:
         raise SettingsError(f"setting {twice[0]} is given twice, by two names: leave one out")
     return merge(*layers)
-
-
-def _number(text: str) -> str | float:
-    """Read as a number what YAML 1.1 takes for text, such as 1e-3."""
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def load_layer(path: Path, what: str = "settings file") -> Layer:
@@ -242,15 +238,15 @@ def validate(model: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
             raise SettingsError(where + str(first["ctx"]["error"])) from error
         said = _EXPECTED.get(first["type"], first["msg"])
         if first["type"] == "model_type":
-            inner = next((k for k in dotted_keys(model, prefix) if k.startswith(f"{key}.")), key)
-            said = f"expected settings by name, such as {inner}"
+            said = _inner(key, model, prefix) or f"expected settings by name, such as {key}"
         if first["type"] == "missing":
             raise SettingsError(f"setting {key} is missing") from error
-        given = f"{_short(first['input'])} is not valid"
+        given = f"{short(first['input'])} is not valid"
         raise SettingsError(f"setting {key}: {given}: {said[:1].lower()}{said[1:]}") from error
 
 
-def _short(value: Any) -> str:
-    """Return a value as Python writes it, cut to 100 characters."""
-    text = repr(value)
-    return text if len(text) <= 100 else f"{text[:97]}..."
+def _inner(key: str, model: type[BaseModel] = RunSettings, prefix: str = "") -> str:
+    """Return what a group of settings must hold; nothing for a single setting."""
+    keys = [*dotted_keys(model, prefix), "hyper.NAME"]
+    inner = next((k for k in keys if k.startswith(f"{key}.")), "")
+    return inner and f"expected settings by name, such as {inner}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import yaml
 
-from feddg_bench.common.errors import SettingsError, unknown
+from feddg_bench.common.errors import SettingsError, short, unknown
 
 MAX_LENGTH = 1_000_000
 """Most characters of a file."""
@@ -19,8 +20,51 @@ MAX_VALUES = 100_000
 MAX_WHOLE = 2**63
 """Bound of whole numbers: what 64 bits hold."""
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_SAFE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """PyYAML's loader in C, ten times as fast, if PyYAML was built with it."""
+_INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+_MERGE = "tag:yaml.org,2002:merge"
+
+
+class _RefusedError(Exception):
+    """The message says what is wrong with a text."""
+
+
+class _Loader(_SAFE):  # type: ignore[misc]
+    """YAML 1.1 as PyYAML reads it, but 1e-3 is a number, and no number hides another.
+
+    In YAML 1.1 010 is 8 and 1:30 is 90, while flags and most people read them otherwise.
+    """
+
+
+def _number(loader: Any, node: Any) -> int | float:
+    text = loader.construct_scalar(node)
+    said = f"the number {text[:40]} in line {node.start_mark.line + 1} is"
+    if ":" in text:
+        raise _RefusedError(f"{said} base 60 in YAML; write a decimal number, or '{text[:40]}'")
+    if re.fullmatch(r"[-+]?0[0-7_]*[0-7]", text):
+        digits = text.replace("_", "")[:40]
+        values = " or ".join(dict.fromkeys((f"{int(digits, 8)}", f"{int(digits)}")))
+        raise _RefusedError(f"{said} octal in YAML; write {values}, or '{text[:40]}' for text")
+    read = _SAFE.construct_yaml_int if node.tag == _INT else _SAFE.construct_yaml_float
+    number: int | float = read(loader, node)
+    return number
+
+
+_Loader.add_constructor(_INT, _number)
+_Loader.add_constructor(_FLOAT, _number)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts into quotation marks whatever text `_Loader` would read as something else."""
+
+
+for _kind in (_Loader, _Dumper):
+    _kind.add_implicit_resolver(
+        _FLOAT,
+        re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$"),
+        list("-+.0123456789"),
+    )
 
 
 def composed(name: str) -> str:
@@ -71,7 +115,7 @@ def read_names(
     """
     given = list(text) if isinstance(text, Iterable) else [text]
     if not all(isinstance(name, str) for name in given):
-        raise SettingsError(f"{kind}: {text!r} cannot be read; expected a name, or several")
+        raise SettingsError(f"{kind}: {short(text)} cannot be read; expected a name, or several")
     names = list(dict.fromkeys(known_name(name, known) for name in listed(text)))
     if every and "all" in names:
         if len(names) > 1:
@@ -93,7 +137,7 @@ def read_yaml(text: str, what: str) -> Any:
     """
     try:
         _check_depth(text)  # before anything recurses over it
-        loader = _LOADER(text)
+        loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             return None
@@ -114,15 +158,19 @@ def read_yaml(text: str, what: str) -> Any:
     return value
 
 
-class _RefusedError(Exception):
-    """The message says what is wrong with a text."""
+def write_yaml(value: Any) -> str:
+    """Return a value in one line of YAML, which `read_yaml` reads as the same value."""
+    said: str = yaml.dump(
+        value, Dumper=_Dumper, default_flow_style=True, allow_unicode=True, width=10**6
+    )
+    return said.strip().removesuffix("...").strip()
 
 
 def _check_depth(text: str) -> None:
     if len(text) > MAX_LENGTH:
         raise _RefusedError(f"it is longer than {MAX_LENGTH:,} characters")
     depth = 0
-    for event in yaml.parse(text, _LOADER):
+    for event in yaml.parse(text, _Loader):
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > MAX_DEPTH:
@@ -143,6 +191,9 @@ def _check_keys(node: yaml.Node, seen: set[yaml.Node]) -> None:
     keys: set[tuple[str, str]] = set()
     for key, value in node.value:
         if isinstance(key, yaml.ScalarNode):
+            if key.tag == _MERGE:  # merges of merges have no end
+                line = key.start_mark.line + 1
+                raise _RefusedError(f"it merges by << in line {line}: write out the lines meant")
             if (key.tag, key.value) in keys:
                 line = key.start_mark.line + 1
                 raise _RefusedError(f"it has the key {key.value!r} twice, again in line {line}")

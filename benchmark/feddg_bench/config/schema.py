@@ -14,13 +14,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from pydantic_core import PydanticCustomError
 
 from feddg_bench.common.errors import SettingsError, unknown
+from feddg_bench.common.files import absolute
 
 MANY = 1_000_000
 """Upper bound of counts: rounds, clients, images in a batch."""
 
 
 class Section(BaseModel):
-    """A frozen group of settings; unknown keys are errors, and so are truth values for numbers."""
+    """A frozen group of settings; unknown keys are errors, and so are truth values for numbers.
+
+    -0.0 becomes 0.0, which computes the same and has the same key.
+    """
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
@@ -33,6 +37,19 @@ class Section(BaseModel):
         if _holds_bool(value) and _names(kind, int, float) and not _names(kind, bool, Any):
             raise PydanticCustomError("number", "a number is expected, not true or false")
         return value
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _one_zero(cls, value: Any) -> Any:
+        return _without_minus_zero(value)
+
+
+def _without_minus_zero(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_without_minus_zero, value))
+    if isinstance(value, list):
+        return [_without_minus_zero(one) for one in value]
+    return value + 0.0 if isinstance(value, float) else value
 
 
 def _holds_bool(value: Any) -> bool:
@@ -422,7 +439,7 @@ class Resources(Section):
     data_root: Path | None = None
     cache_dir: Path | None = None
     """Where decoded stores lie; default ``$FEDDG_CACHE`` or ``~/.cache/feddg-bench``."""
-    results: Path = Path("runs")
+    results: Path = Field(default_factory=lambda: absolute(Path("runs")))
     checkpoint_every: int = Field(1, ge=1, le=MANY)
     wandb: Literal["off", "offline", "online"] = "off"
     """Whether runs are tracked by W&B (see `feddg_bench.tracking.tracker`)."""
@@ -434,6 +451,11 @@ class Resources(Section):
         if value == "":  # as a path it would be the working folder
             raise ValueError("expected the name of a folder, not an empty text")
         return value
+
+    @field_validator("results", "data_root", "cache_dir")
+    @classmethod
+    def _absolute(cls, value: Path | None) -> Path | None:
+        return value if value is None else absolute(value)  # client code may change the folder
 
     @model_validator(mode="after")
     def _address_is_used(self) -> Resources:

@@ -9,14 +9,15 @@ from typing import Any
 import yaml
 
 from feddg_bench.common.errors import SettingsError
-from feddg_bench.common.files import write_whole
+from feddg_bench.common.files import absolute, expanded, write_whole
 from feddg_bench.config.layers import Layer, load_layer
+from feddg_bench.config.reading import read_yaml
 
 
 def settings_file() -> Path:
     """Return the user's settings file, ``$FEDDG_CONFIG`` or in ``~/.config``; it may not exist."""
     named = os.environ.get("FEDDG_CONFIG")
-    return Path(named or "~/.config/feddg-bench/settings.yaml").expanduser()
+    return expanded(Path(named or "~/.config/feddg-bench/settings.yaml"))
 
 
 def check_root(explicit: Path | None) -> None:
@@ -26,7 +27,7 @@ def check_root(explicit: Path | None) -> None:
         SettingsError: If there is none, or it may not be read.
     """
     try:
-        there = explicit is None or explicit.expanduser().is_dir()
+        there = explicit is None or expanded(explicit).is_dir()
     except OSError as error:
         raise SettingsError(f"cannot read {explicit}: {error.strerror}") from error
     if not there:
@@ -45,7 +46,7 @@ def data_roots(explicit: Path | None = None, dataset: str | None = None) -> list
             ``$FEDDG_CONFIG`` names no file.
     """
     if explicit is not None:  # whoever names a folder means no other
-        return [explicit.expanduser()]
+        return [expanded(explicit)]
     path = settings_file()
     layer = load_layer(path) if os.environ.get("FEDDG_CONFIG") or path.exists() else {}
     named = {f"data_roots.{dataset}": _own_roots(layer, path).get(dataset)}  # the closest to it
@@ -55,7 +56,7 @@ def data_roots(explicit: Path | None = None, dataset: str | None = None) -> list
     for key, folder in named.items():
         if isinstance(folder, str):
             start = Path() if key == "$FEDDG_DATA" else path.parent
-            roots.append(start / Path(folder).expanduser())
+            roots.append(start / expanded(Path(folder)))
         elif folder is not None:
             raise SettingsError(f"{key} in {path} must be a folder's name, not {folder!r}")
     return list(dict.fromkeys(roots))
@@ -79,7 +80,7 @@ def remember_root(folder: Path, dataset: str | None = None) -> Path:
             changed.
         DataError: If the file cannot be written.
     """
-    folder = folder.expanduser().absolute()
+    folder = absolute(folder)
     if not folder.is_dir():
         raise SettingsError(f"{folder} is no folder: name the one that holds the data set")
     path = settings_file()
@@ -100,8 +101,8 @@ def remember_root(folder: Path, dataset: str | None = None) -> Path:
 
 def _holds(text: str, layer: Layer) -> bool:
     try:
-        return bool(yaml.safe_load(text) == layer)
-    except yaml.YAMLError:
+        return bool(read_yaml(text, "it") == layer)
+    except SettingsError:
         return False
 
 
@@ -126,8 +127,8 @@ def data_home() -> Path:
     It is the first of those in which all are looked for (`data_roots`), else ``feddg-bench`` in
     ``$XDG_DATA_HOME`` or ``~/.local/share``.
     """
-    shared = Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser()
-    return next(iter(data_roots()), shared / "feddg-bench")
+    shared = Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share")
+    return next(iter(data_roots()), None) or expanded(shared / "feddg-bench")
 
 
 def cache_dir(explicit: Path | None = None) -> Path:
@@ -136,4 +137,4 @@ def cache_dir(explicit: Path | None = None) -> Path:
     It is the one given, else ``$FEDDG_CACHE``, else ``~/.cache/feddg-bench``.
     """
     chosen = explicit or Path(os.environ.get("FEDDG_CACHE") or "~/.cache/feddg-bench")
-    return chosen.expanduser()
+    return expanded(chosen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -230,7 +231,8 @@ def scenarios_with_files(
         return [(scenario, path) for scenario in chosen]
     found: dict[str, tuple[Scenario, Path]] = {}
     others = []
-    for file in sorted(path.glob("*.csv")) if path.is_dir() else [path]:
+    folder = os.path.isdir(path)  # noqa: PTH112 - `is_dir` fails for names that are too long
+    for file in sorted(path.glob("*.csv")) if folder else [path]:
         scenario = scenario_of(file, dataset)
         if scenario.protocol != protocol:
             others.append(f"--protocol {scenario.protocol} --scenario {scenario.name}")
@@ -267,8 +269,7 @@ def _collect(split_of: NDArray[np.int64], advice: str) -> Splits:
 
 def _read_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield line number and cells by column; a cell that a short row lacks is empty."""
-    if path.exists():  # a pipe or a device would be read for ever
-        plain_file(path)
+    plain_file(path)  # a pipe or a device would be read for ever
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, restval="")

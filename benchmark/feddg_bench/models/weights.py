@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,7 +34,7 @@ def load_tensors(path: str | Path, entry: str = "") -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
     path = Path(path)
-    if not path.is_file():
+    if not os.path.isfile(path):  # noqa: PTH113 - `is_file` fails for names that are too long
         raise DataError(f"there is no weights file {path}: give the path of an existing file")
     try:
         if path.suffix == ".safetensors":

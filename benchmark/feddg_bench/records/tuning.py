@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from feddg_bench.common.errors import DataError, SettingsError
-from feddg_bench.common.files import file_name, shipped, write_whole
+from feddg_bench.common.files import file_name, from_here, shipped, write_whole
 from feddg_bench.records.metrics import METRICS
 from feddg_bench.records.record import Hash, Later, Positive, RunRecord
 from feddg_bench.records.rules import split_metric
@@ -205,9 +205,9 @@ def load_ledger(root: Path, dataset: str, protocol: str, recipe: str, method: st
             return ledger
     raise SettingsError(
         f"{method} was not tuned on {dataset}, {protocol}, recipe {name}: there is no "
-        f"{ledger_path(root, dataset, protocol, name, method)}; run feddg-bench tune "
+        f"{from_here(ledger_path(root, dataset, protocol, name, method))}; run feddg-bench tune "
         f"--methods {method} --dataset {dataset} --protocol {protocol} --recipe {recipe} "
-        f"--results {root} first, or take another protocol's with tuned=PROTOCOL"
+        f"--results {from_here(root)} first, or take another protocol's with tuned=PROTOCOL"
     )
 
 

@@ -11,12 +11,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from feddg_bench.common.errors import SettingsError
+from feddg_bench.common.errors import SettingsError, short
 from feddg_bench.common.portable import begin_portable
 from feddg_bench.config.keys import canonical_settings, run_key
 from feddg_bench.config.layers import (
@@ -31,7 +32,13 @@ from feddg_bench.config.layers import (
 )
 from feddg_bench.config.reading import known_name, listed, read_names
 from feddg_bench.config.recipes import READINGS, load_recipe, names_in, recipe_names
-from feddg_bench.config.schema import EngineSettings, Resources, RunSettings, TrainSettings
+from feddg_bench.config.schema import (
+    DataSettings,
+    EngineSettings,
+    Resources,
+    RunSettings,
+    TrainSettings,
+)
 from feddg_bench.data.balance import cautions
 from feddg_bench.data.federated import spread
 from feddg_bench.data.image_folders import ImageFolderDataset
@@ -64,6 +71,9 @@ FLAGS = {
 NAMES = ("method", "protocol", "dataset", "scenario", "recipe", "readings", "seeds", "tuned")
 """Keys that say which runs to make; files and ``KEY=VALUE`` may give them, as flags do."""
 
+
+MAX_SEEDS = 100_000
+"""Most seeds of a request."""
 
 _WHOLE = (int, np.integer)
 """Types of a seed: the second is that of a NumPy array's numbers."""
@@ -153,7 +163,7 @@ class Request:
     recipe: str | None = None
     seeds: str | int | Sequence[int] = "0"
     settings: Mapping[str, Any] = field(default_factory=dict)
-    resources: Resources = Resources()  # noqa: RUF009 - frozen
+    resources: Resources = field(default_factory=Resources)
     readings: str = READINGS[0]
     tuned: bool | str = False
 
@@ -167,21 +177,23 @@ class Request:
         for name in ("dataset", "recipe", "readings"):
             value = getattr(self, name)
             if not isinstance(value, str) and not (name == "recipe" and value is None):
-                raise SettingsError(f"{name}: {value!r} cannot be read; expected one name")
+                raise SettingsError(f"{name}: {short(value)} cannot be read; expected one name")
         if not isinstance(self.tuned, bool | str):
             raise SettingsError(
-                f"tuned: {self.tuned!r} cannot be read; expected True or a protocol"
+                f"tuned: {short(self.tuned)} cannot be read; expected True or a protocol"
             )
         if not isinstance(self.settings, Mapping):
             raise SettingsError(
-                f"settings: {self.settings!r} cannot be read; expected them by key, such as "
+                f"settings: {short(self.settings)} cannot be read; expected them by key, such as "
                 f"{{'rounds': 1}}"
             )
         object.__setattr__(self, "dataset", known_name(self.dataset, names("data set")))
         object.__setattr__(self, "seeds", read_seeds(self.seeds))
         object.__setattr__(self, "settings", read_settings(self.settings))
         for name in {*NAMES, "seed"} & set(self.settings):
-            raise SettingsError(f"{name} is no setting: give it as {name}={self.settings[name]!r}")
+            raise SettingsError(
+                f"{name} is no setting: give it as {name}={short(self.settings[name])}"
+            )
 
     @classmethod
     def read(
@@ -190,7 +202,7 @@ class Request:
         config: Iterable[Path] = (),
         flags: Mapping[str, Any] | None = None,
         pairs: Iterable[str] = (),
-        resources: Resources = Resources(),
+        resources: Resources | None = None,
     ) -> Request:
         """Return a command's request; later ones win, in the order files, flags, ``KEY=VALUE``.
 
@@ -221,7 +233,7 @@ class Request:
                     value = layer.pop(name)
                     yes_or_no = name == "tuned" and isinstance(value, bool)
                     chosen[name] = value if yes_or_no else _words(name, value)
-        return cls(**chosen, settings=merge(*layers), resources=resources)
+        return cls(**chosen, settings=merge(*layers), resources=resources or Resources())
 
     def plan(self, datasets: Datasets | None = None, *, check: bool = True) -> list[Plan]:
         """Settle every run and check all that can be checked now; runs are grouped by seed.
@@ -390,7 +402,7 @@ class Request:
         """Return the requested scenarios, each with its split file, if there is one."""
         select = None if self.scenario is None else ",".join(listed(self.scenario))
         data = self.settings.get("data", {})
-        split_csv = data.get("split_csv")
+        split_csv = validate(DataSettings, data, "data.").split_csv
         if split_csv is None:
             found = scenarios(protocol, dataset.domains, dataset.letters, select, dataset.official)
             return [(scenario, {}) for scenario in found]
@@ -406,6 +418,8 @@ class Request:
 def _file_layer(path: Path) -> Layer:
     """Return the names and settings of a file, each setting by its full key."""
     layer = load_layer(path)
+    if {"seed", "seeds"} <= set(layer):
+        raise SettingsError(f"settings file {path}: seed and seeds are one name: leave one out")
     named = {name: layer.pop(name) for name in (*NAMES, "seed") if name in layer}
     try:
         return {**named, **read_settings(layer)}
@@ -456,7 +470,7 @@ def _holds(mine: Mapping[str, Any], pair: str) -> bool:
 
 
 def _settle(
-    draft: Draft, user: Mapping[str, Any], seed: int, resources: Resources = Resources()
+    draft: Draft, user: Mapping[str, Any], seed: int, resources: Resources | None = None
 ) -> Plan:
     """Merge recipe, the method's needs and the user's settings, and settle the run's key.
 
@@ -493,7 +507,7 @@ def _settle(
     if engine.clients == "auto":
         from feddg_bench.engine.timing import faster_clients
 
-        faster = faster_clients(settings, dataset, resources)
+        faster = faster_clients(settings, dataset, resources or Resources())
         engine = EngineSettings.model_validate(
             {"clients": faster, "together": engine.together} if faster == "batched" else {}
         )
@@ -595,25 +609,33 @@ def plan_again(
 
 
 def read_seeds(given: str | int | Sequence[int]) -> tuple[int, ...]:
-    """Return the seeds that a number, a sequence or a text stands for.
+    """Return the seeds that a number, a sequence or a text stands for, at most `MAX_SEEDS`.
+
+    Raises:
+        SettingsError: If it stands for none, or for too many.
 
     >>> read_seeds("0, 2,0"), read_seeds("0-2,7"), read_seeds(3), read_seeds([4, 1])
     ((0, 2), (0, 1, 2, 7), (0, 1, 2), (4, 1))
     """
-    seeds: Sequence[int]
+    seeds: Iterable[int]
     if isinstance(given, _WHOLE):
         seeds = range(0 if given is True else int(given))
     elif isinstance(given, str):
-        seeds = [seed for part in given.split(",") for seed in _seed_range(part.strip())]
+        seeds = (seed for part in given.split(",") for seed in _seed_range(part.strip()))
     else:
-        seeds = list(given) if isinstance(given, Iterable) else ()
-    whole = all(isinstance(s, _WHOLE) and not isinstance(s, bool) and s >= 0 for s in seeds)
-    if not seeds or not whole:
+        seeds = given if isinstance(given, Iterable) and not isinstance(given, bytes) else ()
+    read = list(islice(seeds, MAX_SEEDS + 1))  # it may be without end
+    if len(read) > MAX_SEEDS:
+        single = isinstance(given, _WHOLE) and given < 2**63
+        one = f"; for one seed give [{given}]" if single else ""
+        raise SettingsError(f"seeds {short(given)} are more than {MAX_SEEDS:,}: give fewer{one}")
+    whole = all(isinstance(s, _WHOLE) and not isinstance(s, bool) and s >= 0 for s in read)
+    if not read or not whole:
         raise SettingsError(
-            f"cannot read seeds {given!r}: expected numbers >= 0 of at most 18 digits, such as "
-            f"0,1,2 or 0-2, at most 100,000 in a range"
+            f"cannot read seeds {short(given)}: expected numbers >= 0 of at most 18 digits, such "
+            f"as 0,1,2 or 0-2, at most {MAX_SEEDS:,}"
         )
-    return tuple(dict.fromkeys(map(int, seeds)))
+    return tuple(dict.fromkeys(map(int, read)))
 
 
 def _seed_range(part: str) -> Sequence[int]:
@@ -621,7 +643,7 @@ def _seed_range(part: str) -> Sequence[int]:
     if found is None:
         return [-1]
     low, high = int(found[1]), int(found[2] or found[1])
-    return range(low, high + 1) if low <= high < low + 100_000 else [-1]
+    return range(low, high + 1) if low <= high else [-1]
 
 
 def _words(name: str, value: Any) -> Any:
@@ -634,4 +656,4 @@ def _words(name: str, value: Any) -> Any:
 
 
 def _unreadable(name: str, value: Any) -> str:
-    return f"{name}: {value!r} cannot be read; expected a name, or several by commas"
+    return f"{name}: {short(value)} cannot be read; expected a name, or several by commas"

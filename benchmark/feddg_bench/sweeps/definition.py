@@ -14,10 +14,11 @@ from typing import Any
 from feddg_bench.common.errors import SettingsError, unknown
 from feddg_bench.common.files import find_yaml
 from feddg_bench.common.streams import generator
-from feddg_bench.config.layers import Layer, load_layer
+from feddg_bench.config.layers import Layer, full_key, load_layer
 from feddg_bench.records.metrics import METRICS
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.rules import split_metric
+from feddg_bench.runs.request import NAMES
 
 Point = dict[str, Any]
 """Parameter -> value."""
@@ -209,7 +210,23 @@ def _read(path: Path) -> tuple[Layer, dict[str, Choice | Range]]:
     given = layer.get("parameters")
     if not isinstance(given, dict) or not given:
         raise SettingsError(f"{path}: parameters must hold NAME: {{values: [...]}} lines")
+    words = layer.get("command") if isinstance(layer.get("command"), list) else []
+    fixed = [str(word).partition("=")[0] for word in words or () if "=" in str(word)]
+    meant: dict[str, str] = {}
+    for name in (*fixed, *given):
+        key = _full_name(name)
+        if key in meant:
+            raise SettingsError(f"{path}: {meant[key]} and {name} set the same: leave one out")
+        meant[key] = name
     return layer, {str(name): _parameter(path, str(name), spec) for name, spec in given.items()}
+
+
+def _full_name(name: str) -> str:
+    """Return the full key of a parameter; one that is unknown is refused where a run is planned."""
+    try:
+        return "seeds" if name == "seed" else full_key(name, NAMES)
+    except SettingsError:
+        return name
 
 
 def _objective(path: Path, metric: Any) -> Objective | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from feddg_bench.config.reading import write_yaml
 from feddg_bench.config.schema import DataSettings, Resources
 from feddg_bench.records.record import TunedRecord
 from feddg_bench.runs.request import NAMES, Datasets, Plan, Request
@@ -32,9 +33,7 @@ class Job:
         return plan
 
 
-def jobs(
-    pairs: Sequence[str], datasets: Datasets, results: Path = Resources().results
-) -> list[Job]:
+def jobs(pairs: Sequence[str], datasets: Datasets, results: Path = Path("runs")) -> list[Job]:
     """Return the jobs of a point's pairs; ``results`` is the folder of their records.
 
     Raises:
@@ -59,7 +58,7 @@ def jobs(
         made.append(
             Job(
                 key=plan.key,
-                pairs=(*(f"{name}={value}" for name, value in own.items()), *settings),
+                pairs=(*(f"{name}={write_yaml(value)}" for name, value in own.items()), *settings),
                 title=f"{s.method} {s.protocol} {s.scenario} seed {s.seed}",
                 group=" ".join(group),
                 dataset=s.dataset,

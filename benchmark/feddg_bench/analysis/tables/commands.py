@@ -8,13 +8,12 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-import yaml
-
 from feddg_bench.analysis.tables.columns import MeasuredColumn
 from feddg_bench.analysis.tables.describe import Description
 from feddg_bench.analysis.tables.frames import is_shipped, unlike_recipe, usual_settings
 from feddg_bench.analysis.tables.rows import Row
 from feddg_bench.common.errors import SettingsError
+from feddg_bench.config.reading import write_yaml
 from feddg_bench.config.recipes import load_recipe
 from feddg_bench.data.protocols import PROTOCOLS
 from feddg_bench.plugins import names
@@ -189,5 +188,4 @@ def _yaml(value: Any) -> str:
         return FILE
     if isinstance(value, list):
         value = [FILE if isinstance(one, dict) else one for one in value]
-    said: str = yaml.safe_dump(value, default_flow_style=True, width=10**6)
-    return said.strip().removesuffix("...").strip()
+    return write_yaml(value)
