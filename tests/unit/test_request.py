@@ -232,6 +232,12 @@ def test_a_split_file_is_text(value: Any) -> None:
         Request(settings={"split_csv": value}).plan(check=False)
 
 
+@pytest.mark.parametrize("endless", [itertools.count, lambda: range(10**12)])
+def test_a_list_without_end_is_refused(endless: Any) -> None:
+    with refused(SettingsError, "evaluation.splits", "a list is expected"):
+        Request(settings={"evaluation.splits": endless()}).plan(check=False)
+
+
 def test_a_methods_settings_have_one_zero() -> None:
     ways = ({"hyper.mu": zero} for zero in (0, 0.0, -0.0, "-0.0"))
     assert len({keys(method="fedprox", settings=way)[0] for way in ways}) == 1

@@ -243,7 +243,7 @@ def _run_all(
     where = ", ".join(sorted(map(from_here, places)))
     console.print(f"Records: {where}", highlight=False, soft_wrap=True)
     if several:
-        words = f"feddg-bench tables generic --results {shlex.quote(str(resources.results))}"
+        words = f"feddg-bench tables generic --results {shlex.quote(from_here(resources.results))}"
         console.print(f"Each scenario: {words}", highlight=False, soft_wrap=True)
 
 

@@ -7,6 +7,7 @@ plugin, so that a settings error is reported at once.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
@@ -32,7 +33,11 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_truth_value_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+    def _no_endless_list_and_no_truth_value_for_a_number(
+        cls, value: Any, info: ValidationInfo
+    ) -> Any:
+        if isinstance(value, (Iterator, range)):  # it may be without end
+            raise PydanticCustomError("listed", "a list is expected, whose end is known")
         kind = cls.model_fields[str(info.field_name)].annotation
         if _holds_bool(value) and _names(kind, int, float) and not _names(kind, bool, Any):
             raise PydanticCustomError("number", "a number is expected, not true or false")

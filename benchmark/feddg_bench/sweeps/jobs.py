@@ -54,7 +54,7 @@ def jobs(pairs: Sequence[str], datasets: Datasets, results: Path = Path("runs"))
         if asked.readings != Request.readings:
             own["readings"] = asked.readings
         if asked.tuned:
-            own["tuned"] = str(asked.tuned).lower()
+            own["tuned"] = asked.tuned
         made.append(
             Job(
                 key=plan.key,
