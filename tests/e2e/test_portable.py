@@ -74,17 +74,6 @@ def test_portable_runs_are_the_same_everywhere(
     assert found[0].key == listed["key"] != found[1].key == found[2].key
 
 
-@needs_avx2
-@pytest.mark.slow
-def test_the_demo_prints_the_table_of_the_readme(tmp_path: Path, cache: Path) -> None:
-    """Its first scenario stands for the others, which take as long each."""
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    (row,) = [line for line in readme.splitlines() if line.startswith(" oc-i-p ")]
-    demo = ("run", "--method", "pardon", "--scenario", "oc-i-p", "--tuned", "--portable")
-    out = python({"FEDDG_CACHE": str(cache)}, "-m", "feddg_bench", *demo, "--results", tmp_path)
-    assert row.split() in [line.split() for line in out.decode().splitlines()]
-
-
 SUMS = """
 import torch
 sums = torch.randn(64, 1000, generator=torch.Generator().manual_seed(0)).exp().sum(1)
