@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -278,3 +279,12 @@ def test_verdicts_at_different_rates_that_one_run_chose_are_marked(tmp_path: Pat
     assert found.tested.rates_apart
     assert "cannot be told‡, detects" in claims_text([found])
     assert "1 cannot be told (1 at different learning rates‡)" in tally([found])
+
+
+def test_a_clear_difference_at_different_rates_tells_nothing_of_the_methods(tmp_path: Path) -> None:
+    fpl_too(tmp_path, rate=0.25)
+    tested = claim(tmp_path).tested
+    assert tested is not None
+    clear = replace(tested, comparison=replace(tested.comparison, p_value=0.001))
+    assert clear.verdict == "cannot be told"
+    assert replace(clear, rates_apart=False).verdict == "holds"

@@ -78,8 +78,12 @@ class Test:
 
     @property
     def verdict(self) -> str:
-        """What the test says; nothing if the paper has no such difference in these columns."""
-        silent = self.published is not None and self.published <= 0
+        """What the test says.
+
+        It says nothing if the paper has no such difference in these columns, or if the two ran at
+        different rates: these may be what makes the difference.
+        """
+        silent = self.rates_apart or (self.published is not None and self.published <= 0)
         if silent or not self.comparison.p_value < LEVEL:
             return "cannot be told"
         return "holds" if self.comparison.difference.value > 0 else "does not hold"
@@ -292,9 +296,8 @@ def claims_text(found: Sequence[PaperClaim]) -> str:
         f"*holds*, or does not, if p < {LEVEL:g} after Holm's correction for the rows that a "
         "method is compared with; the interval is not corrected. *Detects* is the smallest true "
         "difference that such a test finds with 80 % power. With ‡ the two ran at different "
-        "learning rates that one run chose: the difference may be the rate's. The published "
-        "difference is of "
-        "the columns that we have, and *as much* says whether our interval has it inside; where "
+        "learning rates that one run chose, so that nothing can be told of the methods. The "
+        "published difference is of the columns that we have, and *as much* says whether our interval has it inside; where "
         "a paper prints only the mean of more columns, that stands there, and *as much* is left "
         "open. A frame with * is not the paper's, and of "
         "one with † the paper does not publish all, so that the rest is our choice; of "
