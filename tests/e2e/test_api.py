@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -14,12 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save as safe
 
 import feddg_bench as fb
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.runs.checkpoints import load_checkpoint, save_checkpoint
-from feddg_bench.runs.kept import read_model
+from feddg_bench.runs.kept import digest, read_model
 from tests.helpers import refused
 
 SETTINGS = {
@@ -393,6 +396,39 @@ def test_models_that_cannot_be_loaded_are_one_sentence(made: Any, tmp_path: Path
         path.write_bytes(bad)
         with pytest.raises(fb.FeddgError):
             fb.load_model(record.key, tmp_path / "r")
+
+
+def test_a_kept_model_is_that_of_its_name_as_it_was_written(
+    made: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (record,) = made(keep=["last"])
+    path = tmp_path / "r/runs" / f"{record.key}.last.safetensors"
+    good = path.read_bytes()
+    with safe_open(path, "pt") as file:
+        said = file.metadata()["model"]
+        weights = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+
+    def refuses(data: bytes, *words: str, name: str = path.name) -> None:
+        path.with_name(name).write_bytes(data)
+        with refused(fb.FeddgError, *words):
+            fb.load_model(path.with_name(name))
+
+    def forged(change: dict[str, Any], tensors: dict[str, torch.Tensor] = weights) -> bytes:
+        model = json.dumps(json.loads(said) | change)
+        return safe(tensors, {"model": model, "digest": digest(model, tensors)})
+
+    refuses(good[:-1] + bytes([good[-1] ^ 1]), "digest")
+    refuses(good.replace(b'round\\":2', b'round\\":1'), "digest")
+    refuses(good, f"the run {record.key}", name=f"{'0' * 16}.last.safetensors")
+    refuses(forged({"key": "0" * 16}), f"the run {'0' * 16}")
+    refuses(forged({"round": 1000}), "round 1000")
+    name = next(n for n, tensor in weights.items() if tensor.is_floating_point())
+    refuses(forged({}, weights | {name: weights[name] * math.nan}), name, "NaN")
+    for absurd in ({"num_classes": 10**9}, {"channels": 10**9}):
+        refuses(forged(absurd), "too small for")
+    path.write_bytes(safe(weights, {"model": said}))  # as earlier versions kept it
+    assert fb.load_model(record.key, tmp_path / "r").training is False
+    assert "kept without a digest" in caplog.text
 
 
 def test_again_keeps_the_old_record_beside(made: Any, tmp_path: Path) -> None:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
+import re
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from feddg_bench.common.errors import DataError, FeddgError, SettingsError
+from feddg_bench.common.errors import DataError, FeddgError, SettingsError, in_a_line
 from feddg_bench.common.files import write_whole
 from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import KEEP, DataSettings, RunSettings
-from feddg_bench.core.flaws import misfit
+from feddg_bench.core.flaws import misfit, nonfinite
 from feddg_bench.core.messages import Weights
 from feddg_bench.core.method import Method
 from feddg_bench.core.prediction import Accepts
@@ -25,7 +29,10 @@ from feddg_bench.data.augment import to_float
 from feddg_bench.data.dataset import pixels_of
 from feddg_bench.engine.build import Images, build_on
 from feddg_bench.plugins import load_dataset, load_method
+from feddg_bench.records.sources import read_json
 from feddg_bench.records.store import ResultsStore
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from feddg_bench.runs.setup import Run
@@ -35,13 +42,13 @@ class KeptModel(BaseModel, frozen=True, extra="forbid"):
     """What a file of weights says about itself."""
 
     key: str  # key of the run
-    round: int  # round after which these weights were the global model
+    round: int = Field(ge=1)  # round after which these weights were the global model
     settings: RunSettings  # settings of the run, without those that name files
-    num_classes: int  # outputs of the classifier
+    num_classes: int = Field(ge=1)  # outputs of the classifier
     clients: tuple[str, ...]  # names of the clients
     sources: tuple[str, ...]  # names of the training domains
     task: str  # `classification` or `regression`
-    channels: int  # channels of an image
+    channels: int = Field(ge=1)  # of an image
     rgb: bool  # whether images are red, green and blue in [0, 1]
     classes: tuple[str, ...] = ()  # names of the classes; the first models lack them
 
@@ -71,7 +78,17 @@ def save_model(path: Path, run: Run, number: int) -> None:
         for name, tensor in state.items()
         if not name.startswith(run.method.frozen)
     }
-    write_whole(path, save(tensors, {"model": facts.model_dump_json()}))
+    said = facts.model_dump_json()
+    write_whole(path, save(tensors, {"model": said, "digest": digest(said, tensors)}))
+
+
+def digest(said: str, tensors: Weights) -> str:
+    """Return the SHA-256 of what a model says about itself and of its tensors, in hexadecimal."""
+    found = hashlib.sha256(said.encode())
+    for name, tensor in sorted(tensors.items()):
+        found.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def _without_files(run: Run) -> RunSettings:
@@ -85,22 +102,56 @@ def _without_files(run: Run) -> RunSettings:
 def read_model(path: Path) -> tuple[KeptModel, Weights]:
     """Return what `save_model` wrote.
 
+    Models that earlier versions kept have no digest; a warning says so.
+
     Raises:
-        DataError: If the file is missing or damaged, or is no kept model.
+        DataError: If the file is missing or damaged, is no kept model, or is that of another run or
+            round than its name says.
     """
     try:
         with safe_open(path, "pt") as file:
-            facts = KeptModel.model_validate_json((file.metadata() or {})["model"])
-            return facts, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            metadata = file.metadata() or {}
+            facts = KeptModel.model_validate(read_json(metadata["model"]))
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        _check(path.name, metadata, facts, weights)
     except FileNotFoundError:
         raise DataError(
             f"there is no kept model {path}: make it with `feddg-bench run ... --keep last,best`"
         ) from None
-    except (SafetensorError, KeyError, ValidationError, OSError) as error:
+    except (SafetensorError, KeyError, ValidationError, OSError, DataError) as error:
+        why = str(error) if isinstance(error, DataError) else type(error).__name__
         raise DataError(
-            f"{path} is damaged or no model that a run kept ({type(error).__name__}); delete it "
-            f"and run again with --keep"
+            f"{path} is damaged or no model that a run kept ({why}); delete it and run again with "
+            f"--keep"
         ) from error
+    if "digest" not in metadata:
+        logger.warning("%s was kept without a digest: a change of it would not be noticed", path)
+    return facts, weights
+
+
+def _check(name: str, metadata: dict[str, str], facts: KeptModel, weights: Weights) -> None:
+    """Check a kept model in a file of this name.
+
+    A file whose name does not begin with a run's key may hold the model of any run.
+
+    Raises:
+        DataError: If something is wrong with it; the message is a part of a sentence.
+    """
+    if metadata.get("digest") not in (None, digest(metadata["model"], weights)):
+        raise DataError("its content has not the digest it was written with")
+    key, _, which = name.removesuffix(".safetensors").partition(".")
+    if re.fullmatch("[0-9a-f]{16}", key) and key != facts.key:
+        raise DataError(f"it holds the model of the run {facts.key}")
+    rounds = facts.settings.federation.rounds
+    if facts.round > rounds or (which == "last" and facts.round != rounds):
+        raise DataError(f"it holds the model of round {facts.round}, and the run has {rounds}")
+    if wrong := nonfinite(weights):
+        raise DataError(f"{wrong.name} {wrong.reason}")
+    # Each class and channel has at least a number of its own.
+    if max(facts.num_classes, facts.channels) > sum(map(Tensor.numel, weights.values())):
+        raise DataError(
+            f"it is too small for {facts.num_classes} classes and {facts.channels} channels"
+        )
 
 
 def load_model(key: str, results: str | Path = "runs", which: str = "last", **hyper: Any) -> Method:
@@ -139,14 +190,17 @@ def load_model(key: str, results: str | Path = "runs", which: str = "last", **hy
     plugin = load_method(settings.method)
     blank = settings.backbone.model_copy(update={"pretrained": False})
     again = {"backbone": blank, "hyper": {**settings.hyper, **hyper}}
-    module = build_on(
-        plugin,
-        settings.model_copy(update=again),
-        Images(facts.task, facts.channels, "uint8" if facts.rgb else ""),
-        num_classes=facts.num_classes,
-        clients=facts.clients,
-        sources=facts.sources,
-    )
+    try:
+        module = build_on(
+            plugin,
+            settings.model_copy(update=again),
+            Images(facts.task, facts.channels, "uint8" if facts.rgb else ""),
+            num_classes=facts.num_classes,
+            clients=facts.clients,
+            sources=facts.sources,
+        )
+    except (RuntimeError, MemoryError) as error:  # PyTorch's, as where there is too little memory
+        raise DataError(f"the model in {path} cannot be built: {in_a_line(error)}") from error
     expected = {
         name: tensor
         for name, tensor in module.state_dict().items()
