@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import feddg_bench
 from feddg_bench.common.errors import (
+    STOPS,
     FeddgError,
     PluginError,
     SettingsError,
@@ -190,9 +191,9 @@ def load_plugin(kind: str, name: str, base: type) -> Any:
     where = _where(kind, name)
     try:
         found = where.load()
-    except FeddgError:
+    except (FeddgError, *STOPS):
         raise
-    except Exception as error:
+    except BaseException as error:
         where_from, mend = "", ""
         if where.dist is not None:
             where_from = f" of the package {where.dist.name}"
@@ -247,7 +248,9 @@ def outline(name: str) -> type[Method]:
     """
     where = _where("method", name)
     if _BASE not in sys.modules:
-        with suppress(Exception):  # the import below reports any error better
+        with suppress(
+            Exception, SystemExit, GeneratorExit
+        ):  # the import below reports any error better
             outlines = _Outlines(top(where.module))
             module, base = outlines.run(where.module), outlines.run(_BASE).Method
             found = getattr(module, where.attr) if where.attr else _the_only(base, module)

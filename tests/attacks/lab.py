@@ -27,8 +27,8 @@ KNOWN = re.compile(r"(python[0-9.]*|git|uname|ldconfig|fc-list|gcc|cc|ld|objdump
 """Programs that the suite or its libraries start themselves, whatever they are given."""
 
 
-class HangError(BaseException):
-    """No answer in time."""
+class HangError(KeyboardInterrupt):
+    """No answer in time; as Ctrl-C, it is nobody's error but ends what runs."""
 
 
 class Outcome(NamedTuple):

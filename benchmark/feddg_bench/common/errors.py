@@ -54,6 +54,10 @@ class RunInterruptedError(BaseException):
         self.signal_number = signal_number
 
 
+STOPS = (KeyboardInterrupt, RunInterruptedError)
+"""What ends the program on request; anything else that a plugin's code raises is its error."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """Return the error message for an unknown name, which suggests the nearest known one.
 
@@ -97,18 +101,32 @@ def in_a_line(error: BaseException, packages: Collection[str] = ()) -> str:
     ...     in_a_line(error).partition(" (")[0]
     "ValueError: invalid literal for int() with base 10: 'many'"
     """
-    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    text = first_line(error)
     text += next((f"; {remedy}" for said, remedy in REMEDIES.items() if text.startswith(said)), "")
+    text = printable(text)
     if isinstance(error, FeddgError):
         return text
-    text = f"{type(error).__name__}: {text}"
+    text = f"{printable(type(error).__name__)}: {text}"
     if isinstance(error, SyntaxError):  # it says where itself
         return text
     places = [*traceback.walk_tb(error.__traceback__)]
+    if not places:  # it was never raised
+        return text
     frame, line = ([p for p in places if top(_module(p[0])) in packages] or places)[-1]
     if top(_module(frame)) == "importlib":  # a module that is not there has no place
         return text
-    return f"{text} ({Path(frame.f_code.co_filename).name}, line {line})"
+    return f"{text} ({printable(Path(frame.f_code.co_filename).name)}, line {line})"
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an exception's text, whatever its ``__str__`` does."""
+    try:
+        text = str(error).strip()
+    except STOPS:
+        raise
+    except BaseException:
+        return "its text cannot be read"
+    return (text or type(error).__name__).splitlines()[0]
 
 
 def short(value: Any) -> str:

@@ -7,7 +7,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from feddg_bench.common.errors import DataError, FeddgError, PluginError, in_a_line, modules_in, top
+from feddg_bench.common.errors import (
+    STOPS,
+    DataError,
+    FeddgError,
+    PluginError,
+    in_a_line,
+    modules_in,
+    top,
+)
 from feddg_bench.core.messages import Weights
 from feddg_bench.core.method import Method, written_in
 from feddg_bench.core.sampling import sample_clients
@@ -101,9 +109,9 @@ def _server_half(method: Method, server: Server) -> Iterator[None]:
     """Name method, round and place of what the server half raises."""
     try:
         yield
-    except (FeddgError, NoReplyError):
+    except (FeddgError, NoReplyError, *STOPS):
         raise
-    except Exception as error:
+    except BaseException as error:
         own = written_in(type(method))
         modules = modules_in(error)
         asking = any(name.startswith("feddg_bench.engine.") for name in modules)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from feddg_bench.common.errors import PluginError, SettingsError
+from feddg_bench.common.errors import PluginError, SettingsError, first_line, printable
 from feddg_bench.core.client import Batch, Client
 from feddg_bench.core.flaws import check_loss
 from feddg_bench.core.messages import LocalUpdate, Task, Weights
@@ -129,7 +129,7 @@ class _Step(nn.Module):
         except PluginError:
             raise
         except Exception as error:
-            why = (str(error) or type(error).__name__).splitlines()[0]
+            why = printable(first_line(error))
             raise SettingsError(
                 f"clients of {type(self.method).__name__} cannot step together, as its training "
                 f"step is made ({why}): set engine.clients=exact"

@@ -8,6 +8,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from feddg_bench.common.errors import (
+    STOPS,
     FeddgError,
     PluginError,
     SettingsError,
@@ -147,9 +148,9 @@ def build_on(
                 task=images.task,
                 **arguments,
             )
-    except FeddgError:
+    except (FeddgError, *STOPS):
         raise
-    except Exception as error:
+    except BaseException as error:
         own = written_in(method)
         if own.isdisjoint(map(top, modules_in(error))):  # ours, not the author's
             raise

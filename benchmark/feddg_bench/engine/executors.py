@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from feddg_bench.common.errors import ClientError, FeddgError, SettingsError, in_a_line
+from feddg_bench.common.errors import STOPS, ClientError, FeddgError, SettingsError, in_a_line
 from feddg_bench.common.parallel import GUARD, RAN_AGAIN, end_processes, start_process
 from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Task, Weights, decode, encode
 from feddg_bench.core.method import Method, written_in
@@ -123,8 +123,10 @@ class SerialExecutor(Executor):
     def _run(self, tasks: Sequence[Task]) -> list[Reply[Any]]:
         try:
             return self.worker.run_all(tasks)
-        except Exception as error:
-            raise _client_error(self.worker, tasks[0], error) from error
+        except STOPS:
+            raise
+        except BaseException as error:
+            raise _client_error(self.worker, tasks, error) from error
 
     def evaluate(self, weights: Weights, indices: Sequence[np.ndarray]) -> Iterator[Predictions]:
         """Evaluate the weights on the images of each index array."""
@@ -282,6 +284,7 @@ class PoolExecutor(Executor):
                 f"a worker process ended as it began: {GUARD}, because each process imports it"
             ) from None
         if job.deaths > 1:
+            member.begin()  # for the next run, which may use the same executor
             why = (
                 "their error is printed above"
                 if how.startswith("exit")
@@ -417,7 +420,7 @@ class WorkerEnd:
 
     def build(self, spec: bytes) -> bytes:
         """Build the worker from a pickled `WorkerSpec`, and return the encoded answer."""
-        return self._told(lambda: self.start(pickle.loads(spec)))  # noqa: S301 - our own
+        return self._told(lambda: encode(self.start(pickle.loads(spec))))  # noqa: S301 - our own
 
     def start(self, spec: WorkerSpec) -> Payload:
         """Build the worker, and return what the executor should know about it."""
@@ -432,21 +435,22 @@ class WorkerEnd:
         """Do an encoded job, and return the encoded answer."""
         return self._told(lambda: self._do(decode(data)))
 
-    def _do(self, job: Payload) -> Payload:
+    def _do(self, job: Payload) -> bytes:
         if "peak memory" in job:
-            return {"mib": peak_memory_mib()}
+            return encode({"mib": peak_memory_mib()})
         if self._fresh:
             self._shared, self._fresh = decode(self._fresh), b""
         assert self._worker is not None  # noqa: S101 - every worker is built first
         return _answer(self._worker, self._shared, job)
 
-    def _told(self, work: Callable[[], Payload]) -> bytes:
+    def _told(self, work: Callable[[], bytes]) -> bytes:
         try:
-            return encode(work())
-        except Exception as error:  # sent to the executor, which raises it
+            return work()
+        except BaseException as error:  # sent to the executor, which raises it
             client, user = isinstance(error, ClientError), isinstance(error, FeddgError)
             kind = "client" if client else "user" if user else "other"
-            told = {"error": str(error), "kind": kind, "traceback": traceback.format_exc()}
+            text = traceback.format_exc().encode(errors="backslashreplace").decode()
+            told = {"error": in_a_line(error), "kind": kind, "traceback": text}
             return encode(told)
 
 
@@ -540,19 +544,18 @@ def _serve(pipe: Connection) -> None:
                 pipe.send_bytes(answer)
 
 
-def _answer(worker: Worker, shared: Payload, job: Payload) -> Payload:
-    """Do one job in a worker process."""
+def _answer(worker: Worker, shared: Payload, job: Payload) -> bytes:
+    """Do one job in a worker process, and return the encoded answer."""
     if "index" in job:
         predictions, loss = worker.evaluate(shared["weights"], job["index"].numpy())
-        return {"predictions": torch.from_numpy(predictions), "loss": loss}
+        return encode({"predictions": torch.from_numpy(predictions), "loss": loss})
     tasks = [
         Task(weights=shared["weights"], broadcast=shared["broadcast"], **t) for t in job["tasks"]
     ]
     try:
-        replies = worker.run_all(tasks)
-    except Exception as error:
-        raise _client_error(worker, tasks[0], error) from error
-    return {"replies": list(map(_sent, replies))}
+        return encode({"replies": list(map(_sent, worker.run_all(tasks)))})
+    except BaseException as error:
+        raise _client_error(worker, tasks, error) from error
 
 
 def _sent(reply: Reply[Any]) -> Payload:
@@ -576,10 +579,7 @@ def _job(tasks: Sequence[Task]) -> WorkerJob:
     content = [
         {**{name: getattr(task, name) for name in names}, "told": dict(task.told)} for task in tasks
     ]
-    first, more = tasks[0], f" and {len(tasks) - 1} more" if len(tasks) > 1 else ""
-    return WorkerJob(
-        f"{first.client}{more} in round {first.round} ({first.call})", {"tasks": content}
-    )
+    return WorkerJob(f"{_who(tasks)} in {_when(tasks)}", {"tasks": content})
 
 
 def _replies(answer: Payload) -> Iterator[Reply[Any]]:
@@ -597,7 +597,17 @@ def _replies(answer: Payload) -> Iterator[Reply[Any]]:
         del sent  # or it would stay while the next client trains
 
 
-def _client_error(worker: Worker, task: Task, error: Exception) -> ClientError:
+def _who(tasks: Sequence[Task]) -> str:
+    """Return the client, or the first of several."""
+    return tasks[0].client + (f" and {len(tasks) - 1} more" if len(tasks) > 1 else "")
+
+
+def _when(tasks: Sequence[Task]) -> str:
+    """Return the round and the call of tasks of one call."""
+    return f"round {tasks[0].round} ({tasks[0].call})"
+
+
+def _client_error(worker: Worker, tasks: Sequence[Task], error: BaseException) -> ClientError:
     """Return a `ClientError` that names the client, round and call that raised ``error``."""
-    where = f"{task.client} failed in round {task.round} ({task.call})"
-    return ClientError(f"{where}: {in_a_line(error, written_in(type(worker.method)))}")
+    said = in_a_line(error, written_in(type(worker.method)))
+    return ClientError(f"{_who(tasks)} failed in {_when(tasks)}: {said}")
