@@ -9,8 +9,8 @@ import torch
 
 from feddg_bench.core.messages import LocalUpdate
 from feddg_bench.core.method import Method
-from feddg_bench.core.state import ModuleState
 from feddg_bench.testing import CONTRACT, Subject, contract_tests
+from tests.attacks.clients import LEFT, process_put_back
 
 
 class Detached(Method):
@@ -31,11 +31,32 @@ class Forgetful(Method):
 
 
 class Leaking(Method):
-    """Clients leave something for the next one."""
+    """Clients leave something for the next one, where no snapshot of attributes looks."""
+
+    def build(self):
+        self.seen = [0]
 
     def training_step(self, batch, batch_idx):
-        self.seen = getattr(self, "seen", 0) + len(batch[1])
-        return super().training_step(batch, batch_idx) * (1 + 0.01 * self.seen)
+        self.seen[0] += len(batch[1])
+        return super().training_step(batch, batch_idx) * (1 + 0.01 * self.seen[0])
+
+
+class Left(Method):
+    """Clients do something after they have trained (see `tests.attacks.clients`)."""
+
+    def fit(self, client):
+        update = super().fit(client)
+        LEFT[type(self).__name__](self, client, update)
+        return update
+
+
+class Numpy(Method):
+    """Writes into the images where PyTorch does not see it."""
+
+    def fit(self, client):
+        update = super().fit(client)
+        client.data.bank.images.numpy()[...] //= 2
+        return update
 
 
 class Undeclared(Method):
@@ -44,14 +65,6 @@ class Undeclared(Method):
     def fit(self, client):
         update = super().fit(client)
         return LocalUpdate(update.weights, {"labels": [0, 1, 2]})
-
-
-class Sharing(Method):
-    """Sends its tensors themselves, not copies."""
-
-    def fit(self, client):
-        super().fit(client)
-        return LocalUpdate({name: self.state.tensors[name].detach() for name in self.federated})
 
 
 class Meddling(Method):
@@ -76,11 +89,10 @@ class Overwriting(Meddling):
 
 
 class Replacing(Method):
-    """Makes new parameters in every task."""
+    """Gives a parameter new memory in every task."""
 
     def fit(self, client):
-        self.classifier = torch.nn.Linear(self.num_features, self.num_classes)
-        self.state = ModuleState(self, private=(), constant=())
+        self.classifier.weight.data = self.classifier.weight.data.clone()
         return super().fit(client)
 
 
@@ -145,7 +157,31 @@ class Public(Method):
     local = ("clasifier.",)
 
 
+LEFT_TOLD = {
+    "another folder": "the working folder",
+    "a variable": "environment variables",
+    "two threads of PyTorch": "the number of threads",
+    "another default type": "PyTorch's default type",
+    "a frozen weight": "whether classifier.weight takes gradients",
+    "a forward hook": "the hooks of classifier",
+    "a hook at a weight": "the hooks of classifier.weight",
+    "other groups of the optimizer": "weight_decay of the optimizer",
+    "one more group of the optimizer": "groups of the optimizer",
+    "evaluation mode of a layer": "training of backbone",
+    "another forward": "forward of classifier",
+    "another layer": "modules of the module",
+    "another cross_entropy": "torch.nn.functional.cross_entropy",
+    "another rate in client.train": "the settings of training",
+    "other images": "the attributes of its images",
+}
+"""What a client leaves behind, and how the contract calls it."""
+
 BROKEN = [
+    *(
+        (type(name, (Left,), {}), "clients_leave_the_process_as_it_was", words)
+        for name, words in LEFT_TOLD.items()
+    ),
+    (Numpy, "clients_leave_the_process_as_it_was", "the images or the labels"),
     (Detached, "federated_tensors_move_and_stay_finite", "unchanged: .*generator.weight"),
     (Public, "what_stays_with_a_client_is_there", "no tensor begins with .*clasifier"),
     (Stuck, "it_learns", "the loss went from"),
@@ -153,9 +189,8 @@ BROKEN = [
     (Forgetful, "a_resumed_run_equals_one_that_never_stopped", "stopped after 1"),
     (Undeclared, "any_number_of_clients_may_take_part", "add it to uplink"),
     (Fragile, "clients_that_diverge_are_dropped", "a client is missing"),
-    (Sharing, "messages_are_read_only_and_copies", "not copied: .*weights.*classifier.weight"),
-    (Meddling, "messages_are_read_only_and_copies", "changed what they got: .*broadcast"),
-    (Overwriting, "messages_are_read_only_and_copies", "does not support item assignment"),
+    (Meddling, "messages_are_read_only", "changed what they got: .*broadcast"),
+    (Overwriting, "messages_are_read_only", "does not support item assignment"),
     (Replacing, "there_is_one_model_whose_tensors_stay_where_they_are", "replaced: "),
     (Random, "the_seed_decides_the_run", "the same seed gave other rounds"),
     (Misspelt, "it_learns", "'flot32 2, 2', which cannot be read"),
@@ -169,7 +204,7 @@ BROKEN = [
 )
 def test_a_broken_plugin_is_found(plugin, name, words):
     (check,) = [check for check in CONTRACT if check.__name__ == name]
-    with pytest.raises(Exception, match=words):
+    with pytest.raises(Exception, match=words), process_put_back():
         check(Subject(plugin))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from feddg_bench.common.errors import PluginError
 from feddg_bench.common.streams import torch_generator
-from feddg_bench.core.messages import Payload, copied
+from feddg_bench.core.messages import Payload, copied, leaves
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -189,5 +190,10 @@ class Client:
         self._sums[name] = (total + value * weight, count + weight)
 
     def metrics(self) -> dict[str, float]:
-        """Return the weighted means of everything logged so far."""
+        """Return the weighted means of everything logged so far.
+
+        Raises:
+            PluginError: If a name is no string, or cannot be written.
+        """
+        deque(leaves(dict.fromkeys(self._sums)), maxlen=0)
         return {name: float(total) / count for name, (total, count) in self._sums.items()}

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch import Tensor
+from torch import Tensor, nn
 
 from feddg_bench.common.errors import DataError, PluginError
 
@@ -130,8 +130,12 @@ def leaves(payload: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     else:
         strange = None
         if isinstance(payload, Tensor):
-            if payload.layout != torch.strided or payload.is_meta:
+            if type(payload) not in (Tensor, nn.Parameter):
+                strange = type(payload).__name__
+            elif payload.layout != torch.strided or payload.is_meta or payload.is_nested:
                 strange = f"tensor of layout {payload.layout} on {payload.device}"
+            elif payload.is_quantized or payload.dtype in (torch.complex32, torch.complex128):
+                strange = f"tensor of type {payload.dtype}"  # safetensors has none of these
         elif isinstance(payload, int):
             if payload.bit_length() > 1023:  # no float, and endless text
                 strange = f"number of {payload.bit_length()} bits"
@@ -154,6 +158,42 @@ def _is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def plain(payload: Any, own: Set[int] = frozenset()) -> Any:
+    """Return a payload as another process would get it: of plain types, without gradients.
+
+    A subclass can answer otherwise each time that it is asked, and so hide NaN from a check.
+
+    Args:
+        payload: What client code made; what may not be sent stays as it is (see `leaves`).
+        own: Addresses of tensors that will change later, and are therefore copied.
+    """
+    if isinstance(payload, Tensor):
+        if type(payload).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+            return payload
+        with torch._C.DisableTorchFunctionSubclass():
+            if type(payload) is not Tensor or payload.requires_grad:
+                payload = payload.as_subclass(Tensor).detach()
+            if payload.layout != torch.strided or payload.is_meta or payload.data_ptr() not in own:
+                return payload
+            return payload.clone()
+    if isinstance(payload, Mapping):
+        return {key: plain(item, own) for key, item in payload.items()}
+    if isinstance(payload, list):
+        return [plain(item, own) for item in payload]
+    for kind, exact in _EXACT:
+        if isinstance(payload, kind) and type(payload) not in (kind, bool):
+            return exact(payload)
+    return payload
+
+
+_EXACT: tuple[tuple[type, Callable[[Any], Any]], ...] = (
+    (int, int.__pos__),
+    (float, float.__pos__),
+    (str, str.__str__),
+)
+"""What makes a plain number or string of an object of a subclass, whatever that overrides."""
 
 
 def nbytes(payload: Any) -> int:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from feddg_bench.core.client import Client
+from feddg_bench.core.isolation import Kept
 from feddg_bench.core.messages import Payload, Weights
 
 
@@ -44,7 +45,7 @@ class ModuleState:
     ) -> None:
         self.client: Client | None = None
         self._module = module
-        self._optimizer: torch.optim.Optimizer | None = None
+        self._optimizers: dict[tuple[bool, ...], _Optimizer] = {}
         self.bind()
         self.federated = [n for n in self.tensors if not n.startswith(private + constant)]
         self.trainable = [n for n in self.federated if self.tensors[n].requires_grad]
@@ -72,6 +73,10 @@ class ModuleState:
             targets = [self.tensors[name] for name in weights]
             torch._foreach_copy_(targets, list(weights.values()))
 
+    def changed_groups(self) -> set[str]:
+        """Return the optimizer's settings, the rate apart, that the last task left changed."""
+        return set().union(*(each.changed for each in self._optimizers.values()))
+
     @contextmanager
     def serving(self, client: Client) -> Iterator[None]:
         """Make ``client`` the current client for a block."""
@@ -85,17 +90,56 @@ class ModuleState:
     def optimizer(self, client: Client) -> Iterator[torch.optim.Optimizer]:
         """Yield the optimizer of one task: reset, or with the state that the client kept.
 
-        One object serves all tasks: building one costs more than a step of a small model.
+        One object serves all tasks in which the same tensors take gradients: building one costs
+        more than a step of a small model. It begins each task as it was built.
         """
-        if self._optimizer is None:
-            self._optimizer = self._module.configure_optimizers()
-        optimizer = self._optimizer
-        optimizer.state.clear()
+        trained = tuple(tensor.requires_grad for tensor in self.tensors.values())
+        if trained not in self._optimizers:
+            self._optimizers[trained] = _Optimizer(self._module.configure_optimizers())
+        optimizer = self._optimizers[trained].reset()
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         restore(optimizer, parameters, client.memory.get("optimizer", {}))
         yield optimizer
         if client.train.optimizer_state == "persist":
             client.memory["optimizer"] = kept(optimizer, parameters)
+
+
+class _Optimizer:
+    """An optimizer, and its groups and attributes as they were when it was built."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        own = vars(optimizer)
+        inner = [each for each in own.values() if isinstance(each, dict)]
+        self._kept = Kept([own, *(each for each in inner if each is not optimizer.state)])
+        self._groups = [_copied(group) for group in optimizer.param_groups]
+
+    @property
+    def changed(self) -> set[str]:
+        """What differs from the groups as they were, besides the rate, which each epoch sets."""
+        groups: list[dict[str, Any]] = self._optimizer.param_groups
+        if len(groups) != len(self._groups):
+            return {"groups"}
+        found: set[str] = set()
+        for now, then in zip(groups, self._groups, strict=True):
+            keys = now.keys() | then.keys()
+            found |= {key for key in keys if _value(now, key) != _value(then, key)}
+        return found - {"lr"}
+
+    def reset(self) -> torch.optim.Optimizer:
+        """Return the optimizer as it was built."""
+        self._kept.restore()
+        self._optimizer.state.clear()
+        self._optimizer.param_groups[:] = map(_copied, self._groups)
+        return self._optimizer
+
+
+def _value(group: Mapping[str, Any], key: str) -> Any:
+    return [*map(id, group.get(key, ()))] if key == "params" else group.get(key)
+
+
+def _copied(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {**group, "params": [*group["params"]]}
 
 
 def restore(

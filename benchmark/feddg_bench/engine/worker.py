@@ -8,13 +8,14 @@ import math
 import os
 import resource
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -23,12 +24,23 @@ from lightning.fabric.plugins import MixedPrecision
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.strategies.single_device import SingleDeviceStrategy
 
-from feddg_bench.common.errors import SettingsError
+from feddg_bench.common.errors import PluginError, SettingsError
 from feddg_bench.common.streams import torch_stream
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.core.batch_norm import FrozenBatchNorm, Pair, foldable, folded
 from feddg_bench.core.client import Client, Received
-from feddg_bench.core.messages import Reply, Task, Weights, content, copied, leaves
+from feddg_bench.core.isolation import Isolation
+from feddg_bench.core.messages import (
+    LocalUpdate,
+    Reply,
+    Task,
+    Weights,
+    content,
+    copied,
+    encode,
+    leaves,
+    plain,
+)
 from feddg_bench.core.method import Method
 from feddg_bench.core.tasks import TASKS
 from feddg_bench.data.augment import to_float
@@ -60,6 +72,8 @@ class WorkerSpec:
         sharing: Workers on the same device, this one included.
         plugin: The method's class, if it is not the one registered under its name.
         counts: Whether operations are counted, for which some work is done twice.
+        checks: Whether the first task of each call is repeated after the second, on a CPU, because
+            nobody has tested the method against the contract.
     """
 
     settings: RunSettings
@@ -69,6 +83,7 @@ class WorkerSpec:
     sharing: int = 1
     plugin: type[Method] | None = None
     counts: bool = True
+    checks: bool = False
 
 
 @cache
@@ -135,7 +150,23 @@ class Worker:
         self._folded = self._foldable()
         self.batched = self._steps_together()
         self._counted: set[str] = set()
+        self._firsts: dict[str, tuple[Task, bytes] | None] = {}
         self._modes: list[bool] = []
+        self._threads = False  # whether the last task left a thread, which may write into its reply
+        self._modules = [*self.method.modules()]
+        state = self.method.state
+        self.isolation = Isolation(
+            self.method,
+            [kind for kind in type(self.method).__mro__ if issubclass(kind, Method)],
+            state.tensors,
+            state.tensors.keys() - {*state.federated, *state.private},
+            {
+                "the settings of training": self.settings.train,
+                "the settings of the method": self.method.settings,
+                "the settings of augmentation": self.settings.augment,
+                "Fabric": self.fabric,
+            },
+        )
 
     def _foldable(self) -> dict[str, list[Pair]]:
         """Return the batch normalisation to fold in ``train`` and in ``evaluation``."""
@@ -182,32 +213,44 @@ class Worker:
         client = self._client(task)
         value, seconds = self._do(task, client)
         if not stays:
+            value = self._plain(value)
             value = noised(value, task, self.method, self.settings.privacy, self.settings.seed)
         return self._reply(client, value, seconds, stays=stays)
 
     def _do(self, task: Task, client: Client) -> tuple[Any, dict[str, float]]:
         """Return the value of a task for its client, and `Reply.seconds`."""
-        start = time.perf_counter()
+        start, threads = time.perf_counter(), threading.active_count()
         self._train_mode()
         self.method.state.load(client.memory.pop("private state", self._initial_private))
         self.method.state.load(task.weights)
         loaded = time.perf_counter()
         stream = (task.call, task.round, task.client)
         with (
+            self._isolated(client),
             torch_stream(self.settings.seed, *stream, device=self.device),
             self.method.state.serving(client),
             folded(self._folded["train"], once=False),
         ):
             value = getattr(self.method, task.call)(client)
+        self._threads = threading.active_count() > threads
         if self._initial_private:
             client.memory["private state"] = self.method.state.private_weights()
         return value, {"copy": loaded - start, "work": time.perf_counter() - loaded}
 
+    def _isolated(self, *clients: Client) -> AbstractContextManager[None]:
+        """Keep what the work of these clients changes from all that follows."""
+        images = [data for c in clients for data in (c.data, c.validation) if data is not None]
+        data = {"the decoded images": self.bank.images, "the labels": self.bank.labels}
+        for number, each in enumerate(images):
+            data[f"its index of images ({number})"] = cast(ClientImages, each).index
+        who = clients[0].name if clients else "an evaluation"
+        return self.isolation.around(who, [self.bank, *images], data)
+
     def _train_mode(self) -> None:
         """Call ``self.method.train()`` if needed; checking is faster than calling it each time."""
-        if [module.training for module in self.method.modules()] != self._modes:
+        if [module.training for module in self._modules] != self._modes:
             self.method.train()
-            self._modes = [module.training for module in self.method.modules()]
+            self._modes = [module.training for module in self._modules]
 
     def run_all(self, tasks: Sequence[Task]) -> list[Reply[Any]]:
         """Run tasks of one call together if clients step together, else one by one.
@@ -219,8 +262,39 @@ class Worker:
             self._counted.add(tasks[0].call)
             with suppress(Exception):  # an error that does not come from counting is raised below
                 counted = self._count(tasks[0])
-        replies = self._run_all(tasks)
+        checked = self.spec.checks and self.device.type == "cpu" and len(tasks) == 1
+        replies = self._checked(tasks[0]) if checked else self._run_all(tasks)
         return [replace(replies[0], counted=counted), *replies[1:]] if counted else replies
+
+    def _checked(self, task: Task) -> list[Reply[Any]]:
+        """Run a task; check the first of each call for what it leaves behind.
+
+        Raises:
+            PluginError: If it writes into the client's images or labels, or answers otherwise when
+                it is repeated after the second task of the call.
+        """
+        if task.call not in self._firsts:
+            rows = self.data[task.client].index.clone()
+            before = encode([*self.bank.take(rows)])
+            reply = self.run(task)
+            if encode([*self.bank.take(rows)]) != before:
+                raise PluginError(
+                    "it wrote into the client's images or labels: write into a copy, such as "
+                    "tensor.clone()"
+                )
+            self._firsts[task.call] = task, _sent(reply)
+            return [reply]
+        reply, first = self.run(task), self._firsts[task.call]
+        if first is not None:
+            self._firsts[task.call] = None
+            earlier, sent = first
+            if _sent(self.run(earlier)) != sent:
+                raise PluginError(
+                    f"{earlier.client} answers otherwise when it is asked the same again after "
+                    f"{task.client}: keep what a client remembers in client.memory and draw from "
+                    f"client.generator; feddg_bench.testing.contract_tests finds out more"
+                )
+        return [reply]
 
     def _count(self, task: Task) -> dict[str, float]:
         """Return `Reply.counted`, from a few images of the client.
@@ -251,6 +325,7 @@ class Worker:
         self.method.train()
         stream = ("fit together", tasks[0].round, tasks[0].client)
         with (
+            self._isolated(*clients),
             torch_stream(self.settings.seed, *stream, device=self.device),
             folded(self._folded["train"], once=False),
         ):
@@ -278,10 +353,18 @@ class Worker:
     def _reply(
         self, client: Client, value: Any, seconds: Mapping[str, float], *, stays: bool = False
     ) -> Reply[Any]:
+        client.memory = self._plain(client.memory)
         for payload in ({} if stays else content(value), client.memory):
             deque(leaves(payload), maxlen=0)  # raises if anything may not be sent or kept
         data = self.data[client.name]
         return Reply(client.name, len(data), value, client.metrics(), client.memory, seconds)
+
+    def _plain(self, value: Any) -> Any:
+        """Return a value as another process would get it (see `plain`)."""
+        if isinstance(value, LocalUpdate):
+            return LocalUpdate(self._plain(value.weights), self._plain(value.extra))
+        own = {tensor.data_ptr() for tensor in self.method.state.tensors.values()}
+        return copied(plain(value)) if self._threads else plain(value, own)
 
     @torch.no_grad()
     def evaluate(self, weights: Weights, index: np.ndarray) -> tuple[np.ndarray, float]:
@@ -298,11 +381,20 @@ class Worker:
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         for part in torch.from_numpy(index).split(self.settings.evaluation.batch_size):
             images, labels = self.bank.take(part)
-            with self.fabric.autocast(), folded(self._folded["evaluation"], once=True):
+            with (
+                self._isolated(),
+                self.fabric.autocast(),
+                folded(self._folded["evaluation"], once=True),
+            ):
                 outputs = self.method(to_float(images)).float()
             predictions.append(task.predict(outputs))
             loss += task.loss(outputs, labels, "sum")
         return torch.cat(predictions).cpu().numpy(), float(loss)
+
+
+def _sent(reply: Reply[Any]) -> bytes:
+    """Return what a client sends and keeps, encoded."""
+    return encode([content(reply.value), dict(reply.metrics), reply.memory])
 
 
 def keep_freed_memory() -> None:

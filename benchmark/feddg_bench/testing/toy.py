@@ -12,7 +12,7 @@ from torch import Tensor
 from feddg_bench.config.layers import Layer, merge
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.core.loop import RoundResult, federate
-from feddg_bench.core.messages import Reply, Task, content, decode, encode, leaves
+from feddg_bench.core.messages import Reply, Task, decode, encode, leaves
 from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
 from feddg_bench.data.federated import Federation
@@ -163,7 +163,6 @@ class TaskRecorder(SerialExecutor):
         tasks: The tasks in the order in which they ran.
         replies: The reply to each task.
         changed: Parts of tasks that clients must not change, but that a client changed.
-        shared: Paths of tensors in replies that share memory with the module or the global model.
     """
 
     def start(self, spec: WorkerSpec, method: Method) -> None:
@@ -172,7 +171,6 @@ class TaskRecorder(SerialExecutor):
         self.tasks: list[Task] = []
         self.replies: list[Reply[Any]] = []
         self.changed: set[str] = set()
-        self.shared: set[str] = set()
 
     def run(self, tasks: Iterator[Task]) -> Iterator[Reply[Any]]:
         """Run the tasks one by one."""
@@ -185,10 +183,6 @@ class TaskRecorder(SerialExecutor):
             (reply,) = self.worker.run_all([task])  # the first of each call is counted
             self.replies.append(reply)
             self.changed |= {n for n in parts[:3] if encode(dict(getattr(task, n))) != before[n]}
-            state = self.worker.method.state_dict(keep_vars=True)
-            theirs = {t.data_ptr() for t in (*state.values(), *task.weights.values())}
-            sent = toy_leaves([content(reply.value), reply.memory])
-            self.shared |= {name for name, t in sent.items() if t.data_ptr() in theirs}
             yield reply
 
 

@@ -1,0 +1,239 @@
+"""Keep one client's side effects from the next: put back, or refuse, what its work changed.
+
+Without this, the numbers would depend on which clients share a process. Everything here is cheap
+enough for every task. It cannot see a write that bypasses PyTorch's version counter (``.data``,
+``.numpy()``), a change inside a list or an object that an attribute names, or a patch of a library
+other than ``torch.nn.functional``; the contract and `Worker.run_all` look for the effect of these.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import chain
+from operator import is_
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from feddg_bench.common.errors import PluginError
+
+logger = logging.getLogger(__name__)
+
+Attributes = dict[Any, Any]
+"""An object's ``__dict__``, or a dictionary inside it, such as a module's hooks."""
+
+
+_ENVIRONMENT: dict[Any, Any] = vars(os.environ)["_data"]
+"""The variables, encoded: to decode and copy all of them takes a hundred times as long."""
+
+
+def _folder() -> str:
+    with suppress(OSError):  # the folder was deleted
+        return os.getcwd()  # noqa: PTH109 - a tenth of the time
+    return ""
+
+
+_SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = (
+    ("the working folder", _folder, os.chdir),
+    ("the number of threads", torch.get_num_threads, torch.set_num_threads),
+    ("whether PyTorch computes gradients", torch.is_grad_enabled, torch.set_grad_enabled),
+    ("PyTorch's default type", torch.get_default_dtype, torch.set_default_dtype),
+    (
+        "the precision of matrix products",
+        torch.get_float32_matmul_precision,
+        torch.set_float32_matmul_precision,
+    ),
+    (
+        "the choice of deterministic algorithms",
+        torch.get_deterministic_debug_mode,
+        torch.set_deterministic_debug_mode,
+    ),
+    ("the use of oneDNN", torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
+)
+"""Settings of the process: name, how to read it, how to set it."""
+
+
+class Kept:
+    """Dictionaries as they are now, to be put back later. Values are compared by identity."""
+
+    def __init__(self, dictionaries: Sequence[Attributes]) -> None:
+        self._full = [each for each in dictionaries if each]
+        self._empty = [each for each in dictionaries if not each]  # most are, and stay so
+        self._then = [dict.copy(each) for each in self._full]
+
+    def restore(self) -> list[tuple[Attributes, set[Any]]]:
+        """Put everything back, and return what had changed: dictionaries, and their keys."""
+        now, then = self._full, self._then
+        changed: list[tuple[Attributes, set[Any]]] = []
+        for each in filter(None, self._empty):
+            changed.append((each, set(each)))
+            each.clear()
+        if [*map(len, now)] == [*map(len, then)] and all(map(is_, _values(now), _values(then))):
+            return changed
+        for new, old in zip(now, then, strict=True):
+            keys = differences(new, old)
+            if keys or [*new] != [*old]:
+                new.clear()
+                new.update(old)
+                changed.append((new, keys))
+        return changed
+
+
+def _values(dictionaries: Iterable[Attributes]) -> Iterator[Any]:
+    return chain.from_iterable(map(dict.values, dictionaries))
+
+
+def differences(new: Mapping[Any, Any], old: Mapping[Any, Any]) -> set[Any]:
+    """Return the keys that are in one of two mappings alone, or name another object."""
+    common = new.keys() & old.keys()
+    return (new.keys() ^ old.keys()) | {key for key in common if new[key] is not old[key]}
+
+
+class Isolation:
+    """Puts back what client work changed in its process and its module.
+
+    Attributes:
+        undone: What had to be put back so far, in words.
+
+    Args:
+        module: The method.
+        classes: Its classes, whose attributes must not change.
+        tensors: The module's state by name.
+        constant: Names of the state that must never change.
+        shared: Other objects whose attributes must not change, by name.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        classes: Iterable[type],
+        tensors: Mapping[str, Tensor],
+        constant: Iterable[str],
+        shared: Mapping[str, object],
+    ) -> None:
+        self.undone: set[str] = set()
+        self._tensors = dict(tensors)
+        self._constant = {f"{name}, which is frozen": tensors[name] for name in constant}
+        self._dictionaries: list[Attributes] = []
+        self._names: dict[int, tuple[str, str]] = {}  # by the dictionary's id
+        for name, each in module.named_modules():
+            self._add("module", name, vars(each))
+            for key, value in vars(each).items():
+                if isinstance(value, dict):
+                    self._add(key, name, value)
+        for name, thing in shared.items():
+            self._add("shared", name, vars(thing))
+        self._owners: list[type | ModuleType] = [F, *classes]
+
+    def _add(self, kind: str, name: str, dictionary: Attributes) -> None:
+        self._names[id(dictionary)] = kind, name
+        self._dictionaries.append(dictionary)
+
+    @contextmanager
+    def around(
+        self, who: str, shared: Sequence[object] = (), data: Mapping[str, Tensor] | None = None
+    ) -> Iterator[None]:
+        """Put back, after a block, what client code changed in it.
+
+        Args:
+            who: The client, for messages.
+            shared: Further objects whose attributes must not change: the images of a client.
+            data: Tensors that must not change, by name.
+
+        Raises:
+            PluginError: If the block wrote into tensors that all clients share.
+        """
+        attributes = Kept([*self._dictionaries, *map(vars, shared)])
+        settings = [read() for _, read, _ in _SETTINGS]
+        environment = dict.copy(_ENVIRONMENT)
+        functions = [dict(vars(owner)) for owner in self._owners]
+        tensors = self._tensors.values()
+        gradients = [t.requires_grad for t in tensors]
+        hooks = [_hooks(t) for t in tensors]
+        constant = {**self._constant, **(data or {})}
+        versions = [t._version for t in constant.values()]
+        try:
+            yield
+        finally:
+            undone = {self._told(*each) for each in attributes.restore()}
+            for (name, read, put), before in zip(_SETTINGS, settings, strict=True):
+                if read() != before:
+                    put(before)
+                    undone.add(name)
+            if environment != _ENVIRONMENT:
+                os.environ.clear()
+                os.environ.update((os.fsdecode(k), os.fsdecode(v)) for k, v in environment.items())
+                undone.add("environment variables")
+            for owner, before in zip(self._owners, functions, strict=True):
+                undone |= _put_back(owner, before)
+            for name, tensor, gradient, hook in zip(
+                self._tensors, tensors, gradients, hooks, strict=True
+            ):
+                tensor.grad = None
+                if tensor.requires_grad != gradient:
+                    tensor.requires_grad_(gradient)
+                    undone.add(f"whether {name} takes gradients")
+                if _hooks(tensor) != hook:
+                    now = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
+                    for found, before in zip(now, hook, strict=True):
+                        if found is not None:  # PyTorch itself looks into these dictionaries
+                            found.clear()
+                            found.update(before)
+                    undone.add(f"the hooks of {name}")
+            self._note(who, undone - {""})
+        written = [
+            n for (n, t), v in zip(constant.items(), versions, strict=True) if t._version != v
+        ]
+        if written:
+            raise PluginError(
+                f"it wrote into {written[0]}: other clients use the same tensor, so write into a "
+                f"copy, such as tensor.clone()"
+            )
+
+    def _told(self, dictionary: Attributes, keys: set[Any]) -> str:
+        """Return what was put back in a dictionary; "" for attributes that may come and go."""
+        kind, name = self._names.get(id(dictionary), ("shared", "the attributes of its images"))
+        if kind == "shared":
+            return name
+        where = name or "the module"
+        if kind.endswith("hooks"):
+            return f"the hooks of {where}"
+        if kind == "module":
+            named = keys & {"training", "forward"}
+            return f"{min(named)} of {where}" if named else ""
+        return f"{kind.removeprefix('_')} of {where}"
+
+    def _note(self, who: str, undone: set[str]) -> None:
+        """Remember what was put back, and tell it once."""
+        for what in sorted(undone - self.undone):
+            logger.warning("%s changed %s, which was put back for the next client", who, what)
+        self.undone |= undone
+
+
+def _hooks(tensor: Tensor) -> list[dict[int, Any]]:
+    """Return copies of a tensor's hooks: at its gradient, and after the gradient is added."""
+    return [dict(tensor._backward_hooks or ()), dict(tensor._post_accumulate_grad_hooks or ())]
+
+
+def _put_back(owner: type | ModuleType, before: Mapping[str, Any]) -> set[str]:
+    """Put back the functions of a class or a library, and return which had been replaced.
+
+    What a library has more than before stays: it may be a module that was imported meanwhile.
+    """
+    if [*vars(owner).values()] == [*before.values()]:  # functions and classes equal themselves
+        return set()
+    changed = differences(vars(owner), before)
+    if isinstance(owner, ModuleType):
+        changed &= before.keys()
+    for name in changed:
+        if name in before:
+            setattr(owner, name, before[name])
+        else:
+            delattr(owner, name)
+    return {f"{owner.__name__}.{name}" for name in changed}
