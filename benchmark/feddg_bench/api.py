@@ -109,6 +109,10 @@ def tables(
     select: str | None = None,
     against: str | None = None,
     metric: str | None = None,
+    recipe: str | None = None,
+    others: bool = False,
+    variants: bool = False,
+    bold: str = "tested",
 ) -> dict[str, MadeTable]:
     """Make tables from records, by name; a notebook shows them, ``.frame()`` gives their cells.
 
@@ -118,6 +122,11 @@ def tables(
         select: Selection rule in place of each table's own, such as ``mean_last_5``.
         against: Method that the others are compared with in every table.
         metric: Metric in place of each table's own, such as ``macro_f1``.
+        recipe: Recipe whose runs are shown, in place of each table's own setup.
+        others: Whether papers' tables get rows for the other methods with runs.
+        variants: Whether each table is followed by one of all settings that were varied.
+        bold: ``tested`` marks what a test supports, ``best`` the best and the second, ``none``
+            nothing.
 
     Raises:
         FeddgError: In one sentence, if a name is unknown or records cannot be read.
@@ -128,11 +137,15 @@ def tables(
     for name in names:
         if not isinstance(name, str):
             raise SettingsError(f"the table {name!r} cannot be read; expected its name, or a path")
-    made, _ = make_tables(
+    made = make_tables(
         names or ("generic",),
         asked_folders(results),
         select=select,
         against=against,
         metric=metric,
+        recipe=recipe,
+        others=others,
+        variants=variants,
+        bold=bold,
     )
-    return {grid.name: MadeTable(grid) for grid in made}
+    return {grid.name: MadeTable(grid) for grid in made.grids}

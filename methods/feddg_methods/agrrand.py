@@ -43,6 +43,7 @@ class AgrRand(Method):
     Settings = AgrRandSettings
     settings: AgrRandSettings
     tasks = ("classification", "regression")
+    title = "AgrRand"
     citation: ClassVar[str] = (
         "Mansilla, Echeveste, Milone and Ferrante: Domain Generalization via Gradient Surgery, "
         "ICCV 2021, arXiv 2108.01621"

@@ -39,6 +39,7 @@ class AgrSum(Method):
     Settings = AgrSumSettings
     settings: AgrSumSettings
     tasks = ("classification", "regression")
+    title = "AgrSum"
     citation: ClassVar[str] = (
         "Mansilla, Echeveste, Milone and Ferrante: Domain Generalization via Gradient Surgery, "
         "ICCV 2021, arXiv 2108.01621"

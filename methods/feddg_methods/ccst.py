@@ -117,6 +117,7 @@ class CCST(Method):
     frozen = ("style.",)
     group = "style"
     rgb_only = True
+    title = "CCST"
     citation = (
         "J. Chen, M. Jiang, Q. Dou, Q. Chen: Federated Domain Generalization for Image Recognition "
         "via Cross-Client Style Transfer, WACV 2023, arXiv 2210.00912"

@@ -54,6 +54,7 @@ class Copa(Method):
     prediction is the mean of the classifiers' probabilities. All slots start from one classifier.
     """
 
+    title = "COPA"
     citation = (
         "Guile Wu, Shaogang Gong: Collaborative Optimization and Aggregation for Decentralized "
         "Domain Generalization and Adaptation, ICCV 2021"

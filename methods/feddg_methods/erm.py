@@ -32,6 +32,7 @@ class ERM(Method):
     settings: ERMSettings
     group = "reference"
     tasks = ("classification", "regression")
+    title = "ERM"
     citation = (
         "Gulrajani and Lopez-Paz: In Search of Lost Domain Generalization, ICLR 2021, "
         "arXiv 2007.01434 (as the baseline ERM)"

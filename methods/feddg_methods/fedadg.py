@@ -130,6 +130,7 @@ class FedADG(Method):
     Settings = FedADGSettings
     settings: FedADGSettings
     group = "alignment"
+    title = "FedADG"
     citation = (
         "Liling Zhang, Xinyu Lei, Yichun Shi, Hongyu Huang, Chao Chen: Federated Learning with "
         "Domain Generalization, 2021, arXiv 2111.10487"

@@ -14,6 +14,7 @@ class FedAvg(Method):
 
     group = "reference"
     tasks = ("classification", "regression")
+    title = "FedAvg"
     citation = (
         "McMahan, Moore, Ramage, Hampson and Agüera y Arcas: Communication-Efficient Learning of "
         "Deep Networks from Decentralized Data, AISTATS 2017, arXiv 1602.05629"

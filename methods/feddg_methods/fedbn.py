@@ -48,6 +48,7 @@ class FedBN(Method):
     """
 
     tasks = ("classification", "regression")
+    title = "FedBN"
     citation = (
         "Xiaoxiao Li, Meirui Jiang, Xiaofei Zhang, Michael Kamp, Qi Dou: FedBN: Federated Learning "
         "on Non-IID Features via Local Batch Normalization, ICLR 2021, arXiv 2102.07623"

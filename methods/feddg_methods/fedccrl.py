@@ -113,6 +113,7 @@ class FedCCRL(Method):
     singles = "tells clients the statistics of single others"
     group = "style"
     rgb_only = True
+    title = "FedCCRL"
     citation = (
         "X. Wang, Y. Guo, X. Tang: FedCCRL: Federated Domain Generalization with Cross-Client "
         "Representation Learning, 2024, arXiv 2410.11267"

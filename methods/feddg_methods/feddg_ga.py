@@ -100,6 +100,7 @@ class FedDGGA(Method):
     client_validation = True
     singles = "gives each client a weight of its own"
     tasks = ("classification", "regression")
+    title = "FedDG-GA"
     citation = (
         "R. Zhang, Q. Xu, J. Yao, Y. Zhang, Q. Tian, Y. Wang: Federated Domain Generalization "
         "with Generalization Adjustment, CVPR 2023"

@@ -74,6 +74,7 @@ class FedGMA(Method):
     Settings = FedGMASettings
     settings: FedGMASettings
     tasks = ("classification", "regression")
+    title = "FedGMA"
     citation: ClassVar[str] = (
         "Tenison, Sreeramadas, Mugunthan, Oyallon, Rish and Belilovsky: Gradient Masked Averaging "
         "for Federated Learning, TMLR 2023, arXiv 2201.11986"

@@ -57,6 +57,7 @@ class FedIIR(Method):
 
     group = "alignment"
     vectorised = False  # it takes the gradient of the head
+    title = "FedIIR"
     citation = (
         "Yaming Guo, Kai Guo, Xiaofeng Cao, Tieru Wu, Yi Chang: Out-of-Distribution Generalization "
         "of Federated Learning via Implicit Invariant Relationships, ICML 2023"

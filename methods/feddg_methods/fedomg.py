@@ -51,6 +51,7 @@ class FedOMG(Method):
     settings: FedOMGSettings
     singles = "compares the updates of every two clients"
     tasks = ("classification", "regression")
+    title = "FedOMG"
     citation: ClassVar[str] = (
         "Nguyen, Nguyen, Park, Pham and Hwang: Federated Domain Generalization with Data-free "
         "On-server Matching Gradient, ICLR 2025, arXiv 2501.14653"

@@ -33,6 +33,7 @@ class FedProx(Method):
     settings: FedProxSettings
     group = "local training"
     tasks = ("classification", "regression")
+    title = "FedProx"
     citation = (
         "Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith: Federated Optimization in Heterogeneous "
         "Networks, MLSys 2020, arXiv 1812.06127"

@@ -39,6 +39,7 @@ class FedSAM(Method):
     settings: FedSAMSettings
     group = "local training"
     tasks = ("classification", "regression")
+    title = "FedSAM"
     citation = (
         "Z. Qu, X. Li, R. Duan, Y. Liu, B. Tang, Z. Lu: Generalized Federated Learning via "
         "Sharpness Aware Minimization, ICML 2022, arXiv 2206.02618; D. Caldarola, B. Caputo, "

@@ -55,6 +55,7 @@ class FedSR(Method):
 
     group = "alignment"
     vectorised = False  # it draws z
+    title = "FedSR"
     citation = (
         "A. Tuan Nguyen, Philip Torr, Ser-Nam Lim: FedSR: A Simple and Effective Domain "
         "Generalization Method for Federated Learning, NeurIPS 2022"

@@ -57,6 +57,7 @@ class FPL(Method):
     downlink = ("prototypes",)
     singles = "clusters single clients' prototypes"
     group = "alignment"
+    title = "FPL"
     citation = (
         "W. Huang, M. Ye, Z. Shi, H. Li, B. Du: Rethinking Federated Learning with Domain Shift: "
         "A Prototype View, CVPR 2023"

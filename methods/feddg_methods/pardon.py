@@ -97,6 +97,7 @@ class Pardon(Method):
     settings: PardonSettings
     group = "style"
     rgb_only = True
+    title = "PARDON"
     citation = (
         "Nguyen, Johnson and Leach: PARDON: Privacy-Aware and Robust Federated Domain "
         "Generalization, ICDCS 2025, arXiv 2410.22622"

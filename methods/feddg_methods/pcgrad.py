@@ -46,6 +46,7 @@ class PCGrad(Method):
     settings: PCGradSettings
     singles = "compares the updates of every two clients"
     tasks = ("classification", "regression")
+    title = "PCGrad"
     citation: ClassVar[str] = (
         "Yu, Kumar, Gupta, Levine, Hausman and Finn: Gradient Surgery for Multi-Task Learning, "
         "NeurIPS 2020, arXiv 2001.06782"

@@ -67,6 +67,7 @@ class PPDG(Method):
     settings: PPDGSettings
     singles = "compares the updates of every two clients"
     tasks = ("classification", "regression")
+    title = "PPDG"
     citation: ClassVar[str] = (
         "Tian, Li, Wang and Wang: Privacy-Preserving Constrained Domain Generalization via "
         "Gradient Alignment, TKDE 2024, arXiv 2105.08511"

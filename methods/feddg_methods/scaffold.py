@@ -41,6 +41,7 @@ class Scaffold(Method):
 
     group = "local training"
     tasks = ("classification", "regression")
+    title = "SCAFFOLD"
     citation = (
         "Sai Praneeth Karimireddy, Satyen Kale, Mehryar Mohri, Sashank J. Reddi, Sebastian U. "
         "Stich, Ananda Theertha Suresh: SCAFFOLD: Stochastic Controlled Averaging for Federated "

@@ -20,12 +20,12 @@ from pathlib import Path
 
 from feddg_bench.analysis.claims import claims
 from feddg_bench.analysis.tables.describe import COMPARED
-from feddg_bench.analysis.tables.grid import Entry, Grid
+from feddg_bench.analysis.tables.grid import REFERENCE, Entry, Grid
 from feddg_bench.analysis.tables.make import make_tables
 
 ROOT = Path(__file__).parents[2]
 FILE = Path(__file__).with_name("numbers.csv.xz")
-FOLDERS = {"results": "all", "results/projection": "generic"}
+FOLDERS = {"results": ("all", "generic"), "results/projection": ("generic",)}
 """Folder of records -> the tables that are made from it."""
 ORIGIN = ("runs", "split", "metric", "select", "kind", "over", "against")
 NUMBERS = ("value", "std", "low", "high")
@@ -43,7 +43,7 @@ def cells(grid: Grid) -> Iterator[tuple[Origin, Numbers, str]]:
     ours = [line for line in grid.lines if line.kind == "ours"]
     for position, column in enumerate(grid.columns):
         filled = [(x, e) for x in ours if (e := x.entries[position]) is not None and e.keys]
-        reference = next((pair for pair in filled if pair[1].text == "reference"), None)
+        reference = next((pair for pair in filled if pair[1].text == REFERENCE), None)
         facts = column.facts()
         over = {source.spec.over for source in column.sources}
         for line, entry in filled:
@@ -80,19 +80,19 @@ def today() -> Known:
     """Return the numbers of all tables and claims as they are made now."""
     found: Known = {}
     for folder, names in FOLDERS.items():
-        grids, runs = make_tables([names], [ROOT / folder])
-        for grid in grids:
+        made = make_tables(names, [ROOT / folder], variants=True)
+        for grid in made.grids:
             for origin, numbers, place in cells(grid):
                 found.setdefault(origin, {}).setdefault(numbers, f"{folder}: {place}")
-        if names != "all":
+        if "all" not in names:
             continue
-        for claim in claims(runs):
+        for claim in claims(made.runs):
             if claim.tested is not None:
                 said = f"{claim.source}, {claim.where}: {claim.better} above {claim.worse}"
                 test = claim.tested.comparison
                 gap = (test.difference.value, test.difference.low, test.difference.high)
                 value, low, high = (f"{number:.10g}" for number in gap)
-                origin = (digest([said]), "", "", "", "claim", "", claim.tested.frame)
+                origin = (digest([said]), "", "", "", "claim", "", "")
                 found[origin] = {(value, f"{test.p_value:.10g}", low, high): said}
     return found
 

@@ -569,12 +569,12 @@ def test_tuned_runs_have_a_table_of_their_own_that_says_the_trials(tmp_path: Pat
     assert (first.name, second.name) == ("digits4-ltdo-quick", "digits4-ltdo-quick-tuned")
     assert {run.method for run in first.runs} == {"fedprox", "moon", "fedavg"}
     assert {run.method for run in second.runs} == {"fedprox", "fedavg"}
-    captions = [" ".join(build(t.name, t.description, t.runs).caption) for t in (first, second)]
+    captions = [" ".join(build(t.name, t.description, t.runs).definitions) for t in (first, second)]
     assert "tuned by" not in captions[0]
     assert "training domains, 8 trials of one seed on ip-o-c each" in captions[1]
     assert "also those that test on these domains" in captions[1]
     (note,) = [n for n in build("t", second.description, second.runs).notes if "was tuned" in n]
-    assert "fedprox" in note
+    assert "FedProx" in note
     assert "lr=0.004" in note
 
 
@@ -591,8 +591,8 @@ def test_missing_cells_are_filled_with_the_same_tuning(
     save(tmp_path, elsewhere.model_copy(update={"tuned": mine}))
     (table,) = generic_tables(read_runs(tmp_path))
     grid = build("t", table.description, table.runs)
-    assert f" tuned={word}" in dict(grid.fills)["fedprox"]
-    assert ("8 trials of one seed on ip-o-c under lodo" in " ".join(grid.caption)) == (
+    assert f" tuned={word}" in dict(grid.fills)["FedProx"]
+    assert ("8 trials of one seed on ip-o-c under lodo" in " ".join(grid.definitions)) == (
         protocol == "lodo"
     )
 
@@ -604,7 +604,7 @@ def test_missing_cells_of_a_method_whose_recipe_won_are_filled_as_tuned(tmp_path
     other = record("fedprox", scenario="ic-p-o", settings={"train": {"lr": 0.004}})
     save(tmp_path, other.model_copy(update={"tuned": mine}))
     (table,) = generic_tables(read_runs(tmp_path))
-    assert " tuned=true" in dict(build("t", table.description, table.runs).fills)["fedavg"]
+    assert " tuned=true" in dict(build("t", table.description, table.runs).fills)["FedAvg"]
 
 
 def test_cells_of_another_protocol_take_the_tuning_of_the_runs_at_hand(tmp_path: Path) -> None:
@@ -621,9 +621,9 @@ def test_rows_of_unequal_trials_say_so(tmp_path: Path) -> None:
     save(tmp_path, tuned_record("fedprox", 0, 8, **{"train.lr": 0.004}))
     save(tmp_path, tuned_record("fedavg", 0, 4), tuned_record("moon", 0, 4))
     (table,) = generic_tables(read_runs(tmp_path))
-    caption = " ".join(build("t", table.description, table.runs).caption)
+    caption = " ".join(build("t", table.description, table.runs).definitions)
     assert (
-        "4 trials of one seed on ip-o-c: moon, fedavg; 8 trials of one seed on ip-o-c: fedprox"
+        "4 trials of one seed on ip-o-c: MOON, FedAvg; 8 trials of one seed on ip-o-c: FedProx"
         in caption
     )
 
@@ -637,4 +637,4 @@ def test_rows_whose_rate_one_run_chose_are_marked(tmp_path: Path) -> None:
     (table,) = [t for t in generic_tables(read_runs(tmp_path)) if t.name.endswith("tuned")]
     grid = build("t", table.description, table.runs)
     said = {line.label: [grid.footnotes[n] for n in line.footnotes] for line in grid.lines}
-    assert said == {"fedavg": [], "fedprox": ["lr, mu chosen by one run"], "moon": []}
+    assert said == {"FedAvg": [], "FedProx": ["lr, mu chosen by one run"], "MOON": []}

@@ -120,7 +120,7 @@ def _of_table(name: str, description: Description, of: Sequence[Frame]) -> Itera
     loose = description.model_copy(update={"where": where, "others": False})
     columns = measured_columns(loose, None)
     recipe = description.recipe or RECIPES[str(description.paper)]
-    made = [(frame, make_rows(name, loose, columns, frame.runs)) for frame in of]
+    made = [(f, make_rows(name, loose, columns, f.runs, variants=True)) for f in of]
     printed = build(name, description, ())
     specs = {spec.label: spec for spec in description.rows if spec.where is not None}
     for number, group in enumerate(description.groups):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -16,9 +16,6 @@ from feddg_bench.config.reading import read_names
 from feddg_bench.plugins import outline
 from feddg_bench.records.attacks import read_attacks
 from feddg_bench.records.runs import RecordedRun
-
-if TYPE_CHECKING:
-    from feddg_bench.analysis.tables.grid import Grid
 
 TableNames = Annotated[
     list[str] | None,
@@ -48,6 +45,23 @@ Metric = Annotated[
         "files end in it."
     ),
 ]
+Recipe = Annotated[
+    str | None, typer.Option(help="Recipe whose runs are shown, in place of each table's own.")
+]
+Others = Annotated[
+    bool, typer.Option("--others", help="Add rows for methods that a paper's table lacks.")
+]
+Variants = Annotated[
+    bool, typer.Option("--variants", help="Also make NAME-variants: all settings that were varied.")
+]
+Marked = Annotated[
+    str,
+    typer.Option(
+        "--bold",
+        help="What is marked: tested (what a test supports), best (bold best, underlined second) "
+        "or none.",
+    ),
+]
 
 
 _APART = ("claims", "privacy")
@@ -62,59 +76,69 @@ def tables_command(
     select: Select = None,
     against: Against = None,
     metric: Metric = None,
+    recipe: Recipe = None,
+    others: Others = False,
+    variants: Variants = False,
+    bold: Marked = "tested",
 ) -> None:
-    """Make tables from records. Papers' tables have published numbers beside ours.
+    """Make tables from records. Papers' tables have published numbers under ours.
 
-    Every table says which runs its numbers come from, and which command would fill what is missing.
-    With all, tables without a number of ours are left out; naming one writes it all the same.
+    A table shows one setup, a recipe with its own or with tuned settings: the paper's, or else the
+    one with the most runs. NAME.notes.md says which runs its numbers come from, what was varied,
+    and which command would fill what is missing. With all, tables without a number of ours are left
+    out, and so are the leaderboards of all but one setup; naming one writes it all the same.
     """
     from feddg_bench.analysis.claims import claims, claims_text, tally
     from feddg_bench.analysis.tables.make import make_tables
-    from feddg_bench.analysis.tables.writers import WRITERS, latex_document, whole_file
+    from feddg_bench.analysis.tables.writers import WRITERS, latex_document
 
     endings = read_names("format", formats, WRITERS)
     folders, said = record_folders(results)
     names = tables or ["all"]
     gc.disable()  # all that is made stays to the end; looking for garbage in it costs a tenth
     try:
-        grids, runs = make_tables(
+        grids, runs, left = make_tables(
             [name for name in names if name not in _APART],
             folders,
             select=select,
             against=against,
             metric=metric,
+            recipe=recipe,
+            others=others,
+            variants=variants,
+            bold=bold,
             also=_APART,
         )
         found = list(claims(runs)) if {"all", "claims"} & {*names} else None
     finally:
         gc.enable()
     folder = out or folders[0] / "tables"
-    files: dict[tuple[str, str], list[Grid]] = {}
+    written: list[str] = []
     for grid in grids:
         filled, cells = grid.filled()
         wanted = filled or "all" not in names or grid.name in names
         note = "" if wanted else ": not written"
         say(f"{grid.name}: {grid.title} ({filled} of {cells} cells filled{note})")
         if wanted:
-            for ending in endings:
-                shared = grid.file and ending != "tex"  # a paper takes in one table
-                files.setdefault((grid.file if shared else grid.name, ending), []).append(grid)
-    for (name, ending), inside in files.items():
-        text = whole_file(ending, inside)
-        write_whole(folder / f"{name}.{ending}", text.encode(), sync=False)
+            written.append(grid.name)
+            for ending, write in (pair for form in endings for pair in WRITERS[form].items()):
+                text = write(grid).encode()
+                write_whole(folder / f"{grid.name}.{ending}", text, sync=False)
+    if left:
+        say(f"not written, as another setup has more runs: {', '.join(left)} (tables generic)")
     if found is not None:
         write_whole((out or folders[0]) / "claims.md", claims_text(found).encode(), sync=False)
         say(f"claims: {tally(found)}")
     if {"all", "privacy"} & {*names}:
         _privacy(folder, endings, folders, runs, anyway="privacy" in names)
-    if written := [name for name, ending in files if ending == "tex"]:
+    if written and "tex" in endings:
         there = [] if "all" in names else sorted(path.stem for path in folder.glob("*.tex"))
         document = latex_document([*written, *(n for n in there if n not in {*written, "tables"})])
         write_whole(folder / "tables.tex", document.encode(), sync=False)
-    where = f"written to {folder}: {', '.join(endings)}" if files else "no table has a run"
+    where = f"written to {folder}: {', '.join(endings)}" if written else "no table has a run"
     if {*names} == {"claims"}:
         where = f"written to {(out or folders[0]) / 'claims.md'}"
-    elif not files and "privacy" in names:
+    elif not written and "privacy" in names:
         where = f"written to {folder / 'privacy'}: md, csv"
     say(f"{len(runs)} runs of {said}; {where}")
 

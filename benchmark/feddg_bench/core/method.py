@@ -95,6 +95,8 @@ class Method(LightningModule):
     """Why the server half needs single replies, as a phrase that follows "its server half"; "" if
     means weighted by `Server.share` and the sums of `tally` are enough. A class that overrides
     ``prepare``, ``run_round`` or ``aggregate`` without setting this counts as needing them."""
+    title: ClassVar[str] = ""
+    """Name as papers write it, such as ``FedDG-GA``; "" if it is the method's name."""
     citation: ClassVar[str] = ""
     """Authors, title, venue and year, arXiv number."""
     group: ClassVar[str] = "aggregation"

@@ -18,6 +18,12 @@ from feddg_bench.config.reading import composed, listed, read_names
 
 PROTOCOLS: dict[str, tuple[str, ...]] = {"lodo": ("test",), "ltdo": ("val", "test"), "wilds": ()}
 """Name -> roles of the held-out domains, in the order in which a scenario's name gives them."""
+TITLES = {
+    "lodo": "leave one domain out",
+    "ltdo": "leave two domains out",
+    "wilds": "published splits",
+}
+"""Name of a protocol -> its name in titles and captions."""
 OFFICIAL = "official"
 """Name of the one scenario of ``wilds``, where the authors published one set of splits."""
 MOST_DOMAINS = 64

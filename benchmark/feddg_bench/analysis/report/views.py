@@ -33,7 +33,9 @@ def leaderboard_view(table: Generic, details: Details) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     fills: list[tuple[int, int, str]] = []
     for metric, rule, description in _views(table):
-        grid = build(table.name, description, table.runs, select=rule, any_paper=True)
+        grid = build(
+            table.name, description, table.runs, select=rule, any_paper=True, variants=True
+        )
         ours = [line for line in grid.lines if line.kind == "ours"]
         if not rows:
             told = {
@@ -59,7 +61,7 @@ def leaderboard_view(table: Generic, details: Details) -> dict[str, Any]:
                 "rule": None if metric == "cost" else rule,
                 "unit": description.unit,
                 "lower": description.lower_is_better,
-                "caption": grid.caption,
+                "caption": grid.definitions,
                 "notes": grid.notes,
                 "footnotes": grid.footnotes,
                 "rows": [line.footnotes for line in ours],

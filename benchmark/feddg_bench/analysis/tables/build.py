@@ -16,9 +16,9 @@ from feddg_bench.analysis.tables.columns import (
     shown_columns,
 )
 from feddg_bench.analysis.tables.commands import fill_commands
-from feddg_bench.analysis.tables.describe import COMPARED, Description, RunFilter
+from feddg_bench.analysis.tables.describe import COMPARED, Description, RunFilter, Summary
 from feddg_bench.analysis.tables.frames import RECIPES, departures, own_choices
-from feddg_bench.analysis.tables.grid import DASH, Entry, Grid, Line
+from feddg_bench.analysis.tables.grid import DASH, MARKS, REFERENCE, Bold, Entry, Grid, Line
 from feddg_bench.analysis.tables.rows import Row, by_round, make_rows, on_split
 from feddg_bench.records.published import Published, published_accuracy, published_number
 from feddg_bench.records.record import ScenarioRecord
@@ -56,17 +56,29 @@ def build(
     *,
     select: Rule | None = None,
     any_paper: bool = False,
+    variants: bool = False,
+    bold: Bold = "tested",
 ) -> Grid:
     """Return a table.
 
-    Rule ``select`` replaces the description's. With ``any_paper``, a number that any paper
-    publishes for the same scenario stands beside the measured one.
+    Args:
+        name: Stem of its files.
+        description: Its rows and columns.
+        runs: Runs of one setup, unless all its variants are wanted.
+        select: Selection rule in place of the description's.
+        any_paper: Whether a number that any paper publishes for the same scenario stands beneath
+            the measured one.
+        variants: Whether runs of a row that differ in settings are rows of their own (`make_rows`).
+        bold: What is marked: see `Bold`.
 
     Raises:
         DataError: If one cell would average runs with different settings.
         SettingsError: If several published numbers fit a cell.
     """
-    return _Builder(name, description, runs, select, any_paper=any_paper).grid()
+    builder = _Builder(
+        name, description, runs, select, any_paper=any_paper, variants=variants, bold=bold
+    )
+    return builder.grid()
 
 
 class _Builder:
@@ -80,13 +92,16 @@ class _Builder:
         select: Rule | None,
         *,
         any_paper: bool,
+        variants: bool,
+        bold: Bold,
     ) -> None:
         self.name, self.description, self.any_paper = name, description, any_paper
+        self.bold = bold
         self.recipe = ""  # with the paper's frame, where the table is a paper's
         if description.paper is not None:
             self.recipe = description.recipe or RECIPES[description.paper]
         self.columns = columns = measured_columns(description, select)
-        self.rows = rows = make_rows(name, description, columns, runs)
+        self.rows = rows = make_rows(name, description, columns, runs, variants=variants)
         found: dict[int, set[Unit]] = {column.number: set() for column in columns}
         for row in rows:
             for unit, _ in row.sample:
@@ -116,7 +131,6 @@ class _Builder:
         for position, column in enumerate(self.shown):
             self._mark(ours, position, column)
         lines: list[Line] = []
-        apart: dict[str, Line] = {}  # published lines that stand beside no row of ours
         for row, line in zip(self.rows, ours, strict=True):
             published = tuple(self._published(row, column) for column in self.shown)
             if row.where is not None:
@@ -124,22 +138,23 @@ class _Builder:
             if not any(published):
                 continue
             facts = {"method": row.method}
-            if outside[id(row)]:
-                name = f"{row.spec.label}, published"
-                apart[row.spec.label] = Line("published", name, name, published, facts)
-                continue
             label = row.label if row.where is None else "published"
             lines.append(Line("published", row.label, label, published, facts))
             gaps = tuple(map(_gap, line.entries, published, self.shown))
-            if any(gaps):
+            if any(gaps) and not outside[id(row)]:
                 lines.append(Line("difference", row.label, "difference", gaps, facts))
-        beside = {line.row for line in lines if line.kind == "published"}
-        lines += [line for label, line in apart.items() if label not in beside]
         oracle = any(column.rule == "oracle" for column in self.columns if column.split)
         return Grid(
             self.name,
             self.description.title + (" (ORACLE selection)" if oracle else ""),
             captions.caption(
+                self.description,
+                self.columns,
+                self.rows,
+                self.seeds,
+                outside=any(outside.values()),
+            ),
+            captions.definitions(
                 self.description, self.columns, self.rows, self.reference, self.seeds, lines
             ),
             self.shown,
@@ -152,7 +167,6 @@ class _Builder:
             ),
             tuple(self.fills),
             {row.label: _runs(row) for row in self.rows if row.variant is not None},
-            self.description.width,
         )
 
     def _rank_rows(self) -> None:
@@ -185,16 +199,21 @@ class _Builder:
         return {row: count for row, count in found.items() if count}
 
     def _led(self) -> Description:
-        """Return the description, with the IQM first in each group where runs collapse."""
+        """Return the description, with the IQM first in each group where runs collapse.
+
+        It takes the mean's place among the columns that are no details.
+        """
         if not self.collapsed:
             return self.description
+        swapped: Mapping[Summary, Summary] = {"iqm": "mean"}
         groups = [
             group.model_copy(
                 update={
                     "summaries": {
                         kind: group.summaries[kind]
                         for kind in sorted(group.summaries, key=lambda kind: kind != "iqm")
-                    }
+                    },
+                    "details": [swapped.get(kind, kind) for kind in group.details],
                 }
             )
             for group in self.description.groups
@@ -355,7 +374,7 @@ class _Builder:
             why = f"there is no run of {self.description.against} to compare with"
             return Entry(None, footnotes=(self._footnote(why),))
         if row is self.reference:
-            return Entry(None, "reference", keys=keys)
+            return Entry(None, REFERENCE, keys=keys)
         form = f"+.{column.decimals}f"
         if column.kind == "improvement":
             mine, theirs = row.part(column.numbers), self.reference.part(column.numbers)
@@ -429,17 +448,26 @@ class _Builder:
         return self.comparisons[numbers]
 
     def _mark(self, lines: list[Line], position: int, column: Column) -> None:
-        """Mark the best and the second row of a column where a test supports it."""
-        units = self._wanted(column)
-        if column.kind not in _MARKED or units is None:
+        """Mark the best and the second row of a column."""
+        units, lower = self._wanted(column), self.description.lower_is_better
+        if column.kind not in _MARKED or units is None or self.bold == "none":
             return
-        samples = [row.sample for row in self.rows]
-        found = best_rows(samples, units, lower_is_better=self.description.lower_is_better)
-        for number, mark in zip(found, ("best", "second"), strict=True):
-            entry = None if number is None else lines[number].entries[position]
-            if number is not None and entry is not None:
+        if self.bold == "tested":
+            tested = best_rows([row.sample for row in self.rows], units, lower_is_better=lower)
+            marked = [[] if number is None else [number] for number in tested]
+        else:  # rows that print the same share a mark
+            printed: dict[float, list[int]] = {}
+            for number, line in enumerate(lines):
+                entry = line.entries[position]
+                if entry is not None and entry.value is not None:
+                    value = round(entry.value, column.decimals)
+                    printed.setdefault(value, []).append(number)
+            marked = [printed[value] for value in sorted(printed, reverse=not lower)[:2]]
+        for numbers, mark in zip(marked, MARKS, strict=False):
+            for number in numbers:
                 entries = list(lines[number].entries)
-                entries[position] = replace(entry, mark=mark)  # type: ignore[arg-type]
+                entry = entries[position]
+                entries[position] = None if entry is None else replace(entry, mark=mark)
                 lines[number] = replace(lines[number], entries=tuple(entries))
 
     def _footnote(self, sentence: str) -> int:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from feddg_bench.analysis.tables.columns import MeasuredColumn, varied_keys
@@ -11,8 +10,9 @@ from feddg_bench.analysis.tables.describe import Description
 from feddg_bench.analysis.tables.frames import unlike_recipe
 from feddg_bench.analysis.tables.grid import Line
 from feddg_bench.analysis.tables.rows import Row
-from feddg_bench.common.errors import FeddgError
-from feddg_bench.plugins import harmless, load_dataset
+from feddg_bench.analysis.tables.titles import dataset_title
+from feddg_bench.data.protocols import TITLES
+from feddg_bench.plugins import harmless
 from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.rules import LAST, Rule
 from feddg_bench.records.runs import RecordedRun
@@ -29,6 +29,17 @@ RULE_SENTENCES: Mapping[Rule, str] = {
     "can choose in practice",
 }
 
+SHORT_RULES: Mapping[Rule, str] = {
+    "last": "last round",
+    "mean_last_5": f"mean of the last {LAST} evaluated rounds",
+    "best_by_val": "round of the best {metric} on the validation domain",
+    "best_by_id_val": "round of the best {metric} on held-out training-domain images",
+    "oracle": "ORACLE: best round on the test domain",
+}
+MOST_WORDS = 40
+"""Most words of a title and a caption."""
+BY_CLIENTS = ("partition.clients", "partition.heterogeneity", "federation.per_round")
+"""Settings that mean nothing where one client holds all images."""
 _CLIENTS = ("partition.clients", "N = {}")
 _SAMPLED = ("federation.per_round", "K = {}")
 SPREAD = {
@@ -44,7 +55,7 @@ _OTHER = (_CLIENTS, _SAMPLED, ("partition.kind", "partition {}"))
 _MANY = 8
 """Most differences that are listed; the rest are only counted."""
 
-MARKS = (
+TESTED = (
     "bold: better than every other row; underlined: better than every row but that one; where "
     "two-sided t-tests over the mean differences of {} scenarios have p < 0.05 against each of "
     "them, after Holm's correction; that is a claim about scenarios like these"
@@ -80,11 +91,71 @@ def caption(
     description: Description,
     columns: Sequence[MeasuredColumn],
     rows: Sequence[Row],
+    seeds: Sequence[int],
+    *,
+    outside: bool,
+) -> str:
+    """Return the data sets, the protocol, the setup, the seeds and the selection rule.
+
+    With the title these are `MOST_WORDS` words at most, so that some of the setup may be left out;
+    all is in the definitions. ``outside`` says that the setup is not the paper's.
+    """
+    runs = [run for row in rows if row.variant for run in row.variant.runs]
+    if not runs:
+        return "There are no runs of this table yet."
+    metrics = {column.metric for column in columns}
+    said = find_metric(metrics.pop()).title if len(metrics) == 1 else "Numbers"
+    said += f" in {description.unit}" if description.unit else ""
+    said += f", mean ± SD over {seeds_text(seeds)}" if len(seeds) > 1 else f", {seeds_text(seeds)}"
+    filled = {number for row in rows for number, found in row.runs.items() if found}
+    rules = dict.fromkeys(c.rule for c in columns if c.split and c.number in filled)
+    titles = [find_metric(name).title for name in sorted({run.metric.name for run in runs})]
+    metric = " or ".join(titles) or "accuracy"
+    said = ", ".join([said, *(SHORT_RULES[rule].format(metric=metric) for rule in rules)])
+    datasets = sorted({run.dataset for run in runs})
+    recipes = sorted({run.recipe for run in runs})
+    setup = [", ".join(map(dataset_title, datasets))]
+    setup += [TITLES.get(name, name) for name in sorted({run.protocol for run in runs})]
+    tuned = ", tuned" if any(run.changed for run in runs) else ""
+    setup.append(f"recipe {', '.join(recipes)}{tuned}" + " (not the paper's setup)" * outside)
+    more = [] if len(datasets) > 1 else _short_frame(runs, varied_keys(description))
+    most = MOST_WORDS - len(description.title.split())
+    setup = [part for part in setup if part not in description.title]
+    while True:
+        words = f"{sentence(', '.join([*setup, *more]))} {sentence(said)}".strip()
+        if not more or len(words.split()) <= most:
+            return words
+        more.pop()
+
+
+def _short_frame(runs: Sequence[RecordedRun], free: Collection[str]) -> list[str]:
+    """Return what most runs of a data set have in common, the most telling first."""
+    common = modal(runs)
+    form: Mapping[str, str] = {
+        "backbone.name": "{}",
+        "data.image_size": "{} px",
+        "federation.rounds": "{} rounds",
+        "partition.clients": "N={}",
+        "federation.per_round": "K={}",
+        "partition.heterogeneity": "lambda={}",
+    }
+    pooled = () if common.get("partition.kind", "heterogeneous") == "heterogeneous" else BY_CLIENTS
+    return [
+        said.format(_plain(common[key]))
+        for key, said in form.items()
+        if key in common and key not in (*free, *pooled)
+    ]
+
+
+def definitions(
+    description: Description,
+    columns: Sequence[MeasuredColumn],
+    rows: Sequence[Row],
     reference: Row | None,
     seeds: Sequence[int],
     lines: Sequence[Line],
 ) -> tuple[str, ...]:
-    """Return sentences that say what a table's numbers are."""
+    """Return sentences that say how a table's numbers were made."""
     runs = [run for row in rows if row.variant for run in row.variant.runs]
     metrics = {column.metric for column in columns}
     metric = find_metric(metrics.pop()).title if len(metrics) == 1 else "numbers"
@@ -107,7 +178,7 @@ def caption(
             for row in rows
             for wanted in set(group.values())
         )
-        said.append(MARKS.format(tested) if tested >= FEWEST else _FEW)
+        said.append(TESTED.format(tested) if tested >= FEWEST else _FEW)
     kinds = {kind for group in description.groups for kind in group.summaries}
     against = [words for kind, words in _AGAINST.items() if kind in kinds]
     if reference is not None and against:
@@ -150,7 +221,7 @@ def _frame(runs: Sequence[RecordedRun], free: Iterable[str]) -> list[str]:
             and (key not in free or len({repr(run.settings.get(key)) for run in mine}) == 1)
         ]
         recipes = ", ".join(sorted({run.recipe for run in mine}))
-        sentences.append(f"{_title(dataset)}, recipe {recipes}: {', '.join(said)}")
+        sentences.append(f"{dataset_title(dataset)}, recipe {recipes}: {', '.join(said)}")
     return sentences
 
 
@@ -196,15 +267,6 @@ def _plain(value: Any) -> str:
     return "all" if value is None else setting_text(value)
 
 
-@cache
-def _title(dataset: str) -> str:
-    """Return a data set's title, or its name if it is not installed here."""
-    try:
-        return load_dataset(dataset).title
-    except FeddgError:
-        return dataset
-
-
 def modal(runs: Sequence[RecordedRun]) -> dict[str, Any]:
     """Return the most frequent value of each setting over methods, except methods' own settings.
 
@@ -240,6 +302,13 @@ def notes(description: Description, rows: Sequence[Row]) -> tuple[str, ...]:
     for row in rows:
         if row.variant is None:
             continue
+        environments = [run.environment for run in row.variant.runs]
+        cpus = {repr(found["cpu"]) for found in environments if found.get("cpu")}
+        if len(cpus) > 1 and not all(found.get("portable") for found in environments):
+            said.append(
+                f"row {row.label} was run on {len(cpus)} kinds of CPU without --portable: on one "
+                f"kind the numbers may be others"
+            )
         chosen = {
             key: value
             for run in row.variant.runs
@@ -327,8 +396,10 @@ def rule_sentence(rules: Iterable[Rule], metrics: Iterable[str] = ("accuracy",))
 
 
 def seeds_text(seeds: Iterable[int]) -> str:
-    """Return seeds as text, such as ``seeds 0, 1, 2``."""
+    """Return seeds as text, such as ``seeds 0 to 2``."""
     found = sorted(seeds)
+    if len(found) > 2 and found == list(range(found[0], found[-1] + 1)):
+        return f"seeds {found[0]} to {found[-1]}"
     return f"seed{'s' if len(found) > 1 else ''} {', '.join(map(str, found))}"
 
 
@@ -337,6 +408,8 @@ def sentence(words: str) -> str:
 
     A first word with capitals of its own, such as iWildCam, stays as it is.
     """
+    if not words:
+        return ""
     first = words.partition(" ")[0]
     start = words[:1] if first[1:] != first[1:].lower() else words[:1].upper()
     return f"{start}{words[1:]}" + ("" if words.endswith(".") else ".")

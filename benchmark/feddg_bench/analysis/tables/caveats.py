@@ -35,12 +35,6 @@ def caveats(runs: Sequence[RecordedRun], accuracy: float | None) -> Iterator[str
     yield from _some(
         runs, lambda run: f"loss not finite from round {run.lost}" if run.lost is not None else ""
     )
-    cpus = {repr(run.environment["cpu"]) for run in runs if run.environment.get("cpu")}
-    if len(cpus) > 1 and not all(run.environment.get("portable") for run in runs):
-        yield (
-            f"runs on {len(cpus)} kinds of CPU without --portable: on one kind the numbers may "
-            f"be others"
-        )
 
 
 @cache

@@ -38,6 +38,7 @@ class Column:
     sources: tuple[MeasuredColumn, ...]  # the measured column, or all of a group
     published: RunFilter  # what its description says about published numbers
     decimals: int  # digits after the point
+    detail: bool = False  # whether it stands in the notes and the CSV alone
 
     @property
     def title(self) -> str:
@@ -84,11 +85,11 @@ def shown_columns(description: Description, columns: Sequence[MeasuredColumn]) -
     for number, group in enumerate(description.groups):
         mine = tuple(column for column in columns if column.group == number)
         for one in () if group.hidden else mine:
-            yield Column(
-                group.head, one.spec.head, "measured", (one,), one.spec.published, decimals
-            )
+            told, detail = one.spec.published, group.detail
+            yield Column(group.head, one.spec.head, "measured", (one,), told, decimals, detail)
         for kind, head in group.summaries.items():
-            yield Column(group.head, head, kind, mine, group.published.get(kind, {}), decimals)
+            told, detail = group.published.get(kind, {}), group.detail or kind in group.details
+            yield Column(group.head, head, kind, mine, told, decimals, detail)
 
 
 def varied_keys(description: Description) -> set[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from feddg_bench.analysis.tables.columns import MeasuredColumn
 from feddg_bench.analysis.tables.describe import Description
-from feddg_bench.analysis.tables.frames import is_shipped, unlike_recipe, usual_settings
+from feddg_bench.analysis.tables.frames import FILES, is_shipped, unlike_recipe, usual_settings
 from feddg_bench.analysis.tables.rows import Row
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.reading import write_yaml
@@ -20,8 +20,6 @@ from feddg_bench.plugins import names
 from feddg_bench.records.runs import FIELDS, RecordedRun, setting_items
 from feddg_bench.records.variants import setting_text
 
-FILES = ("data.split_csv", "backbone.weights")
-"""Settings whose record holds a hash, not the path that a command needs."""
 FILE = "FILE"
 """Stands for the path of a file, since a record holds only its hash."""
 SEEDS = (0, 1, 2)

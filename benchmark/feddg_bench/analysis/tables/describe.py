@@ -98,6 +98,10 @@ class GroupSpec(Section):
     columns: list[ColumnSpec] = Field(min_length=1)
     summaries: dict[Summary, str] = Field(default_factory=dict)
     """Summary -> head of its column."""
+    detail: bool = False
+    """Show these columns in the notes and the CSV alone."""
+    details: list[Summary] = Field(default_factory=list)
+    """Summaries that stand in the notes and the CSV alone."""
     published: dict[Summary, RunFilter] = Field(default_factory=dict)
 
 
@@ -129,8 +133,6 @@ class Description(Section):
     unit: str = "%"
     lower_is_better: bool = False
     decimals: int = Field(2, ge=0, le=6)
-    width: int | None = Field(None, ge=1)
-    """Most columns that stand side by side; more are split into blocks, one below the other."""
     recipe: str | None = None
     """Recipe for the commands that fill cells."""
     where: RunFilter = Field(default_factory=dict)

@@ -36,6 +36,9 @@ FRAME = (
 )
 """Settings that make up a frame."""
 
+FILES = ("data.split_csv", "backbone.weights")
+"""Settings whose record holds a hash, not the path that a command needs."""
+
 SELECT = "select"
 """What stands for the selection rule, which is no setting, among what a paper does not publish."""
 

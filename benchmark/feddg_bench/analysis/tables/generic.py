@@ -1,9 +1,7 @@
-"""Tables without a description: one for each data set, protocol, recipe and frame that has runs.
-
-Runs with tuned settings have tables of their own, beside those with the recipe's.
+"""Tables without a description: one for each data set, protocol, setup and frame that has runs.
 
 The frame is what methods must share to be compared: who holds which images, the backbone, the
-images' size, how many rounds. Runs that differ in other settings become separate rows.
+images' size, how many rounds.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from feddg_bench.analysis.tables.captions import BY_CLIENTS
 from feddg_bench.analysis.tables.describe import (
     COMPARED,
     HEADS,
@@ -23,21 +22,23 @@ from feddg_bench.analysis.tables.describe import (
     Summary,
 )
 from feddg_bench.analysis.tables.frames import usual_settings
+from feddg_bench.analysis.tables.setups import Setup, least_departing, setups
+from feddg_bench.analysis.tables.titles import dataset_title, domain_title
 from feddg_bench.common.files import file_name
+from feddg_bench.data.protocols import TITLES
 from feddg_bench.records.metrics import Metric
 from feddg_bench.records.runs import RecordedRun
 from feddg_bench.records.statistics import FEWEST
 from feddg_bench.records.variants import assignments, natural
 
 AGAINST = "fedavg"
-BY_CLIENTS = ("partition.clients", "partition.heterogeneity", "federation.per_round")
-"""Parts of the frame that mean nothing where one client holds all images."""
-
 ADDED = {"data.background": "black", "data.exif": False}
 """Parts of the frame that came after the first records, which lack them while they have these."""
 
-WIDTH = 8
-"""Most columns that stand side by side."""
+DETAILS: tuple[Summary, ...] = (
+    *("worst", "iqm", "rank", "wins", "detectable", "excess", "improvement"),
+)
+"""Summaries that a leaderboard has in its notes."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class Generic:
     """A table without a description."""
 
     name: str
-    file: str  # stem of its Markdown and CSV, the same for all frames
+    setup: str  # the same for all frames of a data set, protocol and setup; a stem for files
+    title: str
     description: Description  # its columns; every method is a row
     runs: tuple[RecordedRun, ...]
     recipe: str  # label of the runs' recipe, with `, tuned` if their settings were tuned
@@ -56,39 +58,83 @@ def generic_tables(runs: Sequence[RecordedRun], against: str | None = None) -> l
 
     Methods are compared with ``against``; by default with `AGAINST`, if it has runs.
     """
-    groups: dict[tuple[str, str, str], list[RecordedRun]] = {}
-    for run in runs:
-        groups.setdefault((run.dataset, run.protocol, run.recipe), []).append(run)
     tables: list[Generic] = []
-    for (dataset, protocol, recipe), tuned, members in _by_tuning(groups):
-        frames = _frames(members)
-        label = recipe + ", tuned" * tuned
+    for dataset, protocol, setup in _setups(runs):
+        frames = _frames(setup.runs)
         for frame, mine in frames:
-            name = file = file_name(dataset, protocol, recipe) + "-tuned" * tuned
-            title = f"{dataset}, {protocol}, recipe {label}"
-            different = _different(frame, recipe, dataset, [f for f, _ in frames])
-            if different:
-                name += "-" + _slug(different)
-                title += f": {', '.join(different)}"
+            name = file_name(dataset, protocol, setup.recipe) + "-tuned" * setup.tuned
+            different = _different(frame, setup.recipe, dataset, [f for f, _ in frames])
+            more = f": {', '.join(different)}" if different else ""
             known = against or (AGAINST if any(run.method == AGAINST for run in mine) else None)
-            description = _describe(title, mine, known)
-            tables.append(Generic(name, file, description, tuple(mine), label))
+            tables.append(
+                Generic(
+                    name + (f"-{_slug(different)}" if different else ""),
+                    name,
+                    f"{dataset}, {protocol}, recipe {setup.label}{more}",
+                    _describe(_title(dataset, protocol, setup) + more, mine, known),
+                    tuple(mine),
+                    setup.label,
+                )
+            )
     return sorted(tables, key=lambda table: natural(table.name))
 
 
-def _by_tuning(
-    groups: Mapping[tuple[str, str, str], list[RecordedRun]],
-) -> Iterator[tuple[tuple[str, str, str], bool, list[RecordedRun]]]:
-    """Yield each group's key, whether it is tuned, and its runs.
+def leaderboards(
+    runs: Sequence[RecordedRun], against: str | None = None, recipe: str | None = None
+) -> list[Generic]:
+    """Return one table for each data set, protocol and setup, or for those of one recipe.
 
-    A run for which tuning chose the recipe's own settings may be in both kinds of group.
+    It shows the frame with the recipe's own settings, or else the one with the most runs.
     """
-    for key, members in sorted(groups.items()):
-        plain = [run for run in members if not run.changed]
-        if len(plain) == len(members) or not all(run.tuned for run in plain):
-            yield key, False, plain
-        if len(plain) < len(members):
-            yield key, True, [run for run in members if run.tuned]
+    found: dict[str, list[Generic]] = {}
+    for table in generic_tables(runs, against):
+        if recipe is None or table.runs[0].recipe == recipe:
+            found.setdefault(table.setup, []).append(table)
+    shown = (max(of, key=lambda t: (t.name == t.setup, len(t.runs))) for of in found.values())
+    return [replace(table, name=table.setup) for table in shown]
+
+
+def most_complete(tables: Sequence[Generic]) -> list[Generic]:
+    """Return the tables with the most runs in their rows, one a data set and protocol."""
+    found: dict[tuple[str, str], list[Generic]] = {}
+    for table in tables:
+        found.setdefault((table.runs[0].dataset, table.runs[0].protocol), []).append(table)
+
+    def size(table: Generic) -> int:
+        methods = {run.method for run in table.runs}
+        each = ([r for r in table.runs if r.method == method] for method in methods)
+        return sum(len(least_departing(mine, {})) for mine in each)
+
+    return [max(of, key=size) for of in found.values()]
+
+
+def varied(runs: Sequence[RecordedRun], recipe: str | None = None) -> list[Generic]:
+    """Return a table of all runs of each data set, protocol and setup, whatever their settings."""
+    tables = []
+    for dataset, protocol, setup in _setups(runs):
+        if recipe in (None, setup.recipe):
+            name = file_name(dataset, protocol, setup.recipe) + "-tuned" * setup.tuned
+            title = f"{_title(dataset, protocol, setup)}: what was varied"
+            description = _describe(title, setup.runs, None)
+            tables.append(
+                Generic(f"{name}-variants", name, title, description, setup.runs, setup.label)
+            )
+    return tables
+
+
+def _setups(runs: Sequence[RecordedRun]) -> Iterator[tuple[str, str, Setup]]:
+    """Yield data set, protocol and setup."""
+    groups: dict[tuple[str, str], list[RecordedRun]] = {}
+    for run in runs:
+        groups.setdefault((run.dataset, run.protocol), []).append(run)
+    for (dataset, protocol), members in sorted(groups.items()):
+        for setup in setups(members):
+            yield dataset, protocol, setup
+
+
+def _title(dataset: str, protocol: str, setup: Setup) -> str:
+    said = TITLES.get(protocol, protocol)
+    return f"{dataset_title(dataset)}, {said}, recipe {setup.label}"
 
 
 def _describe(title: str, runs: Sequence[RecordedRun], against: str | None) -> Description:
@@ -104,7 +150,7 @@ def _describe(title: str, runs: Sequence[RecordedRun], against: str | None) -> D
         domains = Counter(domain for _, domain in held)
         columns = [
             ColumnSpec(
-                head=domain if domains[domain] == 1 else f"{domain} ({run.scenario})",
+                head=domain_title(domain) + f" ({run.scenario})" * (domains[domain] > 1),
                 where={"scenario": run.scenario},
             )
             for run, domain in sorted(held, key=lambda pair: (str(pair[1]), pair[0].scenario))
@@ -127,6 +173,8 @@ def _describe(title: str, runs: Sequence[RecordedRun], against: str | None) -> D
                 split=part,
                 columns=columns,
                 summaries={kind: HEADS[kind] for kind in kinds},
+                detail=part == "val",
+                details=list(DETAILS),
             )
         )
     if groups and any(run.imbalance for run in runs) and first.metric.name != "macro_f1":
@@ -137,7 +185,6 @@ def _describe(title: str, runs: Sequence[RecordedRun], against: str | None) -> D
         where={"dataset": first.dataset, "protocol": first.protocol},
         others=True,
         ranked=True,
-        width=WIDTH,
         groups=groups,
         against=against,
     )
@@ -198,7 +245,7 @@ def frames(runs: Sequence[RecordedRun], free: Collection[str] = ()) -> list[Fram
                 stripped[id(run.settings)] = left
         runs = [replace(run, settings=stripped[id(run.settings)]) for run in runs]
     return [
-        Frame(table.name, table.description.title, tuple(by_key[run.key] for run in table.runs))
+        Frame(table.name, table.title, tuple(by_key[run.key] for run in table.runs))
         for table in generic_tables(runs)
     ]
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Literal
 
 from feddg_bench.analysis.tables.columns import Column
 
 DASH = "\N{EN DASH}"
+REFERENCE = "reference"
+"""Text of the row that others are compared with."""
+Bold = Literal["tested", "best", "none"]
+"""What is marked: rows that a test says are better than the others, those with the best and the
+second best number, or nothing."""
+Mark = Literal["best", "second"]
+MARKS: tuple[Mark, Mark] = ("best", "second")
 
 
 @dataclass(frozen=True)
@@ -21,7 +29,7 @@ class Entry:
     seeds: tuple[int, ...] = ()  # the seeds that the number is a mean over
     low: float | None = None
     high: float | None = None
-    mark: Literal["best", "second"] | None = None  # where a test supports it
+    mark: Mark | None = None
     keys: tuple[str, ...] = ()  # runs that the number comes from
     fill: str = ""  # the command that would fill the cell, if it is missing
     source: str = ""  # where a published number is printed
@@ -44,31 +52,41 @@ class Line:
 class Grid:
     """A finished table."""
 
-    name: str  # stem of its files, unless `file` is given
+    name: str  # stem of its files
     title: str
-    caption: tuple[str, ...]  # what was run and how numbers were made, in sentences
+    caption: str  # data set, protocol, setup, seeds and selection rule, in a few words
+    definitions: tuple[str, ...]  # what was run and how numbers were made, in sentences
     columns: tuple[Column, ...]  # columns from left to right
     lines: tuple[Line, ...]  # lines from top to bottom
     footnotes: tuple[str, ...]  # sentences that cells and labels refer to
     notes: tuple[str, ...]
     fills: tuple[tuple[str, str], ...]  # row label and command for what is missing
     runs: dict[str, dict[str, tuple[str, ...]]]  # row label -> scenario -> `seed:key` of its runs
-    width: int | None = None  # most columns that stand side by side; `None` for all
-    file: str = ""  # stem of Markdown and CSV that hold other tables, too
 
     def filled(self) -> tuple[int, int]:
         """Return how many of our cells hold a number, and how many there are."""
         ours = [e for line in self.lines if line.kind == "ours" for e in line.entries if e]
         return sum(bool(e.keys) for e in ours), len(ours)
 
-    def blocks(self) -> list[list[int]]:
+    def blocks(
+        self, fits: Callable[[Sequence[int]], bool], *, details: bool = False
+    ) -> list[list[int]]:
         """Return the positions of the columns that stand side by side, block by block.
 
-        If the table is wider than `width`, each group makes one block or several.
+        If they do not fit beside each other, each group makes one block or several. ``details``
+        asks for the columns of the notes.
         """
-        places = list(range(len(self.columns)))
-        if self.width is None or len(places) <= self.width:
-            return [places]
-        groups = [list(found) for _, found in groupby(places, lambda n: self.columns[n].group)]
-        starts = [(group, at) for group in groups for at in range(0, len(group), self.width)]
-        return [group[at : at + self.width] for group, at in starts]
+        places = [n for n, column in enumerate(self.columns) if column.detail == details]
+        if not places or fits(places):
+            return [places] * bool(places)
+        found: list[list[int]] = []
+        for _, same in groupby(places, lambda n: self.columns[n].group):
+            group = list(same)
+            for most in range(len(group), 0, -1):  # as equal as possible, so that none is alone
+                number = -(-len(group) // most)
+                cuts = [len(group) * n // number for n in range(number + 1)]
+                blocks = [group[a:b] for a, b in pairwise(cuts)]
+                if most == 1 or all(map(fits, blocks)):
+                    found += blocks
+                    break
+        return found

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, cast, get_args
 
 from feddg_bench.analysis.tables.build import build
 from feddg_bench.analysis.tables.describe import (
@@ -16,10 +16,11 @@ from feddg_bench.analysis.tables.describe import (
     load_description,
     named_tables,
 )
-from feddg_bench.analysis.tables.generic import generic_tables, shown_as
-from feddg_bench.analysis.tables.grid import Grid
+from feddg_bench.analysis.tables.generic import leaderboards, most_complete, shown_as, varied
+from feddg_bench.analysis.tables.grid import Bold, Grid
 from feddg_bench.analysis.tables.reconstructions import DESIGNS, reconstruction_grid
-from feddg_bench.analysis.tables.writers import csv_text, latex, markdown
+from feddg_bench.analysis.tables.rows import of_setup
+from feddg_bench.analysis.tables.writers import csv_text, latex, markdown, notes
 from feddg_bench.common.errors import SettingsError, unknown
 from feddg_bench.config.reading import known_name
 from feddg_bench.plugins import plugin_name
@@ -49,14 +50,26 @@ class MadeTable:
         return pd.read_csv(StringIO(csv_text(self.grid)), dtype={"seeds": str, "run_keys": str})
 
     def markdown(self) -> str:
-        """Return the table as Markdown, with its caption and notes."""
+        """Return the table as Markdown, with its caption and footnotes."""
         return markdown(self.grid)
+
+    def notes(self) -> str:
+        """Return definitions, details, commands for missing cells and run keys, as Markdown."""
+        return notes(self.grid)
 
     def latex(self) -> str:
         """Return the table as LaTeX."""
         return latex(self.grid)
 
     _repr_markdown_ = markdown
+
+
+class Made(NamedTuple):
+    """Finished tables."""
+
+    grids: list[Grid]
+    runs: Sequence[RecordedRun]  # the runs that they are made from
+    left: list[str]  # leaderboards of other setups, which `all` leaves out
 
 
 def make_tables(
@@ -66,18 +79,27 @@ def make_tables(
     select: str | None = None,
     against: str | None = None,
     metric: str | None = None,
+    recipe: str | None = None,
+    others: bool = False,
+    variants: bool = False,
+    bold: str = "tested",
     also: Sequence[str] = (),
-) -> tuple[list[Grid], Sequence[RecordedRun]]:
-    """Return tables, and the runs that they are made from.
+) -> Made:
+    """Return tables, each of one setup.
 
     Args:
-        names: ``all``, ``generic`` (one for each data set, protocol and recipe with runs), papers'
-            tables such as ``pardon-1``, or YAML files that describe one.
+        names: ``all``, ``generic`` (a leaderboard for each data set, protocol and setup with runs),
+            papers' tables such as ``pardon-1``, or YAML files that describe one. Of several setups
+            of a data set and protocol, ``all`` has the leaderboard with the most runs.
         folders: Folders of records, read only when all names are known to be right.
         select: Selection rule in place of each table's own.
         against: Method that the others are compared with in every table.
         metric: Metric in place of each table's own, such as ``macro_f1``; it is then part of the
             table's name.
+        recipe: Recipe whose runs are shown, in place of each table's own setup.
+        others: Whether papers' tables get rows for the other methods with runs.
+        variants: Whether each table is followed by one of all settings that were varied.
+        bold: What is marked: ``tested``, ``best`` or ``none``.
         also: Further names that the caller knows, for the message about an unknown one.
 
     Raises:
@@ -86,6 +108,8 @@ def make_tables(
     """
     if select is not None and select not in RULES:
         raise SettingsError(unknown("selection rule", select, RULES))
+    if bold not in get_args(Bold):
+        raise SettingsError(unknown("kind of mark", bold, get_args(Bold)))
     if against is not None:
         against = plugin_name("method", against)
     if metric is not None:
@@ -98,20 +122,40 @@ def make_tables(
     known = (*DESIGNS, *WORDS, *also)
     described = dict(load_description(name, known) for name in dict.fromkeys(wanted))
     runs = read_runs(folders)
+    if recipe is not None and recipe not in {run.recipe for run in runs}:
+        raise SettingsError(unknown("recipe of these runs", recipe, {run.recipe for run in runs}))
     end = "" if metric is None else f"-{metric}"
-    grids = []
-    for table in generic_tables(runs, against) if {"all", "generic"} & set(names) else ():
-        shown = _measuring(table.description, metric, table.runs)
-        grid = build(table.name + end, shown, table.runs, select=select, any_paper=True)
-        grids.append(replace(grid, file=table.file + end))
+
+    def make(name: str, of: Description, mine: Sequence[RecordedRun], **more: bool) -> None:
+        shown = _measuring(of, metric, mine)
+        grids.append(build(name + end, shown, mine, select=select, bold=marked, **more))
+
+    marked = cast(Bold, bold)
+    grids: list[Grid] = []
+    left: list[str] = []
+    if {"all", "generic"} & set(names):
+        tables = leaderboards(runs, against, recipe)
+        shown = tables if "generic" in names else most_complete(tables)
+        left = [table.name for table in tables if table not in shown]
+        if variants:
+            setups = {table.setup for table in shown}
+            shown += [t for t in varied(runs, recipe) if t.setup in setups]
+        for table in shown:
+            whole = table.name != table.setup
+            make(table.name, table.description, table.runs, any_paper=True, variants=whole)
     for name, description in described.items():
         chosen = description if against is None else compared_with(description, against)
-        shown = _measuring(chosen, metric, runs)
-        grids.append(build(name + end, shown, runs, select=select))
+        chosen = chosen.model_copy(update={"others": others or chosen.others})
+        mine = of_setup(chosen, runs, recipe)
+        make(name, chosen, mine)
+        if variants:
+            title = f"{chosen.title}: what was varied"
+            whole_table = chosen.model_copy(update={"title": title})
+            make(f"{name}-variants", whole_table, mine, variants=True)
     if drawn := [name for name in DESIGNS if {"all", name} & set(names)]:
         attacks = read_attacks(folders)
         grids += [reconstruction_grid(name, attacks) for name in drawn]
-    return grids, runs
+    return Made(grids, runs, left)
 
 
 def _measuring(

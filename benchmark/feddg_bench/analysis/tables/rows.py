@@ -7,8 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from feddg_bench.analysis.tables.columns import MeasuredColumn, varied_keys
+from feddg_bench.analysis.tables.columns import MeasuredColumn, measured_columns, varied_keys
 from feddg_bench.analysis.tables.describe import Description, RowSpec, RunFilter, fitting
+from feddg_bench.analysis.tables.frames import RECIPES
+from feddg_bench.analysis.tables.setups import least_departing, setups
+from feddg_bench.analysis.tables.titles import method_title
 from feddg_bench.common.errors import DataError
 from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.record import Evaluation
@@ -58,8 +61,13 @@ def make_rows(
     description: Description,
     columns: Sequence[MeasuredColumn],
     runs: Sequence[RecordedRun],
+    *,
+    variants: bool = False,
 ) -> list[Row]:
-    """Return the rows, the description's first; one whose runs differ in settings becomes several.
+    """Return the rows, the description's first.
+
+    A row is of the runs that depart least from the recipe's usual settings (`least_departing`).
+    With ``variants``, a row whose runs differ in settings becomes several instead.
 
     Raises:
         DataError: If one cell would hold runs that differ, or one run twice.
@@ -71,7 +79,7 @@ def make_rows(
     if description.others:
         listed = {spec.where.get("method") for spec in specs if spec.where is not None}
         specs += [
-            RowSpec(label=method, where={"method": method})
+            RowSpec(label=method_title(method), where={"method": method})
             for method in sorted(set(by_method) - listed)
         ]
     free = varied_keys(description)
@@ -93,7 +101,9 @@ def make_rows(
             of_column[column.number] = known[own]
         used = {run.key for members in of_column.values() for run in members}
         if used:
-            for variant in split([run for run in mine if run.key in used], free):
+            mine = [run for run in mine if run.key in used]
+            chosen = Variant("", {}, tuple(least_departing(mine, where, free)))
+            for variant in split(mine, free) if variants else [chosen]:
                 label = f"{spec.label} ({variant.label})" if variant.label else spec.label
                 row = Row(spec, label, where, variant)
                 members = {run.key for run in variant.runs}
@@ -104,6 +114,28 @@ def make_rows(
         elif place < len(description.rows):
             rows.append(Row(spec, spec.label, where))
     return rows
+
+
+def of_setup(
+    description: Description, runs: Sequence[RecordedRun], recipe: str | None = None
+) -> Sequence[RecordedRun]:
+    """Return the runs of a table's setup.
+
+    It is the paper's own recipe if that has runs, otherwise the one with the most numbers in the
+    table; ``recipe`` names another. All runs count if the description itself asks for recipes.
+    """
+    columns = measured_columns(description, None)
+    rows = [spec.where or {} for spec in description.rows]
+    if any("recipe" in where for where in (*rows, *(column.where for column in columns))):
+        return runs
+    found = setups(fitting(runs, description.where))
+    own = description.recipe or RECIPES.get(description.paper or "")
+    made = [(setup, make_rows("", description, columns, setup.runs)) for setup in found]
+    made = [(setup, rows) for setup, rows in made if any(row.sample for row in rows)]
+    wanted = recipe or (own if any(setup.recipe == own for setup, _ in made) else None)
+    made = [(setup, rows) for setup, rows in made if wanted in (None, setup.recipe)]
+    most = max(made, key=lambda pair: sum(len(row.sample) for row in pair[1]), default=None)
+    return most[0].runs if most else ()
 
 
 def on_split(row: Row, column: MeasuredColumn, split: str) -> Sample:

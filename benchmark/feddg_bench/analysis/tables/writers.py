@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
 from feddg_bench.analysis.sheets import csv_lines
-from feddg_bench.analysis.tables.grid import Entry, Grid
+from feddg_bench.analysis.tables.grid import REFERENCE, Entry, Grid, Line
 from feddg_bench.common.errors import printable
 
 CSV_COLUMNS = (
@@ -16,34 +16,55 @@ CSV_COLUMNS = (
     *("value", "std", "seeds", "text", "mark", "low", "high"),
     *("published", "published_source", "difference", "run_keys", "footnotes"),
 )
+WIDTH = 8
+"""Most numeric columns that stand side by side in Markdown."""
 
 
 def markdown(grid: Grid) -> str:
-    """Return a table as Markdown with its notes, the commands for missing cells and run keys."""
-    lines = [f"# {_md(grid.title)}", ""]
-    for places in grid.blocks():
+    """Return a table as Markdown, with its caption and its footnotes."""
+    lines = [f"# {_md(grid.title)}", "", *_md_blocks(grid)]
+    lines += [_md(grid.caption), ""]
+    lines += [f"- <sup>{n}</sup> {_md(text)}." for n, text in enumerate(grid.footnotes, 1)]
+    lines += [""] * bool(grid.footnotes) + [f"[Notes]({grid.name}.notes.md)"]
+    return "\n".join(lines) + "\n"
+
+
+def notes(grid: Grid) -> str:
+    """Return what a table's caption leaves out, as Markdown.
+
+    These are definitions, columns of details, settings of rows, commands for missing cells and the
+    keys of each row's runs.
+    """
+    lines = [f"# Notes: {_md(grid.title)}", ""]
+    lines += [f"- {_md(text)}" for text in (*grid.definitions, *grid.notes)]
+    if details := _md_blocks(grid, details=True):
+        lines += ["", "## More columns", "", *details]
+    if grid.fills:
+        lines += ["", "## Commands that fill what is missing", ""]
+        lines += [f"- {_md(row)}: {_code(command)}" for row, command in grid.fills]
+    if grid.runs:
+        lines += ["", "## Runs of each row, by scenario, as seed:key", ""]
+        lines += [f"- {_md(row)}: {_md(_told(cells))}" for row, cells in grid.runs.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _md_blocks(grid: Grid, *, details: bool = False) -> list[str]:
+    """Return the lines of the blocks of columns, each under the name that its columns share."""
+    lines: list[str] = []
+    for places in grid.blocks(lambda block: len(block) <= WIDTH, details=details):
         columns = [grid.columns[n] for n in places]
-        heads = ["", *(_md(column.title) for column in columns)]
-        lines += [_row(heads), _row(["---", *["---:"] * len(columns)])]
+        groups = {column.group for column in columns}
+        lines += [f"**{_md(name)}**\n" for name in groups if name and len(groups) == 1]
+        heads = [column.head if len(groups) == 1 else column.title for column in columns]
+        lines += [_row(["", *map(_md, heads)]), _row(["---", *["---:"] * len(columns)])]
         for line in grid.lines:
+            if details and line.kind != "ours":
+                continue
             label = _md(line.label) if line.kind == "ours" else f"*{_md(line.label)}*"
             cells = [_md_entry(line.entries[n]) for n in places]
             lines.append(_row([label + _raised(line.footnotes), *cells]))
         lines.append("")
-    lines.append(" ".join(map(_md, grid.caption)))
-    if grid.footnotes or grid.notes:
-        lines.append("")
-    lines += [f"- <sup>{n}</sup> {_md(text)}." for n, text in enumerate(grid.footnotes, 1)]
-    lines += [f"- {_md(note)}" for note in grid.notes]
-    if grid.fills:
-        lines += ["", "Commands that fill what is missing:", ""]
-        lines += [f"- {_md(row)}: {_code(command)}" for row, command in grid.fills]
-    if grid.runs:
-        head = "Runs of each row, by scenario, as seed:key"
-        lines += ["", f"<details><summary>{head}</summary>", ""]
-        lines += [f"- {_md(row)}: {_md(_told(cells))}" for row, cells in grid.runs.items()]
-        lines += ["", "</details>"]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _told(scenarios: Mapping[str, Sequence[str]]) -> str:
@@ -51,7 +72,7 @@ def _told(scenarios: Mapping[str, Sequence[str]]) -> str:
 
 
 def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return f"|{'|'.join(cells)}|"
 
 
 def _md(text: str) -> str:
@@ -144,6 +165,12 @@ _TEX: Mapping[str, str] = {
     "±": r"$\pm$",
     "\u2013": "--",
 }
+TEXT_WIDTH = 335.0
+r"""Points: ten less than the ``\textwidth`` of an article at 10 pt, as widths are estimates."""
+COLUMN_GAP = 7.0
+r"""Points between two columns, twice ``\tabcolsep``."""
+LINES = 42
+"""Most lines of a float; blocks that would make it longer go into another one."""
 
 
 def tex(text: str) -> str:
@@ -152,36 +179,73 @@ def tex(text: str) -> str:
 
 
 def latex(grid: Grid) -> str:
-    r"""Return a table for ``\input`` into a document that uses booktabs and graphicx."""
+    r"""Return a table for ``\input`` into a document that uses booktabs.
+
+    It is as wide as the text of an article at most. What does not fit side by side stands one below
+    the other, and what does not fit on a page becomes a float of its own.
+    """
     lines = [
-        r"% \usepackage{booktabs,graphicx}; runs of each row, by scenario, as seed:key:",
+        "% Needs booktabs. Runs of each row, by scenario, as seed:key:",
         *(printable(f"% {row}: {_told(scenarios)}") for row, scenarios in grid.runs.items()),
         *(printable(f"% missing, {row}: {command}") for row, command in grid.fills),
-        r"\begin{table}",
-        r"\centering",
-        rf"\caption{{{tex(grid.title)}. {' '.join(map(tex, grid.caption))}}}",
-        rf"\label{{tab:{re.sub(r'[^A-Za-z0-9-]+', '-', grid.name)}}}",
+        *(printable(f"% {text}") for text in (*grid.definitions, *grid.notes)),
     ]
-    for places in grid.blocks():
-        lines += [r"\par\smallskip", *_tabular(grid, places)]
-    notes = [
-        *(rf"$^{{{n}}}$ {tex(text)}." for n, text in enumerate(grid.footnotes, 1)),
-        *map(tex, grid.notes),
+    blocks = grid.blocks(lambda places: _points(grid, places) <= TEXT_WIDTH)
+    each = max(1, LINES // (len(grid.lines) + 3))
+    label = re.sub(r"[^A-Za-z0-9-]+", "-", grid.name)
+    for start in range(0, len(blocks), each):
+        more = f"-{start // each + 1}" if start else ""
+        continued = " (continued)" if start else ""
+        lines += [
+            r"\begin{table}",
+            r"\centering\setlength{\tabcolsep}{3.5pt}",
+            rf"\caption{{{tex(grid.title)}{continued}. {tex(grid.caption)}}}",
+            rf"\label{{tab:{label}{more}}}",
+        ]
+        for places in blocks[start : start + each]:
+            lines += [r"\par\smallskip", *_tabular(grid, places)]
+        if grid.footnotes and start + each >= len(blocks):
+            said = [rf"$^{{{n}}}$ {tex(text)}." for n, text in enumerate(grid.footnotes, 1)]
+            lines += [r"\par\smallskip\begin{minipage}{\linewidth}\footnotesize"]
+            lines += [" ".join(said), r"\end{minipage}"]
+        lines.append(r"\end{table}")
+    return "\n".join(lines) + "\n"
+
+
+def _points(grid: Grid, places: Sequence[int]) -> float:
+    """Return about how wide a block is, in points, at 10 pt Computer Modern or Latin Modern."""
+    indented = [
+        (line, 10.0 * (line.kind != "ours") + 4.0 * len(line.footnotes)) for line in grid.lines
     ]
-    if notes:
-        lines += [r"\par\smallskip\begin{minipage}{\linewidth}\footnotesize"]
-        lines += [r"\par ".join(notes), r"\end{minipage}"]
-    return "\n".join([*lines, r"\end{table}"]) + "\n"
+    total = max((_wide(line.label) + more for line, more in indented), default=0.0)
+    for _, found in groupby(places, lambda n: grid.columns[n].group):
+        block, width = list(found), 0.0
+        for n in block:
+            entries = [line.entries[n] for line in grid.lines]
+            cells = [_wide(_short(e)) + 4.0 * bool(e.footnotes) for e in entries if e is not None]
+            width += max([_wide(grid.columns[n].head), *cells]) + COLUMN_GAP
+        total += max(width, _wide(grid.columns[block[0]].group) + COLUMN_GAP)
+    return total
+
+
+def _short(entry: Entry) -> str:
+    return "ref." if entry.text == REFERENCE else entry.text
+
+
+def _wide(text: str) -> float:
+    """Return about how many points a text takes; deviations are printed small."""
+    whole, _, std = text.partition(" ± ")
+    points = sum(
+        2.9 if letter in ".,:;' iljt[]()|" else 7.2 if letter.isupper() or letter in "+-" else 5.1
+        for letter in whole
+    )
+    return points + (5.5 + 3.8 * len(std) if std else 0)
 
 
 def _tabular(grid: Grid, places: Sequence[int]) -> list[str]:
-    """Return the lines of one block, no wider than the text."""
+    """Return the lines of one block."""
     columns = [grid.columns[n] for n in places]
-    lines = [
-        r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
-        rf"\begin{{tabular}}{{l{'r' * len(columns)}}}",
-        r"\toprule",
-    ]
+    lines = [rf"\begin{{tabular}}{{@{{}}l{'r' * len(columns)}@{{}}}}", r"\toprule"]
     if any(column.group for column in columns):
         heads, rules, at = [""], [], 2
         for head, found in groupby(column.group for column in columns):
@@ -192,11 +256,14 @@ def _tabular(grid: Grid, places: Sequence[int]) -> list[str]:
             at += count
         lines += [_tex_row(heads), " ".join(rules)]
     lines += [_tex_row(["", *(tex(column.head) for column in columns)]), r"\midrule"]
-    for line in grid.lines:
-        label = tex(line.label) + _superscript(line.footnotes)
-        first = label if line.kind == "ours" else rf"\quad\textit{{{label}}}"
-        lines.append(_tex_row([first, *(_tex_entry(line.entries[n]) for n in places)]))
-    return [*lines, r"\bottomrule", r"\end{tabular}}"]
+    lines += [_tex_line(line, places) for line in grid.lines]
+    return [*lines, r"\bottomrule", r"\end{tabular}"]
+
+
+def _tex_line(line: Line, places: Sequence[int]) -> str:
+    label = tex(line.label) + _superscript(line.footnotes)
+    first = label if line.kind == "ours" else rf"\quad\textit{{{label}}}"
+    return _tex_row([first, *(_tex_entry(line.entries[n]) for n in places)])
 
 
 def _tex_row(cells: Sequence[str]) -> str:
@@ -210,9 +277,12 @@ def _superscript(footnotes: Sequence[int]) -> str:
 def _tex_entry(entry: Entry | None) -> str:
     if entry is None:
         return ""
-    text = re.sub(r"(?<![\w.])-(?=\d)", "$-$", tex(entry.text))  # a minus, not a hyphen
+    text, _, std = _short(entry).partition(" ± ")
+    text = re.sub(r"(?<![\w.])-(?=\d)", "$-$", tex(text))  # a minus, not a hyphen
     if entry.mark is not None:
         text = rf"\{'textbf' if entry.mark == 'best' else 'underline'}{{{text}}}"
+    if std:
+        text += rf"{{\scriptsize$\pm${std}}}"
     return text + _superscript(entry.footnotes)
 
 
@@ -224,8 +294,7 @@ def latex_document(names: Sequence[str]) -> str:
             r"\usepackage[utf8]{inputenc}",
             r"\usepackage[T1]{fontenc}",
             r"\IfFileExists{lmodern.sty}{\usepackage{lmodern}}{}",
-            r"\usepackage[landscape,margin=1.5cm]{geometry}",
-            r"\usepackage{booktabs,graphicx}",
+            r"\usepackage{booktabs}",
             r"\begin{document}",
             *(rf"\input{{{name}.tex}}\clearpage" for name in names),
             r"\end{document}",
@@ -234,13 +303,9 @@ def latex_document(names: Sequence[str]) -> str:
     )
 
 
-WRITERS: Mapping[str, Callable[[Grid], str]] = {"md": markdown, "tex": latex, "csv": csv_text}
-"""Format -> writer; formats are also the files' endings."""
-
-
-def whole_file(ending: str, grids: Sequence[Grid]) -> str:
-    """Return the text of a file that holds one table, or several in Markdown or CSV."""
-    first, *others = map(WRITERS[ending], grids)
-    if ending == "md":
-        return "\n".join([first, *(f"#{text}" for text in others)])  # headings one level lower
-    return first + "".join(text.partition("\n")[2] for text in others)  # names of columns once
+WRITERS: Mapping[str, Mapping[str, Callable[[Grid], str]]] = {
+    "md": {"md": markdown, "notes.md": notes},
+    "tex": {"tex": latex},
+    "csv": {"csv": csv_text},
+}
+"""Format -> the ends of its files' names -> their writers."""

@@ -1,0 +1,35 @@
+"""Names of methods, data sets and domains as papers write them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from feddg_bench.common.errors import FeddgError
+from feddg_bench.plugins import load_dataset, outline
+
+
+@cache
+def method_title(method: str) -> str:
+    """Return a method's title, or its name if it has none or is not installed here."""
+    try:
+        return vars(outline(method)).get("title") or method  # a subclass has no title of its own
+    except FeddgError:
+        return method
+
+
+@cache
+def dataset_title(dataset: str) -> str:
+    """Return a data set's title, or its name if it is not installed here."""
+    try:
+        return load_dataset(dataset).title
+    except FeddgError:
+        return dataset
+
+
+def domain_title(domain: str) -> str:
+    """Return a domain's name with a capital and without underscores.
+
+    >>> domain_title("art_painting")
+    'Art painting'
+    """
+    return domain[:1].upper() + domain[1:].replace("_", " ")
