@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from feddg_bench.cli.options import CacheDir, DataRoot, Dataset, Json, each_usable, print_json
-from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.common.errors import DataError, SettingsError, printable
 from feddg_bench.common.files import replacing
 from feddg_bench.common.terminal import Display, say, table, terminal
 from feddg_bench.config.layers import merge, validate
@@ -136,7 +136,7 @@ def check_command(
     if json_:
         print_json(found.as_json())
     else:
-        say("\n".join(_report(found)))
+        say("\n".join(map(printable, _report(found))))
     if found.findings:
         raise typer.Exit(1)
 
@@ -170,7 +170,7 @@ def check_and_report(opened: DomainDataset) -> bool:
 
     with _progress(f"checking {opened.name}") as bar:
         found = examine(opened, None, bar.show)
-    say("\n".join(_report(found)))
+    say("\n".join(map(printable, _report(found))))
     return not found.findings
 
 

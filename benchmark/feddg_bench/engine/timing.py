@@ -146,6 +146,8 @@ def faster_clients(settings: RunSettings, pictures: ImageFacts, resources: Resou
 
 ENOUGH = 0.25
 """Seconds of a step after which `seconds_an_image` does not try a larger one."""
+LARGEST = 128
+"""Most images of its steps: larger batches take as long for an image, and more memory."""
 
 
 def seconds_an_image(
@@ -154,11 +156,12 @@ def seconds_an_image(
     """Return the seconds that this machine takes to train on an image and to evaluate one.
 
     Measured on random images with plain training (FedAvg) in the settings of a run, within about
-    two seconds. Steps grow up to the run's batch size, unless a small one takes long already. No
-    random stream of a run moves: streams are named, and the generators are left as they were.
+    two seconds. Steps grow up to the run's batch size, at most `LARGEST`, unless a small one takes
+    long. No random stream of a run moves: streams are named, and the generators are left as they
+    were.
     """
-    size = settings.train.batch_size
-    sizes = [n for n in (2, 8, 32, 128) if n < size] + [size]
+    size = min(settings.train.batch_size, LARGEST)
+    sizes = [n for n in (2, 8, 32) if n < size] + [size]
     federation = synthetic_federation(1, size, settings.data.image_size, classes, like=pictures)
     parts = {f"holds {n}": np.arange(n) for n in sizes}
     once = {"local_epochs": 1, "optimizer_state": "reset"}
