@@ -1,0 +1,302 @@
+"""The commands that the documentation shows work, and the flags and settings it names exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+from typer.core import TyperCommand
+
+import feddg_bench as fb
+from feddg_bench import cli, plugins
+from feddg_bench.common.errors import RunInterruptedError
+from feddg_bench.config.layers import dotted_fields
+from feddg_bench.config.reading import read_yaml
+from tests.fabricate import fabricate
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", "CONTRIBUTING.md", "docs/*.md", "results/README.md")
+TEXTS = {
+    str(path.relative_to(ROOT)): path.read_text()
+    for pattern in PAGES
+    for path in sorted(ROOT.glob(pattern))
+}
+MAKEFILE = (ROOT / "Makefile").read_text()
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+DRY = ("run", "sweep", "tune")
+"""These train for long, or need a GPU, a cluster or real images: they run with ``--dry-run``."""
+
+STOPPED = {
+    "attack": "feddg_bench.privacy.judges.open_judges",
+    "profile": "feddg_bench.runs.profile.profile",
+    "data download vgg19": "feddg_bench.data.fetch.weights.obtain_weights",
+    "data download": "feddg_bench.data.fetch.obtain.obtain",
+}
+"""Long commands and downloads, without a dry run -> where they stop: all was checked by then."""
+
+PARSED = (
+    "data check pacs",
+    "data check officehome",
+    "data sign officehome",
+    "data prepare pacs",
+    "data show pacs",
+    "run --methods all --dataset pacs --recipe laptop --tuned",
+)
+"""These need the images of a published data set, or its tuning: only their words are checked."""
+
+FEWER = {
+    "figures all": ["--method", "ccst"],
+    "figures generalisation": ["--method", "ccst"],
+    "figures styles": ["--method", "ccst", "--clients", "4", "--per-round", "2", "--workers", "1"],
+}
+"""Options that make a command shorter."""
+
+NAMED = ("data prepare", "data sign")
+"""Sentences name these without their arguments, which are then missed."""
+
+OTHERS = ("cat", "cd", "export", "git", "pytest", "ray", "sbatch", "source", "srun", "wandb")
+"""Programs that are not ours, of which nothing is checked."""
+
+SWEEP = """
+method: grid
+command: ["${env}", feddg-bench, run, "${args_no_hyphens}"]
+parameters: {seed: {values: [0, 1]}}
+"""
+
+Run = Callable[..., Any]
+Fault = Callable[[Sequence[str]], str]
+
+
+def shell_commands(text: str) -> Iterator[list[str]]:
+    """Yield the commands of a shell's lines, each as words, without comments."""
+    for line in text.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars="&;")
+        lexer.whitespace_split = True
+        words: list[str] = []
+        for word in [*lexer, ";"]:
+            if set(word) <= {"&", ";"}:
+                if words:
+                    yield words
+                words = []
+            else:
+                words.append(word)
+
+
+def code_spans(text: str) -> Iterator[str]:
+    """Yield what a page shows as code within its sentences."""
+    for span in re.findall(r"`([^`]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)):
+        yield " ".join(span.replace("\\|", "|").split())
+
+
+def shown_commands(text: str) -> Iterator[list[str]]:
+    """Yield every command that a page shows, also those inside another's words."""
+    ours = {command.name for command in (*cli.app.registered_commands, *cli.app.registered_groups)}
+    blocks = re.findall(r"^```console\n(.*?)^```", text, flags=re.M | re.S)
+    blocks += [line.replace(",", " ") for line in re.findall(r"\[(feddg-bench, .*)\]", text)]
+    for span in code_spans(text):
+        first, _, rest = span.partition(" ")
+        if first in ours and rest:
+            blocks.append(f"feddg-bench {span}")
+        elif rest and (first in ("feddg-bench", "make", "pip", "python") or first in OTHERS):
+            blocks.append(span)
+    for block in blocks:
+        for words in shell_commands(block):
+            if "..." not in words:
+                yield words
+                yield from (w.split() for w in words if w.startswith("feddg-bench "))
+
+
+FIRST: dict[tuple[str, ...], str] = {}
+"""Command, without ``--dry-run``, -> the first page that shows it."""
+for _page, _text in TEXTS.items():
+    for _words in shown_commands(_text):
+        FIRST.setdefault(tuple(word for word in _words if word != "--dry-run"), _page)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return the folder of a finished and of an interrupted run, and their keys."""
+
+    class Stop(fb.Observer):
+        def round(self, run: Any, result: Any) -> None:
+            if result.round == 1:
+                raise RunInterruptedError(2)
+
+    place, cache = (tmp_path_factory.mktemp(name) for name in ("trained", "decoded"))
+    settings = {"clients": 3, "per_round": 1, "data.image_size": 8, "data.id_test_fraction": 0.5}
+    tiny: dict[str, Any] = {
+        "scenario": "ip-o-c",
+        "results": place,
+        "cache_dir": cache,
+        "workers": 1,
+        "quiet": True,
+    }
+    (kept,) = fb.run(settings={**settings, "rounds": 1}, keep="last", **tiny)
+    with pytest.raises(RunInterruptedError):
+        fb.run(settings={**settings, "rounds": 2}, observers=[Stop()], **tiny)
+    (begun,) = (place / "checkpoints").glob("*.safetensors")
+    return {"folder": str(place), "predict": kept.key, "resume": begun.stem}
+
+
+@pytest.fixture
+def place(tmp_path: Path, trained: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Fill a folder with all that the commands of a page need."""
+    fabricate("folder", tmp_path / "pictures")
+    shutil.copytree(tmp_path / "pictures/night", tmp_path / "new-pictures")
+    shutil.copytree(trained["folder"], tmp_path / "runs")
+    for name in ("records", "attacks"):
+        shutil.copytree(ROOT / "results/leakage" / name, tmp_path / "runs" / name)
+    shutil.copytree(ROOT / "results/noise/records", tmp_path / "runs/records", dirs_exist_ok=True)
+    shutil.copytree(ROOT / "results/noise/records", tmp_path / "results/noise/records")
+    (tmp_path / "mine.yaml").write_text(SWEEP)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("FEDDG_CONFIG", raising=False)
+    return tmp_path
+
+
+class StoppedError(Exception):
+    """A command has come to where it is stopped."""
+
+
+def stop(*_: object, **__: object) -> None:
+    raise StoppedError
+
+
+@pytest.fixture
+def fault_of(
+    feddg: Run, place: Path, trained: dict[str, str], anew: Run, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Fault]:
+    """Return what runs or looks at a command, and returns what is wrong with it, or nothing."""
+
+    installed = []
+
+    def of_ours(given: list[str]) -> str:
+        values = {"DIR": "pictures", "FILE": "mine.yaml", "NAME": "fedavg"}
+        values["KEY"] = trained.get(given[0], "")
+        given = [values.get(word, word) for word in given]
+        text = " ".join(given)
+        if given[0] in DRY:
+            given.append("--dry-run")
+        with monkeypatch.context() as patch:
+            for begin, where in STOPPED.items():
+                if text.startswith(begin):
+                    patch.setattr(where, stop)
+            if text.startswith(PARSED):
+                patch.setattr(TyperCommand, "invoke", lambda *_: 0, raising=False)
+            try:
+                done = feddg(*given, *FEWER.get(text, ()))
+            except StoppedError:
+                return ""
+        if done.code == 0 or (text in NAMED and "missing argument" in done.err):
+            return ""
+        return done.err.strip() or done.out.strip()[-300:]
+
+    def install(package: str) -> None:
+        """Do as `pip install -e` does with a package that has a method of the same name."""
+        info = place / f"site/{package}-1.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1\n")
+        entry = f"[feddg_bench.methods]\n{package} = {package}:{package.title()}\n"
+        (info / "entry_points.txt").write_text(entry)
+        for folder in (info.parent, place / package):
+            monkeypatch.syspath_prepend(folder)
+        installed.append(package)
+        anew()
+
+    def fault(words: Sequence[str]) -> str:
+        program, *given = words
+        if program == "feddg-bench":
+            return of_ours(given)
+        if program == "make":
+            known = re.findall(r"^(\w+)(?=:| \?=)|\$\((\w+)\)", MAKEFILE, flags=re.M)
+            unknown = {w.partition("=")[0] for w in given} - {name for two in known for name in two}
+            return "".join(f"the Makefile has no {name}" for name in unknown)
+        if program == "pip":
+            if Path(given[-1], "pyproject.toml").exists():
+                install(given[-1])
+            asked = re.findall(r"\w+", "".join(re.findall(r"\[(.*?)\]", given[-1])))
+            return "".join(f"there is no extra {extra}" for extra in {*asked} - {*EXTRAS})
+        if program in ("python", "python3"):
+            module = given[given.index("-m") + 1]
+            return "" if find_spec(module) else f"there is no module {module}"
+        return "" if program in OTHERS else f"there is no program {program}"
+
+    yield fault
+    for package in installed:
+        sys.modules.pop(package, None)
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=str)
+def test_commands_work(page: str, fault_of: Fault) -> None:
+    """A command that several pages show runs for the first of them."""
+    mine = [words for words, first in FIRST.items() if first == page]
+    assert mine
+    faults = [(shlex.join(words), fault) for words in mine if (fault := fault_of(words))]
+    assert faults == []
+
+
+def test_flags_exist() -> None:
+    """Those that a page names outside of a command."""
+    known = set(every_option(cli._command()))
+    flags = {
+        word.partition("=")[0]
+        for text in TEXTS.values()
+        for span in code_spans(text)
+        if span.startswith("--")
+        for word in span.split()
+        if word.startswith("--")
+    }
+    assert len(flags) > 20
+    assert flags - known == set()
+
+
+def every_option(command: Any) -> Iterator[str]:
+    """Yield the options of a command and of its subcommands."""
+    for parameter in command.params:
+        yield from parameter.opts
+    for inner in getattr(command, "commands", {}).values():
+        yield from every_option(inner)
+
+
+def test_settings_exist() -> None:
+    """Those that a page names, and the values that it gives them."""
+    fields = [*dotted_fields()]
+    for method in plugins.names("method"):
+        fields += dotted_fields(plugins.outline(method).Settings, "hyper.")
+    known: dict[str, list[FieldInfo]] = {}
+    for key, field in fields:
+        known.setdefault(key, []).append(field)
+    sections = {key.partition(".")[0] for key in known if "." in key}
+    shown = {
+        (section, span)
+        for text in TEXTS.values()
+        for span in code_spans(text)
+        for section in re.findall(r"^(\w+)\.\w+(?:=\S+)?$", span)
+        if section in sections
+    }
+    assert len(shown) > 40
+    for _, span in shown:
+        key, given, value = span.partition("=")
+        assert key in known, span
+        if given:
+            assert any(takes(field, read_yaml(value, span)) for field in known[key]), span
+
+
+def takes(field: FieldInfo, value: Any) -> bool:
+    """Return whether a setting may have a value."""
+    try:
+        TypeAdapter(Annotated[field.annotation, field]).validate_python(value)
+    except ValidationError:
+        return False
+    return True
