@@ -100,6 +100,31 @@ def test_a_name_means_the_same_wherever_it_is_said(tmp_path: Path) -> None:
     assert by_file[0].settings.seed == 7
 
 
+def test_a_setting_of_one_method_may_be_given_for_several(caplog: Any) -> None:
+    _say_once.cache_clear()
+    given = {"hyper.style": "pixel", "hyper.mu": 0.5, "rounds": 2}
+    together = keys(method="fedavg,pardon,ccst,fedprox", settings=given)
+    alone = [
+        *keys(method="fedavg", settings={"rounds": 2}),
+        *keys(method="pardon,ccst", settings={"hyper.style": "pixel", "rounds": 2}),
+        *keys(method="fedprox", settings={"hyper.mu": 0.5, "rounds": 2}),
+    ]
+    assert together == alone
+    assert caplog.messages == [
+        "hyper.style applies to pardon, ccst; no other method here has it",
+        "hyper.mu applies to fedprox; no other method here has it",
+    ]
+
+
+def test_a_setting_that_none_of_several_methods_has_is_refused() -> None:
+    with refused(SettingsError, "unknown setting 'hyper.styl'; did you mean 'hyper.style'?"):
+        keys(method="fedavg,pardon", settings={"hyper.styl": "pixel"})
+    with refused(SettingsError, "fedavg", "hyper.style"):
+        keys(method="fedavg", settings={"hyper.style": "pixel"})
+    with refused(SettingsError, "fedprox: setting hyper.mu: -1 is not valid"):
+        keys(method="fedavg,fedprox", settings={"hyper.mu": -1})
+
+
 def test_later_words_win(tmp_path: Path) -> None:
     config = tmp_path / "c.yaml"
     config.write_text("method: fedprox\ntrain: {lr: 0.1}\n")

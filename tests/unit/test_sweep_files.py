@@ -264,6 +264,36 @@ def test_a_point_is_the_runs_of_the_command() -> None:
     assert len(jobs(["seed=0"], Datasets())) == 4  # the protocol's own scenarios
 
 
+def test_jobs_of_several_methods_have_the_settings_that_are_theirs():
+    pairs = ["method=fedavg,fedprox", "scenario=ip-o-c", "hyper={mu: 0.5}"]
+    fedavg, fedprox = jobs(pairs, Datasets())
+    for job, own in ((fedavg, set()), (fedprox, {"hyper={mu: 0.5}"})):
+        assert {pair for pair in job.pairs if pair.startswith("hyper")} == own
+        (alone,) = jobs(job.pairs, Datasets())
+        assert alone.key == job.key
+
+
+@pytest.mark.parametrize("method", ["grid", "random"])
+def test_points_that_differ_in_what_their_method_lacks_are_one(file: Path, method: str) -> None:
+    space = {
+        "method": {"values": ["FedAvg", "fedprox"]},
+        "hyper.mu": {"values": [0.1, 0.5]},
+        "scenario": {"value": "ip-o-c"},
+    }
+    sweep = load_sweep(write(file, parameters=space, method=method, run_cap=40))
+    search = open_search(sweep, file.parent)
+    assert sorted(job.title for job in search.jobs()) == [
+        "fedavg ltdo ip-o-c seed 0",
+        "fedprox ltdo ip-o-c seed 0",
+        "fedprox ltdo ip-o-c seed 0",
+    ]
+    (fedavg,) = (job for job in search.jobs() if job.title.startswith("fedavg"))
+    assert fedavg.key == jobs(["scenario=ip-o-c"], Datasets())[0].key
+    space["hyper.nu"] = {"value": 1}
+    with refused(SettingsError, "unknown setting 'hyper.nu'"):
+        open_search(load_sweep(write(file, parameters=space)), file.parent)
+
+
 @pytest.mark.parametrize(
     ("pairs", "words"),
     [

@@ -144,6 +144,14 @@ def test_what_is_given_is_not_tuned(tmp_path: Path) -> None:
         tuning_of(tmp_path, method="fedavg", settings={"lr": 0.5})
 
 
+def test_each_method_is_tuned_with_the_settings_that_it_has(tmp_path: Path) -> None:
+    given = {"hyper.mu": 0.5, "rounds": 2}
+    fedavg, fedprox = tuning_of(tmp_path, method="fedavg,fedprox", settings=given)
+    (alone,) = tuning_of(tmp_path, method="fedprox", settings=given)
+    assert (fedprox.given, fedprox.jobs) == (alone.given, alone.jobs)
+    assert fedavg.given == fedprox.given[1:]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

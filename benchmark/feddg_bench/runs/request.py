@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from feddg_bench.common.errors import SettingsError, short
+from feddg_bench.common.errors import SettingsError, short, unknown
 from feddg_bench.common.portable import begin_portable
 from feddg_bench.config.keys import canonical_settings, run_key
 from feddg_bench.config.layers import (
@@ -107,6 +107,7 @@ class Draft(NamedTuple):
 
     base: Layer  # the recipe's settings
     own: Layer  # what the recipe says about the method
+    user: Layer  # what the user sets, as far as the method has it
     named: Layer  # names of method, data set, protocol and scenario
     scenario: Scenario  # domains
     recipe: str  # label of where the settings came from
@@ -252,7 +253,7 @@ class Request:
         datasets = datasets or Datasets(self.resources.data_root)
         drafts = self.drafts(datasets)
         plans = [
-            _settle(draft, self.settings, seed, self.resources)
+            _settle(draft, seed, self.resources)
             for seed in read_seeds(self.seeds)
             for draft in drafts
         ]
@@ -285,6 +286,7 @@ class Request:
         recipe = dataset.default_recipe if self.recipe is None else self.recipe
         if recipe not in recipe_names():
             self._check_recipe(recipe)
+        given = shared_out(self.settings, methods)
         drafts = []
         for protocol in protocols:
             found = self._scenarios(protocol, dataset)
@@ -293,6 +295,7 @@ class Request:
                     _say_once(f"{method} is left out: {why}")
                     continue
                 base, own = load_recipe(recipe, self.dataset, method, self.readings)
+                user = given[method]
                 for scenario, splits in found:
                     named: Layer = {
                         "method": method,
@@ -303,7 +306,7 @@ class Request:
                     }
                     tuned = self._tuned(named, recipe)
                     chosen = read_settings(tuned.settings if tuned else {})
-                    layers = base, own, chosen, self.settings, named
+                    layers = base, own, chosen, user, named
                     settled = validate(RunSettings, merge(*layers))
                     if idle := _without_effect(settled).keys() & dotted(self.settings).keys():
                         needs = outline(method).needs
@@ -320,7 +323,7 @@ class Request:
                     if settled.portable:  # before PyTorch is loaded
                         begin_portable()
                     label = Path(recipe).stem
-                    drafts.append(Draft(base, own, named, scenario, label, dataset, tuned))
+                    drafts.append(Draft(base, own, user, named, scenario, label, dataset, tuned))
         if not drafts:
             raise SettingsError(
                 f"no method can be run on {self.dataset} with these settings; name one to see why"
@@ -415,6 +418,45 @@ class Request:
         return [(scenario, {"data": {"split_csv": str(file)}}) for scenario, file in files]
 
 
+def owners(names: Iterable[str], methods: Sequence[str]) -> dict[str, list[str]]:
+    """Return which of several methods have each setting of ``hyper``.
+
+    If only some have it, their names are told once.
+
+    Raises:
+        SettingsError: If no method has it.
+    """
+    known = {method: outline(method).Settings.model_fields for method in methods}
+    found = {}
+    for name in names:
+        able = [method for method in methods if name in known[method]]
+        if not able:
+            every = [f"hyper.{each}" for fields in known.values() for each in fields]
+            raise SettingsError(unknown("setting", f"hyper.{name}", every))
+        if len(able) < len(methods):
+            _say_once(f"hyper.{name} applies to {', '.join(able)}; no other method here has it")
+        found[name] = able
+    return found
+
+
+def shared_out(settings: Mapping[str, Any], methods: Sequence[str]) -> dict[str, Layer]:
+    """Return the settings of each method: all but those of ``hyper`` that others alone have.
+
+    One method gets all, and refuses later what it does not have.
+
+    Raises:
+        SettingsError: See `owners`.
+    """
+    hyper = settings.get("hyper")
+    if len(methods) == 1 or not isinstance(hyper, Mapping):
+        return {method: dict(settings) for method in methods}
+    able = owners(hyper, methods)
+    return {
+        method: {**settings, "hyper": {n: v for n, v in hyper.items() if method in able[n]}}
+        for method in methods
+    }
+
+
 def _file_layer(path: Path) -> Layer:
     """Return the names and settings of a file, each setting by its full key."""
     layer = load_layer(path)
@@ -469,16 +511,14 @@ def _holds(mine: Mapping[str, Any], pair: str) -> bool:
     return all(mine.get(key) == value for key, value in wanted.items())
 
 
-def _settle(
-    draft: Draft, user: Mapping[str, Any], seed: int, resources: Resources | None = None
-) -> Plan:
+def _settle(draft: Draft, seed: int, resources: Resources | None = None) -> Plan:
     """Merge recipe, the method's needs and the user's settings, and settle the run's key.
 
     What the recipe says about this method wins over what the method needs.
     """
     from feddg_bench.engine.compatibility import check_fit, settled_engine
 
-    base, own, named, scenario, recipe, dataset, tuned = draft
+    base, own, user, named, scenario, recipe, dataset, tuned = draft
     method = outline(named["method"])
     chosen = read_settings(tuned.settings if tuned else {})
     if files := set(chosen.get("hyper", {})) & set(method.Settings.files):
@@ -604,8 +644,8 @@ def plan_again(
         settings["scenario"],
         dataset.official,
     )
-    draft = Draft({}, {}, {"method": settings["method"]}, scenario, recipe, dataset)
-    return _settle(draft, settings, settings["seed"])._replace(tuned=tuned)
+    draft = Draft({}, {}, settings, {"method": settings["method"]}, scenario, recipe, dataset)
+    return _settle(draft, settings["seed"])._replace(tuned=tuned)
 
 
 def read_seeds(given: str | int | Sequence[int]) -> tuple[int, ...]:

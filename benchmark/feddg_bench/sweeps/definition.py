@@ -11,14 +11,16 @@ from itertools import accumulate, islice, product
 from pathlib import Path
 from typing import Any
 
+from feddg_bench import plugins
 from feddg_bench.common.errors import SettingsError, unknown
 from feddg_bench.common.files import find_yaml
 from feddg_bench.common.streams import generator
 from feddg_bench.config.layers import Layer, full_key, load_layer
+from feddg_bench.config.reading import read_names
 from feddg_bench.records.metrics import METRICS
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.rules import split_metric
-from feddg_bench.runs.request import NAMES
+from feddg_bench.runs.request import NAMES, owners
 
 Point = dict[str, Any]
 """Parameter -> value."""
@@ -124,8 +126,26 @@ class Sweep:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def pairs(self, point: Point) -> list[str]:
-        """Return the arguments of ``feddg-bench run`` for a point, as W&B's agent writes them."""
-        return [*self.fixed, *(f"{name}={value}" for name, value in point.items())]
+        """Return the arguments of ``feddg-bench run`` for a point, as W&B's agent writes them.
+
+        In a sweep over methods, those of ``hyper`` that the point's method does not have are left
+        out, so that points which differ in them alone are one.
+
+        Raises:
+            SettingsError: If a method is unknown, or none of the sweep's has a setting.
+        """
+        pairs = [*self.fixed, *(f"{name}={value}" for name, value in point.items())]
+        keys = {pair: pair.partition("=")[0].strip() for pair in pairs}
+        hyper = {pair: key.split(".")[1] for pair, key in keys.items() if key.startswith("hyper.")}
+        swept = self.parameters.get("method")
+        if not hyper or not isinstance(swept, Choice) or len(swept.values) < 2:
+            return pairs
+        own, every = (
+            read_names("method", ",".join(map(str, values)), plugins.names("method"), every=True)
+            for values in ([point["method"]], swept.values)
+        )
+        able = owners(hyper.values(), every)
+        return [pair for pair in pairs if pair not in hyper or {*own} & {*able[hyper[pair]]}]
 
     def points(self) -> Iterator[Point]:
         """Yield the points of a grid or of a random search, the first ``run_cap`` if that is set.

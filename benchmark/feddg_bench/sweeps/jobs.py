@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from feddg_bench.config.layers import Layer, parse_override
 from feddg_bench.config.reading import write_yaml
 from feddg_bench.config.schema import DataSettings, Resources
 from feddg_bench.records.record import TunedRecord
@@ -58,7 +59,10 @@ def jobs(pairs: Sequence[str], datasets: Datasets, results: Path = Path("runs"))
         made.append(
             Job(
                 key=plan.key,
-                pairs=(*(f"{name}={write_yaml(value)}" for name, value in own.items()), *settings),
+                pairs=(
+                    *(f"{name}={write_yaml(value)}" for name, value in own.items()),
+                    *_owned(settings, s.hyper),
+                ),
                 title=f"{s.method} {s.protocol} {s.scenario} seed {s.seed}",
                 group=" ".join(group),
                 dataset=s.dataset,
@@ -69,3 +73,13 @@ def jobs(pairs: Sequence[str], datasets: Datasets, results: Path = Path("runs"))
             )
         )
     return made
+
+
+def _owned(pairs: Iterable[str], hyper: Layer) -> Iterator[str]:
+    """Yield pairs without those settings of ``hyper`` that another method of the point has."""
+    for pair in pairs:
+        given = parse_override(pair).get("hyper") if pair.lstrip().startswith("hyper") else None
+        if not isinstance(given, Mapping) or given.keys() <= hyper.keys():
+            yield pair
+        else:
+            yield from (f"hyper.{n}={write_yaml(v)}" for n, v in given.items() if n in hyper)

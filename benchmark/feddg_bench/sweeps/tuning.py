@@ -37,7 +37,7 @@ from feddg_bench.records.tuning import (
     with_leads,
     worth,
 )
-from feddg_bench.runs.request import Datasets, Plan, Request, read_seeds
+from feddg_bench.runs.request import Datasets, Plan, Request, read_seeds, shared_out
 from feddg_bench.sweeps.definition import Choice, Point, Range, load_ranges
 from feddg_bench.sweeps.failures import Failures
 from feddg_bench.sweeps.jobs import Job, jobs
@@ -140,18 +140,21 @@ def open_tuning(
         )
     plans = replace(request, seeds=seeds[:1]).plan(datasets, check=False)
     _check(plans[0], seeds, root)
-    given = tuple(f"{k}={json.dumps(v)}" for k, v in dotted(request.settings).items())
-    told = given if request.readings == READINGS[0] else (*given, f"readings={request.readings}")
+    shared = shared_out(request.settings, [plan.settings.method for plan in plans])
     found = []
     for plan in plans:
         s = plan.settings
+        own = dotted(shared[s.method])
+        given = tuple(f"{k}={json.dumps(v)}" for k, v in own.items())
+        read = request.readings
+        told = given if read == READINGS[0] else (*given, f"readings={read}")
         _check_ledger(plan, told, root)
         named = {"method": s.method, "dataset": s.dataset, "protocol": s.protocol}
         named |= {"scenario": s.scenario, "seeds": ",".join(map(str, seeds))}
         named["readings"] = request.readings
         if request.recipe is not None:
             named["recipe"] = request.recipe
-        space = _space(s.method, dotted(request.settings), ranges)
+        space = _space(s.method, own, ranges)
         points = trial_points(s.train.lr, space, trials)
         made = []
         for point in points:
