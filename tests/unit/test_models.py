@@ -707,3 +707,16 @@ def test_real_mobilenet_weights_tell_classes_of_photos_apart():
     means = torch.stack([features[train & (labels == c)].mean(0) for c in range(7)])
     accuracy = (features[~train] @ means.T).argmax(1).eq(labels[~train]).float().mean().item()
     assert accuracy > 0.7
+
+
+def test_a_hook_sees_all_images_of_a_batch() -> None:
+    """Evaluation takes large images in parts, which a hook that keeps maps cannot put together."""
+    backbone = build_backbone(BackboneSettings(name="small_cnn", pretrained=False)).eval()
+    images = torch.rand(40, 3, 224, 224)
+    with torch.no_grad():
+        expected = backbone(images)
+        seen: list[int] = []
+        backbone.net[11].register_forward_hook(lambda _layer, _, maps: seen.append(len(maps)))
+        found = backbone(images)
+    assert seen == [40]
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)

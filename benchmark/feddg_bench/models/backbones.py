@@ -53,7 +53,8 @@ images of 128 px."""
 class Backbone(nn.Module):
     """A feature extractor.
 
-    Without gradients, a CPU takes the images in parts if that changes no bit.
+    Without gradients, a CPU takes the images in parts if that changes no bit and no forward hook
+    would see a part alone.
 
     Attributes:
         num_features: D, the width of its output.
@@ -100,7 +101,8 @@ class Backbone(nn.Module):
         """Return features [B, D] of ``images`` [B, C, H, W], which are in [0, 1] if RGB."""
         images = self.normalise(images)
         parts: tuple[Tensor, ...] = (images,)
-        if images.is_cpu and self._by_image and not (self.training or torch.is_grad_enabled()):
+        partly = images.is_cpu and self._by_image and not (self.training or torch.is_grad_enabled())
+        if partly and not any(layer._forward_hooks for layer in self.net.modules()):
             size = max(16, PART_PIXELS // images[0, 0].numel())  # fewer give other bits
             parts = images.tensor_split(max(1, len(images) // size))
         features: Tensor = self.projection(torch.cat([self.net(part) for part in parts]))
