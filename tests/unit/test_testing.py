@@ -10,6 +10,7 @@ import torch
 from feddg_bench.core.messages import LocalUpdate
 from feddg_bench.core.method import Method
 from feddg_bench.testing import CONTRACT, Subject, contract_tests
+from feddg_bench.testing.contract import federated_tensors_move_and_stay_finite
 from tests.attacks.clients import LEFT, process_put_back
 
 
@@ -214,3 +215,58 @@ def test_all_failures_are_told_together():
     text = str(caught.value)
     assert text.startswith("Undeclared breaks the contract:\n- ")
     assert "it_learns: PluginError: client function 'fit' sent labels" in text
+    assert "\n  The rule: The loss on in-domain images falls within three rounds.\n" in text
+
+
+class Attentive(Method):
+    """Weights the places of the last map by a softmax."""
+
+    def build(self):
+        self.query = torch.nn.Conv2d(self.num_features, 1, 1, bias=False)
+        self.backbone.net[-3].register_forward_hook(lambda _layer, _input, maps: self.keep(maps))
+
+    def keep(self, maps):
+        self.maps = maps
+
+    def features(self, images):
+        self.backbone(images)
+        shares = self.query(self.maps).flatten(2).softmax(2)
+        return (self.maps.flatten(2) * shares).sum(2)
+
+
+def test_attention_over_places_is_trained():
+    federated_tensors_move_and_stay_finite(Subject(Attentive))
+
+
+class Still(Method):
+    """Its tensors stay for five reasons."""
+
+    def build(self):
+        self.register_buffer("counter", torch.zeros(1))
+        self.fixed = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
+        self.unused = torch.nn.Parameter(torch.zeros(1))
+        self.alone_in_softmax = torch.nn.Parameter(torch.zeros(1))
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss + self.alone_in_softmax.softmax(0).sum() + 0 * self.unused.detach().sum()
+
+    def aggregate(self, server, updates):
+        return super().aggregate(server, updates) | {
+            "classifier.bias": server.weights["classifier.bias"]
+        }
+
+
+def test_the_reason_is_told_for_which_a_tensor_does_not_move():
+    with pytest.raises(AssertionError) as caught:
+        federated_tensors_move_and_stay_finite(Subject(Still))
+    said = dict(
+        part.rstrip(")").split(" (", 1)
+        for part in str(caught.value).removeprefix("after two rounds unchanged: ").split("; ")
+    )
+    assert set(said) == {"counter", "fixed", "unused", "alone_in_softmax", "classifier.bias"}
+    assert "persistent=False" in said["counter"]
+    assert "frozen" in said["fixed"]
+    assert "no gradient reaches it" in said["unused"]
+    assert "its gradient is 0" in said["alone_in_softmax"]
+    assert "see aggregate" in said["classifier.bias"]

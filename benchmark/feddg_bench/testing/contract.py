@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
 import yaml
+from torch import Tensor
 
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.layers import Layer, validate
@@ -21,7 +24,14 @@ from feddg_bench.engine.executors import ProcessExecutor
 from feddg_bench.plugins import load_method
 from feddg_bench.protection.possible import obstacles
 from feddg_bench.protection.sums import HiddenReplies
-from feddg_bench.testing.toy import TaskRecorder, ToyRun, start_toy_run, toy_leaves, toy_regression
+from feddg_bench.testing.toy import (
+    TaskRecorder,
+    ToyRun,
+    start_toy_run,
+    toy_federation,
+    toy_leaves,
+    toy_regression,
+)
 
 ALL_CLIENTS: Layer = {"federation": {"per_round": None}}
 CHANCES: Layer = {  # to learn where the light is, and to keep something in SGD
@@ -29,6 +39,8 @@ CHANCES: Layer = {  # to learn where the light is, and to keep something in SGD
     "augment": {"flip": 0.0},
     "train": {"momentum": 0.9, "optimizer_state": "reset"},
 }
+SIZE = 20
+"""Width of the images: the last map of `small_cnn` is 2 x 2, so that attention over places acts."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +52,7 @@ class Subject:
 
     def run(self, *layers: Mapping[str, Any], **parts: Any) -> ToyRun:
         """Start a toy run of the method."""
+        parts.setdefault("federation", toy_federation(SIZE))
         return start_toy_run(self.plugin, self.layer, *layers, **parts)
 
     @cached_property
@@ -94,6 +107,12 @@ class Recorded:
         return {n: (id(tensor), tensor.data_ptr()) for n, tensor in state.items()}
 
 
+_KEPT = (
+    "a value may be kept in an attribute (client.memory and server.memory are for such), or drawn "
+    "without client.generator or torch_generator"
+)
+"""Likely reason for which the same work gives other numbers."""
+
 Check = Callable[[Subject], None]
 
 CONTRACT: list[Check] = []
@@ -103,6 +122,8 @@ CONTRACT: list[Check] = []
 def contract_tests(method: type[Method], hyper: Mapping[str, Any] | None = None) -> None:
     """Check that a method keeps the contract, on toy data; takes some seconds.
 
+    A line on standard error tells of each check; ``pytest --capture=no`` shows it.
+
     Args:
         method: The plugin's class. For the check with two processes its module must be importable.
         hyper: Settings with which the method can run without files.
@@ -110,14 +131,26 @@ def contract_tests(method: type[Method], hyper: Mapping[str, Any] | None = None)
     Raises:
         AssertionError: Naming every check that failed and why.
     """
+    subject = Subject(method, {"hyper": dict(hyper or {})})
     failed = []
-    for check in CONTRACT:
+    for number, check in enumerate(CONTRACT, 1):
+        _tell(f"{method.__name__}, {number} of {len(CONTRACT)}: {check.__name__} ...")
+        began, result = time.perf_counter(), "passed"
         try:
-            check(Subject(method, {"hyper": dict(hyper or {})}))
+            check(subject)
         except Exception as error:
-            failed.append(f"- {check.__name__}: {type(error).__name__}: {error}")
+            why = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
+            rule = (check.__doc__ or "").partition("\n")[0]
+            failed.append(f"- {check.__name__}: {why}{error}\n  The rule: {rule}")
+            result = "failed"
+        _tell(f" {result} in {time.perf_counter() - began:.1f} s\n")
     if failed:
         raise AssertionError(f"{method.__name__} breaks the contract:\n" + "\n".join(failed))
+
+
+def _tell(words: str) -> None:
+    sys.stderr.write(words)
+    sys.stderr.flush()
 
 
 def _checked(check: Check) -> Check:
@@ -135,7 +168,7 @@ def federated_tensors_move_and_stay_finite(subject: Subject) -> None:
     infinite = [n for n in after if not bool(after[n].isfinite().all())]
     _require(not infinite, f"NaN or infinity in {infinite}")
     still = [n for n in after if torch.equal(after[n], before[n])]
-    _require(not still, f"after two rounds unchanged: {still}")
+    _require(not still, f"after two rounds unchanged: {_reasons(subject, still) if still else ''}")
 
 
 @_checked
@@ -151,7 +184,11 @@ def it_learns(subject: Subject) -> None:
     """The loss on in-domain images falls within three rounds."""
     evaluations = [r.evaluation for r in subject.everyone.results if r.evaluation]
     first, last = (e["id_val"]["dark"]["loss"] for e in (evaluations[0], evaluations[-1]))
-    _require(last < first, f"the loss went from {first:.4f} to {last:.4f}")
+    _require(
+        last < first,
+        f"the loss went from {first:.4f} to {last:.4f}: look for a sign, a detached tensor or a "
+        f"step that is too long",
+    )
 
 
 @_checked
@@ -174,7 +211,8 @@ def any_number_of_clients_may_take_part(subject: Subject) -> None:
 def two_processes_equal_this_process(subject: Subject) -> None:
     """Model, memories and metrics are equal bit for bit: messages survive their encoding."""
     here, there = subject.some, subject.run(executor=_pool())
-    _require(_numbers(here.results) == _numbers(there.rounds(3)), "rounds differ")
+    same = _numbers(here.results) == _numbers(there.rounds(3))
+    _require(same, f"rounds differ: {_KEPT}")
     _same(there.server.weights, here.run.server.weights)
     _require(encode(there.server.state()) == here.states[3], "memories differ")
 
@@ -191,8 +229,8 @@ def a_task_leaves_no_trace(subject: Subject) -> None:
     for task, first in reversed(done):
         second = again.worker.run(task)
         for a, b in ((content(first.value), content(second.value)), (first.memory, second.memory)):
-            _require(encode(a) == encode(b), f"{first.client} answers otherwise")
-        _require(first.metrics == second.metrics, f"{first.client} logs otherwise")
+            _require(encode(a) == encode(b), f"{first.client} answers otherwise: {_KEPT}")
+        _require(first.metrics == second.metrics, f"{first.client} logs otherwise: {_KEPT}")
 
 
 @_checked
@@ -214,7 +252,7 @@ def a_resumed_run_equals_one_that_never_stopped(subject: Subject) -> None:
         resumed.server.restore(decode(whole.states[stop]))
         found = _numbers(resumed.rounds(3))
         expected = _numbers(whole.results[stop + 1 :])
-        _require(found == expected, f"stopped after {stop}: rounds differ")
+        _require(found == expected, f"stopped after {stop}: rounds differ: {_KEPT}")
         same = encode(resumed.server.state()) == whole.states[3]
         _require(same, f"stopped after {stop}: another state")
 
@@ -284,9 +322,10 @@ def the_seed_decides_the_run(subject: Subject) -> None:
     """The same seed repeats the run; another seed gives another run."""
     first, second, other = subject.some, subject.run(), subject.run({"seed": 1})
     found = _numbers(first.results[:3])
-    _require(found == _numbers(second.rounds(2)), "the same seed gave other rounds")
+    same = found == _numbers(second.rounds(2))
+    _require(same, f"the same seed gave other rounds: {_KEPT}")
     same = first.states[2] == encode(second.server.state())
-    _require(same, "the same seed gave another state")
+    _require(same, f"the same seed gave another state: {_KEPT}")
     _require(found[:2] != _numbers(other.rounds(1)), "another seed gave the same round")
 
 
@@ -310,13 +349,13 @@ def a_regression_is_learnt_or_refused(subject: Subject) -> None:
     plugin = load_method(subject.plugin) if isinstance(subject.plugin, str) else subject.plugin
     able = "regression" in plugin.tasks
     try:
-        here = subject.run(federation=toy_regression())
+        here = subject.run(federation=toy_regression(SIZE))
     except SettingsError as error:
         refuses = not able and "regression" in str(error)
         _require(refuses, f"it should not refuse, or say why: {error}")
         return
     _require(able, "it was not refused")
-    there = subject.run(federation=toy_regression(), executor=_pool())
+    there = subject.run(federation=toy_regression(SIZE), executor=_pool())
     found = here.rounds(1)
     _require(_numbers(found) == _numbers(there.rounds(1)), "rounds differ in processes")
     _same(there.server.weights, here.server.weights)
@@ -333,6 +372,48 @@ def a_regression_is_learnt_or_refused(subject: Subject) -> None:
 def _require(holds: bool, message: str) -> None:
     if not holds:
         raise AssertionError(message)
+
+
+def _reasons(subject: Subject, still: list[str]) -> str:
+    """Return the likely reason for which each of some federated tensors does not move."""
+    recorder = TaskRecorder()
+    run = subject.run(ALL_CLIENTS, executor=recorder)
+    largest: dict[str, float] = {}
+    parameters = dict(recorder.worker.method.named_parameters())
+
+    def note(name: str, parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            largest[name] = max(largest.get(name, 0.0), float(parameter.grad.abs().max()))
+
+    for name in still:
+        if name in parameters and parameters[name].requires_grad:
+            parameters[name].register_post_accumulate_grad_hook(partial(note, name))
+    run.rounds(2)
+    trained: set[str] = set()
+    for task, reply in zip(recorder.tasks, recorder.replies, strict=True):
+        sent = content(reply.value).get("weights", {})
+        trained |= {
+            n for n in still if n in sent and not torch.equal(sent[n], task.weights.get(n, sent[n]))
+        }
+    found: dict[str, list[str]] = {}
+    for name in still:
+        if name in trained:
+            why = "clients change it, but the server half keeps the old value: see aggregate"
+        elif name not in parameters:
+            why = "a buffer that no code writes: register it with persistent=False"
+        elif not parameters[name].requires_grad:
+            why = "it takes no gradients (requires_grad is False): name it in frozen"
+        elif name not in largest:
+            why = "no gradient reaches it: the loss does not use it, or uses it detached"
+        elif largest[name] == 0:
+            why = (
+                "its gradient is 0: the loss does not depend on its value, as behind a softmax "
+                "over one value, a ReLU that is always 0, or a factor that starts at 0"
+            )
+        else:
+            why = f"its gradient is too small (at most {largest[name]:.1g})"
+        found.setdefault(why, []).append(name)
+    return "; ".join(f"{', '.join(names)} ({why})" for why, names in found.items())
 
 
 def _same(found: Weights, expected: Weights) -> None:

@@ -1,4 +1,4 @@
-"""A toy federation: 4 clients, 3 classes, 16-px images of 2 domains; milliseconds a round."""
+"""A toy federation: 4 clients, 3 classes, small images of 2 domains; milliseconds a round."""
 
 from __future__ import annotations
 
@@ -43,23 +43,25 @@ def toy_settings(*layers: Mapping[str, Any]) -> RunSettings:
     return RunSettings.model_validate(merge(TOY, *layers))
 
 
-def toy_regression() -> Federation:
+def toy_regression(size: int = 16) -> Federation:
     """Return the toy federation with a number to learn: where the lit third of an image begins.
 
     Targets go from -1 (left) to 1. By their index, images are in the groups ``even`` and ``odd``,
     but every fifth is in none.
     """
-    federation = toy_federation()
+    federation = toy_federation(size)
     rng = np.random.default_rng(1)
-    images = rng.integers(0, 60, (60, 16, 16, 3), dtype=np.uint8)
-    starts = rng.integers(0, 11, 60)
+    images = rng.integers(0, 60, (60, size, size, 3), dtype=np.uint8)
+    third = size // 3
+    last = size - third - 1
+    starts = rng.integers(0, last + 1, 60)
     for image, start, domain in zip(images, starts, federation.domain_ids, strict=True):
-        image[:, start : start + 5] += np.uint8(120 if domain else 60)
+        image[:, start : start + third] += np.uint8(120 if domain else 60)
     numbers = np.arange(60)
     return replace(
         federation,
         images=images,
-        labels=(starts / 5 - 1).astype(np.float32),
+        labels=(starts / (last / 2) - 1).astype(np.float32),
         num_classes=1,
         task="regression",
         metrics=("pearson", "worst_group"),
@@ -68,7 +70,7 @@ def toy_regression() -> Federation:
     )
 
 
-def toy_federation() -> Federation:
+def toy_federation(size: int = 16) -> Federation:
     """Return 60 images of two domains; the class is which third of the image is lit.
 
     Four clients have 9, 11, 12 and 12 training images, and validation images too. 16 images are
@@ -78,9 +80,11 @@ def toy_federation() -> Federation:
     count = 60
     labels = np.arange(count) % 3
     domains = np.arange(count) % 2
-    images = rng.integers(0, 60, (count, 16, 16, 3), dtype=np.uint8)
+    images = rng.integers(0, 60, (count, size, size, 3), dtype=np.uint8)
+    third = size // 3
     for i in range(count):
-        images[i, :, 5 * labels[i] : 5 * labels[i] + 5] += np.uint8(120 if domains[i] else 60)
+        start = third * labels[i]
+        images[i, :, start : start + third] += np.uint8(120 if domains[i] else 60)
     order = rng.permutation(count)
     parts = np.array_split(order[:44], [9, 20, 32])
     clients = {f"client_{i}": part for i, part in enumerate(parts)}
@@ -91,7 +95,7 @@ def toy_federation() -> Federation:
     )
     return Federation(
         images,
-        16,
+        size,
         labels.astype(np.int64),
         clients,
         evaluation,
@@ -147,8 +151,9 @@ def start_toy_run(
     """
     found = load_method(plugin) if isinstance(plugin, str) else plugin
     name = plugin if isinstance(plugin, str) else plugin.__name__.lower()
-    settings = toy_settings({"method": name}, found.needs, *layers)
     federation = federation or toy_federation()
+    own: Layer = {"method": name, "data": {"image_size": federation.size}}
+    settings = toy_settings(own, found.needs, *layers)
     executor = executor or SerialExecutor()
     method = method or build_run_method(settings, federation, found)
     executor.start(WorkerSpec(settings, federation, device, plugin=found, counts=counts), method)
