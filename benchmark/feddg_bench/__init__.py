@@ -25,12 +25,20 @@ _FACE = {
     "Method": "core.method",
     "MethodSettings": "config.schema",
     "Client": "core.client",
+    "Batch": "core.client",
     "Server": "core.server",
+    "LocalUpdate": "core.messages",
+    "Reply": "core.messages",
+    "Weights": "core.messages",
     "DomainDataset": "data.dataset",
     "FeddgError": "common.errors",
     "heterogeneous_counts": "data.heterogeneity",
     "heterogeneous_indices": "data.heterogeneity",
+    "fold": "core.aggregation",
+    "streaming_mean": "core.aggregation",
+    "watched": "core.aggregation",
     "weighted_mean": "core.aggregation",
+    "torch_generator": "common.streams",
 }
 """Public name -> the module that has it."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -10,20 +11,53 @@ from pathlib import Path
 
 import pytest
 
+import feddg_bench as fb
+from feddg_bench import testing
 from feddg_bench.common.errors import SettingsError
-from feddg_bench.runs.template import write_plugin
+from feddg_bench.runs.template import KINDS, write_plugin
 from feddg_bench.testing import contract
 from tests.helpers import refused
 
 EXAMPLE = Path(__file__).parents[1] / "example_plugin"
 
 
-def test_a_new_package_is_the_example_under_another_name(tmp_path):
-    for path in write_plugin("my_clip", tmp_path):
-        example = EXAMPLE / path.name.replace("my_clip", "fedclip")
-        text = path.read_text().replace("MyClip", "Fedclip").replace("my_clip", "fedclip")
-        assert text == example.read_text()
-        assert "edclip" not in path.read_text()
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@every_kind
+def test_a_new_package_is_the_example_under_another_name(tmp_path, kind):
+    example = KINDS[kind]
+    for path in write_plugin("my_own", tmp_path, kind):
+        meant = EXAMPLE / path.name.replace("my_own", example)
+        text = meant.read_text().replace("fedclip", "my_own").replace(example, "my_own")
+        assert path.read_text() == text.replace(example.capitalize(), "MyOwn")
+        assert example not in path.read_text().lower()
+
+
+def test_the_command_takes_a_kind_and_refuses_others(feddg, tmp_path):
+    done = feddg("methods", "new", "mine", "--kind", "style", "--dir", "there")
+    assert done.code == 0
+    assert 'group = "style"' in (tmp_path / "there/mine.py").read_text()
+    done = feddg("methods", "new", "mine", "--kind", "styles", "--dir", "here")
+    assert done.code == 2
+    assert "unknown kind of method 'styles'; did you mean 'style'?" in done.err
+    assert not (tmp_path / "here").exists()
+
+
+def test_the_default_kind_changes_the_server(feddg, tmp_path):
+    assert feddg("methods", "new", "mine").code == 0
+    assert "def aggregate(self, server" in (tmp_path / "mine/mine.py").read_text()
+
+
+@every_kind
+def test_an_example_imports_public_names_only(kind):
+    for path in (EXAMPLE / f"{KINDS[kind]}.py", EXAMPLE / f"test_{KINDS[kind]}.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                assert not any(name.name.startswith("feddg") for name in node.names)
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("feddg_"):
+                public = {"feddg_bench": fb, "feddg_bench.testing": testing}[node.module]
+                assert all(hasattr(public, name.name) for name in node.names)
 
 
 def test_a_new_method_is_short():
@@ -71,10 +105,8 @@ def installed(package, monkeypatch, anew):
     """Install the example package beside the project, for this test."""
     monkeypatch.syspath_prepend(package)
     anew()
-    contract._pool.cache_clear()  # processes of an earlier test would not find the package
     yield
-    for module in ("fedclip", "test_fedclip"):
-        sys.modules.pop(module, None)
+    sys.modules.pop("fedclip", None)
 
 
 @pytest.mark.slow
@@ -137,12 +169,35 @@ def test_all_methods_are_refused_if_one_cannot_be_imported(feddg, command):
     assert "Traceback" not in done.err
 
 
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """Return a folder with a new package of each kind."""
+    folder = tmp_path_factory.mktemp("begun")
+    for kind in KINDS:
+        write_plugin(f"new_{kind}", folder / kind, kind)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pool(begun):
+    """Let the contract's two processes find all new packages: to start them takes long."""
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in KINDS:
+            patch.syspath_prepend(begun / kind)
+        contract._pool.cache_clear()
+        contract._pool()
+        yield
+        contract._pool.cache_clear()
+
+
 @pytest.mark.slow
-@pytest.mark.usefixtures("installed")
-def test_its_own_tests_pass(capfd):
+@pytest.mark.usefixtures("pool")
+@every_kind
+def test_the_tests_of_a_new_package_pass(capfd, begun, kind):
     """Here and not in a process of their own, in which PyTorch takes long to load."""
     off = [f"-pno:{plugin}" for plugin in ("cacheprovider", "faulthandler", "xdist")]
-    status = pytest.main(["-q", *off, f"--rootdir={EXAMPLE}", str(EXAMPLE)])
-    said = capfd.readouterr().out
-    assert "2 passed" in said, said
-    assert status == 0
+    status = pytest.main(["-q", *off, f"--rootdir={begun / kind}", str(begun / kind)])
+    out, err = capfd.readouterr()
+    assert status == 0, out
+    assert f"New{kind.capitalize()}, 1 of {len(contract.CONTRACT)}: " in err
+    assert " passed in " in err

@@ -4,8 +4,7 @@ from collections.abc import Iterable
 
 from pydantic import Field
 
-from feddg_bench import Method, MethodSettings, Server
-from feddg_bench.core.messages import LocalUpdate, Reply, Weights
+from feddg_bench import LocalUpdate, Method, MethodSettings, Reply, Server, Weights
 
 
 class FedclipSettings(MethodSettings):

@@ -152,11 +152,19 @@ def new_command(
     directory: Annotated[
         Path | None, typer.Option("--dir", help="Where to write; default ./NAME.")
     ] = None,
+    kind: Annotated[
+        str,
+        typer.Option(help="What the method changes: server, client, style or messages."),
+    ] = "server",
 ) -> None:
-    """Write a working plugin package. A method, its test, and the entry point that names it."""
+    """Write a working plugin package. A method, its test, and the entry point that names it.
+
+    Kinds: server, the aggregation; client, the local loss; style, the images, by channel statistics
+    that are exchanged before round 1; messages, what clients send with their models.
+    """
     from feddg_bench.runs.template import write_plugin
 
-    written = write_plugin(name, directory or Path(name))
+    written = write_plugin(name, directory or Path(name), kind)
     say("\n".join(f"wrote {path}" for path in written))
     where = directory or Path(name)
     package = shlex.quote(f"{where}[test]")

@@ -7,16 +7,20 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
-from feddg_bench.common.errors import SettingsError
+from feddg_bench.common.errors import SettingsError, unknown
 from feddg_bench.common.files import shipped, write_whole
 from feddg_bench.plugins import names
 
-_EXAMPLE = "fedclip"
-"""Name of the package that is copied: it is tested as it stands."""
+KINDS = {"server": "fedclip", "client": "fedsmooth", "style": "fedcolour", "messages": "fedmeans"}
+"""What a method changes -> the example of it that is copied; each is tested as it stands.
+
+``server``: the aggregation; ``client``: the local loss; ``style``: the images, by statistics that
+are exchanged before round 1; ``messages``: what clients send with their models.
+"""
 
 
-def write_plugin(name: str, directory: Path) -> list[Path]:
-    """Write a package with one method, its test and its entry point.
+def write_plugin(name: str, directory: Path, kind: str = "server") -> list[Path]:
+    """Write a package with one method of a kind of `KINDS`, its test and its entry point.
 
     The name may hold lower case letters, digits and underscores.
 
@@ -24,9 +28,12 @@ def write_plugin(name: str, directory: Path) -> list[Path]:
         The files written.
 
     Raises:
-        SettingsError: If the name is taken or cannot name a module, or a file is there already.
+        SettingsError: If the kind is unknown, the name is taken or cannot name a module, or a file
+            is there already.
         DataError: If a file cannot be written.
     """
+    if kind not in KINDS:
+        raise SettingsError(unknown("kind of method", kind, KINDS))
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise SettingsError(
             f"{name!r} cannot name a method: use lower case letters, digits and underscores, "
@@ -40,14 +47,15 @@ def write_plugin(name: str, directory: Path) -> list[Path]:
     if name in names("method"):
         raise SettingsError(f"there is a method {name!r} already; choose another name")
     title = "".join(part.capitalize() for part in name.split("_"))
+    example = KINDS[kind]
+    said = {example: name, example.capitalize(): title, KINDS["server"]: name}
     files = {
-        directory / template.replace(_EXAMPLE, name): template
-        for template in (f"{_EXAMPLE}.py", f"test_{_EXAMPLE}.py", "pyproject.toml")
+        directory / template.replace(example, name): template
+        for template in (f"{example}.py", f"test_{example}.py", "pyproject.toml")
     }
     there = [path for path in files if path.exists()]
     if there:
         raise SettingsError(f"{there[0]} is there already; choose another --dir or move it away")
-    said = {_EXAMPLE: name, _EXAMPLE.capitalize(): title}
     for path, template in files.items():
         text = (shipped("tests/example_plugin") / template).read_text(encoding="utf-8")
         write_whole(path, re.sub("|".join(said), lambda found: said[found[0]], text).encode())
