@@ -138,8 +138,9 @@ class Method(LightningModule):
             values["backbone"] = {**backbone, "pretrained": False, "weights": None}
             backbone = _backbone(**backbone)
         self.save_hyperparameters(values)
-        channels = len(backbone.mean)
-        self.accepts = Accepts(channels, rgb=channels == 3)
+        if isinstance(backbone, Backbone):  # any other module is taken to want RGB images
+            channels = len(backbone.mean)
+            self.accepts = Accepts(channels, rgb=channels == 3)
         self.num_features = backbone.num_features
         self.backbone = backbone
         self.classifier = nn.Linear(self.num_features, num_classes)
