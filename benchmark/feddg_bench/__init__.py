@@ -18,6 +18,7 @@ _FACE = {
     "Observer": "runs.observer",
     "Run": "runs.setup",
     "tables": "api",
+    "table": "api",
     "load_records": "records.frame",
     "load_model": "runs.kept",
     "open_dataset": "runs.images",

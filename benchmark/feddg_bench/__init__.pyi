@@ -1,6 +1,7 @@
 """The public names for type checkers and editors, who cannot follow `_FACE`."""
 
 from feddg_bench.api import run as run
+from feddg_bench.api import table as table
 from feddg_bench.api import tables as tables
 from feddg_bench.common.errors import FeddgError as FeddgError
 from feddg_bench.common.streams import torch_generator as torch_generator

@@ -149,3 +149,52 @@ def tables(
         bold=bold,
     )
     return {grid.name: MadeTable(grid) for grid in made.grids}
+
+
+def table(
+    rows: Sequence[str] = (),
+    columns: str = "scenario",
+    *,
+    results: str | Path | Sequence[str | Path] | None = None,
+    dataset: str | None = None,
+    protocol: str | None = None,
+    recipe: str | None = None,
+    select: str | None = None,
+    against: str | None = None,
+    metric: str | None = None,
+    bold: str = "tested",
+) -> MadeTable:
+    """Make one table of methods, with a column for each scenario or for each value of a setting.
+
+    Args:
+        rows: Methods; all that have runs by default.
+        columns: A field of a run, such as ``scenario``, or a setting, such as
+            ``partition.heterogeneity``.
+        results: Folders of records, as for `tables`.
+        dataset: Data set; needed if there are several and the columns do not tell them apart.
+        protocol: Protocol, likewise.
+        recipe: Recipe; by default that of the setup with the most runs.
+        select: Selection rule; by default the last round.
+        against: Method that the others are compared with.
+        metric: Metric; by default the data set's own.
+        bold: ``tested``, ``best`` or ``none``, as for `tables`.
+
+    Raises:
+        FeddgError: In one sentence, if a name is unknown or no run fits.
+    """
+    from feddg_bench.analysis.tables.make import MadeTable, make_table
+    from feddg_bench.records.sources import asked_folders
+
+    made = make_table(
+        rows,
+        columns,
+        asked_folders(results),
+        dataset=dataset,
+        protocol=protocol,
+        recipe=recipe,
+        select=select,
+        against=against,
+        metric=metric,
+        bold=bold,
+    )
+    return MadeTable(made.grids[0])

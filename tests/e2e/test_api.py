@@ -186,11 +186,14 @@ def test_tables_of_a_notebook(made: Any, tmp_path: Path) -> None:
     records = made(("fedavg", "fedprox"), scenario=None)
     (table,) = fb.tables(results=tmp_path / "r").values()
     frame = table.frame()
-    test = frame[(frame["row"] == "fedprox") & frame["run_keys"].notna()]
+    test = frame[(frame["method"] == "fedprox") & frame["run_keys"].notna()]
     keys = {key for cell in test["run_keys"] for key in cell.split()}
     assert keys == {record.key for record in records if record.method == "fedprox"}
-    assert "fedprox" in table.markdown()
-    assert "tabular" in table.latex()
+    assert "FedProx" in table.to_markdown()
+    assert "tabular" in table.to_latex()
+    mine = fb.table(["fedprox"], results=tmp_path / "r")
+    assert {*mine.frame()["method"]} == {"fedprox"}
+    assert {*mine.frame()["scenario"].dropna()} == {record.scenario.name for record in records}
     with refused(fb.FeddgError, "pardon-1"):
         fb.tables("pardon-l", results=tmp_path / "r")
 

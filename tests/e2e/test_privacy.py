@@ -46,10 +46,10 @@ def test_epsilon_stands_in_the_record_and_under_the_tables(feddg: Run, tmp_path:
     plain = feddg("run", "--method", "fedavg", *TINY, "--workers", "1")
     assert plain.code == 0, plain.err
     assert "epsilon" not in plain.out
-    made = feddg("tables", "all", "--results", "runs", "--out", "tables")
+    made = feddg("tables", "all", "--results", "runs", "--out", "tables", "--variants")
     assert made.code == 0, made.err
-    for ending in ("md", "tex"):
-        text = (tmp_path / "tables" / f"digits4-ltdo-quick.{ending}").read_text()
+    for ending in ("notes.md", "tex"):
+        text = (tmp_path / "tables" / f"digits4-ltdo-quick-variants.{ending}").read_text()
         assert said in " ".join(text.split())
         assert "a client, there or not" in " ".join(text.split())
 

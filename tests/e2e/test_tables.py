@@ -117,6 +117,27 @@ groups:
     assert "Comparisons are with FedProx" in (tmp_path / "out" / "mine.notes.md").read_text()
 
 
+def test_a_table_in_one_line(feddg: Run, results: Path, tmp_path: Path) -> None:
+    arguments = ("--rows", "FedProx,fedavg", "--columns", "scenario", "--dataset", "digits4")
+    done = feddg(*arguments, "--results", results, "--out", "out", "--recipe", "quick")
+    assert done.code == 0, done.err
+    text = (tmp_path / "out" / "digits4-ltdo-by-scenario.md").read_text()
+    assert text in done.out
+    assert "||Chalk|Poster|mean|" in text
+    assert [line.split("|")[1] for line in text.splitlines() if line.startswith("|F")] == [
+        "FedProx",
+        "FedAvg",
+    ]
+    for more, said in (
+        (("pardon-1",), "leave out 'pardon-1'"),
+        (("--protocol", "lodo"), "no run has dataset digits4, protocol lodo"),
+        (("--columns", "scenaro"), "did you mean 'scenario'?"),
+    ):
+        refused = feddg(*arguments, "--results", results, *more)
+        assert refused.code == 2
+        assert said in refused.err
+
+
 def test_selection_rules(feddg: Run, results: Path, tmp_path: Path) -> None:
     for rule in ("last", "mean_last_5", "best_by_val", "best_by_id_val", "oracle"):
         done = feddg("generic", "--results", results, "--out", rule, "--select", rule)

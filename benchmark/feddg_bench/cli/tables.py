@@ -10,9 +10,10 @@ from typing import Annotated
 import typer
 
 from feddg_bench.cli.options import Folders, each_usable, record_folders
+from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.files import write_whole
 from feddg_bench.common.terminal import say
-from feddg_bench.config.reading import read_names
+from feddg_bench.config.reading import listed, read_names
 from feddg_bench.plugins import outline
 from feddg_bench.records.attacks import read_attacks
 from feddg_bench.records.runs import RecordedRun
@@ -64,6 +65,20 @@ Marked = Annotated[
 ]
 
 
+Rows = Annotated[
+    str | None,
+    typer.Option(
+        metavar="METHODS",
+        help="Make one table of these methods, separated by commas, in place of named ones.",
+    ),
+]
+Columns = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FIELD",
+        help="With --rows: a column for each scenario (default), dataset, or value of a setting.",
+    ),
+]
 _APART = ("claims", "privacy")
 """Names that stand for more than a table."""
 
@@ -80,6 +95,10 @@ def tables_command(
     others: Others = False,
     variants: Variants = False,
     bold: Marked = "tested",
+    rows: Rows = None,
+    columns: Columns = None,
+    dataset: Annotated[str | None, typer.Option(help="With --rows: data set.")] = None,
+    protocol: Annotated[str | None, typer.Option(help="With --rows: protocol.")] = None,
 ) -> None:
     """Make tables from records. Papers' tables have published numbers under ours.
 
@@ -89,26 +108,46 @@ def tables_command(
     out, and so are the leaderboards of all but one setup; naming one writes it all the same.
     """
     from feddg_bench.analysis.claims import claims, claims_text, tally
-    from feddg_bench.analysis.tables.make import make_tables
+    from feddg_bench.analysis.tables.make import make_table, make_tables
     from feddg_bench.analysis.tables.writers import WRITERS, latex_document
 
     endings = read_names("format", formats, WRITERS)
     folders, said = record_folders(results)
-    names = tables or ["all"]
+    own = any(given is not None for given in (rows, columns, dataset, protocol))
+    if own and tables:
+        raise SettingsError(
+            f"--rows, --columns, --dataset and --protocol make a table of their own; leave out "
+            f"{tables[0]!r}, or them"
+        )
+    names = [] if own else tables or ["all"]
     gc.disable()  # all that is made stays to the end; looking for garbage in it costs a tenth
     try:
-        grids, runs, left = make_tables(
-            [name for name in names if name not in _APART],
-            folders,
-            select=select,
-            against=against,
-            metric=metric,
-            recipe=recipe,
-            others=others,
-            variants=variants,
-            bold=bold,
-            also=_APART,
-        )
+        if own:
+            grids, runs, left = make_table(
+                listed(rows or ""),
+                columns or "scenario",
+                folders,
+                dataset=dataset,
+                protocol=protocol,
+                recipe=recipe,
+                select=select,
+                against=against,
+                metric=metric,
+                bold=bold,
+            )
+        else:
+            grids, runs, left = make_tables(
+                [name for name in names if name not in _APART],
+                folders,
+                select=select,
+                against=against,
+                metric=metric,
+                recipe=recipe,
+                others=others,
+                variants=variants,
+                bold=bold,
+                also=_APART,
+            )
         found = list(claims(runs)) if {"all", "claims"} & {*names} else None
     finally:
         gc.enable()
@@ -124,6 +163,8 @@ def tables_command(
             for ending, write in (pair for form in endings for pair in WRITERS[form].items()):
                 text = write(grid).encode()
                 write_whole(folder / f"{grid.name}.{ending}", text, sync=False)
+    if own:
+        say(WRITERS["md"]["md"](grids[0]))
     if left:
         say(f"not written, as another setup has more runs: {', '.join(left)} (tables generic)")
     if found is not None:

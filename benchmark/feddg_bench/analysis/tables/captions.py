@@ -116,6 +116,8 @@ def caption(
     recipes = sorted({run.recipe for run in runs})
     setup = [", ".join(map(dataset_title, datasets))]
     setup += [TITLES.get(name, name) for name in sorted({run.protocol for run in runs})]
+    scenarios = {run.scenario for run in runs}
+    setup += [f"scenario {scenarios.pop()}"] if len(scenarios) == 1 else []
     tuned = ", tuned" if any(run.changed for run in runs) else ""
     setup.append(f"recipe {', '.join(recipes)}{tuned}" + " (not the paper's setup)" * outside)
     more = [] if len(datasets) > 1 else _short_frame(runs, varied_keys(description))

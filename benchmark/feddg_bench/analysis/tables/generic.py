@@ -19,17 +19,21 @@ from feddg_bench.analysis.tables.describe import (
     ColumnSpec,
     Description,
     GroupSpec,
+    RowSpec,
     Summary,
+    check_names,
+    fitting,
 )
-from feddg_bench.analysis.tables.frames import usual_settings
+from feddg_bench.analysis.tables.frames import SAID, usual_settings
 from feddg_bench.analysis.tables.setups import Setup, least_departing, setups
-from feddg_bench.analysis.tables.titles import dataset_title, domain_title
+from feddg_bench.analysis.tables.titles import dataset_title, domain_title, method_title
+from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.files import file_name
 from feddg_bench.data.protocols import TITLES
 from feddg_bench.records.metrics import Metric
-from feddg_bench.records.runs import RecordedRun
+from feddg_bench.records.runs import FIELDS, RecordedRun
 from feddg_bench.records.statistics import FEWEST
-from feddg_bench.records.variants import assignments, natural
+from feddg_bench.records.variants import assignments, natural, setting_text
 
 AGAINST = "fedavg"
 ADDED = {"data.background": "black", "data.exif": False}
@@ -106,6 +110,93 @@ def most_complete(tables: Sequence[Generic]) -> list[Generic]:
         return sum(len(least_departing(mine, {})) for mine in each)
 
     return [max(of, key=size) for of in found.values()]
+
+
+def by_values(
+    methods: Sequence[str],
+    columns: str,
+    runs: Sequence[RecordedRun],
+    dataset: str | None = None,
+    protocol: str | None = None,
+    recipe: str | None = None,
+) -> tuple[str, Description]:
+    """Return the name and the description of a table with a column for each value.
+
+    Args:
+        methods: Its rows; all that have runs if there are none.
+        columns: A field of a run, such as ``scenario``, or a setting, such as
+            ``partition.heterogeneity``.
+        runs: Where the values are looked up.
+        dataset: Data set; needed if there are several and the columns do not tell them apart.
+        protocol: Protocol, likewise.
+        recipe: Recipe of the runs, if it matters.
+
+    Raises:
+        SettingsError: If a name is unknown, no run fits, or several data sets or protocols do.
+    """
+    try:
+        check_names({columns: None})
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+    given = {"dataset": dataset, "protocol": protocol}
+    where: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    asked = where | ({"method": list(methods)} if methods else {})
+    fit = fitting(runs, asked if recipe is None else {**asked, "recipe": recipe})
+    if not fit:
+        said = ", ".join(f"{key} {value}" for key, value in {**asked, "recipe": recipe}.items())
+        raise SettingsError(f"no run has {said}; `feddg-bench results list` shows what there is")
+    datasets = sorted({run.dataset for run in fit})
+    if columns != "dataset" and len(datasets) > 1:
+        raise SettingsError(f"there are runs of the data sets {' and '.join(datasets)}; name one")
+    if columns != "dataset":
+        where["dataset"] = datasets[0]
+    protocols = sorted({run.protocol for run in fit}) if columns != "protocol" else [""]
+    groups = []
+    for name in protocols:
+        mine = [run for run in fit if name in ("", run.protocol)]
+        specs = _by_value(columns, mine)
+        groups.append(
+            GroupSpec(
+                head=TITLES.get(name, name) if len(protocols) > 1 else "test",
+                where={"protocol": name} if name else {},
+                split="test",
+                columns=specs,
+                summaries={"mean": HEADS["mean"]} if len(specs) > 1 else {},
+            )
+        )
+    if len(protocols) == 1 and protocols[0]:
+        where["protocol"] = protocols[0]
+    by = SAID.get(columns, columns.rpartition(".")[2])
+    titles = [dataset_title(where["dataset"])] if "dataset" in where else []
+    titles += [TITLES.get(where["protocol"], where["protocol"])] if "protocol" in where else []
+    shown = methods or sorted({run.method for run in fit})
+    return file_name(*where.values(), "by", by.replace(" ", "-")), Description(
+        title=", ".join([*titles, f"by {by}"]),
+        **shown_as(fit[0].metric),
+        where=where,
+        rows=[RowSpec(label=method_title(m), where={"method": m}) for m in shown],
+        groups=groups,
+    )
+
+
+def _by_value(name: str, runs: Sequence[RecordedRun]) -> list[ColumnSpec]:
+    """Return a column for each value of a field or a setting, over the scenarios that all have."""
+    known: dict[Any, set[str]] = {}
+    for run in runs:
+        known.setdefault(run.get(name), set()).add(run.scenario)
+    said = SAID.get(name, name.rpartition(".")[2])
+    tests = {run.scenario: run.test for run in runs}
+    by_test = name == "scenario" and len({*tests.values()}) == len(tests)
+    common = set.intersection(*known.values())
+    alike = name in FIELDS or not common or all(found == common for found in known.values())
+    same: dict[str, Any] = {} if alike else {"scenario": sorted(common)}
+    return [
+        ColumnSpec(
+            head=domain_title(tests[value]) if by_test else f"{said} {setting_text(value)}",
+            where={name: value, **same},
+        )
+        for value in sorted(known, key=lambda value: natural(setting_text(value)))
+    ]
 
 
 def varied(runs: Sequence[RecordedRun], recipe: str | None = None) -> list[Generic]:

@@ -16,7 +16,13 @@ from feddg_bench.analysis.tables.describe import (
     load_description,
     named_tables,
 )
-from feddg_bench.analysis.tables.generic import leaderboards, most_complete, shown_as, varied
+from feddg_bench.analysis.tables.generic import (
+    by_values,
+    leaderboards,
+    most_complete,
+    shown_as,
+    varied,
+)
 from feddg_bench.analysis.tables.grid import Bold, Grid
 from feddg_bench.analysis.tables.reconstructions import DESIGNS, reconstruction_grid
 from feddg_bench.analysis.tables.rows import of_setup
@@ -26,7 +32,7 @@ from feddg_bench.config.reading import known_name
 from feddg_bench.plugins import plugin_name
 from feddg_bench.records.attacks import read_attacks
 from feddg_bench.records.metrics import METRICS, find_metric
-from feddg_bench.records.rules import RULES
+from feddg_bench.records.rules import RULES, Rule
 from feddg_bench.records.runs import RecordedRun, read_runs
 
 if TYPE_CHECKING:
@@ -49,7 +55,7 @@ class MadeTable:
 
         return pd.read_csv(StringIO(csv_text(self.grid)), dtype={"seeds": str, "run_keys": str})
 
-    def markdown(self) -> str:
+    def to_markdown(self) -> str:
         """Return the table as Markdown, with its caption and footnotes."""
         return markdown(self.grid)
 
@@ -57,11 +63,11 @@ class MadeTable:
         """Return definitions, details, commands for missing cells and run keys, as Markdown."""
         return notes(self.grid)
 
-    def latex(self) -> str:
+    def to_latex(self) -> str:
         """Return the table as LaTeX."""
         return latex(self.grid)
 
-    _repr_markdown_ = markdown
+    _repr_markdown_ = to_markdown
 
 
 class Made(NamedTuple):
@@ -106,16 +112,7 @@ def make_tables(
         SettingsError: If a name is unknown, or a description cannot be used.
         DataError: If records cannot be read.
     """
-    if select is not None and select not in RULES:
-        raise SettingsError(unknown("selection rule", select, RULES))
-    if bold not in get_args(Bold):
-        raise SettingsError(unknown("kind of mark", bold, get_args(Bold)))
-    if against is not None:
-        against = plugin_name("method", against)
-    if metric is not None:
-        metric = known_name(metric, METRICS)
-        if metric not in METRICS:
-            raise SettingsError(unknown("metric", metric, METRICS))
+    rule, against, metric, marked = _checked(select, against, metric, bold)
     wanted = [name for name in names if name not in ("all", "generic", *DESIGNS)]
     if "all" in names:
         wanted = [*named_tables(), *wanted]
@@ -128,9 +125,8 @@ def make_tables(
 
     def make(name: str, of: Description, mine: Sequence[RecordedRun], **more: bool) -> None:
         shown = _measuring(of, metric, mine)
-        grids.append(build(name + end, shown, mine, select=select, bold=marked, **more))
+        grids.append(build(name + end, shown, mine, select=rule, bold=marked, **more))
 
-    marked = cast(Bold, bold)
     grids: list[Grid] = []
     left: list[str] = []
     if {"all", "generic"} & set(names):
@@ -156,6 +152,55 @@ def make_tables(
         attacks = read_attacks(folders)
         grids += [reconstruction_grid(name, attacks) for name in drawn]
     return Made(grids, runs, left)
+
+
+def make_table(
+    rows: Sequence[str],
+    columns: str,
+    folders: Sequence[Path],
+    *,
+    dataset: str | None = None,
+    protocol: str | None = None,
+    recipe: str | None = None,
+    select: str | None = None,
+    against: str | None = None,
+    metric: str | None = None,
+    bold: str = "tested",
+) -> Made:
+    """Return one table: a row for each method, a column for each value of a field or a setting.
+
+    For arguments see `make_tables` and `by_values`.
+
+    Raises:
+        SettingsError: If a name is unknown, no run fits, or several data sets or protocols do.
+        DataError: If records cannot be read, or a cell would average runs that differ.
+    """
+    rule, against, metric, marked = _checked(select, against, metric, bold)
+    methods = list(dict.fromkeys(plugin_name("method", name) for name in rows))
+    given = None if dataset is None else plugin_name("data set", dataset)
+    runs = read_runs(folders)
+    name, description = by_values(methods, columns, runs, given, protocol, recipe)
+    if against is not None:
+        description = compared_with(description, against)
+    mine = of_setup(description, runs, recipe)
+    shown = _measuring(description, metric, mine)
+    return Made([build(name, shown, mine, select=rule, bold=marked)], runs, [])
+
+
+def _checked(
+    select: str | None, against: str | None, metric: str | None, bold: str
+) -> tuple[Rule | None, str | None, str | None, Bold]:
+    """Return the selection rule, the method, the metric and the marks as they are spelt here."""
+    if select is not None and select not in RULES:
+        raise SettingsError(unknown("selection rule", select, RULES))
+    if bold not in get_args(Bold):
+        raise SettingsError(unknown("kind of mark", bold, get_args(Bold)))
+    if metric is not None:
+        metric = known_name(metric, METRICS)
+        if metric not in METRICS:
+            raise SettingsError(unknown("metric", metric, METRICS))
+    method = against and plugin_name("method", against)
+    return select, method, metric, cast(Bold, bold)
 
 
 def _measuring(
