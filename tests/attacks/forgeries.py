@@ -327,7 +327,7 @@ def records(lab: Lab) -> None:
         (folder / "runs" / name).write_text(text)
         outcome = lab.feddg("tables", "generic", "--results", folder, "--out", out)
         told = name in outcome.err or name.removesuffix(".json") in outcome.err
-        shown = "55" in _cells(out) or "inf" in _cells(out).lower()
+        shown = "5500" in _cells(out) or "inf" in _cells(out).lower()  # 55 in percent
         right = outcome.code == 0 and bool(_cells(out)) and told and not shown
         lab.add(
             f"record: {attack}",

@@ -8,7 +8,17 @@ import warnings
 
 from tests.attacks.lab import Row, open_lab, seconds
 
-GROUPS = ("settings", "odd", "replies", "clients", "pictures", "forgeries", "hangs")
+GROUPS = (
+    "settings",
+    "odd",
+    "replies",
+    "clients",
+    "pictures",
+    "forgeries",
+    "records",
+    "models",
+    "hangs",
+)
 """Modules of this package; imported when needed, as processes that are started import this one."""
 
 

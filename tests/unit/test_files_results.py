@@ -496,7 +496,8 @@ def test_a_record_that_lies_is_left_out_with_one_notice(tmp_path, caplog, change
 def test_a_regression_may_correlate_negatively(tmp_path):
     part = {"pearson": -0.5, "worst_group": -0.75, "loss": 2.0, "images": 3}
     store = ResultsStore(tmp_path)
-    record = make_record(rounds=[helpers.entry(1, {"test": {"all": part}})])
+    rounds = [helpers.entry(1, {"test": {"all": part}})]
+    record = make_record(rounds=rounds, data={"task": "regression", "metric": "pearson"})
     store.save(record)
     assert store.load(record.key).evaluation()["test"]["all"] == part
 

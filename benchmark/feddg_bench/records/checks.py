@@ -82,6 +82,7 @@ def fault_of_evaluations(
     roles: Mapping[str, Collection[str]],
     images: Mapping[str, Mapping[str, int]],
     evaluations: Iterable[tuple[int, Evaluation | None]],
+    main: str,
 ) -> str:
     """Return what is wrong with a record's evaluations, by round.
 
@@ -91,6 +92,7 @@ def fault_of_evaluations(
         images: Split -> domain -> number of images; these must be those of the roles.
         evaluations: Number of each round, and what was measured; it must be all that the settings
             ask for, on all images.
+        main: Main metric of the task, which every part has.
     """
     held = {s: {d: n for d, n in parts.items() if n} for s, parts in images.items()}
     splits, scenario = setting(settings, "evaluation.splits"), settings.get("scenario")
@@ -120,6 +122,9 @@ def fault_of_evaluations(
             return f"round {number}: it holds {no} evaluation, unlike its settings say"
         if evaluation is None:
             continue
+        for split, parts in evaluation.items():
+            if lacking := [domain for domain in parts if main not in parts[domain]]:
+                return f"round {number}: {main} on {split} of {lacking[0]} is not there"
         # All of a split is measured too, where a metric is no mean over domains.
         found = {
             split: {

@@ -404,12 +404,13 @@ class RunRecord(RecordPart):
         roles = {"train": scenario.train, "test": (scenario.test,)}
         roles |= {"val": (scenario.val,)} if scenario.val is not None else {}
         numbers = [entry.round for entry in self.rounds]
+        main = next(iter(metrics_of(self.task)), "")
         evaluations = [(entry.round, entry.evaluation) for entry in self.rounds]
         return (
             checks.fault_of_names(settings, names | {"scenario": scenario.name})
             or checks.fault_of_key(settings, self.method_version, self.key)
             or checks.fault_of_rounds(settings, numbers, finished=finished)
-            or checks.fault_of_evaluations(settings, roles, self.data.images, evaluations)
+            or checks.fault_of_evaluations(settings, roles, self.data.images, evaluations, main)
             or checks.fault_of_privacy(settings, dict(self.privacy) if self.privacy else None)
         )
 

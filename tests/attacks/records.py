@@ -1,0 +1,304 @@
+"""Records that lie: one field at a time, whole files, packed files, and bombs."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import lzma
+import resource
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tests.attacks.lab import Lab, call
+from tests.fabricate_records import record, save
+from tests.helpers import make_record
+
+ODD: tuple[Any, ...] = (
+    None,
+    -1,
+    2.5,
+    10**30,
+    "x",
+    "",
+    "\x1b[31mred\n",
+    True,
+    [],
+    [5],
+    {},
+    {"a": 1},
+)
+NUMBERS = ("NaN", "1e999", "-1e999", "-0.001", "1e400")
+"""Written into a file as they are."""
+UNSIGNED = {
+    "recipe": "a label, which is not part of the key",
+    "skipped": "whether a round's replies were used follows from nothing else",
+    "train": "means of losses, which only the clients knew",
+    "loss": "NaN is a loss that overflowed",
+    "cpu": "of the environment",
+    "workers": "of the environment",
+    "labels": "what a caption must mention",
+    "code": "what a footnote compares",
+    "fingerprint": "of images that are not here",
+    "once": "costs",
+    "seconds": "costs",
+    "bytes": "costs",
+    "tuned": "how settings were chosen",
+}
+"""Fields that nothing in a record contradicts while their form is right. Records are not signed."""
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of each field, and of the first and last item of each list."""
+    if path:
+        yield path
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from leaves(inner, (*path, key))
+    elif isinstance(value, list) and value:
+        for place in {0, len(value) - 1}:
+            yield from leaves(value[place], (*path, place))
+
+
+def edits(values: Any) -> Iterator[tuple[str, tuple[Any, ...], str]]:
+    """Yield what the text of a record may be changed to, with the field's path."""
+    whole = json.dumps(values)
+    for path in leaves(values):
+        *above, last = path
+        for odd in ("gone", *ODD, *NUMBERS):
+            changed = copy.deepcopy(values)
+            inner = changed
+            for key in above:
+                inner = inner[key]
+            if odd == "gone":
+                del inner[last]
+            else:
+                inner[last] = "@" if odd in NUMBERS else odd
+            text = json.dumps(changed)
+            text = text.replace('"@"', str(odd)) if odd in NUMBERS else text
+            if text != whole:
+                yield f"{'.'.join(map(str, path))}: {odd!r:.20}", path, text
+
+
+class Tables:
+    """What the tables say of a results folder."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.root, self.pages = lab.folder(), ""
+        others = (("fedavg", 0), ("moon", 0), ("moon", 1))
+        save(self.root, *(record(name, seed=seed, every=2) for name, seed in others))
+        self.victim = record("fedavg", seed=1, every=2)
+        self.path = self.root / "runs" / f"{self.victim.key}.json"
+        self.without = self.cells()
+        self.write(json.dumps(self.victim.as_json()))
+        self.honest = self.cells()
+        assert self.honest != self.without
+
+    def write(self, text: str) -> None:
+        """Write the victim's file, which may be a forgery."""
+        self.path.write_text(text)
+        (self.root / ".index").unlink(missing_ok=True)
+
+    def cells(self) -> str:
+        """Return all tables as text."""
+        from feddg_bench.analysis.tables.build import build
+        from feddg_bench.analysis.tables.generic import generic_tables
+        from feddg_bench.analysis.tables.writers import WRITERS
+        from feddg_bench.records.runs import read_runs
+
+        runs = read_runs(self.root)
+        grids = [build(t.name, t.description, t.runs, any_paper=True) for t in generic_tables(runs)]
+        writers = {end: write for files in WRITERS.values() for end, write in files.items()}
+        texts = {end: "".join(map(write, grids)) for end, write in writers.items()}
+        self.pages = "".join(t for end, t in texts.items() if end != "csv")  # names as they are
+        return "".join(texts.values())
+
+    def judge(self, text: str) -> tuple[str, bool]:
+        """Return what a forgery did: refused and told, without effect, or silent."""
+        self.write(text)
+        told: list[str] = []
+        listener = logging.Handler()
+        listener.emit = lambda line: told.append(line.getMessage())  # type: ignore[method-assign]
+        logging.getLogger().addHandler(listener)
+        try:
+            shown, failed = call(self.cells)
+        finally:
+            logging.getLogger().removeHandler(listener)
+        if failed:
+            return failed, False
+        if "\x1b" in "".join((self.pages, *told)):
+            return "an escape is in a table or notice", False
+        if shown == self.without:
+            return "told" if told else "left out without a word", bool(told)
+        if shown == self.honest:
+            return "no effect", True
+        return "another table" + ", told" * bool(told), bool(told)
+
+
+def fields(lab: Lab) -> None:
+    """One field of a record at a time: all of them if the lab is full, else every sixth."""
+    tables = Tables(lab)
+    grid = edits(tables.victim.as_json())
+    for name, path, text in islice(grid, 0, None, 1 if lab.full else 6):
+        happened, held = tables.judge(text)
+        if held or not (happened == "another table" and UNSIGNED.keys() & {*path}):
+            lab.add(f"field {name}", happened, held)
+
+
+def whole(lab: Lab) -> None:
+    """Rounds, evaluations, privacy and keys of a record that its settings contradict."""
+    tables = Tables(lab)
+    honest = tables.victim.as_json()
+
+    def attempt(attack: str, **changes: Any) -> None:
+        text = json.dumps({**honest, **changes}).replace("Infinity", "1e999")
+        lab.add(f"record: {attack}", *tables.judge(text))
+
+    rounds = honest["rounds"]
+    for number in range(len(rounds)):
+        attempt(f"{number} rounds", rounds=rounds[:number])
+    attempt("rounds from the second on", rounds=rounds[1:])
+    attempt("rounds twice", rounds=[*rounds, *rounds])
+    attempt("last round evaluated only", rounds=[{**r, "evaluation": None} for r in rounds[:-1]])
+    attempt("no evaluation", rounds=[{**r, "evaluation": None} for r in rounds])
+    for split in ("test", "val", "id_val"):
+        less = copy.deepcopy(rounds)
+        del less[-1]["evaluation"][split]
+        attempt(f"no {split} in the last round", rounds=less)
+    said = {
+        "mechanism": "dp_client",
+        "aggregation": "plain",
+        "protects": "a client",
+        "epsilon": 0.01,
+        "delta": 1e-5,
+        "accountant": "rdp",
+    }
+    for epsilon in (0.01, -3, float("nan"), float("inf"), None):
+        attempt(f"an epsilon of {epsilon} without noise", privacy={**said, "epsilon": epsilon})
+    attempt("an epsilon without delta", privacy={k: v for k, v in said.items() if k != "delta"})
+    for seconds in (-39.0, float("inf"), -3e8):
+        attempt(f"{seconds} seconds", time={**honest["time"], "seconds": seconds})
+        attempt(f"{seconds} MiB", time={**honest["time"], "peak_memory_mib": seconds})
+    text = json.dumps(honest)
+    twice = text.replace('"accuracy"', '"accuracy": 0.9990, "accuracy"', 1)
+    lab.add("record: a key twice", *tables.judge(twice))
+    turned = text[::-1].replace('"ycarucca"', ': 0999.0 ,"ycarucca"'[::-1], 1)[::-1]
+    lab.add("record: a key twice, the last wins", *tables.judge(turned))
+
+
+def packed(lab: Lab) -> None:
+    """Packed files: several streams, garbage, and records that would be lost."""
+    from feddg_bench.records.runs import read_runs
+    from feddg_bench.records.store import pack, unpack
+
+    made = [record("fedavg", seed=seed) for seed in range(4)]
+    lines = [json.dumps(one.as_json()).encode() + b"\n" for one in made]
+    honest = {one.key for one in made}
+
+    def attempt(attack: str, data: bytes, command: Any, *, refused: bool = False) -> None:
+        root = lab.folder()
+        (root / "records").mkdir()
+        path = root / "records" / "digits4-ltdo-quick.jsonl.xz"
+        path.write_bytes(data)
+        save(root, record("moon", seed=9))
+        call(command, root)
+        if path.exists() and path.read_bytes() == data and refused:
+            lab.add(f"packed: {attack}", "refused, untouched", True)
+            return
+        found, failed = call(read_runs, root)
+        left = {run.key for run in found or ()} & honest
+        lab.add(f"packed: {attack}", failed or f"{len(left)} of 4 are left", left == honest)
+
+    streams = b"".join(map(lzma.compress, lines))
+    for name, command in (("read", read_runs), ("pack", pack), ("unpack", unpack)):
+        attempt(f"a stream for each record, {name}", streams, command)
+        attempt(f"two streams and padding, {name}", streams + bytes(4), command)
+    for more in (b"garbage", bytes(3), b"\xfd7zXZ\0", streams[:-5]):
+        for name, command in (("pack", pack), ("unpack", unpack)):
+            data = lzma.compress(b"".join(lines)) + more
+            attempt(f"{more[:6]!r} behind the stream, {name}", data, command, refused=True)
+
+
+def folders(lab: Lab) -> None:
+    """Folders that hold other contents of one run: it is told, and nothing is set aside."""
+    for field, value in (
+        ("partition", {"hash": "0b", "clients": 20, "sizes": [1, 1, 1]}),
+        ("time", {"seconds": 9.0, "peak_memory_mib": 1.0}),
+        ("once", {"bytes": {"up": 1, "down": 1}, "dropped": [], "seconds": {}}),
+    ):
+        first, second = lab.folder(), lab.folder()
+        one = record("fedavg", seed=0)
+        save(first, one)
+        save(second, one)
+        path = second / "runs" / f"{one.key}.json"
+        path.write_text(json.dumps(one.as_json() | {field: value}))
+        words = ("tables", "generic", "--out", lab.folder() / "t")
+        outcome = lab.feddg(*words, "--results", first, "--results", second)
+        told = "differs" in outcome.err or "other" in outcome.err
+        held = outcome.code == 0 and told and path.exists()
+        lab.add(f"folders differ in {field}", outcome.sentence or "not a word", held)
+
+
+def bombs(lab: Lab) -> None:
+    """Files far larger than records: refused, in little memory and time."""
+    from feddg_bench.records.runs import read_runs
+
+    def attempt(attack: str, name: str, write: Any) -> None:
+        root = lab.folder()
+        save(root, record("fedavg", seed=0))
+        path = root / name
+        path.parent.mkdir(exist_ok=True)
+        write(path)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        found, failed = call(read_runs, root)
+        more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024
+        fine = not failed and len(found) == 1 and more < 512
+        lab.add(f"bomb: {attack}", failed or f"{len(found)} read, {more} MiB more", fine)
+        path.unlink()
+
+    def sparse(path: Path) -> None:
+        with path.open("wb") as file:
+            file.truncate(6 * 2**30)
+
+    zeros = lzma.compress(bytes(600 * 2**20))
+    attempt("600 MiB packed into 90 kB", "records/a.jsonl.xz", lambda p: p.write_bytes(zeros))
+    many = lzma.compress(b"") * 20_000
+    attempt("20,000 streams", "records/a.jsonl.xz", lambda p: p.write_bytes(many))
+    attempt("a sparse packed file of 6 GiB", "records/a.jsonl.xz", sparse)
+    attempt("a sparse record of 6 GiB", "runs/a.json", sparse)
+    lists = b'{"rounds":[' + b"[]," * 1_000_000 + b"[]]}"
+    attempt("a million lists", "runs/a.json", lambda p: p.write_bytes(lists))
+    names = b'{"labels":{' + b",".join(b'"%d":1' % n for n in range(300_000)) + b"}}"
+    attempt("300,000 wrong labels", "runs/a.json", lambda p: p.write_bytes(names))
+
+
+def escapes(lab: Lab) -> None:
+    """Escapes in the texts of a record reach neither terminal, Markdown nor TeX."""
+    red = "\x1b[31mred\x1b[0m\r\n| a | b |"
+    for field in ("recipe", "method", "dataset", "protocol", "scenario"):
+        root, out = lab.folder(), lab.folder()
+        one = record("fedavg", seed=0)
+        layer = {} if field == "recipe" else {field: red}
+        again = {"recipe": red} if field == "recipe" else {}
+        rounds = [entry.model_dump() for entry in one.rounds]
+        domains = (("ink", "poster"), "outline", "chalk")
+        forged = make_record(layer, domains=domains, rounds=rounds, **again)
+        folder = root / "runs"
+        folder.mkdir()
+        (folder / f"{forged.key}.json").write_text(json.dumps(forged.as_json()))
+        for command in ("tables", "results"):
+            words = (
+                ("tables", "generic", "--out", out) if command == "tables" else ("results", "list")
+            )
+            outcome = lab.feddg(*words, "--results", root)
+            made = "".join(p.read_text() for p in out.rglob("*") if p.suffix in (".md", ".tex"))
+            obeyed = "\x1b" in outcome.out + outcome.err + made or "\r" in made
+            lab.add(f"escapes in {field}: {command}", f"exit {outcome.code}", not obeyed)
+
+
+def attack(lab: Lab) -> None:
+    """Try them all."""
+    for part in (fields, whole, packed, folders, bombs, escapes):
+        part(lab)
