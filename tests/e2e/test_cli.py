@@ -104,6 +104,18 @@ def test_run_prints_one_table_and_keeps_every_round(feddg: Run, tmp_path: Path) 
     assert again.out == done.out
 
 
+def test_the_models_that_several_methods_kept_are_named(feddg: Run) -> None:
+    run = ("run", "--method", "fedavg,fedprox", "--scenario", "ip-o-c", "--keep", "best", *TINY)
+    said = feddg(*run).out.splitlines()
+    models = said.index("Models: feddg-bench predict KEY IMAGES --results runs --which best")
+    keys = {path.stem for path in Path("runs/runs").glob("*.json")}
+    named = [line.split() for line in said[models + 1 :]]
+    assert {words[0] for words in named} == keys
+    assert [words[1:] for words in named] == [
+        [method, "ip-o-c", "seed", "0"] for method in ("fedavg", "fedprox")
+    ]
+
+
 def test_seeds_give_mean_and_deviation(feddg: Run) -> None:
     arguments = ("run", "--scenario", "ip-o-c", "--seeds", "0,1", *TINY)
     done = feddg(*arguments, "--json")

@@ -32,7 +32,6 @@ TEXTS = {
     for path in sorted(ROOT.glob(pattern))
 }
 MAKEFILE = (ROOT / "Makefile").read_text()
-EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 DRY = ("run", "sweep", "tune")
 """These train for long, or need a GPU, a cluster or real images: they run with ``--dry-run``."""
@@ -182,8 +181,8 @@ def fault_of(
     installed = []
 
     def of_ours(given: list[str]) -> str:
-        values = {"DIR": "pictures", "FILE": "mine.yaml", "NAME": "fedavg"}
-        values["KEY"] = trained.get(given[0], "")
+        values = {"DIR": "pictures", "FILE": "mine.yaml", "KEY": trained.get(given[0], "")}
+        values["NAME"] = "pacs" if given[0] == "datasets" else "fedavg"
         given = [values.get(word, word) for word in given]
         text = " ".join(given)
         if given[0] in DRY:
@@ -223,10 +222,15 @@ def fault_of(
             unknown = {w.partition("=")[0] for w in given} - {name for two in known for name in two}
             return "".join(f"the Makefile has no {name}" for name in unknown)
         if program == "pip":
-            if Path(given[-1], "pyproject.toml").exists():
-                install(given[-1])
-            asked = re.findall(r"\w+", "".join(re.findall(r"\[(.*?)\]", given[-1])))
-            return "".join(f"there is no extra {extra}" for extra in {*asked} - {*EXTRAS})
+            package, _, extras = given[-1].rstrip("]").partition("[")
+            folder = ROOT if package == "." else Path(package)
+            project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+            if folder != ROOT:
+                install(package)
+            known = project.get("optional-dependencies", {})
+            return "".join(
+                f"there is no extra {e}" for e in re.findall(r"\w+", extras) if e not in known
+            )
         if program in ("python", "python3"):
             module = given[given.index("-m") + 1]
             return "" if find_spec(module) else f"there is no module {module}"
@@ -272,6 +276,7 @@ def every_option(command: Any) -> Iterator[str]:
 def test_settings_exist() -> None:
     """Those that a page names, and the values that it gives them."""
     fields = [*dotted_fields()]
+    fields.append(("hyper.bound", FieldInfo(annotation=float)))  # of what `methods new` writes
     for method in plugins.names("method"):
         fields += dotted_fields(plugins.outline(method).Settings, "hyper.")
     known: dict[str, list[FieldInfo]] = {}

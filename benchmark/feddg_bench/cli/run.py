@@ -242,9 +242,15 @@ def _run_all(
     places = {path.parent for path in (store.path(record.key) for record in records)}
     where = ", ".join(sorted(map(from_here, places)))
     console.print(f"Records: {where}", highlight=False, soft_wrap=True)
+    folder = shlex.quote(from_here(resources.results))
     if several:
-        words = f"feddg-bench tables generic --results {shlex.quote(from_here(resources.results))}"
+        words = f"feddg-bench tables generic --results {folder}"
         console.print(f"Each scenario: {words}", highlight=False, soft_wrap=True)
+    if keep:
+        which = "" if "last" in keep else f" --which {keep[0]}"
+        words = f"feddg-bench predict KEY IMAGES --results {folder}{which}"
+        lines = [f"  {r.key}  {r.method} {r.scenario.name} seed {r.seed}" for r in records]
+        console.print("\n".join([f"Models: {words}", *lines]), highlight=False, soft_wrap=True)
 
 
 def _say(line: str) -> None:
