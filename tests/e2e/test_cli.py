@@ -79,7 +79,7 @@ def test_a_folder_that_may_not_be_read_is_said(tmp_path: Path, words: tuple[str,
 def test_run_prints_one_table_and_keeps_every_round(feddg: Run, tmp_path: Path) -> None:
     done = feddg("run", "--method", "pardon", "--protocol", "ltdo", *TINY)
     assert done.code == 0, done.err
-    assert "pardon on digits4, ltdo" in done.out
+    assert "PARDON on Digits4, leave two domains out" in " ".join(done.out.split())
     assert "style pixel" in done.out.lower()
     assert "mean" in done.out
     records = list(ResultsStore(tmp_path / "runs"))
@@ -649,9 +649,9 @@ def test_several_methods_under_several_protocols(feddg):
     answer = json.loads(done.out)
     titles = [table["title"] for table in answer["tables"]]
     assert titles == [
-        f"{method} on digits4, {protocol}: accuracy in %"
-        for protocol in ("ltdo", "lodo")
-        for method in ("fedavg", "erm")
+        f"{method} on Digits4, leave {number} out: accuracy in %"
+        for number in ("two domains", "one domain")
+        for method in ("FedAvg", "ERM")
     ]
     assert len(answer["runs"]) == 16
     assert [[row["method"] for row in t["rows"]] for t in answer["compared"]] == [
@@ -666,11 +666,11 @@ def test_several_methods_end_in_one_table_with_differences_to_the_first(feddg, t
     assert done.code == 0, done.err
     assert "set-up: fedprox, fedavg: small_cnn from scratch at 8 px, 1 round, 2 of 4" in done.err
     assert "estimate: 16 runs in about " in done.err
-    (title,) = [line for line in done.out.splitlines() if line.startswith("digits4, ltdo")]
+    (title,) = [line for line in done.out.splitlines() if line.startswith("Digits4, leave two")]
     assert title.split(",")[-1].strip() == "mean over 4 scenarios: accuracy in %"
-    assert "minus fedprox" in done.out
+    assert "minus FedProx" in done.out
     assert done.out.splitlines()[-1] == "Each scenario: feddg-bench tables generic --results runs"
-    (row,) = [line for line in done.out.splitlines() if line.startswith(" fedavg ")]
+    (row,) = [line for line in done.out.splitlines() if line.startswith(" FedAvg ")]
     found: dict[tuple[str, str], list[float]] = {}
     for record in ResultsStore(tmp_path / "runs"):
         (part,) = record.evaluation()["test"].values()

@@ -258,7 +258,7 @@ def test_filters_and_the_address_that_keeps_them(report: Report, page: Path) -> 
     report.choose("split", "id_test")
     report.choose("metric", "loss")
     report.choose("q", "fed, moon")
-    assert sorted(report.column(LTDO, 0)) == ["fedavg", "fedprox", "moon"]
+    assert sorted(report.column(LTDO, 0)) == ["FedAvg", "FedProx", "MOON"]
     report.sort(LTDO, "mean")
     shown = [report.column(LTDO, number) for number in range(7)]
     view = report.js("return location.hash")
@@ -294,7 +294,7 @@ def test_published_numbers_can_be_switched(browser: Any, tmp_path: Path) -> None
 
 
 def test_a_cell_opens_its_runs(report: Report, results: Path, page: Path) -> None:
-    said = report.open(LTDO, "pardon", "ip-o-c")
+    said = report.open(LTDO, "PARDON", "ip-o-c")
     records = [json.loads(path.read_bytes()) for path in (results / "runs").iterdir()]
     mine = [
         record
@@ -334,17 +334,17 @@ def test_a_cell_opens_its_runs(report: Report, results: Path, page: Path) -> Non
     assert report.js("return location.hash") == ""
     linked = Report(report.browser, page, view)
     assert linked.js("return document.querySelector('#dialog[open] h2').innerText").startswith(
-        "pardon"
+        "PARDON"
     )
 
 
 def test_escape_and_back_close_the_dialog(report: Report) -> None:
     closed = "return !document.getElementById('dialog').open && !location.hash"
-    said = report.open(LTDO, "fedavg", "mean")
+    said = report.open(LTDO, "FedAvg", "mean")
     assert "8 runs" in said
     report.browser.switch_to.active_element.send_keys(Keys.ESCAPE)
     report.until(closed)
-    report.open(LTDO, "fedavg", "worst")
+    report.open(LTDO, "FedAvg", "worst")
     report.browser.back()
     report.until(closed)
 
@@ -354,7 +354,7 @@ def test_colour_is_never_the_only_sign(report: Report) -> None:
     cells = report.js(starred)
     assert {name for name, text in cells if text.startswith("★")} == {"top"}
     assert all(text.startswith("★") for name, text in cells if name == "top")
-    report.open(LTDO, "pardon", "mean")
+    report.open(LTDO, "PARDON", "mean")
     dashes = report.js(
         "return [...document.querySelectorAll('#dialog-body > figure .legend line')]"
         ".map(e => getComputedStyle(e).strokeDasharray)"
@@ -365,13 +365,13 @@ def test_colour_is_never_the_only_sign(report: Report) -> None:
 def test_costs_and_loss_open_too(report: Report) -> None:
     report.choose("metric", "cost")
     assert report.heads(LTDO)[1:3] == ["MB up a round", "MB down a round"]
-    assert "8 runs" in report.open(LTDO, "moon", "MB up a round")
+    assert "8 runs" in report.open(LTDO, "MOON", "MB up a round")
     report.js("document.querySelector('details.run summary').click()")
     assert report.js("return document.querySelectorAll('details.run polyline').length") == 4
     report.js("document.getElementById('close').click()")
     report.until("return !location.hash.includes('cell')")
     report.choose("metric", "loss")
-    assert "loss" in report.open(LTDO, "moon", "mean")
+    assert "loss" in report.open(LTDO, "MOON", "mean")
 
 
 def test_hostile_text_is_shown_as_text(report: Report) -> None:
@@ -414,7 +414,7 @@ def test_a_phone_scrolls_tables_inside_the_page(report: Report) -> None:
     before = report.js(f"return {first}")
     report.js(f"{box}.scrollLeft = 120")
     assert report.js(f"return {first}") == before  # the methods stay in sight
-    report.open(LTDO, "fedavg", "mean")
+    report.open(LTDO, "FedAvg", "mean")
     report.js("document.querySelectorAll('details.run summary').forEach(e => e.click())")
     assert report.js(
         "const d = document.getElementById('dialog'); return d.scrollWidth <= d.clientWidth"

@@ -347,7 +347,7 @@ def test_the_table_of_several_methods_marks_what_holm_leaves_and_rates_of_one_ru
         "moon": "+3.75 [+0.22, +7.28]",
         "fpl": "+0.00 [+0.00, +0.00]",
     }
-    assert "* p < 0.05 after Holm's correction; settings chosen by one run: moon." in made.caption
+    assert "* p < 0.05 after Holm's correction; settings chosen by one run: MOON." in made.caption
 
 
 def test_test_stands_beside_id_test_and_is_compared_at_equal_id_test(
@@ -788,6 +788,19 @@ def test_a_row_is_the_runs_that_depart_least_from_the_recipe(tmp_path: Path) -> 
     (moon,) = least_departing([r for r in read_runs(tmp_path) if r.method == "moon"], {})
     assert moon.settings["train.lr"] == 0.5
     assert departing(moon) == {}
+
+
+def test_a_row_made_with_other_rounds_than_most_says_so(tmp_path: Path) -> None:
+    """A paper's table may have them in one setup; a leaderboard keeps them apart."""
+    usual = in_frame("quick", "digits4", "fedavg")
+    fewer = merge(usual, {"federation": {"rounds": 30}})
+    for method in ("fedprox", "moon"):
+        save(tmp_path, record(method, settings=fewer))
+    save(tmp_path, record("fedavg", settings=usual))
+    pooled = {"partition": {"kind": "pooled", "clients": 1}, "federation": {"per_round": None}}
+    save(tmp_path, record("erm", settings=merge(fewer, pooled)))
+    said = footnotes(build("mine", user_table(), read_runs(tmp_path)))
+    assert said == {"ERM": [], "FedAvg": ["with rounds=50"], "FedProx": [], "MOON": []}
 
 
 def test_a_table_shows_the_papers_setup_or_else_the_fullest(add: Add, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from rich.progress import TaskID, TimeRemainingColumn
 from rich.table import Table as RichTable
 
 from feddg_bench.analysis.tables import Cell, MethodsTable, Table
+from feddg_bench.analysis.tables.titles import method_title
 from feddg_bench.common.terminal import Display, duration, table, text
 from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.rules import split_metric
@@ -141,10 +142,10 @@ def _cell(cell: Cell | None, decimals: int) -> str:
 
 def methods_table(results: MethodsTable) -> RichTable:
     """Return the table of several methods for a terminal; a published number stands under ours."""
-    head = f"minus {results.rows[0][0]}"
+    head = f"minus {method_title(results.rows[0][0])}"
     rows = [
         [
-            method,
+            method_title(method),
             *(_cell(cells[column], results.decimals) for column in results.columns),
             results.difference(gap),
         ]

@@ -96,7 +96,7 @@ class _Builder:
         bold: Bold,
     ) -> None:
         self.name, self.description, self.any_paper = name, description, any_paper
-        self.bold = bold
+        self.bold, self.variants = bold, variants
         self.recipe = ""  # with the paper's frame, where the table is a paper's
         if description.paper is not None:
             self.recipe = description.recipe or RECIPES[description.paper]
@@ -126,6 +126,7 @@ class _Builder:
     def grid(self) -> Grid:
         if self.description.ranked:
             self._rank_rows()
+        self.mixed = {} if self.variants else captions.mixed(self.description, self.rows)
         outside = {id(row): self._outside(row) for row in self.rows}
         ours = [self._line(row, outside) for row in self.rows]
         for position, column in enumerate(self.shown):
@@ -310,7 +311,9 @@ class _Builder:
             "variant": variant.label if variant else "",
         }
         runs = variant.runs if variant else ()
-        marks = tuple(map(self._footnote, caveats(runs, self._accuracy(row))))
+        said = [f"with {self.mixed[row]}"] if row in self.mixed else []
+        said += caveats(runs, self._accuracy(row))
+        marks = tuple(map(self._footnote, said))
         entries = tuple(self._entry(row, column, fills) for column in self.shown)
         return Line("ours", row.label, row.label, entries, facts, marks)
 

@@ -7,9 +7,10 @@ from typing import Any
 
 from feddg_bench.analysis.tables.columns import MeasuredColumn, varied_keys
 from feddg_bench.analysis.tables.describe import Description
-from feddg_bench.analysis.tables.frames import unlike_recipe
+from feddg_bench.analysis.tables.frames import FRAME, unlike_recipe
 from feddg_bench.analysis.tables.grid import Line
 from feddg_bench.analysis.tables.rows import Row
+from feddg_bench.analysis.tables.setups import departing
 from feddg_bench.analysis.tables.titles import dataset_title
 from feddg_bench.data.protocols import TITLES
 from feddg_bench.plugins import harmless
@@ -339,6 +340,34 @@ def notes(description: Description, rows: Sequence[Row]) -> tuple[str, ...]:
         if any(part not in row.label for part in full):
             said.append(f"row {row.label} is {', '.join(full)}")
     return tuple(map(sentence, [*said, *_codes(rows), *_elsewhere(rows)]))
+
+
+def mixed(description: Description, rows: Sequence[Row]) -> dict[Row, str]:
+    """Return, for rows whose runs were made with other rounds, networks and so on, what differs.
+
+    What a recipe or a method gives its own value is no difference, unless a run departs from it.
+    """
+    aside = varied_keys(description)
+    runs = {row: row.variant.runs for row in rows if row.variant}
+    asked = {row: {*aside, *(row.where or {})} for row in runs}
+    away = {key for row, mine in runs.items() for r in mine for key in departing(r, asked[row])}
+    usual = {
+        dataset: modal([run for mine in runs.values() for run in mine if run.dataset == dataset])
+        for dataset in {run.dataset for mine in runs.values() for run in mine}
+    }
+    found = {}
+    for row, mine in runs.items():
+        tuned = {key for run in mine if run.tuned for key in run.tuned.settings}
+        other = {
+            key: run.get(key)
+            for run in mine
+            for key in sorted((away & {*FRAME}) - asked[row] - tuned)
+            if not (run.get("partition.kind") == "pooled" and key in BY_CLIENTS)
+            if run.get(key) != usual[run.dataset].get(key)
+        }
+        if other:
+            found[row] = ", ".join(assignments(other))
+    return found
 
 
 def _codes(rows: Sequence[Row]) -> list[str]:

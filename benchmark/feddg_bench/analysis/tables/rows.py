@@ -77,7 +77,7 @@ def make_rows(
         by_method.setdefault(run.method, []).append(run)
     specs = list(description.rows)
     if description.others:
-        listed = {spec.where.get("method") for spec in specs if spec.where is not None}
+        listed = {{**description.where, **(spec.where or {})}.get("method") for spec in specs}
         specs += [
             RowSpec(label=method_title(method), where={"method": method})
             for method in sorted(set(by_method) - listed)

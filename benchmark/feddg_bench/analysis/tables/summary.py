@@ -9,6 +9,8 @@ from typing import Any
 
 from feddg_bench.analysis.tables.caveats import classes
 from feddg_bench.analysis.tables.frames import RECIPES, departures
+from feddg_bench.analysis.tables.titles import dataset_title, method_title
+from feddg_bench.data.protocols import TITLES
 from feddg_bench.records.metrics import Metric, find_metric
 from feddg_bench.records.published import Published, published_accuracy
 from feddg_bench.records.record import RunRecord
@@ -122,16 +124,18 @@ def compared(records: Sequence[RunRecord]) -> MethodsTable:
     shown = tuple(name for name in columns if any(cells[name] for _, cells, _ in rows))
     scenarios = len({record.scenario.name for record in records})
     over = f"mean over {scenarios} scenarios" if scenarios > 1 else first.scenario.name
-    said = f"minus {first.method}: difference over test"
+    said = f"minus {method_title(first.method)}: difference over test"
     if scenarios >= FEWEST:
         said += ", 95 % interval of a t-test over the scenarios; * p < 0.05 after Holm's correction"
     by_one_run = [
-        m for m, runs in groups.items() if any(r.tuned and r.tuned.by_one_run for r in runs)
+        method_title(m)
+        for m, runs in groups.items()
+        if any(r.tuned and r.tuned.by_one_run for r in runs)
     ]
     if by_one_run:
         said += f"; settings chosen by one run: {', '.join(by_one_run)}"
     return MethodsTable(
-        f"{first.dataset}, {first.protocol}, {over}: {_measure(first)}",
+        f"{_where(first)}, {over}: {_measure(first)}",
         shown,
         tuple(rows),
         f"{_caption(records, [], keys=False)} {said[0].upper()}{said[1:]}.",
@@ -147,6 +151,11 @@ def _sample(records: Sequence[RunRecord]) -> dict[tuple[Unit, int], float]:
         for record in records
         if (value := split_metric(record.evaluation(), "test", metric.name)) is not None
     }
+
+
+def _where(record: RunRecord) -> str:
+    protocol = TITLES.get(record.protocol, record.protocol)
+    return f"{dataset_title(record.dataset)}, {protocol}"
 
 
 def _measure(record: RunRecord) -> str:
@@ -185,7 +194,7 @@ def summary(records: Sequence[RunRecord], columns: _Columns | None = None) -> Ta
         of_all = {c: [papers[name, c] for name in by_scenario] for c in columns}
         rows.append(("mean", {c: _cell(records, *columns[c], of_all[c]) for c in columns}))
     return Table(
-        f"{first.method} on {first.dataset}, {first.protocol}: {_measure(first)}",
+        f"{method_title(first.method)} on {_where(first)}: {_measure(first)}",
         shown,
         tuple(rows),
         _caption(records, [paper.source for paper in papers.values() if paper]),
