@@ -19,13 +19,17 @@ CSV_COLUMNS = (
 WIDTH = 8
 """Most numeric columns that stand side by side in Markdown."""
 
+ABBREVIATIONS = (
+    "SD: sample standard deviation; N: clients; K: clients of a round; lambda: from 0, as few "
+    "domains a client as possible, to 1, the same mixture of domains everywhere; px: the side of "
+    "an image."
+)
+
 
 def markdown(grid: Grid) -> str:
     """Return a table as Markdown, with its caption and its footnotes."""
     lines = [f"# {_md(grid.title)}", "", *_md_blocks(grid)]
-    lines += [_md(grid.caption), ""]
-    lines += [f"- <sup>{n}</sup> {_md(text)}." for n, text in enumerate(grid.footnotes, 1)]
-    lines += [""] * bool(grid.footnotes) + [f"[Notes]({grid.name}.notes.md)"]
+    lines += [_md(grid.caption), "", *_md_footnotes(grid), f"[Notes]({grid.name}.notes.md)"]
     return "\n".join(lines) + "\n"
 
 
@@ -36,9 +40,9 @@ def notes(grid: Grid) -> str:
     keys of each row's runs.
     """
     lines = [f"# Notes: {_md(grid.title)}", ""]
-    lines += [f"- {_md(text)}" for text in (*grid.definitions, *grid.notes)]
+    lines += [f"- {_md(text)}" for text in (*grid.definitions, ABBREVIATIONS, *grid.notes)]
     if details := _md_blocks(grid, details=True):
-        lines += ["", "## More columns", "", *details]
+        lines += ["", "## More columns", "", *details, *_md_footnotes(grid)[:-1]]
     if grid.fills:
         lines += ["", "## Commands that fill what is missing", ""]
         lines += [f"- {_md(row)}: {_code(command)}" for row, command in grid.fills]
@@ -65,6 +69,12 @@ def _md_blocks(grid: Grid, *, details: bool = False) -> list[str]:
             lines.append(_row([label + _raised(line.footnotes), *cells]))
         lines.append("")
     return lines
+
+
+def _md_footnotes(grid: Grid) -> list[str]:
+    """Return the footnotes' lines and an empty one; no line if there are none."""
+    lines = [f"- <sup>{n}</sup> {_md(text)}." for n, text in enumerate(grid.footnotes, 1)]
+    return [*lines, ""] if lines else []
 
 
 def _told(scenarios: Mapping[str, Sequence[str]]) -> str:
