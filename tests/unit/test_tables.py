@@ -22,10 +22,11 @@ from feddg_bench.analysis.tables.describe import (
     load_description,
     named_tables,
 )
+from feddg_bench.analysis.tables.frames import departing
 from feddg_bench.analysis.tables.generic import generic_tables
 from feddg_bench.analysis.tables.grid import Grid
 from feddg_bench.analysis.tables.rows import of_setup
-from feddg_bench.analysis.tables.setups import departing, least_departing
+from feddg_bench.analysis.tables.setups import least_departing
 from feddg_bench.analysis.tables.summary import compared
 from feddg_bench.analysis.tables.writers import csv_text, latex, latex_document, markdown, notes
 from feddg_bench.common.errors import DataError, SettingsError

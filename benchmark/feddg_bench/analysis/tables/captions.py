@@ -7,10 +7,9 @@ from typing import Any
 
 from feddg_bench.analysis.tables.columns import MeasuredColumn, varied_keys
 from feddg_bench.analysis.tables.describe import Description
-from feddg_bench.analysis.tables.frames import FRAME, unlike_recipe
+from feddg_bench.analysis.tables.frames import FRAME, departing, unlike_recipe
 from feddg_bench.analysis.tables.grid import Line
 from feddg_bench.analysis.tables.rows import Row
-from feddg_bench.analysis.tables.setups import departing
 from feddg_bench.analysis.tables.titles import dataset_title
 from feddg_bench.data.protocols import TITLES
 from feddg_bench.plugins import harmless

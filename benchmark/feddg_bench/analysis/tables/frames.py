@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any
 
@@ -76,18 +76,24 @@ def usual_settings(recipe: str, dataset: str, method: str = "") -> Mapping[str, 
     return flatten(settings.model_dump(mode="json"))
 
 
-def unlike_recipe(run: RecordedRun) -> dict[str, Any]:
-    """Return the method's settings for captions in which a run departs from its recipe.
+def departing(run: RecordedRun, aside: Collection[str] = ()) -> dict[str, Any]:
+    """Return the settings in which a run departs from its recipe; none if that is not at hand.
 
-    There are none where the recipe or the method is not at hand; tuned settings are left out.
+    Tuned settings, files and the settings ``aside`` are left out.
     """
     usual = usual_settings(run.recipe, run.dataset, run.method) or {}
     tuned = run.tuned.settings if run.tuned else {}
     return {
-        key: run.settings[key]
-        for key in (f"hyper.{name}" for name in run.labels)
-        if key in usual and key not in tuned and run.settings.get(key, usual[key]) != usual[key]
+        key: value
+        for key, value in run.settings.items()
+        if key in usual and value != usual[key] and key not in (*FILES, *tuned, *aside)
     }
+
+
+def unlike_recipe(run: RecordedRun) -> dict[str, Any]:
+    """Return the method's settings for captions in which a run departs from its recipe."""
+    told = {f"hyper.{name}" for name in run.labels}
+    return {key: value for key, value in departing(run).items() if key in told}
 
 
 @cache

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from feddg_bench.analysis.tables.frames import FILES, usual_settings
+from feddg_bench.analysis.tables.frames import departing
 from feddg_bench.records.runs import RecordedRun
 from feddg_bench.records.variants import Entry, signed
 
@@ -66,17 +66,3 @@ def least_departing(
         return len(away), -first.version, -len(entry.runs), repr(sorted(first.settings.items()))
 
     return [run for mine in by_dataset.values() for run in min(signed(mine, free), key=rank).runs]
-
-
-def departing(run: RecordedRun, aside: Collection[str] = ()) -> dict[str, Any]:
-    """Return the settings in which a run departs from its recipe; none if that is not at hand.
-
-    Tuned settings, files and the settings ``aside`` are left out.
-    """
-    usual = usual_settings(run.recipe, run.dataset, run.method) or {}
-    tuned = run.tuned.settings if run.tuned else {}
-    return {
-        key: value
-        for key, value in run.settings.items()
-        if key in usual and value != usual[key] and key not in (*FILES, *tuned, *aside)
-    }
