@@ -40,7 +40,7 @@ def _list_command(results: Folders = None) -> None:
 
 
 @results_app.command("check")
-def check_command(results: Folders = None) -> None:
+def _check_command(results: Folders = None) -> None:
     """Check all records, and compute their guarantees of privacy again.
 
     It names records that cannot be used, records of one run with different contents, and epsilons
