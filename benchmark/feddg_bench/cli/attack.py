@@ -19,7 +19,7 @@ from feddg_bench.cli.options import (
     with_groups,
 )
 from feddg_bench.common.errors import RunInterruptedError, SettingsError, unknown
-from feddg_bench.common.terminal import Display, table, terminal, text
+from feddg_bench.common.terminal import Display, terminal, text, text_table
 from feddg_bench.config.reading import listed, read_names
 from feddg_bench.config.schema import MANY
 from feddg_bench.plugins import names
@@ -194,7 +194,7 @@ def draw_attacks(records: Sequence[AttackRecord]) -> RichTable:
         for result in record.results
         for figures in [result.figures.items()]
     ]
-    return table(
+    return text_table(
         "",
         ("method", "n", "attack", "found", "no leak", "planted"),
         rows,

@@ -14,7 +14,7 @@ import typer
 from feddg_bench.cli.options import CacheDir, DataRoot, Dataset, Json, each_usable, print_json
 from feddg_bench.common.errors import DataError, SettingsError, printable
 from feddg_bench.common.files import replacing
-from feddg_bench.common.terminal import Display, say, table, terminal
+from feddg_bench.common.terminal import Display, say, terminal, text_table
 from feddg_bench.config.layers import merge, validate
 from feddg_bench.config.recipes import load_recipe
 from feddg_bench.config.schema import DataSettings, RunSettings
@@ -49,7 +49,7 @@ def list_command(
         return
 
     columns = ("data set", "images", "domains", "classes", "download", "here", "decoded")
-    drawn = table("", columns, map(_counts, rows), right=columns[1:5], whole=columns[:1])
+    drawn = text_table("", columns, map(_counts, rows), right=columns[1:5], whole=columns[:1])
     terminal().print(drawn, highlight=False)
     for row in rows:
         how = f"; or: feddg-bench data download {row['name']}" if row["download"] else ""

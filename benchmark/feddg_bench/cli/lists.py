@@ -28,7 +28,7 @@ from feddg_bench.cli.options import (
 )
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.common.files import shipped
-from feddg_bench.common.terminal import print_markdown, say, table, terminal
+from feddg_bench.common.terminal import print_markdown, say, terminal, text_table
 from feddg_bench.config.layers import (
     Layer,
     dotted,
@@ -356,7 +356,7 @@ def _draw_briefly(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
         "and the whole meaning."
     )
     columns = ("key", "value", "meaning")
-    shown = table(title, columns, lines, caption=caption, whole=columns[:2])
+    shown = text_table(title, columns, lines, caption=caption, whole=columns[:2])
     console.print(shown, highlight=False)
 
 
@@ -392,7 +392,7 @@ def _settings(method: str, dataset: str, recipe: str, tuned: Layer) -> Iterator[
 
 def _draw(title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...] | None]) -> None:
 
-    terminal().print(table(title, columns, rows, whole=columns[:1]), highlight=False)
+    terminal().print(text_table(title, columns, rows, whole=columns[:1]), highlight=False)
 
 
 def _pairs(values: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ import typer
 from feddg_bench.cli.options import Where
 from feddg_bench.common.errors import DataError
 from feddg_bench.common.files import check_writable, write_whole
-from feddg_bench.common.terminal import say, table, terminal
+from feddg_bench.common.terminal import say, terminal, text_table
 from feddg_bench.data.image_folders import is_image, is_system
 from feddg_bench.records.sources import FOLDERS
 
@@ -78,7 +78,7 @@ def predict_command(
         say(f"{len(rows)} images: written to {csv_}")
     else:
         shown = [row[:2] + [f"{float(share):.3f}" for share in row[2:3]] for row in rows]
-        terminal().print(table("", head[:3], shown, right=head[2:3]), highlight=False)
+        terminal().print(text_table("", head[:3], shown, right=head[2:3]), highlight=False)
     if faults:
         raise DataError(f"{len(faults)} of {len(files)} images were not read: {faults[0]}")
 

@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 
 from feddg_bench.analysis.tables import Cell, MethodsTable, Table
 from feddg_bench.analysis.tables.titles import method_title
-from feddg_bench.common.terminal import Display, duration, table, text
+from feddg_bench.common.terminal import Display, duration, text, text_table
 from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.rules import split_metric
 from feddg_bench.runs.observer import Observer
@@ -125,7 +125,7 @@ def terminal_table(results: Table) -> RichTable:
     for label, cells in results.rows:
         row = [label, *(_cell(cells[column], results.decimals) for column in results.columns)]
         rows += [None, row] if label == "mean" else [row]
-    return table(
+    return text_table(
         results.title,
         ("scenario (held out)", *results.columns),
         rows,
@@ -151,7 +151,7 @@ def methods_table(results: MethodsTable) -> RichTable:
         ]
         for method, cells, gap in results.rows
     ]
-    return table(
+    return text_table(
         results.title,
         ("method", *results.columns, head),
         rows,
@@ -190,7 +190,7 @@ def draw_profile(measured: Profile) -> RichTable:
     if p.peak_device_mib is not None:
         rows.append(("peak memory, GPU", f"{p.peak_device_mib:.0f}", "MiB"))
     title = f"{p.method} on {p.device}, {p.precision}"
-    return table(title, ("what", "value", "unit"), rows, right=("value",))
+    return text_table(title, ("what", "value", "unit"), rows, right=("value",))
 
 
 def draw_overheads(measured: Sequence[Profile]) -> RichTable:
@@ -211,7 +211,7 @@ def draw_overheads(measured: Sequence[Profile]) -> RichTable:
         )
         for p in measured
     ]
-    return table(
+    return text_table(
         f"seconds a round on {first.device}, {first.precision}",
         ("method", *numbers),
         rows,

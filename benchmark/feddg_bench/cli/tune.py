@@ -12,7 +12,7 @@ from feddg_bench.cli.options import Names, with_groups
 from feddg_bench.cli.sweep import SweepRecording, finish, listing
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.files import from_here
-from feddg_bench.common.terminal import say, table, terminal
+from feddg_bench.common.terminal import say, terminal, text_table
 from feddg_bench.records.metrics import Metric, find_metric
 from feddg_bench.records.tuning import FOLDER, TuningLedger, ledger_path
 from feddg_bench.runs.request import Datasets
@@ -87,7 +87,7 @@ def _show(ledgers: Sequence[TuningLedger], metric: Metric, place: Path) -> None:
         rows.append((ledger.method, values[0] or "-", chosen or "-", lead, said, f"{seconds:.0f}"))
     seeds = f"seed{'s' * (len(first.seeds) > 1)} {', '.join(map(str, first.seeds))}"
     title = f"{first.dataset}, {first.protocol} {first.scenario}, recipe {first.recipe}"
-    drawn = table(
+    drawn = text_table(
         f"{title}, {seeds}: {len(first.trials)} trials each",
         ("method", "recipe", "tuned", "lead", "settings", "seconds"),
         rows,

@@ -52,7 +52,7 @@ def print_markdown(markdown: str) -> None:
         print(lines(markdown), end="", flush=True)  # noqa: T201 - it is not rich's markup
 
 
-def table(
+def text_table(
     title: str,
     columns: Sequence[str],
     rows: Iterable[Sequence[str] | None],

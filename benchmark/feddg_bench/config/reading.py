@@ -75,7 +75,7 @@ def composed(name: str) -> str:
     return unicodedata.normalize("NFC", name)
 
 
-def plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """Return a name for comparisons.
 
     These are without regard to Unicode form, case, blanks, hyphens and underscores.
@@ -92,14 +92,14 @@ def listed(text: str | Iterable[str]) -> list[str]:
 def known_name(name: str, known: Iterable[str]) -> str:
     """Return the known name that is meant; ``name`` itself if there is none, or no single one.
 
-    Names are compared as `plain` ones, since papers write FedDG-GA.
+    Names are compared as `plain_name`s, since papers write FedDG-GA.
 
     >>> known_name("FedDG-GA", ["fedavg", "feddg_ga"])
     'feddg_ga'
     """
     if name in known:
         return name
-    alike = [each for each in known if plain(each) == plain(name)]
+    alike = [each for each in known if plain_name(each) == plain_name(name)]
     return alike[0] if len(alike) == 1 else name
 
 

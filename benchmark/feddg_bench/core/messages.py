@@ -130,7 +130,11 @@ def leaves(payload: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     else:
         strange = None
         if isinstance(payload, Tensor):
-            if type(payload) not in (Tensor, nn.Parameter):
+            # Tensors of some devices are of a subclass that PyTorch dispatches to; see `plain`.
+            dispatched = type(payload).__torch_dispatch__ is not Tensor.__torch_dispatch__
+            if type(payload) not in (Tensor, nn.Parameter) and not (
+                dispatched and not payload.is_cpu
+            ):
                 strange = type(payload).__name__
             elif payload.layout != torch.strided or payload.is_meta or payload.is_nested:
                 strange = f"tensor of layout {payload.layout} on {payload.device}"

@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from feddg_bench.common.errors import DataError
-from feddg_bench.config.reading import plain
+from feddg_bench.config.reading import plain_name
 from feddg_bench.data.dataset import FileDataset, Listing
 from feddg_bench.data.fetch.mirrors import RECEIPT
 from feddg_bench.data.locations import data_roots
@@ -191,11 +191,11 @@ def match_folders(folder: Path, names: Mapping[str, Sequence[str]]) -> dict[str,
     Raises:
         DataError: If the folder may not be read.
     """
-    children = {plain(path.name): path for path in subfolders(folder)}
+    children = {plain_name(path.name): path for path in subfolders(folder)}
     return {
-        key: next(children[plain(s)] for s in spellings if plain(s) in children)
+        key: next(children[plain_name(s)] for s in spellings if plain_name(s) in children)
         for key, spellings in names.items()
-        if any(plain(s) in children for s in spellings)
+        if any(plain_name(s) in children for s in spellings)
     }
 
 

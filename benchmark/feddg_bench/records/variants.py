@@ -91,7 +91,7 @@ def _usual(
     return {k: v for k, v in found[0].items() if k != "recipe"} if len(found) == 1 else {}
 
 
-def _telling(named: Sequence[Mapping[str, Any]], entries: Sequence[Entry]) -> set[str]:
+def _telling(named: Sequence[Mapping[str, Any]], entries: Sequence[SignedRuns]) -> set[str]:
     """Return the keys of the differences that labels show.
 
     Of a method's own settings, these are the ones that it declares for labels, if they tell all
@@ -143,7 +143,7 @@ def _signature(run: RecordedRun, free: Collection[str] = ()) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Entry:
+class SignedRuns:
     """Runs of a data set that agree in all that must not be averaged over."""
 
     dataset: str
@@ -156,7 +156,7 @@ class Entry:
         return min(run.recipe for run in self.runs)
 
 
-def signed(runs: Iterable[RecordedRun], free: Collection[str]) -> list[Entry]:
+def signed(runs: Iterable[RecordedRun], free: Collection[str]) -> list[SignedRuns]:
     """Return runs by data set and signature; equal settings are one entry whatever the recipe."""
     runs = list(runs)
     groups: dict[tuple[Any, ...], list[RecordedRun]] = {}
@@ -164,14 +164,14 @@ def signed(runs: Iterable[RecordedRun], free: Collection[str]) -> list[Entry]:
         mark = (run.dataset, id(run.settings), run.version, run.fingerprint)
         groups.setdefault((*mark, run.method, run.protocol), []).append(run)
     alike = _one_file_a_scenario(runs)
-    entries: dict[tuple[str, str], Entry] = {}
+    entries: dict[tuple[str, str], SignedRuns] = {}
     for members in groups.values():
         found = _signature(members[0], free)
         if alike and found.get(SPLIT) is not None:
             found[SPLIT] = "file"
         dataset = members[0].dataset
         whole = (dataset, repr(sorted(found.items())))
-        entries.setdefault(whole, Entry(dataset, found, [])).runs.extend(members)
+        entries.setdefault(whole, SignedRuns(dataset, found, [])).runs.extend(members)
     return list(entries.values())
 
 
@@ -186,7 +186,7 @@ def _one_file_a_scenario(runs: Iterable[RecordedRun]) -> bool:
     return all(len(files - {None}) <= 1 for files in found.values())
 
 
-def _differing(entries: Sequence[Entry]) -> list[str]:
+def _differing(entries: Sequence[SignedRuns]) -> list[str]:
     """Return the keys whose values differ within a data set, in the order of settings."""
     signatures: dict[str, list[dict[str, Any]]] = {}
     for entry in entries:

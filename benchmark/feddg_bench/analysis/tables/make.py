@@ -26,7 +26,7 @@ from feddg_bench.analysis.tables.generic import (
 from feddg_bench.analysis.tables.grid import Bold, Grid
 from feddg_bench.analysis.tables.reconstructions import DESIGNS, reconstruction_grid
 from feddg_bench.analysis.tables.rows import of_setup
-from feddg_bench.analysis.tables.writers import csv_text, latex, markdown, notes
+from feddg_bench.analysis.tables.writers import csv_text, latex, markdown, notes_text
 from feddg_bench.common.errors import SettingsError, unknown
 from feddg_bench.config.reading import known_name
 from feddg_bench.plugins import plugin_name
@@ -61,7 +61,7 @@ class MadeTable:
 
     def notes(self) -> str:
         """Return definitions, details, commands for missing cells and run keys, as Markdown."""
-        return notes(self.grid)
+        return notes_text(self.grid)
 
     def to_latex(self) -> str:
         """Return the table as LaTeX."""

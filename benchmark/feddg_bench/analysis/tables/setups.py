@@ -12,7 +12,7 @@ from typing import Any
 
 from feddg_bench.analysis.tables.frames import departing
 from feddg_bench.records.runs import RecordedRun
-from feddg_bench.records.variants import Entry, signed
+from feddg_bench.records.variants import SignedRuns, signed
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def least_departing(
     for run in runs:
         by_dataset.setdefault(run.dataset, []).append(run)
 
-    def rank(entry: Entry) -> tuple[int, int, int, str]:
+    def rank(entry: SignedRuns) -> tuple[int, int, int, str]:
         first = entry.runs[0]
         away = departing(first, {*where, *free})
         return len(away), -first.version, -len(entry.runs), repr(sorted(first.settings.items()))

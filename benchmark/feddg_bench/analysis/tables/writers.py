@@ -33,7 +33,7 @@ def markdown(grid: Grid) -> str:
     return "\n".join(lines) + "\n"
 
 
-def notes(grid: Grid) -> str:
+def notes_text(grid: Grid) -> str:
     """Return what a table's caption leaves out, as Markdown.
 
     These are definitions, columns of details, settings of rows, commands for missing cells and the
@@ -314,7 +314,7 @@ def latex_document(names: Sequence[str]) -> str:
 
 
 WRITERS: Mapping[str, Mapping[str, Callable[[Grid], str]]] = {
-    "md": {"md": markdown, "notes.md": notes},
+    "md": {"md": markdown, "notes.md": notes_text},
     "tex": {"tex": latex},
     "csv": {"csv": csv_text},
 }

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from feddg_bench.common.errors import DataError, SettingsError
-from feddg_bench.config.reading import plain
+from feddg_bench.config.reading import plain_name
 from feddg_bench.data.dataset import DomainDataset
 from feddg_bench.data.fetch.download import OnBytes
 from feddg_bench.data.fetch.mirrors import HubDownload
@@ -139,7 +139,7 @@ def write_images(
         for table, path in zip(opened, files, strict=True):
             labels = _labels(dataset, table.schema_arrow, path)
             for image, domain_text, label in _rows(table):
-                domain = domains.get(plain(str(domain_text)))
+                domain = domains.get(plain_name(str(domain_text)))
                 if domain is None:
                     raise DataError(f"{path}: unknown domain {domain_text!r} in row {row}")
                 if not isinstance(label, int) or not 0 <= label < len(labels):
@@ -178,7 +178,7 @@ def _domain_names(dataset: type[DomainDataset]) -> dict[str, int]:
         dataset.spellings if issubclass(dataset, ImageFolderDataset) else {}
     )
     return {
-        plain(spelling): place
+        plain_name(spelling): place
         for place, domain in enumerate(dataset.domains)
         for spelling in (domain, *others.get(domain, ()))
     }
@@ -194,13 +194,13 @@ def _labels(dataset: type[DomainDataset], schema: Any, path: Path) -> list[int]:
         names = [str(name) for name in about["info"]["features"]["label"]["names"]]
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path} does not say which classes its labels stand for") from error
-    places = {plain(name): place for place, name in enumerate(dataset.classes)}
-    if sorted(map(plain, names)) != sorted(places):
+    places = {plain_name(name): place for place, name in enumerate(dataset.classes)}
+    if sorted(map(plain_name, names)) != sorted(places):
         raise DataError(
             f"{path} has other classes than {dataset.title}: {', '.join(names[:5])}... instead of "
             f"{', '.join(dataset.classes[:5])}..."
         )
-    return [places[plain(name)] for name in names]
+    return [places[plain_name(name)] for name in names]
 
 
 def _image(value: Any, row: int, path: Path) -> tuple[bytes, str]:
