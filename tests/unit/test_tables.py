@@ -28,7 +28,13 @@ from feddg_bench.analysis.tables.grid import Grid
 from feddg_bench.analysis.tables.rows import of_setup
 from feddg_bench.analysis.tables.setups import least_departing
 from feddg_bench.analysis.tables.summary import compared
-from feddg_bench.analysis.tables.writers import csv_text, latex, latex_document, markdown, notes
+from feddg_bench.analysis.tables.writers import (
+    csv_text,
+    latex,
+    latex_document,
+    markdown,
+    notes_text,
+)
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.config.keys import run_key
 from feddg_bench.config.layers import merge, nested
@@ -276,7 +282,7 @@ def test_generic_tables_are_ranked_and_narrow(add: Add, tmp_path: Path) -> None:
     assert all(len({grid.columns[n].group for n in block}) == 1 for block in details)
     heads = [line for line in markdown(grid).splitlines() if line.startswith("||")]
     assert heads == ["||Chalk|Ink|Outline|Poster|mean|difference|p|"]
-    assert notes(grid).count("\n||") == len(details)
+    assert notes_text(grid).count("\n||") == len(details)
 
 
 def footnotes(grid: Grid) -> dict[str, list[str]]:
@@ -378,7 +384,7 @@ def test_test_stands_beside_id_test_and_is_compared_at_equal_id_test(
     assert above["FedSR"]["value"] == ""
     assert found["FedAvg", "test at equal id_test"]["text"] == "reference"
     assert "|mean|id\\_test mean|difference|p|" in markdown(grid)
-    assert "at equal id\\_test: the mean minus" in notes(grid)
+    assert "at equal id\\_test: the mean minus" in notes_text(grid)
 
 
 def test_without_id_test_no_column_speaks_of_it(add: Add, tmp_path: Path) -> None:
@@ -635,7 +641,7 @@ def test_missing_cells_say_which_command_fills_them(add: Add, tmp_path: Path) ->
     assert "--scenario ic-p-o --seeds 0" in command
     assert "hyper.mu=0.5" in command
     assert "FedAvg" not in commands
-    assert f"`{command}`" in notes(grid)
+    assert f"`{command}`" in notes_text(grid)
     found = cells(grid)  # numbers alone
     assert found["FedProx (mu=0.5)", "test Poster"]["value"] != ""
     assert not {"test Outline", "test mean"} & {c for r, c in found if r == "FedProx (mu=0.5)"}
@@ -1034,7 +1040,7 @@ def test_markdown_has_as_many_cells_in_every_line(add: Add, tmp_path: Path) -> N
     grid = generic(tmp_path)
     rows = [line for line in markdown(grid).splitlines() if line.startswith("|")]
     assert len({row.count("|") for row in rows}) == 1
-    assert f"0:{record.key}" in notes(grid)
+    assert f"0:{record.key}" in notes_text(grid)
 
 
 def test_runs_of_a_row_are_all_told(add: Add, tmp_path: Path) -> None:

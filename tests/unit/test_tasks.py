@@ -589,7 +589,7 @@ def test_a_regression_through_the_command(feddg):
     code, out, err = feddg(*LANDSAT, "--scenario", "a-b-g", "--seeds", "0,1")
     assert code == 0, err
     assert re.search(r"round 2/2  val -?\d\.\d\d test -?\d\.\d\d", err)
-    assert out.splitlines()[0].strip() == "fedavg on landsat, ltdo: worst group"
+    assert out.splitlines()[0].strip() == "FedAvg on Landsat, leave two domains out: worst group"
     record, *_ = ResultsStore(Path("runs"))
     assert (record.task, record.metric.name) == ("regression", "worst_group")
     test = record.evaluation()["test"]

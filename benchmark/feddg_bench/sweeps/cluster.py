@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, wait
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from feddg_bench.common.errors import SettingsError
+from feddg_bench.common.errors import RunInterruptedError, SettingsError
 from feddg_bench.common.terminal import say
 from feddg_bench.config.schema import Resources
 from feddg_bench.sweeps.search import Search
@@ -42,13 +44,43 @@ class Copy:
         """Work until every run is recorded or has failed, by this worker or by another."""
         from feddg_bench.sweeps.work import SweepWorker
 
-        SweepWorker(self.resources, lambda *event: say(" ".join(map(str, event)))).work(self.search)
+        worker = SweepWorker(self.resources, lambda *event: say(" ".join(map(str, event))))
+        with _between_runs():
+            worker.work(self.search)
 
     def checkpoint(self, number: int) -> Any:
         """Return what to submit to go on when the job runs again; its progress is on the disk."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self, number)
+
+
+@contextmanager
+def _between_runs() -> Iterator[None]:
+    """Let submitit queue this job again only after the run at hand is let go.
+
+    Its handler ends the program where the signal arrives, which may be in a client's code, whose
+    exceptions are that client's errors.
+    """
+    from submitit.core.job_environment import JobEnvironment
+
+    notice = JobEnvironment._usr_sig()
+    queue_again = signal.getsignal(notice)
+    if not callable(queue_again):  # this is no job of submitit's
+        yield
+        return
+
+    def stop(number: int, _: FrameType | None) -> None:
+        raise RunInterruptedError(number)
+
+    signal.signal(notice, stop)
+    try:
+        yield
+    except RunInterruptedError as stopped:
+        queue_again(stopped.signal_number, None)
+        raise
+    finally:
+        signal.signal(notice, queue_again)
 
 
 @dataclass(frozen=True)
