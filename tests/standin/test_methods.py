@@ -65,7 +65,6 @@ def test_training_evaluation_checkpoint_and_resume(name, layer) -> None:
 
 @pytest.mark.parametrize(("name", "layer"), PROTECTED, ids=str)
 def test_protection(name, layer) -> None:
-    pytest.importorskip("cryptography", reason="secure sums need feddg-bench[privacy]")
     pytest.importorskip("opacus", reason="noise needs feddg-bench[privacy]")
     compare(name, THREE, layer)
 

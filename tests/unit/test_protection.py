@@ -266,18 +266,11 @@ def test_dp_client_refuses_averaged_batch_normalisation():
 
 
 def test_a_secure_sum_of_two_is_refused():
-    pytest.importorskip("cryptography", reason="needs the extra feddg-bench[privacy]")
     with refused(SettingsError, "over 2 clients"):
         start_toy_run("fedavg", SECURE, {"federation": {"per_round": 2}})
 
 
 # ------------------------------------------------------------------------------- secure sums
-
-
-@pytest.fixture
-def secure():
-    pytest.importorskip("cryptography", reason="needs the extra feddg-bench[privacy]")
-    return SECURE
 
 
 def close(found, expected, atol=1e-6):
@@ -286,23 +279,23 @@ def close(found, expected, atol=1e-6):
             assert_close(found[name], tensor, atol=atol, rtol=1e-5)
 
 
-def test_the_secure_mean_is_that_of_the_weights(secure):
+def test_the_secure_mean_is_that_of_the_weights():
     plain, hidden = (
         start_toy_run("fedavg", {"federation": {"per_round": None}}),
-        start_toy_run("fedavg", secure),
+        start_toy_run("fedavg", SECURE),
     )
     for run in (plain, hidden):
         run.rounds(1)
     close(hidden.server.weights, plain.server.weights)
 
 
-def test_bits_of_a_secure_sum_are_few_and_enough_or_too_few(secure):
+def test_bits_of_a_secure_sum_are_few_and_enough_or_too_few():
     errors = []
     plain = start_toy_run("fedavg", {"federation": {"per_round": None}})
     plain.rounds(1)
     for bits, fraction in ((64, 32), (32, 18), (16, 4)):
         run = start_toy_run(
-            "fedavg", secure, {"privacy": {"bits": bits, "fraction_bits": fraction}}
+            "fedavg", SECURE, {"privacy": {"bits": bits, "fraction_bits": fraction}}
         )
         (result,) = run.rounds(1)[1:]
         gap = [(run.server.weights[n] - w).abs().max() for n, w in plain.server.weights.items()]
@@ -314,17 +307,17 @@ def test_bits_of_a_secure_sum_are_few_and_enough_or_too_few(secure):
     assert errors[2] > 1e-4
 
 
-def test_the_server_half_sees_one_reply(secure):
-    run = start_toy_run("fedavg", secure)
+def test_the_server_half_sees_one_reply():
+    run = start_toy_run("fedavg", SECURE)
     run.server.round = 1
     (reply,) = run.server.ask(run.method.fit)
     assert (reply.client, reply.clients, reply.num_examples) == ("all", 4, 44)
     assert run.server.share(reply) == 44
 
 
-def test_dropouts_leave_the_sum_of_the_others(secure):
+def test_dropouts_leave_the_sum_of_the_others():
     run = start_toy_run(
-        "fedavg", secure, {"privacy": {"dropout": 0.2, "threshold": 0.4}}, {"seed": 1}
+        "fedavg", SECURE, {"privacy": {"dropout": 0.2, "threshold": 0.4}}, {"seed": 1}
     )
     recorder = TaskRecorder()
     again = start_toy_run(
@@ -344,8 +337,8 @@ def test_dropouts_leave_the_sum_of_the_others(secure):
             assert not torch.equal(tensor, start[name])
 
 
-def test_a_round_with_too_few_clients_is_skipped(secure):
-    run = start_toy_run("fedavg", secure, {"privacy": {"dropout": 0.9, "threshold": 1.0}})
+def test_a_round_with_too_few_clients_is_skipped():
+    run = start_toy_run("fedavg", SECURE, {"privacy": {"dropout": 0.9, "threshold": 1.0}})
     before = {name: tensor.clone() for name, tensor in run.server.weights.items()}
     assert [result.skipped for result in run.rounds(2)[1:]] == [True, True]
     bitwise(run.server.weights, before)
@@ -422,19 +415,19 @@ def test_a_client_changes_the_count_below_the_norm_by_a_half():
     assert 0 in sizes, "choose another seed"
 
 
-def test_dp_client_over_secure_sums_has_the_same_model(secure):
+def test_dp_client_over_secure_sums_has_the_same_model():
     fixed = [DP, FIXED, {"federation": {"per_round": None}}]
-    plain, hidden = start_toy_run("fedavg", *fixed), start_toy_run("fedavg", secure, *fixed)
+    plain, hidden = start_toy_run("fedavg", *fixed), start_toy_run("fedavg", SECURE, *fixed)
     for run in (plain, hidden):
         run.rounds(1)
     close(hidden.server.weights, plain.server.weights)
 
 
-def test_numbers_that_do_not_fit_a_secure_sum_end_the_run(secure):
+def test_numbers_that_do_not_fit_a_secure_sum_end_the_run():
     """Cut to fit, image counts would give a model that is silently wrong."""
     few = {"privacy": {"bits": 32}}
     with refused(SettingsError, "does not fit", "privacy.bits=32", "give more bits"):
-        start_toy_run("fedavg", secure, few).rounds(1)
+        start_toy_run("fedavg", SECURE, few).rounds(1)
 
 
 def test_guarantees_say_what_they_protect():
@@ -521,7 +514,6 @@ def state(run):
 @pytest.mark.slow
 @protected
 def test_processes_have_the_bits_of_one(method, layers, pool):
-    pytest.importorskip("cryptography", reason="needs the extra feddg-bench[privacy]")
     here, there = start_toy_run(method, *layers), start_toy_run(method, *layers, executor=pool)
     first, second = here.rounds(2), there.rounds(2)
     assert [r.ledger.bytes for r in first] == [r.ledger.bytes for r in second]
@@ -531,7 +523,6 @@ def test_processes_have_the_bits_of_one(method, layers, pool):
 
 @protected
 def test_a_resumed_run_is_one_that_never_stopped(method, layers):
-    pytest.importorskip("cryptography", reason="needs the extra feddg-bench[privacy]")
     whole, stopped, resumed = (start_toy_run(method, *layers) for _ in range(3))
     whole.rounds(3)
     stopped.rounds(1)

@@ -7,16 +7,13 @@ changes no other one, the order of clients does not matter, and resuming needs n
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
-
-RandomBytes = Callable[[int], bytes]
-"""Returns as many random bytes as it is asked for, different ones each time."""
 
 
 def derive_seed(root: int, *names: str | int) -> int:
@@ -36,12 +33,6 @@ def generator(root: int, *names: str | int) -> np.random.Generator:
     import numpy as np
 
     return np.random.default_rng(derive_seed(root, *names))
-
-
-def byte_stream(root: int, *names: str | int) -> RandomBytes:
-    """Return a function that draws random bytes from the named stream."""
-    drawn: RandomBytes = generator(root, *names).bytes
-    return drawn
 
 
 def torch_generator(

@@ -315,7 +315,7 @@ class PrivacySettings(Section):
     """Standard deviation of the noise on the number of updates below the adaptive norm; null for
     1/20 of the clients of a round."""
     aggregation: Literal["plain", "secure"] = "plain"
-    """``secure``: the server gets only sums of what clients send, under masks that cancel."""
+    """``secure``: the server gets sums of messages alone. The protocol is simulated."""
     bits: int = Field(64, ge=16, le=64)
     """k: secure sums are modulo 2^k."""
     fraction_bits: int = Field(32, ge=0, le=52)

@@ -67,8 +67,6 @@ def check_protection(settings: RunSettings, method: type[Method]) -> None:
         )
     if privacy.mechanism != "none":
         check_accountant("opacus", f"privacy.mechanism={privacy.mechanism}")
-    if privacy.aggregation == "secure":
-        check_accountant("cryptography", "privacy.aggregation=secure")
 
 
 def sent_by(uplink: Uplink) -> Iterator[Sent]:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from feddg_bench.common.errors import PluginError, SettingsError
-from feddg_bench.common.streams import byte_stream, generator
+from feddg_bench.common.streams import generator
 from feddg_bench.config.schema import PrivacySettings
 from feddg_bench.core.aggregation import fold
 from feddg_bench.core.messages import LocalUpdate, Payload, Reply, content, nbytes
@@ -71,8 +71,8 @@ class MaskedSum:
         self, server: Server, call: str, clients: Sequence[str], size: int, s: PrivacySettings
     ) -> None:
         self._server, self._settings, self._clients = server, s, clients
-        names = (call, server.round)
-        draws = generator(server.seed, "dropouts", *names).random((len(clients), len(STAGES)))
+        stream = generator(server.seed, "dropouts", call, server.round)
+        draws = stream.random((len(clients), len(STAGES)))
         left = {
             client: STAGES[int(np.argmax(row < s.dropout))]
             for client, row in zip(clients, draws, strict=True)
@@ -83,7 +83,6 @@ class MaskedSum:
             size,
             threshold=max(2, math.ceil(round(s.threshold * len(clients), 9))),
             bits=s.bits,
-            random={c: byte_stream(server.seed, "secure sum", *names, c) for c in clients},
             left=left,
         )
 
