@@ -15,9 +15,8 @@ from feddg_bench.cli.options import CacheDir, DataRoot, Dataset, Json, each_usab
 from feddg_bench.common.errors import DataError, SettingsError, printable
 from feddg_bench.common.files import replacing
 from feddg_bench.common.terminal import Display, say, terminal, text_table
-from feddg_bench.config.layers import merge, validate
-from feddg_bench.config.recipes import load_recipe
-from feddg_bench.config.schema import DataSettings, RunSettings
+from feddg_bench.config.schema import DataSettings
+from feddg_bench.config.settle import recipe_layers, settle
 from feddg_bench.plugins import load_dataset, make_dataset, plugin_name
 
 if TYPE_CHECKING:
@@ -254,9 +253,7 @@ def prepare_command(
 
 def _recipe_data(dataset: str, recipe: str) -> DataSettings:
     """Return how a recipe's runs on a data set decode its images."""
-    named = {"method": "fedavg", "dataset": dataset, "scenario": ""}
-    layer = merge(*load_recipe(recipe, dataset, "fedavg"), named)
-    return validate(RunSettings, layer).data
+    return settle(recipe_layers(recipe, dataset, "fedavg")).data
 
 
 def _as_in_a_run(opened: DomainDataset) -> DomainDataset:

@@ -34,13 +34,11 @@ from feddg_bench.config.layers import (
     dotted,
     dotted_fields,
     kind_of,
-    merge,
     paragraph,
     read_settings,
-    validate,
 )
-from feddg_bench.config.recipes import load_recipe, read_recipe, recipe_names
-from feddg_bench.config.schema import RunSettings
+from feddg_bench.config.recipes import read_recipe, recipe_names
+from feddg_bench.config.settle import recipe_layers, settle
 from feddg_bench.data.protocols import PROTOCOLS, scenarios
 from feddg_bench.plugins import load_dataset, make_dataset, outline, plugin_name
 from feddg_bench.records.attacks import read_attacks
@@ -363,16 +361,10 @@ def _draw_briefly(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
 def _settings(method: str, dataset: str, recipe: str, tuned: Layer) -> Iterator[dict[str, Any]]:
     """Yield every key with its value in a run, and where that comes from."""
     plugin = outline(method)
-    base, own = load_recipe(recipe, dataset, method)
-    named = {"method": method, "dataset": dataset, "scenario": ""}
-    settings = validate(RunSettings, merge(base, plugin.needs, own, tuned, named))
-    hyper = validate(plugin.Settings, settings.hyper, "hyper.").model_dump(mode="json")
-    values = dotted(settings.model_dump(mode="json") | {"hyper": {}})
-    values |= {f"hyper.{name}": value for name, value in hyper.items()}
-    origins = dict.fromkeys(named, "command")
-    layers = ("recipe", base), ("method", plugin.needs), ("recipe", own), ("tuned", tuned)
-    for origin, layer in layers:
-        origins |= dict.fromkeys(dotted(layer), origin)
+    layers = recipe_layers(recipe, dataset, method, plugin)._replace(tuned=tuned)
+    settings, origins = settle(layers, plugin).model_dump(mode="json"), layers.origins()
+    values = dotted(settings | {"hyper": {}})
+    values |= {f"hyper.{name}": value for name, value in settings["hyper"].items()}
     for key, field in (*dotted_fields(), *dotted_fields(plugin.Settings, "hyper.")):
         if key == "hyper":
             continue

@@ -18,9 +18,9 @@ from feddg_bench.common.errors import (
     unknown,
 )
 from feddg_bench.common.streams import torch_stream
-from feddg_bench.config.layers import Layer, merge, validate
-from feddg_bench.config.recipes import load_recipe
+from feddg_bench.config.layers import Layer, merge
 from feddg_bench.config.schema import BackboneSettings, RunSettings, TrainSettings
+from feddg_bench.config.settle import own_settings, recipe_layers, settle
 from feddg_bench.core.forms import check_uplink
 from feddg_bench.core.method import Method, written_in
 from feddg_bench.data.federated import Federation
@@ -114,10 +114,8 @@ def build_method(
             known = [field for model in sections.values() for field in model.model_fields]
             raise SettingsError(unknown(f"{name} setting", key, known))
         given = merge(given, {found[0]: {key: value}})
-    base, own = load_recipe("quick", "digits4", name)
-    values = merge(base, method.needs, own, given)
-    images = Images(task, channels)
-    return build_on(method, validate(RunSettings, values), images, num_classes=num_classes)
+    layers = recipe_layers("quick", "digits4", name, method)._replace(named=given)
+    return build_on(method, settle(layers), Images(task, channels), num_classes=num_classes)
 
 
 def build_on(
@@ -131,7 +129,7 @@ def build_on(
     """
     check_declared(method)
     check_fit(settings, method, images)
-    hyper = validate(method.Settings, settings.hyper, "hyper.")
+    hyper = own_settings(method, settings)
     check_uplink(method.__name__, method.sends(hyper))
     backbone = {
         **settings.backbone.model_dump(mode="json"),

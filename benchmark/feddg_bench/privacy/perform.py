@@ -13,8 +13,9 @@ import torch
 from feddg_bench.common.errors import DataError, SettingsError, unknown
 from feddg_bench.common.files import check_writable, write_whole
 from feddg_bench.common.streams import generator
-from feddg_bench.config.layers import merge, validate
+from feddg_bench.config.layers import merge
 from feddg_bench.config.schema import MANY, Resources, RunSettings
+from feddg_bench.config.settle import own_settings
 from feddg_bench.data.federated import Federation, spread
 from feddg_bench.data.partition import PARTITION_RULES
 from feddg_bench.engine.devices import open_executor
@@ -114,7 +115,7 @@ def check_items(items: Set[str], plans: Sequence[Plan]) -> None:
     known = {"weights"}
     for plan in plans:
         method = load_method(plan.settings.method)
-        hyper = validate(method.Settings, plan.settings.hyper, "hyper.")
+        hyper = own_settings(method, plan.settings)
         known.update(method.downlink, *method.sends(hyper).values())
     for item in sorted(items - known):
         raise SettingsError(unknown("item", item, known))
@@ -215,7 +216,7 @@ class Lab:
         if record is not None and not again and judged and record.has(items):
             return record
         method = load_method(plan.settings.method)
-        hyper = validate(method.Settings, plan.settings.hyper, "hyper.")
+        hyper = own_settings(method, plan.settings)
         attack.check(plan.settings, attacker, method.sends(hyper), items)
         if record is not None:  # what it has is looked at again
             both = items and record.items

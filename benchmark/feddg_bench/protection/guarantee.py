@@ -12,6 +12,7 @@ import numpy as np
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import PrivacySettings, RunSettings
+from feddg_bench.config.settle import own_settings
 from feddg_bench.core.messages import Payload, Reply, Task, content
 from feddg_bench.core.server import Protection, Server
 from feddg_bench.protection.accounting import epsilon
@@ -84,7 +85,7 @@ def _guarantee(settings: RunSettings, method: type[Method], clients: int) -> Pri
     if p.mechanism == "none":
         return record if p.aggregation == "secure" else None
     if p.mechanism == "dp_style":
-        sent = covered(method.sends(validate(method.Settings, settings.hyper, "hyper.")))
+        sent = covered(method.sends(own_settings(method, settings)))
         whose = "an image" if any(s.of_images for s in sent) else "a client"
         names = " and ".join(s.name for s in sent)
         # Noised at the client, an item may change from any value to any other: by two clip norms.

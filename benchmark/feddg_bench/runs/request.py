@@ -31,7 +31,7 @@ from feddg_bench.config.layers import (
     validate,
 )
 from feddg_bench.config.reading import known_name, listed, read_names
-from feddg_bench.config.recipes import READINGS, load_recipe, names_in, recipe_names
+from feddg_bench.config.recipes import READINGS, names_in, recipe_names
 from feddg_bench.config.schema import (
     DataSettings,
     EngineSettings,
@@ -39,6 +39,7 @@ from feddg_bench.config.schema import (
     RunSettings,
     TrainSettings,
 )
+from feddg_bench.config.settle import Layers, recipe_layers, settle
 from feddg_bench.data.balance import cautions
 from feddg_bench.data.federated import spread
 from feddg_bench.data.image_folders import ImageFolderDataset
@@ -105,10 +106,7 @@ class Datasets:
 class Draft(NamedTuple):
     """A run before its settings are settled."""
 
-    base: Layer  # the recipe's settings
-    own: Layer  # what the recipe says about the method
-    user: Layer  # what the user sets, as far as the method has it
-    named: Layer  # names of method, data set, protocol and scenario
+    layers: Layers  # all that decides them but the seed
     scenario: Scenario  # domains
     recipe: str  # label of where the settings came from
     dataset: DomainDataset  # the data set, opened
@@ -294,8 +292,8 @@ class Request:
                 if everything and (why := self._unfit(method, protocol, dataset, recipe)):
                     _say_once(f"{method} is left out: {why}")
                     continue
-                base, own = load_recipe(recipe, self.dataset, method, self.readings)
-                user = given[method]
+                plugin = outline(method)
+                frame = recipe_layers(recipe, self.dataset, method, plugin, self.readings)
                 for scenario, splits in found:
                     named: Layer = {
                         "method": method,
@@ -305,14 +303,14 @@ class Request:
                         **splits,
                     }
                     tuned = self._tuned(named, recipe)
-                    chosen = read_settings(tuned.settings if tuned else {})
-                    layers = base, own, chosen, user, named
-                    settled = validate(RunSettings, merge(*layers))
+                    layers = frame._replace(
+                        tuned=read_settings(tuned.settings if tuned else {}),
+                        user=given[method],
+                        named=named,
+                    )
+                    settled = settle(layers._replace(needs={}))
                     if idle := _without_effect(settled).keys() & dotted(self.settings).keys():
-                        needs = outline(method).needs
-                        needed = validate(RunSettings, merge(base, needs, *layers[1:]))
-                        plain = validate(RunSettings, merge(base, own, chosen, named))
-                        _say_without_effect(idle, settled, needed, plain)
+                        _say_without_effect(idle, settled, layers)
                     if tuned is not None:
                         mine = {
                             **dotted(settled.model_dump(mode="json")),
@@ -322,8 +320,7 @@ class Request:
                         tuned = tuned.model_copy(update={"given": other or None})
                     if settled.portable:  # before PyTorch is loaded
                         begin_portable()
-                    label = Path(recipe).stem
-                    drafts.append(Draft(base, own, user, named, scenario, label, dataset, tuned))
+                    drafts.append(Draft(layers, scenario, Path(recipe).stem, dataset, tuned))
         if not drafts:
             raise SettingsError(
                 f"no method can be run on {self.dataset} with these settings; name one to see why"
@@ -339,9 +336,9 @@ class Request:
         from feddg_bench.engine.compatibility import check_fit
 
         plugin = outline(method)
-        named = {"method": method, "dataset": self.dataset, "protocol": protocol, "scenario": ""}
-        base, own = load_recipe(recipe, self.dataset, method, self.readings)
-        settings = validate(RunSettings, merge(base, plugin.needs, own, self.settings, named))
+        layers = recipe_layers(recipe, self.dataset, method, plugin, self.readings)
+        named = {**layers.named, "protocol": protocol}
+        settings = settle(layers._replace(user=dict(self.settings), named=named))
         try:
             check_fit(settings, plugin, dataset)
         except SettingsError as error:  # the advice after the colon is for who named the method
@@ -485,15 +482,14 @@ def _without_effect(settings: RunSettings) -> dict[str, str]:
     return found
 
 
-def _say_without_effect(
-    idle: Iterable[str], settled: RunSettings, needed: RunSettings, plain: RunSettings
-) -> None:
+def _say_without_effect(idle: Iterable[str], settled: RunSettings, layers: Layers) -> None:
     """Warn of a user's settings that decide nothing, whether or not the method's needs count.
 
     It is no error, since a record may hold one, and the command that repeats a run says all that
-    the record holds. One that is as in the ``plain`` settings, without the user's, changes no key.
+    the record holds. One that is the same without the user's settings changes no key.
     """
-    why, still = _without_effect(settled), _without_effect(needed)
+    why, still = _without_effect(settled), _without_effect(settle(layers))
+    plain = settle(layers._replace(needs={}, user={}))
     given, before = (dotted(s.model_dump(mode="json")) for s in (settled, plain))
     for key in sorted(idle):
         if key in still and given[key] != before[key]:
@@ -518,29 +514,21 @@ def _settle(draft: Draft, seed: int, resources: Resources | None = None) -> Plan
     """
     from feddg_bench.engine.compatibility import check_fit, settled_engine
 
-    base, own, user, named, scenario, recipe, dataset, tuned = draft
-    method = outline(named["method"])
-    chosen = read_settings(tuned.settings if tuned else {})
-    if files := set(chosen.get("hyper", {})) & set(method.Settings.files):
-        raise SettingsError(f"tuning chooses no files: the ledger of {named['method']} has {files}")
+    layers, scenario, recipe, dataset, tuned = draft
+    name = layers.named["method"]
+    method = outline(name)
+    if files := set(layers.tuned.get("hyper", {})) & set(method.Settings.files):
+        raise SettingsError(f"tuning chooses no files: the ledger of {name} has {files}")
     needed = method.needs.get("train", {}).get("optimizer")
-    meant = base.get("train", {}).get("optimizer", TrainSettings().optimizer)
+    meant = layers.recipe.get("train", {}).get("optimizer", TrainSettings().optimizer)
     if needed not in (None, meant) and not any(
-        "lr" in layer.get("train", {}) for layer in (own, chosen, user)
+        "lr" in layer.get("train", {}) for layer in (layers.entry, layers.tuned, layers.user)
     ):
         raise SettingsError(
-            f"{named['method']} trains with {needed} and the learning rate of recipe {recipe} is "
+            f"{name} trains with {needed} and the learning rate of recipe {recipe} is "
             f"meant for {meant}: give one for {needed}, such as train.lr=0.01"
         )
-    merged = merge(base, method.needs, own, chosen, user, named, {"seed": seed})
-    if merged.get("partition", {}).get("kind") == "pooled":  # one client: there is no K to choose
-        merged = merge(merged, {"federation": {"per_round": None}})
-    settings = validate(RunSettings, merged)
-    try:
-        hyper = validate(method.Settings, settings.hyper, "hyper.")
-    except SettingsError as error:  # the user may have named several methods
-        raise SettingsError(f"{named['method']}: {error}") from error
-    settings = settings.model_copy(update={"hyper": hyper.model_dump(mode="json")})
+    settings = settle(layers._replace(named={**layers.named, "seed": seed}), method)
     check_fit(settings, method, dataset)
     dataset.decoded(settings.data)  # refuses settings that the data set cannot follow
     engine = settled_engine(settings, method)
@@ -644,7 +632,9 @@ def plan_again(
         settings["scenario"],
         dataset.official,
     )
-    draft = Draft({}, {}, settings, {"method": settings["method"]}, scenario, recipe, dataset)
+    named = {"method": settings["method"]}
+    layers = Layers(needs=outline(settings["method"]).needs, user=settings, named=named)
+    draft = Draft(layers, scenario, recipe, dataset)
     return _settle(draft, settings["seed"])._replace(tuned=tuned)
 
 

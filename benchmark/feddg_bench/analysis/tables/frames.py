@@ -7,9 +7,8 @@ from functools import cache
 from typing import Any
 
 from feddg_bench.common.errors import FeddgError
-from feddg_bench.config.layers import merge, validate
-from feddg_bench.config.recipes import load_recipe, recipe_names, unpublished
-from feddg_bench.config.schema import RunSettings
+from feddg_bench.config.recipes import recipe_names, unpublished
+from feddg_bench.config.settle import recipe_layers, settle
 from feddg_bench.plugins import outline
 from feddg_bench.records.runs import RecordedRun, flatten
 from feddg_bench.records.variants import SHORT, setting_text
@@ -62,15 +61,9 @@ def usual_settings(recipe: str, dataset: str, method: str = "") -> Mapping[str, 
     """
     if not is_shipped(recipe):
         return None
-    named = {"method": method, "dataset": dataset, "scenario": ""}
     try:
-        common, own = load_recipe(recipe, dataset, method)
         plugin = outline(method) if method else None
-        needs = plugin.needs if plugin else {}
-        settings = validate(RunSettings, merge(common, needs, own, named))
-        if plugin:
-            hyper = validate(plugin.Settings, settings.hyper, "hyper.")
-            settings = settings.model_copy(update={"hyper": hyper.model_dump(mode="json")})
+        settings = settle(recipe_layers(recipe, dataset, method, plugin), plugin)
     except FeddgError:
         return None
     return flatten(settings.model_dump(mode="json"))

@@ -1,0 +1,95 @@
+"""Precedence of settings: which layers decide a run, and what they decide together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
+
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.config.layers import dotted, merge, validate
+from feddg_bench.config.recipes import READINGS, load_recipe
+from feddg_bench.config.schema import MethodSettings, RunSettings
+
+ORIGINS = ("recipe", "method", "recipe", "tuned", "command", "command")
+"""Where each field of `Layers` comes from, for users."""
+
+
+_NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+class Declares(Protocol):
+    """What a method declares about settings."""
+
+    @property
+    def Settings(self) -> type[MethodSettings]:  # noqa: N802
+        """Model of its own settings."""
+
+    @property
+    def needs(self) -> Mapping[str, Any]:
+        """Settings of the run without which its mathematics do not hold."""
+
+
+class Layers(NamedTuple):
+    """The layers of a run's settings, in order of precedence: later ones win."""
+
+    recipe: Mapping[str, Any] = _NONE  # settings for all methods
+    needs: Mapping[str, Any] = _NONE  # what the method needs
+    entry: Mapping[str, Any] = _NONE  # the recipe's settings for this method
+    tuned: Mapping[str, Any] = _NONE  # what tuning chose
+    user: Mapping[str, Any] = _NONE  # files, flags and KEY=VALUE
+    named: Mapping[str, Any] = _NONE  # method, data set, protocol, scenario and seed
+
+    def origins(self) -> dict[str, str]:
+        """Return the origin of each setting by dotted key; one without has its default."""
+        found: dict[str, str] = {}
+        for origin, layer in zip(ORIGINS, self, strict=True):
+            found |= dict.fromkeys(dotted(layer), origin)
+        return found
+
+
+def recipe_layers(
+    recipe: str,
+    dataset: str,
+    method: str = "",
+    plugin: Declares | None = None,
+    readings: str = READINGS[0],
+) -> Layers:
+    """Return the layers of a recipe's run of a method on a data set, without tuning or user.
+
+    Raises:
+        SettingsError: If the recipe is unknown, or has no settings for the data set.
+    """
+    common, entry = load_recipe(recipe, dataset, method, readings)
+    named = {"method": method, "dataset": dataset, "scenario": ""}
+    return Layers(common, plugin.needs if plugin else {}, entry, named=named)
+
+
+def settle(layers: Layers, plugin: Declares | None = None) -> RunSettings:
+    """Return the settings that layers decide; ``hyper`` holds every value of the method's own.
+
+    Without a ``plugin``, ``hyper`` stays as given.
+
+    Raises:
+        SettingsError: If a setting is unknown or out of range.
+    """
+    merged = merge(*layers)
+    if merged.get("partition", {}).get("kind") == "pooled":  # one client: there is no K to choose
+        merged = merge(merged, {"federation": {"per_round": None}})
+    settings = validate(RunSettings, merged)
+    if plugin is None:
+        return settings
+    try:
+        hyper = own_settings(plugin, settings)
+    except SettingsError as error:  # the user may have named several methods
+        raise SettingsError(f"{settings.method}: {error}") from error
+    return settings.model_copy(update={"hyper": hyper.model_dump(mode="json")})
+
+
+def own_settings(plugin: Declares, settings: RunSettings) -> MethodSettings:
+    """Return the settings of a method's own.
+
+    Raises:
+        SettingsError: If one is unknown or out of range.
+    """
+    return validate(plugin.Settings, settings.hyper, "hyper.")
