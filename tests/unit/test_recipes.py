@@ -9,8 +9,8 @@ import pytest
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.layers import dotted, merge
 from feddg_bench.config.recipes import READINGS, load_recipe, read_recipe, recipe_names
-from feddg_bench.plugins import load_method
-from feddg_bench.runs.request import Request
+from feddg_bench.plugins import load_method, names
+from feddg_bench.runs.request import Request, _say_once
 
 PARDON = "PARDON-FedDG: config/*/PACS, main.py"
 CODE = "PARDON-FedDG: src/server.py, src/client.py"
@@ -266,3 +266,15 @@ def test_scaffold_does_not_take_the_rate_of_adam(tmp_path):
     assert plan("datasets: {digits4: {train: {optimizer: sgd, lr: 0.01}}}") == 0.01
     own = "datasets: {digits4: {train: {lr: 1}, methods: {scaffold: {train: {lr: 0.1}}}}}"
     assert plan(own) == 0.1
+
+
+def test_all_leaves_out_methods_without_a_rate_for_their_optimizer(tmp_path, caplog):
+    _say_once.cache_clear()
+    path = tmp_path / "mine.yaml"
+    path.write_text("datasets: {digits4: {train: {lr: 0.001}}}")
+    plans = Request("all", scenario="ip-o-c", recipe=str(path)).plan(check=False)
+    assert {plan.settings.method for plan in plans} == {*names("method")} - {"scaffold"}
+    assert [record.getMessage() for record in caplog.records] == [
+        "scaffold is left out: scaffold trains with sgd and the learning rate of recipe mine is "
+        "meant for adam"
+    ]

@@ -32,7 +32,7 @@ from feddg_bench.records.tuning import (
     with_leads,
     worth,
 )
-from feddg_bench.runs.request import Request
+from feddg_bench.runs.request import Request, _say_once
 from feddg_bench.sweeps.definition import Choice, Range
 from feddg_bench.sweeps.tuning import RATES, Tuning, open_tuning, trial_points
 from tests.fabricate_records import record, save
@@ -263,6 +263,22 @@ def test_a_lead_over_three_seeds_chooses_and_is_in_the_ledger(tmp_path: Path) ->
     )
     with refused(SettingsError, "seed 102 chose"):
         asked(tmp_path, method="fedavg", tuned=True, seeds="102").plan(check=False)
+    with refused(SettingsError, "tuned settings are those of one protocol"):
+        asked(tmp_path, method="fedavg", tuned="ltdo,lodo").plan(check=False)
+
+
+def test_all_leaves_out_methods_that_were_not_tuned(tmp_path: Path, caplog: Any) -> None:
+    _say_once.cache_clear()
+    path = tmp_path / "mine.yaml"
+    path.write_text("datasets: {digits4: {}}")
+    words: dict[str, Any] = {"recipe": str(path)}
+    (one,) = open_tuning(asked(tmp_path, seeds="100", method="fedavg", **words), 1)[0]
+    save(tmp_path / "tuning", made(one, 0, [0.5], 0.5))
+    one.ledger(tmp_path / "tuning").save(tmp_path)
+    request = asked(tmp_path, method="all", tuned=True, **words)
+    assert [plan.settings.method for plan in request.plan(check=False)] == ["fedavg"]
+    said = "moon is left out: moon was not tuned on digits4, ltdo, recipe mine"
+    assert said in [record.getMessage() for record in caplog.records]
 
 
 def test_a_lead_within_the_noise_keeps_the_recipe() -> None:

@@ -49,7 +49,7 @@ from feddg_bench.data.splits import scenarios_with_files
 from feddg_bench.plugins import check_name, make_dataset, names, outline
 from feddg_bench.records.record import TunedRecord
 from feddg_bench.records.store import ResultsStore
-from feddg_bench.records.tuning import load_ledger
+from feddg_bench.records.tuning import TuningLedger, load_ledger
 
 if TYPE_CHECKING:
     from feddg_bench.data.dataset import DomainDataset
@@ -328,7 +328,10 @@ class Request:
         return drafts
 
     def _unfit(self, method: str, protocol: str, dataset: DomainDataset, recipe: str) -> str | None:
-        """Return why a method does not suit a data set, ``None`` if it does.
+        """Return why a method cannot be run on a data set, ``None`` if it can.
+
+        It may not suit the data, be untuned where tuned settings are asked for, or have no learning
+        rate for its optimizer.
 
         Raises:
             SettingsError: If the user's settings or the recipe cannot be used with any method.
@@ -338,9 +341,13 @@ class Request:
         plugin = outline(method)
         layers = recipe_layers(recipe, self.dataset, method, plugin, self.readings)
         named = {**layers.named, "protocol": protocol}
-        settings = settle(layers._replace(user=dict(self.settings), named=named))
+        layers = layers._replace(user=dict(self.settings), named=named)
+        settings = settle(layers)
         try:
             check_fit(settings, plugin, dataset)
+            ledger = self._ledger(protocol, method, recipe)
+            tuned = read_settings(ledger.settings) if ledger else {}
+            _check_rate(layers._replace(tuned=tuned), recipe)
         except SettingsError as error:  # the advice after the colon is for who named the method
             return str(error).partition(": ")[0]
         return None
@@ -355,14 +362,28 @@ class Request:
                 except SettingsError as error:
                     raise SettingsError(f"recipe {recipe}: {error}") from error
 
-    def _tuned(self, named: Layer, recipe: str) -> TunedRecord | None:
-        """Return what tuning chose for a method, ``None`` if the runs do not take it."""
+    def _tuned_on(self, protocol: str) -> str:
+        """Return the protocol whose ledgers runs of a protocol take their tuned settings from."""
+        if isinstance(self.tuned, bool):
+            return protocol
+        first, *others = read_names("protocol", self.tuned, PROTOCOLS)
+        if others:
+            raise SettingsError(f"tuned={self.tuned}: tuned settings are those of one protocol")
+        return first
+
+    def _ledger(self, protocol: str, method: str, recipe: str) -> TuningLedger | None:
+        """Return a method's ledger, ``None`` if the runs take no tuned settings."""
         if not self.tuned:
             return None
-        protocol = named["protocol"] if self.tuned is True else self.tuned
-        (protocol,) = read_names("protocol", protocol, PROTOCOLS)
-        method = named["method"]
-        found = load_ledger(self.resources.results, self.dataset, protocol, recipe, method)
+        protocol = self._tuned_on(protocol)
+        return load_ledger(self.resources.results, self.dataset, protocol, recipe, method)
+
+    def _tuned(self, named: Layer, recipe: str) -> TunedRecord | None:
+        """Return what tuning chose for a method, ``None`` if the runs do not take it."""
+        method, protocol = named["method"], self._tuned_on(named["protocol"])
+        found = self._ledger(named["protocol"], method, recipe)
+        if found is None:
+            return None
         if both := sorted(set(found.seeds).intersection(read_seeds(self.seeds))):
             raise SettingsError(
                 f"seed {both[0]} chose the tuned settings of {method}: give other seeds to the "
@@ -507,6 +528,20 @@ def _holds(mine: Mapping[str, Any], pair: str) -> bool:
     return all(mine.get(key) == value for key, value in wanted.items())
 
 
+def _check_rate(layers: Layers, recipe: str) -> None:
+    """Refuse a learning rate that the recipe means for another optimizer than the method needs."""
+    name = layers.named["method"]
+    needed = outline(name).needs.get("train", {}).get("optimizer")
+    meant = layers.recipe.get("train", {}).get("optimizer", TrainSettings().optimizer)
+    if needed not in (None, meant) and not any(
+        "lr" in layer.get("train", {}) for layer in (layers.entry, layers.tuned, layers.user)
+    ):
+        raise SettingsError(
+            f"{name} trains with {needed} and the learning rate of recipe {Path(recipe).stem} is "
+            f"meant for {meant}: give one for {needed}, such as train.lr=0.01"
+        )
+
+
 def _settle(draft: Draft, seed: int, resources: Resources | None = None) -> Plan:
     """Merge recipe, the method's needs and the user's settings, and settle the run's key.
 
@@ -519,15 +554,7 @@ def _settle(draft: Draft, seed: int, resources: Resources | None = None) -> Plan
     method = outline(name)
     if files := set(layers.tuned.get("hyper", {})) & set(method.Settings.files):
         raise SettingsError(f"tuning chooses no files: the ledger of {name} has {files}")
-    needed = method.needs.get("train", {}).get("optimizer")
-    meant = layers.recipe.get("train", {}).get("optimizer", TrainSettings().optimizer)
-    if needed not in (None, meant) and not any(
-        "lr" in layer.get("train", {}) for layer in (layers.entry, layers.tuned, layers.user)
-    ):
-        raise SettingsError(
-            f"{name} trains with {needed} and the learning rate of recipe {recipe} is "
-            f"meant for {meant}: give one for {needed}, such as train.lr=0.01"
-        )
+    _check_rate(layers, recipe)
     settings = settle(layers._replace(named={**layers.named, "seed": seed}), method)
     check_fit(settings, method, dataset)
     dataset.decoded(settings.data)  # refuses settings that the data set cannot follow
