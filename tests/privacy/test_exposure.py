@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-from feddg_bench.analysis.exposure import exposure_text, privacy_csv, privacy_text
+from feddg_bench.analysis.exposure import (
+    exposure_text,
+    privacy_csv,
+    privacy_notes,
+    privacy_text,
+)
 from feddg_bench.records.attacks import AttackRecord
 from feddg_bench.records.record import PrivacyRecord
 from feddg_bench.records.runs import read_runs
@@ -27,18 +32,19 @@ def record(auc: float | None, images: int = 10, **settings: Any) -> AttackRecord
 
 
 METHODS = {"fedavg": FedAvg, "pardon": Pardon}
+TITLES = {"fedavg": "FedAvg", "pardon": "PARDON"}
 
 
 def row_of(text: str, method: str, item: str) -> list[str]:
-    (line,) = [x for x in text.splitlines() if x.startswith(f"| {method} | {item} |")]
+    (line,) = [x for x in text.splitlines() if x.startswith(f"| {TITLES[method]} | {item} |")]
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 def test_scenarios_and_seeds_are_averaged_and_other_settings_kept_apart() -> None:
     plain = [record(0.6, seed=seed, hyper={"noise": 0}) for seed in (0, 1)]
-    text = privacy_text(METHODS, [*plain, record(0.8, seed=2, hyper={"noise": 0})])
+    text = privacy_notes(METHODS, [*plain, record(0.8, seed=2, hyper={"noise": 0})])
     assert row_of(text, "pardon", "style")[6] == "0.67 [0.50, 0.90] (n = 10)"
-    text = privacy_text(METHODS, [*plain, record(0.5, hyper={"noise": 1})])
+    text = privacy_notes(METHODS, [*plain, record(0.5, hyper={"noise": 1})])
     quiet, loud = (row_of(text, "pardon", f"style (noise={s})") for s in (0, 1))  # none is usual
     assert quiet[6:] == ["0.60 [0.50, 0.70] (n = 10)"]  # the other figures have no column
     assert loud[6:] == ["0.50 [0.40, 0.60] (n = 10)"]
@@ -48,7 +54,7 @@ def test_scenarios_and_seeds_are_averaged_and_other_settings_kept_apart() -> Non
 
 def test_what_is_as_usual_is_not_said() -> None:
     records = [record(0.6, hyper={"style_augment": True}), record(0.8, hyper={"strength": 1.0})]
-    text = privacy_text(METHODS, [*records, record(0.9, hyper={"style": "pixel"})])
+    text = privacy_notes(METHODS, [*records, record(0.9, hyper={"style": "pixel"})])
     assert row_of(text, "pardon", "style")[6] == "0.75 [0.50, 1.00] (n = 10)"
     assert row_of(text, "pardon", "style (strength=1)")[6] == "0.80 [0.70, 0.90] (n = 10)"
 
@@ -56,47 +62,61 @@ def test_what_is_as_usual_is_not_said() -> None:
 def test_what_was_seen_more_often_is_told_apart() -> None:
     once = record(0.6)
     often = [result.model_copy(update={"times": 2}) for result in once.results]
-    text = privacy_text(METHODS, [once, once.model_copy(update={"results": often, "seed": 1})])
+    text = privacy_notes(METHODS, [once, once.model_copy(update={"results": often, "seed": 1})])
     seen = ("style", "style (messages of 1 of 2 rounds)")
     assert [row_of(text, "pardon", what)[6] for what in seen] == ["0.60 [0.50, 0.70] (n = 10)"] * 2
 
 
 def test_sizes_of_clients_stand_beside_each_other() -> None:
-    cell = row_of(privacy_text(METHODS, [record(0.6, 30), record(0.8, 10)]), "pardon", "style")[6]
+    cell = row_of(privacy_notes(METHODS, [record(0.6, 30), record(0.8, 10)]), "pardon", "style")[6]
     assert cell == "0.80 [0.70, 0.90] (n = 10); 0.60 [0.50, 0.70] (n = 30)"
 
 
 def test_a_figure_whose_control_failed_is_withheld() -> None:
-    text = privacy_text(METHODS, [record(None)])
+    text = privacy_notes(METHODS, [record(None)])
     assert row_of(text, "pardon", "style")[6] == "withheld (n = 10)"
     assert "0.7" not in text
 
 
 def test_what_was_not_attacked_is_there_with_what_is_possible() -> None:
-    cells = row_of(privacy_text(METHODS, []), "fedavg", "weights")
+    cells = row_of(privacy_notes(METHODS, []), "fedavg", "weights")
     assert cells[2:6] == ["-", "yes", "yes", "no"]
 
 
 def test_a_kind_that_attacks_another_frame_says_so_and_its_bytes_are_not_the_recipe_s() -> None:
     found = result({"rank": interval(0.9)}, item="weights", about="cosine", bytes=7)
     frame = {"backbone": {"name": "lenet"}, "data": {"image_size": 16}}
-    text = privacy_text(METHODS, [attack(found, kind="gradient-inversion", settings=frame)])
+    text = privacy_notes(METHODS, [attack(found, kind="gradient-inversion", settings=frame)])
     cells = row_of(text, "pardon", "weights")
     assert (cells[2], cells[6]) == ("7 (another frame)", "0.90 [0.80, 1.00] (n = 10)")
     said = "Not the recipe's: `image` is of runs with backbone.name=lenet, data.image_size=16."
     assert said in text.splitlines()
-    assert said not in privacy_text(METHODS, [record(0.6)])
+    assert said not in privacy_notes(METHODS, [record(0.6)])
+
+
+def test_the_short_table_has_the_smallest_clients_and_the_usual_settings() -> None:
+    records = [record(0.6, 30), record(0.8, 10), record(0.9, 10, hyper={"noise": 1})]
+    leaked = result({"rank": interval(0.9)}, item="weights", about="cosine")
+    records.append(attack(leaked, kind="gradient-inversion"))
+    like = {name: type(name, (Pardon,), {}) for name in ("pardon", "fedavg")}
+    same = [one.model_copy(update={"method": "fedavg"}) for one in records[-1:]]
+    lines = privacy_text(like, [*records, *same]).splitlines()
+    assert "## Digits4, recipe quick" in lines
+    assert "| PARDON, FedAvg | weights | - | - | - | 0.90 | - |" in lines
+    assert "| PARDON | style | 0.80 | - | - | - | - |" in lines
+    assert sum(line.startswith("| ") for line in lines) == 4  # the head, a rule and two rows
+    assert "| PARDON | style | withheld |" in privacy_text(METHODS, [record(None)])
 
 
 def test_what_was_not_measured_is_not_withheld() -> None:
     drawn = result({"rank": interval(0.5)}, about="clients")
     judged = result({"rank": interval(0.5), "lpips": interval(0.3)}, about="clients")
-    text = privacy_text(METHODS, [attack(drawn, kind="style-inversion")])
+    text = privacy_notes(METHODS, [attack(drawn, kind="style-inversion")])
     assert "LPIPS" not in text
     both = [
         attack(found, kind="style-inversion", images=n) for n, found in ((5, drawn), (9, judged))
     ]
-    cells = row_of(privacy_text(METHODS, both), "pardon", "style")
+    cells = row_of(privacy_notes(METHODS, both), "pardon", "style")
     assert cells[7] == "0.30 [0.20, 0.40] (n = 9)"
 
 
@@ -136,7 +156,7 @@ def test_epsilon_stands_at_the_accuracy_that_it_leaves(tmp_path: Path) -> None:
         save(tmp_path, made.model_copy(update={"privacy": guaranteed(epsilon)}))
         test = made.evaluation()["test"].values()
         values.append(sum(part["accuracy"] for part in test) / len(test))
-    text = privacy_text(METHODS, [], read_runs([tmp_path]))
+    text = privacy_notes(METHODS, [], read_runs([tmp_path]))
     mean = 100 * sum(values) / 2
     assert (
         row_of(text, "fedavg", "weights")[-1]
@@ -156,6 +176,6 @@ def test_guarantees_of_two_protocols_are_not_averaged(tmp_path: Path) -> None:
     private = guaranteed(3.0)
     for where in ({"protocol": "lodo", "scenario": "ipo-c"}, {"scenario": "ip-o-c"}):
         save(tmp_path, fabricated(**where, settings=layer).model_copy(update={"privacy": private}))
-    cell = row_of(privacy_text(METHODS, [], read_runs([tmp_path])), "fedavg", "weights")[-1]
+    cell = row_of(privacy_notes(METHODS, [], read_runs([tmp_path])), "fedavg", "weights")[-1]
     assert cell.count("3 at ") == 2
     assert "2 runs" not in cell

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from feddg_bench.analysis.sheets import csv_lines
 from feddg_bench.analysis.tables.frames import usual_settings
+from feddg_bench.analysis.tables.titles import dataset_title, method_title
 from feddg_bench.config.layers import dotted
 from feddg_bench.protection.possible import obstacles, sent_by
 from feddg_bench.records.attacks import AttackRecord, AttackResult, Interval, overall
@@ -30,6 +31,9 @@ MEASURED: Mapping[str, tuple[str, str, str]] = {
     "style drawn, LPIPS": ("style-inversion", "", "lpips"),
 }
 """Head of a column -> kind of attack, what it asks about, and the figure shown."""
+
+IN_SHORT = tuple(head for head in MEASURED if head.endswith(("AUC", "rank")))
+"""Heads of the columns in the short table: figures for which 0.5 is chance."""
 
 EPSILON = "epsilon at"
 """Head of the column of guarantees."""
@@ -222,25 +226,66 @@ def frames_of(
     return dict(sorted(found.items()))
 
 
-def privacy_text(
+def privacy_text(methods: Mapping[str, type[Method]], records: Sequence[AttackRecord]) -> str:
+    """Return the table ``privacy`` as Markdown: what attacks reach on each message, in short.
+
+    It shows runs with the usual settings, for each attack those of the smallest clients. All else
+    is in `privacy_notes`.
+    """
+    lines = ["# What attacks make of clients' messages", ""]
+    for (dataset, recipe), (attacks, _) in frames_of(records).items():
+        reached: dict[tuple[str, ...], list[str]] = {}
+        for row in exposures(methods, attacks):
+            usual = [[f for f in row.found[head] if not f.how] for head in IN_SHORT]
+            if any(usual):
+                cells = (_reached(found) for found in usual)
+                reached.setdefault((row.item, *cells), []).append(method_title(row.method))
+        rows = [(", ".join(names), *cells) for cells, names in reached.items()]
+        lines += [f"## {dataset_title(dataset)}, recipe {recipe}", ""]
+        lines += [*_table(("method", "sends", *IN_SHORT), rows), ""]
+    lines += [
+        "Means over scenarios and seeds, of the smallest clients attacked; 0.5 is chance, 1 is "
+        "all. Withheld: a control failed. -: not attacked; `feddg-bench attack --method METHOD "
+        "--kind all` does.",
+        "",
+        "[Notes](privacy.notes.md)",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _reached(found: Sequence[Found]) -> str:
+    """Return the mean that an attack reaches on the smallest clients."""
+    if not found:
+        return "-"
+    interval = min(found, key=lambda f: f.images).interval
+    return "withheld" if interval is None else f"{interval.value:.2f}"
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a Markdown table."""
+    every = (heads, ["---"] * len(heads), *rows)
+    return [f"| {' | '.join(cells)} |" for cells in every]
+
+
+def privacy_notes(
     methods: Mapping[str, type[Method]],
     records: Sequence[AttackRecord],
     runs: Sequence[RecordedRun] = (),
 ) -> str:
-    """Return the table ``privacy`` as Markdown: one row for each item that a method sends.
+    """Return the notes of the table ``privacy``: one row for each item that a method sends.
 
     Where settings were varied, each combination has its own row. A figure that no attack measured
     has no column.
     """
-    lines = ["# What clients send, and what attacks make of it", ""]
+    lines = ["# Notes on the table privacy", ""]
     first = ["method", "sends", "bytes", "secure sums", "dp_client", "dp_style"]
     frames = frames_of(records, runs) or {("no data set", "none"): Of([], [])}
     for (dataset, recipe), of in frames.items():
         rows = list(exposures(methods, *of))
         measured = [head for head in MEASURED if any(row.found[head] for row in rows)]
         heads = [*first, *measured, *([EPSILON] if any(row.guarantees for row in rows) else [])]
-        lines += [f"## {dataset}, recipe {recipe}", "", f"| {' | '.join(heads)} |"]
-        lines.append("|" + " --- |" * len(heads))
+        table: list[list[str]] = []
         for row in rows:
             possible = ["no" if why else "yes" for why in (row.secure, row.client, row.style)]
             hows = sorted({f.how for head in measured for f in row.found[head]}) or [""]
@@ -252,15 +297,10 @@ def privacy_text(
                     guarantees = row.guarantees if how == hows[0] else ()
                     cells.append("; ".join(g.text for g in guarantees))
                 item = f"{row.item} ({how})" if how else row.item
-                cells = [
-                    row.method,
-                    item,
-                    _bytes(row, how),
-                    *possible,
-                    *(cell or "-" for cell in cells),
-                ]
-                lines.append(f"| {' | '.join(cells)} |")
-        lines += ["", *_other_frames(rows, measured)]
+                own = [method_title(row.method), item, _bytes(row, how), *possible]
+                table.append(own + [cell or "-" for cell in cells])
+        lines += [f"## {dataset_title(dataset)}, recipe {recipe}", "", *_table(heads, table), ""]
+        lines += _other_frames(rows, measured)
     lines += [
         "The server sees single replies, unless sums are secure. n: images of a client. AUC and "
         "ranks: 0.5 is chance, 1 is all; means over scenarios and seeds, with the range of their "

@@ -193,14 +193,18 @@ def _privacy(
     anyway: bool,
 ) -> None:
     """Write the privacy table if there are attacks, or ``anyway``."""
-    from feddg_bench.analysis.exposure import privacy_csv, privacy_text
+    from feddg_bench.analysis.exposure import privacy_csv, privacy_notes, privacy_text
 
     attacks = read_attacks(folders)
     if not attacks and not anyway:
         return
     methods = dict(each_usable("method", lambda name: (name, outline(name))))
-    for ending, write in (("md", privacy_text), ("csv", privacy_csv)):
-        if ending in endings:
-            text = write(methods, attacks, runs)
-            write_whole(folder / f"privacy.{ending}", text.encode(), sync=False)
+    texts = {}
+    if "md" in endings:
+        texts["md"] = privacy_text(methods, attacks)
+        texts["notes.md"] = privacy_notes(methods, attacks, runs)
+    if "csv" in endings:
+        texts["csv"] = privacy_csv(methods, attacks, runs)
+    for ending, text in texts.items():
+        write_whole(folder / f"privacy.{ending}", text.encode(), sync=False)
     say(f"privacy: {len(attacks)} attacks")
