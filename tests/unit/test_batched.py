@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -250,37 +248,6 @@ def test_keys():
 def test_short_keys_mean_what_they_meant():
     assert full_key("clients") == "partition.clients"
     assert full_key("engine.clients") == "engine.clients"
-
-
-def test_auto_has_the_key_of_what_was_faster_and_keeps_it(tmp_path, caplog):
-    caplog.set_level(logging.WARNING)
-    keys = {clients: plan(clients=clients).key for clients in ("exact", "batched")}
-    chosen = plan(clients="auto", cache=tmp_path)
-    assert chosen.key in keys.values()
-    assert chosen.settings.engine.clients == chosen.canonical.get("engine", {}).get(
-        "clients", "exact"
-    )
-    assert "ms a step" in caplog.text
-    (said,) = (tmp_path / "engine").iterdir()
-    for clients, key in keys.items():  # whatever was measured, what was remembered counts
-        said.write_text(clients)
-        assert plan(clients="auto", cache=tmp_path).key == key
-
-
-def test_requests_that_differ_in_a_rate_or_in_rounds_have_the_same_engine(tmp_path):
-    """Trials of one tuning once measured each for itself, and some could step together."""
-    resources = Resources(cache_dir=tmp_path, device="cpu")
-
-    def measured(rounds, **train):
-        settings = {"data": {"image_size": 16}, "train": {"batch_size": 2} | train}
-        settings |= {"engine": {"clients": "auto"}, "federation": {"rounds": rounds}}
-        request = Request("fedavg", scenario="ip-o-c", settings=settings, resources=resources)
-        request.plan(check=False)
-        return len(list((tmp_path / "engine").iterdir()))
-
-    assert measured(3) == 1
-    assert measured(9, lr=0.5, local_epochs=3, weight_decay=0.1) == 1
-    assert measured(3, batch_size=3) == 2
 
 
 # -------------------------------------------------------------------------------- the command

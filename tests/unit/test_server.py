@@ -175,17 +175,6 @@ def test_declared_forms_are_kept():
     assert server.ledger.dropped[0]["reason"] == "is float32 [2, 3], expected float32 [2, 4]"
 
 
-def test_a_client_that_did_not_answer_is_dropped():
-    server = make_server()
-    server._executor.map = lambda tasks: (
-        Reply(t.client, 0, None, {}, {"kept": 1}, fault="did not come within 5 s") for t in tasks
-    )
-    with pytest.raises(NoReplyError):
-        list(server.ask(fit))
-    assert server._executor.memories == {client: {} for client in CLIENTS}
-    assert {entry["reason"] for entry in server.ledger.dropped} == {"did not come within 5 s"}
-
-
 # ------------------------------------------------------------------------------------ sums
 
 

@@ -333,7 +333,6 @@ OTHER = {
     "federation.server_lr": 0.5,
     "portable": True,
     "federation.on_fault": "fail",
-    "federation.client_timeout": 60.0,
     "evaluation.every": 2,
     "evaluation.start": 2,
     "evaluation.splits": ["test"],
@@ -390,7 +389,10 @@ def key_of(*layers, plugin=MethodSettings, version=1):
     return run_key(canonical_settings(settings, plugin), version)
 
 
-@pytest.mark.parametrize("key", [key for key in dotted_keys() if key not in FILES])
+REMOVED = {"federation.client_timeout"}
+
+
+@pytest.mark.parametrize("key", sorted({*dotted_keys()} - REMOVED - {*FILES}))
 def test_every_setting_changes_the_key(key):
     needed = NEEDED.get(key, {})
     assert key_of(needed, nested(key, OTHER[key])) != key_of(needed)
@@ -401,6 +403,19 @@ def test_how_gpus_compute_is_left_out_of_the_key_while_it_is_the_default():
     assert key_of(default) == key_of()
     settings = validate(RunSettings, merge(BASE, default))
     assert "gpu" not in canonical_settings(settings)
+
+
+@pytest.mark.parametrize(
+    ("pair", "default", "hint"),
+    [
+        ("client_timeout=60", {"federation": {"client_timeout": None}}, "--client-timeout"),
+        ("engine.clients=auto", {"engine": {"clients": "exact"}}, "exact or batched"),
+    ],
+)
+def test_values_that_were_removed_are_refused_and_defaults_keep_the_key(pair, default, hint):
+    assert key_of(default) == key_of()
+    with refused(SettingsError, pair.partition("=")[0], "was removed", hint):
+        key_of(parse_override(pair))
 
 
 def test_no_two_changes_give_the_same_key():

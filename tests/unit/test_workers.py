@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import signal
 import sys
@@ -20,7 +21,12 @@ from feddg_bench.common.parallel import start_process
 from feddg_bench.config.schema import Resources
 from feddg_bench.core.messages import encode
 from feddg_bench.engine.devices import open_executor
-from feddg_bench.engine.executors import ProcessExecutor, SerialExecutor
+from feddg_bench.engine.executors import (
+    ProcessExecutor,
+    RemoteWorker,
+    SerialExecutor,
+    WorkerJob,
+)
 from feddg_bench.engine.worker import _fabric
 from feddg_bench.testing import start_toy_run
 from feddg_methods.fedavg import FedAvg
@@ -56,18 +62,6 @@ class Reading(Writing):
     """The same without writing."""
 
     fit = FedAvg.fit
-
-
-class SleepingTogether(FedAvg):
-    """Does not answer at the first step that is taken anywhere."""
-
-    def training_step(self, batch, batch_idx):
-        try:
-            Path(os.environ[MARK]).touch(exist_ok=False)
-            time.sleep(3600)
-        except FileExistsError:
-            pass
-        return super().training_step(batch, batch_idx)
 
 
 class Raising(FedAvg):
@@ -227,37 +221,35 @@ def test_a_task_that_kills_two_processes_ends_the_run(two):
 
 
 @pytest.mark.slow
-def test_a_client_that_does_not_answer_is_left_out(two):
-    limit = {"federation": {"per_round": None, "client_timeout": 8}}
-    results = start_toy_run(Sleeping, limit, executor=two).rounds(2)
-    assert [entry for r in results for entry in r.ledger.dropped] == [
-        {"client": "client_1", "tensor": "answer", "reason": "did not come within 8 s"}
-    ]
+def test_a_client_that_hangs_ends_the_run_and_its_workers_serve_the_next():
+    with closing(ProcessExecutor(2, timeout=8)) as limited:
+        with refused(FeddgError, "client_1 in round 1 (fit)", "--client-timeout", "checkpoint"):
+            start_toy_run(Sleeping, ALL, executor=limited).rounds(2)
+        there, here = start_toy_run(FedAvg, ALL, executor=limited), start_toy_run(FedAvg, ALL)
+        for run in (there, here):
+            run.rounds(1)
+    assert encode(there.server.state()) == encode(here.server.state())
 
 
-@pytest.mark.slow
-def test_clients_that_train_together_are_left_out_together(two, tmp_path, monkeypatch):
-    monkeypatch.setenv(MARK, str(tmp_path / "mark"))
-    limit = {
-        "federation": {"per_round": None, "client_timeout": 4},
-        "engine": {"clients": "batched", "together": 2},
-    }
-    results = start_toy_run(SleepingTogether, limit, executor=two).rounds(2)
-    dropped = [entry for r in results for entry in r.ledger.dropped]
-    assert len({entry["client"] for entry in dropped}) == 2
-    assert {entry["reason"] for entry in dropped} == {"did not come within 8 s"}
+class Deaf(RemoteWorker):
+    """Gets jobs and does none."""
+
+    def begin(self):
+        super().begin()
+
+    def tell(self, word, thing):
+        pass
+
+    take = end = begin
 
 
-@pytest.mark.slow
-def test_a_client_that_does_not_answer_may_end_the_run(two):
-    limit = {"federation": {"per_round": None, "client_timeout": 2, "on_fault": "fail"}}
-    with refused(ClientError, "round 1: client_1, its answer did not come"):
-        start_toy_run(Sleeping, limit, executor=two).rounds(2)
-
-
-def test_a_limit_of_time_needs_processes():
-    with refused(SettingsError, "--workers 2"):
-        start_toy_run(FedAvg, {"federation": {"client_timeout": 1}})
+def test_clients_that_train_together_have_the_sum_of_their_times():
+    member = Deaf()
+    for tasks, seconds in ((0, 60), (1, 60), (3, 180)):
+        member.give(WorkerJob("a job", {"tasks": [{}] * tasks}), 60.0)
+        assert member.due == pytest.approx(time.monotonic() + seconds, abs=30)
+    member.give(WorkerJob("a job"), None)
+    assert member.due == math.inf
 
 
 @pytest.mark.slow

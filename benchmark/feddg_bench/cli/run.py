@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,10 +25,22 @@ if TYPE_CHECKING:
     from feddg_bench.records.record import RunRecord
 
 
+@dataclass(frozen=True)
+class RunRecording(Recording):
+    """Where runs are computed and recorded, and how long a client may take."""
+
+    client_timeout: Annotated[
+        float | None,
+        typer.Option(
+            min=1, help="Seconds that a client may take before the run ends. Default no limit."
+        ),
+    ] = None
+
+
 @with_groups
 def run_command(
     experiment: Experiment = Experiment(),
-    recording: Recording = Recording(),
+    recording: RunRecording = RunRecording(),
     keep: Annotated[
         str | None,
         typer.Option(help="Global models to keep beside the record: last, best or both."),
@@ -74,7 +86,7 @@ def run_command(
 @with_groups
 def resume_command(
     run: Annotated[str, typer.Argument(help="A run's key, or the first part of it.")],
-    recording: Recording = Recording(),
+    recording: RunRecording = RunRecording(),
     json_: Json = False,
 ) -> None:
     """Go on with an interrupted run from its last checkpoint."""

@@ -62,6 +62,11 @@ def _holds_bool(value: Any) -> bool:
     return any(isinstance(item, bool) for item in items)
 
 
+def _removed(what: str, instead: str) -> PydanticCustomError:
+    """Return the error for a value that older versions accepted; the default stays valid."""
+    return PydanticCustomError("removed", "{what} was removed: {instead}", locals())
+
+
 def _names(annotation: Any, *kinds: Any) -> bool:
     """Return whether an annotation names one of ``kinds``."""
     return annotation in kinds or any(_names(part, *kinds) for part in get_args(annotation))
@@ -239,11 +244,20 @@ class FederationSettings(Section):
     server_lr: float = Field(1.0, gt=0)
     """Step from the old global model towards the aggregate; trainable parameters only."""
     on_fault: Literal["drop", "fail"] = "drop"
-    """What happens if a client fails, for example if its reply holds NaN, does not have the shapes
-    of the model or does not come: the round goes on without the client, or the run ends."""
-    client_timeout: float | None = Field(None, gt=0)
-    """Seconds after which a client that has not answered counts as failed, where clients train
-    together for each of them; needs ``--workers 2`` or more. null waits for ever."""
+    """What happens if a client fails, for example if its reply holds NaN or does not have the
+    shapes of the model: the round goes on without the client, or the run ends."""
+    client_timeout: None = None
+    """Removed: a client that hangs is no longer left out; see ``--client-timeout``."""
+
+    @field_validator("client_timeout", mode="before")
+    @classmethod
+    def _client_timeout_was_removed(cls, value: Any) -> Any:
+        if value is not None:
+            raise _removed(
+                "leaving out a client that takes too long",
+                "end such a run by --client-timeout SECONDS, and go on with `feddg-bench resume`",
+            )
+        return value
 
 
 class EvaluationSettings(Section):
@@ -278,13 +292,19 @@ class GpuSettings(Section):
 class EngineSettings(Section):
     """How a worker computes its clients."""
 
-    clients: Literal["exact", "batched", "auto"] = "exact"
+    clients: Literal["exact", "batched"] = "exact"
     """``exact``: one after the other; ``batched``: together, for methods that override nothing of
     the client half but ``training_step`` (the others stay exact, and so do clients that are told
-    something of their own); equal up to rounding. ``auto`` measures both once on a machine and
-    takes the faster, which the key and the record name."""
+    something of their own); equal up to rounding."""
     together: int = Field(10, ge=1, le=MANY)
     """Clients of a worker that step together; the last bits depend on it."""
+
+    @field_validator("clients", mode="before")
+    @classmethod
+    def _auto_was_removed(cls, value: Any) -> Any:
+        if value == "auto":
+            raise _removed("the choice by a measurement", "choose exact or batched")
+        return value
 
 
 class PrivacySettings(Section):
@@ -439,6 +459,8 @@ class Resources(Section):
     """CPU threads of each worker; of settings here, only it and ``device`` affect the last bits."""
     engine: Literal["processes", "ray", "slurm"] = "processes"
     """Whether workers are processes here, or on a Ray cluster, or a sweep's are Slurm jobs."""
+    client_timeout: float | None = Field(None, gt=0)
+    """Seconds that a worker may take for a client, or for an evaluation, before the run ends."""
     address: str | None = None
     """Address of the Ray cluster, ``HOST:PORT`` or ``auto``; null starts one for the command."""
     data_root: Path | None = None

@@ -77,8 +77,6 @@ class Reply(Generic[T]):
         counted: Only for a worker's first task of each call: operations for each image (``flop an
             image``) and operations a second of its device (``peak flops``); see
             `feddg_bench.engine.flop`.
-        fault: Why there is no value, such as that the client did not answer in time; "" if there
-            is one.
         clients: Number of clients it comes from: more than one if single replies are hidden and
             the value holds their mean (`feddg_bench.protection`).
     """
@@ -90,7 +88,6 @@ class Reply(Generic[T]):
     memory: Payload
     seconds: Mapping[str, float] = field(default_factory=dict)
     counted: Mapping[str, float] = field(default_factory=dict)
-    fault: str = ""
     clients: int = 1
 
 

@@ -250,8 +250,8 @@ class Server:
 
         Tasks are fixed at the call, but run only as replies are taken: with `streaming_mean`,
         `fold` or ``map``, one reply is alive at a time. A reply that holds NaN or infinity is
-        dropped and logged; so is one whose weights differ from the model in name, shape or type,
-        or one that did not arrive (``federation.on_fault``).
+        dropped and logged; so is one whose weights differ from the model in name, shape or type
+        (``federation.on_fault``).
 
         Args:
             call: Bound method of the plugin, such as ``self.fit``. Only its name travels.
@@ -329,8 +329,6 @@ class Server:
 
     def _flaw(self, call: str, reply: Reply[Any]) -> Flaw | None:
         """Count a reply, and return what is wrong with it, if anything."""
-        if reply.fault:
-            return Flaw("answer", reply.fault)
         sent = content(reply.value)
         undeclared = sorted(set(sent) - set(self._uplink.get(call, ())))
         if undeclared:

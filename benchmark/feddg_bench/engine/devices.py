@@ -57,18 +57,18 @@ def open_executor(resources: Resources) -> Executor:
     """
     if resources.for_runs().engine == "ray":
         share = resources.workers, resources.device, resources.threads, resources.address
-        executor: Executor = load_ray().RayExecutor(*share)
+        executor: Executor = load_ray().RayExecutor(*share, resources.client_timeout)
         return executor
     devices = find_devices(resources.device)
     workers = count_workers(resources, devices)
-    if workers == 1:
+    if workers == 1 and resources.client_timeout is None:
         return SerialExecutor()
     if script_is_no_file():
         raise SettingsError(
             "worker processes import the script that starts them, and this one was read from "
             "standard input: save it to a file, or give workers=1"
         )
-    return ProcessExecutor(workers, placement(devices, workers))
+    return ProcessExecutor(workers, placement(devices, workers), timeout=resources.client_timeout)
 
 
 def count_workers(resources: Resources, devices: Sequence[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import pickle
 import signal
 import time
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from feddg_bench.common.errors import STOPS, ClientError, FeddgError, SettingsError, in_a_line
+from feddg_bench.common.errors import STOPS, ClientError, FeddgError, in_a_line
 from feddg_bench.common.parallel import GUARD, RAN_AGAIN, end_processes, start_process
 from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Task, Weights, decode, encode
 from feddg_bench.core.method import Method, written_in
@@ -75,7 +76,7 @@ class Executor(ABC):
         for reply in self.run(remembering()):
             task = given.popleft()
             self.memories[reply.client] = reply.memory
-            if self.on_reply is not None and not reply.fault:
+            if self.on_reply is not None:
                 self.on_reply(task, reply)
             yield reply
             del task, reply  # or they would stay while the next client trains
@@ -100,16 +101,7 @@ class SerialExecutor(Executor):
     """Runs everything in this process, with its only model."""
 
     def start(self, spec: WorkerSpec, method: Method) -> None:
-        """Build the worker.
-
-        Raises:
-            SettingsError: If clients have a time limit, which needs workers in other processes.
-        """
-        if spec.settings.federation.client_timeout is not None:
-            raise SettingsError(
-                "federation.client_timeout ends a client's process, and --workers 1 trains in this "
-                "one: give --workers 2 or more"
-            )
+        """Build the worker."""
         self.memories = {}
         if not hasattr(self, "worker"):  # later on, we use part of the GPU's memory ourselves
             check_gpus(spec.settings, spec.federation.channels, [spec.device])
@@ -139,16 +131,19 @@ class PoolExecutor(Executor):
     The model and the broadcast are sent to a worker once for all tasks that share them, as bytes.
     Replies that come early wait for their turn; at most two per worker are under way or waiting.
 
-    A worker that dies is replaced, and its job is repeated once by any free worker. A worker that
-    does not answer within ``federation.client_timeout`` is also replaced, and its client's reply is
-    a fault.
+    A worker that dies is replaced, and its job is repeated once by any free worker.
+
+    Args:
+        members: The workers.
+        timeout: Seconds that a worker may take for a client, or for an evaluation; then the run
+            ends. ``None`` waits for ever.
     """
 
-    def __init__(self, members: Sequence[RemoteWorker]) -> None:
+    def __init__(self, members: Sequence[RemoteWorker], timeout: float | None = None) -> None:
         super().__init__(len(members))
         self.members = members
         self._again: deque[WorkerJob] = deque()
-        self._timeout: float | None = None
+        self._timeout = timeout
         self._together = 1
 
     @abstractmethod
@@ -171,7 +166,6 @@ class PoolExecutor(Executor):
         del method  # lives here; every worker builds its own
         self.memories = {}
         self._settle()
-        self._timeout = spec.settings.federation.client_timeout
         engine = spec.settings.engine
         self._together = 1 if engine.clients == "exact" else engine.together
         specs = self.placed(spec)
@@ -180,7 +174,7 @@ class PoolExecutor(Executor):
         for member, own in zip(self.members, specs, strict=True):
             member.build(posted[id(own)])
         while any(member.job for member in self.members):
-            deque(self._collect(None), maxlen=0)
+            deque(self._collect(), maxlen=0)
 
     def run(self, tasks: Iterator[Task]) -> Iterator[Reply[Any]]:
         """Spread the tasks over the workers."""
@@ -189,7 +183,7 @@ class PoolExecutor(Executor):
             return iter(())
         shared = {"weights": dict(first.weights), "broadcast": dict(first.broadcast)}
         groups = grouped(chain([first], tasks), self._together)
-        answers = self._share(shared, map(_job, groups), self._timeout)
+        answers = self._share(shared, map(_job, groups))
         return chain.from_iterable(map(_replies, answers))
 
     def evaluate(self, weights: Weights, indices: Sequence[np.ndarray]) -> Iterator[Predictions]:
@@ -212,9 +206,7 @@ class PoolExecutor(Executor):
                     workers += member.receive()["mib"]
         return round(peak_memory_mib() + workers, 1)
 
-    def _share(
-        self, shared: Payload, jobs: Iterator[WorkerJob], timeout: float | None = None
-    ) -> Iterator[Any]:
+    def _share(self, shared: Payload, jobs: Iterator[WorkerJob]) -> Iterator[Any]:
         """Spread jobs over the workers and yield their answers in order.
 
         A worker gets a job only when it is idle and therefore reading: if both ends wrote large
@@ -230,28 +222,27 @@ class PoolExecutor(Executor):
         while job is not None or following < started:
             for member in [member for member in self.members if member.job is None]:
                 if self._again:
-                    member.give(self._again.popleft())
+                    member.give(self._again.popleft(), self._timeout)
                 elif job is not None and started - following < 2 * len(self.members):
                     job.number = started
-                    member.give(job)
+                    member.give(job, self._timeout)
                     started += 1
                     job = next(jobs, None)
             while following in answers:
                 yield answers.pop(following)
                 following += 1
             if following < started:
-                answers.update(self._collect(timeout))
+                answers.update(self._collect())
 
-    def _collect(self, timeout: float | None) -> Iterator[tuple[int, Any]]:
-        """Yield answers as they come; replace workers that died or took too long.
+    def _collect(self) -> Iterator[tuple[int, Any]]:
+        """Yield answers as they come; replace workers that died.
 
-        Clients that train together may take ``timeout`` each.
+        Raises:
+            FeddgError: If a worker took too long.
         """
         busy = [(member, member.job) for member in self.members if member.job is not None]
-        left = None
-        if timeout is not None:
-            ends = [m.since + timeout * job.clients for m, job in busy if not job.building]
-            left = max(0.0, min(ends) - time.monotonic()) if ends else None
+        due = min(member.due for member, _ in busy)
+        left = None if due == math.inf else max(0.0, due - time.monotonic())
         ready = self.ready([member for member, _ in busy], left)
         for member, job in busy:
             if member in ready:
@@ -264,12 +255,12 @@ class PoolExecutor(Executor):
                     self.built(member, answer)
                 else:
                     yield job.number, answer
-            elif timeout is None or job.building:
-                continue
-            elif time.monotonic() - member.since >= (limit := timeout * job.clients):
-                logger.warning("%s takes longer than %g s: ended", job.name, limit)
-                member.replace()
-                yield job.number, job.payload | {"fault": f"did not come within {limit:g} s"}
+            elif time.monotonic() >= member.due:
+                member.replace()  # for the next run, which may use the same executor
+                raise FeddgError(
+                    f"{job.name} took longer than --client-timeout allows: give more time; the "
+                    f"same command goes on from the run's last checkpoint"
+                )
 
     def _bury(self, member: RemoteWorker, job: WorkerJob) -> None:
         """Replace a worker that died.
@@ -340,7 +331,7 @@ class RemoteWorker(ABC):
 
     Attributes:
         job: What the worker is doing; ``None`` if it is idle.
-        since: When it began its job, in seconds of the monotonic clock.
+        due: When it must have answered, in seconds of the monotonic clock.
         shared: Model and broadcast of its jobs, encoded and posted.
     """
 
@@ -353,7 +344,7 @@ class RemoteWorker(ABC):
     def begin(self) -> None:
         """Start a worker that is idle and not built yet."""
         self.job: WorkerJob | None = None
-        self.since = 0.0
+        self.due = math.inf
         self._has: Any = b""
 
     @abstractmethod
@@ -389,13 +380,17 @@ class RemoteWorker(ABC):
             self.tell("build", self._spec)
             self.job = self._build
 
-    def give(self, job: WorkerJob) -> None:
-        """Give the worker a job, and first what its jobs share, unless it has that already."""
+    def give(self, job: WorkerJob, seconds: float | None) -> None:
+        """Give the worker a job, and first what its jobs share, unless it has that already.
+
+        Clients that train together have ``seconds`` each.
+        """
         if self._has is not self.shared:
             self.tell("share", self.shared)
             self._has = self.shared
         self.tell("work", encode(job.payload))
-        self.job, self.since = job, time.monotonic()
+        self.job = job
+        self.due = math.inf if seconds is None else time.monotonic() + seconds * job.clients
 
     def receive(self) -> Any:
         """Return the worker's answer, or raise the error that it reports."""
@@ -460,11 +455,12 @@ class ProcessExecutor(PoolExecutor):
     Args:
         n: Number of processes.
         places: Device of each process; by default the CPU.
+        timeout: See `PoolExecutor`.
     """
 
-    def __init__(self, n: int, places: Sequence[str] = ()) -> None:
+    def __init__(self, n: int, places: Sequence[str] = (), *, timeout: float | None = None) -> None:
         self._places, self._checked = list(places) or ["cpu"] * n, False
-        super().__init__([_Process(place) for place in self._places])
+        super().__init__([_Process(place) for place in self._places], timeout)
 
     def placed(self, spec: WorkerSpec) -> list[WorkerSpec]:
         """Return the `WorkerSpec` of each worker, with its device.
@@ -583,11 +579,7 @@ def _job(tasks: Sequence[Task]) -> WorkerJob:
 
 
 def _replies(answer: Payload) -> Iterator[Reply[Any]]:
-    """Yield the replies in an answer, or a fault for each client that did not answer in time."""
-    if "fault" in answer:
-        for task in answer["tasks"]:
-            yield Reply(task["client"], 0, None, {}, task["memory"], fault=answer["fault"])
-        return
+    """Yield the replies in an answer."""
     replies = deque(answer.pop("replies"))
     while replies:
         sent = replies.popleft()

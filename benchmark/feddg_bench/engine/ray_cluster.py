@@ -101,15 +101,20 @@ class RayExecutor(PoolExecutor):
 
     Data for all workers is put into the object store once, and each machine fetches it once. An
     actor whose machine is lost is rebuilt where there is room, and the run goes on without it until
-    then. The arguments are those of `RayCluster`.
+    then. The arguments are those of `RayCluster`, and the ``timeout`` of `PoolExecutor`.
     """
 
     def __init__(
-        self, workers: int = 0, device: str = "auto", threads: int = 1, address: str | None = None
+        self,
+        workers: int = 0,
+        device: str = "auto",
+        threads: int = 1,
+        address: str | None = None,
+        timeout: float | None = None,
     ) -> None:
         self.cluster = RayCluster(workers, device, threads, address)
         make = ray.remote(_RayEnd).options(**self.cluster.options).remote
-        super().__init__([_Actor(make) for _ in range(self.cluster.count)])
+        super().__init__([_Actor(make) for _ in range(self.cluster.count)], timeout)
 
     def start(self, spec: WorkerSpec, method: Method) -> None:
         """Build all workers; their machines must match this one (`machine_facts`)."""

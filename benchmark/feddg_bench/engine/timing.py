@@ -1,32 +1,22 @@
-"""How long client work takes on random images, and which of two ways of doing it is faster here."""
+"""How long client work takes on random images."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 
-from feddg_bench.common.errors import SettingsError
-from feddg_bench.common.files import write_whole
-from feddg_bench.common.portable import describe_cpu
 from feddg_bench.config.schema import EngineSettings, PrivacySettings, Resources, RunSettings
 from feddg_bench.core.messages import Task
 from feddg_bench.data.federated import Federation
-from feddg_bench.data.locations import cache_dir
 from feddg_bench.engine.compatibility import ImageFacts
 from feddg_bench.engine.devices import find_devices
 from feddg_bench.engine.flop import seconds_of
 from feddg_bench.engine.worker import Worker, WorkerSpec
-
-logger = logging.getLogger(__name__)
 
 
 def synthetic_federation(
@@ -76,72 +66,6 @@ def synthetic_federation(
         channels=channels,
         pixels=pixels,
     )
-
-
-_DECIDES: Any = {
-    "backbone": True,
-    "train": {
-        *("optimizer", "batch_size", "precision"),
-        *("channels_last", "fold_batch_norm", "depthwise_sums"),
-    },
-    "augment": True,
-    "data": {"image_size"},
-    "engine": True,
-    "portable": True,
-    "federation": {"bn"},
-}
-"""Settings on which it depends which clients are faster."""
-
-
-def faster_clients(settings: RunSettings, pictures: ImageFacts, resources: Resources) -> str:
-    """Return whether ``exact`` or ``batched`` clients are faster here (`EngineSettings`).
-
-    Measured once for each network, batch size and machine, on three steps of clients with one batch
-    of random images each. The answer stays in the cache folder, so that the same request gives a
-    run the same key again, and requests that differ in a rate or in rounds the same engine.
-    """
-    known = {
-        **settings.model_dump(mode="json", include=_DECIDES),
-        "machine": [describe_cpu(), torch.__version__, resources.device, resources.threads],
-        "method": [settings.method, pictures.task, pictures.channels],
-    }
-    name = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
-    path = cache_dir(resources.cache_dir) / "engine" / name
-    if path.exists() and (said := path.read_text()) in ("exact", "batched"):
-        return said
-    together, device = settings.engine.together, find_devices(resources.device)[0]
-    federation = synthetic_federation(
-        together, settings.train.batch_size, settings.data.image_size, 10, like=pictures
-    )
-    once = {"local_epochs": 1, "optimizer_state": "reset"}
-    random = {"pretrained": False, "weights": None}
-    times: dict[str, list[float]] = {"exact": [], "batched": []}
-    try:
-        works = {}
-        for clients in times:
-            changed = {
-                "train": settings.train.model_copy(update=once),
-                "backbone": settings.backbone.model_copy(update=random),
-                "engine": settings.engine.model_copy(update={"clients": clients}),
-            }
-            own = settings.model_copy(update=changed)
-            works[clients] = _step_of(own, federation, device, resources.threads)
-        for number in range(4):
-            for clients, work in works.items():
-                cpu = time.process_time()  # other programs do not lengthen it
-                seconds = seconds_of(work, torch.device(device))
-                if device == "cpu":
-                    seconds = time.process_time() - cpu
-                times[clients] += [seconds] if number else []  # the first is warm-up
-    except SettingsError as error:  # these clients cannot step together
-        faster, why = "exact", str(error)
-    else:
-        faster = min(times, key=lambda clients: min(times[clients]))
-        why = ", ".join(f"{c} {min(t) / together * 1e3:.2f} ms a step" for c, t in times.items())
-    logger.warning("engine.clients=auto is %s here from now on: %s", faster, why)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, faster.encode())
-    return faster
 
 
 ENOUGH = 0.25
@@ -199,13 +123,3 @@ def _seconds(work: Callable[[], object], device: str, *, alone: bool) -> float:
     cpu = time.process_time()
     wall = seconds_of(work, torch.device(device))
     return time.process_time() - cpu if alone else wall
-
-
-def _step_of(
-    settings: RunSettings, federation: Federation, device: str, threads: int
-) -> Callable[[], object]:
-    """Return a function that makes one step of every client in this process."""
-    worker = Worker(WorkerSpec(settings, federation, device, threads))
-    weights = worker.method.state.federated_weights()
-    tasks = [Task(client, "fit", 1, weights, {}) for client in federation.clients]
-    return lambda: worker.run_all(tasks)

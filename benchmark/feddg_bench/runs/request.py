@@ -34,7 +34,6 @@ from feddg_bench.config.reading import known_name, listed, read_names
 from feddg_bench.config.recipes import READINGS, names_in, recipe_names
 from feddg_bench.config.schema import (
     DataSettings,
-    EngineSettings,
     Resources,
     RunSettings,
     TrainSettings,
@@ -250,11 +249,7 @@ class Request:
         """
         datasets = datasets or Datasets(self.resources.data_root)
         drafts = self.drafts(datasets)
-        plans = [
-            _settle(draft, seed, self.resources)
-            for seed in read_seeds(self.seeds)
-            for draft in drafts
-        ]
+        plans = [_settle(draft, seed) for seed in read_seeds(self.seeds) for draft in drafts]
         if check:
             self.check(plans)
         return plans
@@ -542,7 +537,7 @@ def _check_rate(layers: Layers, recipe: str) -> None:
         )
 
 
-def _settle(draft: Draft, seed: int, resources: Resources | None = None) -> Plan:
+def _settle(draft: Draft, seed: int) -> Plan:
     """Merge recipe, the method's needs and the user's settings, and settle the run's key.
 
     What the recipe says about this method wins over what the method needs.
@@ -558,15 +553,7 @@ def _settle(draft: Draft, seed: int, resources: Resources | None = None) -> Plan
     settings = settle(layers._replace(named={**layers.named, "seed": seed}), method)
     check_fit(settings, method, dataset)
     dataset.decoded(settings.data)  # refuses settings that the data set cannot follow
-    engine = settled_engine(settings, method)
-    if engine.clients == "auto":
-        from feddg_bench.engine.timing import faster_clients
-
-        faster = faster_clients(settings, dataset, resources or Resources())
-        engine = EngineSettings.model_validate(
-            {"clients": faster, "together": engine.together} if faster == "batched" else {}
-        )
-    settings = settings.model_copy(update={"engine": engine})
+    settings = settings.model_copy(update={"engine": settled_engine(settings, method)})
     canonical = canonical_settings(settings, method.Settings)
     if dataset.identity:
         canonical["data"]["names"] = {k: list(names) for k, names in dataset.identity.items()}
