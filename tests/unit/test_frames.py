@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from feddg_bench.analysis.tables.frames import (
+from feddg_bench.analysis.tables.setups import (
     FRAME,
     SELECT,
     departures,

@@ -22,10 +22,11 @@ from feddg_bench.analysis.tables.describe import (
     load_description,
     named_tables,
 )
-from feddg_bench.analysis.tables.frames import RECIPES, departures, own_choices
 from feddg_bench.analysis.tables.generic import Frame, frames
 from feddg_bench.analysis.tables.grid import Grid
 from feddg_bench.analysis.tables.rows import Row, make_rows
+from feddg_bench.analysis.tables.setups import departures, own_choices
+from feddg_bench.records.differences import varying
 from feddg_bench.records.runs import RecordedRun
 from feddg_bench.records.statistics import (
     FEWEST,
@@ -119,7 +120,7 @@ def _of_table(name: str, description: Description, of: Sequence[Frame]) -> Itera
     where = {k: v for k, v in description.where.items() if not k.startswith(_OURS)}
     loose = description.model_copy(update={"where": where, "others": False})
     columns = measured_columns(loose, None)
-    recipe = description.recipe or RECIPES[str(description.paper)]
+    recipe = description.own_recipe
     made = [(f, make_rows(name, loose, columns, f.runs, variants=True)) for f in of]
     printed = build(name, description, ())
     specs = {spec.label: spec for spec in description.rows if spec.where is not None}
@@ -234,9 +235,8 @@ def _comparable(mine: Row, theirs: Row, numbers: frozenset[int]) -> tuple[int, i
     Thus a method and its ablation are compared in the same reading of the paper.
     """
     both = mine.part(numbers).keys() & theirs.part(numbers).keys()
-    first = [row.variant.runs[0].settings if row.variant else {} for row in (mine, theirs)]
-    one, other = (set(map(repr, settings.items())) for settings in first)
-    return len(both), -len(one ^ other)
+    settings = [row.members[0].settings if row.members else {} for row in (mine, theirs)]
+    return len(both), -len(varying(settings))
 
 
 def _varies(where: Mapping[str, Any]) -> bool:

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from feddg_bench.analysis.sheets import csv_lines
-from feddg_bench.analysis.tables.frames import usual_settings
+from feddg_bench.analysis.tables.setups import usual_settings
 from feddg_bench.analysis.tables.titles import dataset_title, method_title
 from feddg_bench.config.layers import dotted
 from feddg_bench.protection.possible import obstacles, sent_by
 from feddg_bench.records.attacks import AttackRecord, AttackResult, Interval, overall
+from feddg_bench.records.differences import assignments, differences, values, varying
 from feddg_bench.records.record import rounded_up
 from feddg_bench.records.runs import RecordedRun, key_metric
-from feddg_bench.records.variants import assignments
 
 if TYPE_CHECKING:
     from feddg_bench.core.method import Method
@@ -174,23 +174,16 @@ def _found(
     """Yield one figure for each client size and each combination of differing settings."""
     of_kind = [record for record in records if record.kind == kind]
     flat = [dotted(record.settings) for record in of_kind]
-    varied = {
-        key
-        for key in {key for settings in flat for key in settings} - SAME
-        if len({repr(settings.get(key)) for settings in flat}) > 1
-    }
+    varied = {*varying(flat)} - SAME
     alike: dict[tuple[int, str, str], list[AttackResult]] = {}
     most = max((r.times for record in of_kind for r in record.results if r.item == item), default=0)
     for record, settings in zip(of_kind, flat, strict=True):
-        unusual = {
-            key: settings[key]
-            for key in sorted(varied & set(settings))
-            if settings[key] != usual.get(key) and not isinstance(settings[key], list)
-        }
+        apart = values(differences(settings, usual, sorted(settings)))
+        unusual = {k: v for k, v in apart.items() if k in varied and not isinstance(v, list)}
         frame = ", ".join(
-            f"{key}={settings[key]}"
+            f"{key}={apart[key]}"
             for key in FRAME
-            if key in settings and key not in varied and usual.get(key) not in (None, settings[key])
+            if key in apart and key not in varied and key in usual
         )
         for result in record.results:
             whatever = kind == "style-inversion" and not result.perceptual

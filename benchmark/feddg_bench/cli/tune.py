@@ -67,7 +67,7 @@ def tune_command(
 
 def _show(ledgers: Sequence[TuningLedger], metric: Metric, place: Path) -> None:
     """Print a table of each method's tuning."""
-    from feddg_bench.records.variants import assignments
+    from feddg_bench.records.differences import assignments
 
     first = ledgers[0]
     rows = []

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from feddg_bench.analysis.tables.setups import split as split_variants
 from feddg_bench.common.errors import DataError, SettingsError, unknown
 from feddg_bench.common.files import file_name
 from feddg_bench.config.reading import composed, read_names
@@ -17,7 +18,6 @@ from feddg_bench.plugins import names
 from feddg_bench.records.rules import RULES, Rule
 from feddg_bench.records.runs import RecordedRun, key_metric, read_runs
 from feddg_bench.records.sources import FOLDERS
-from feddg_bench.records.variants import split as split_variants
 
 SPLIT_NAMES: Mapping[str, str] = {
     "test": "test domain",

@@ -9,11 +9,11 @@ from typing import Any
 
 from feddg_bench.analysis.tables.commands import repeat_command
 from feddg_bench.analysis.tables.describe import Split
+from feddg_bench.records.differences import setting_text
 from feddg_bench.records.metrics import METRICS, find_metric, metrics_of
 from feddg_bench.records.record import Evaluation, RoundRecord
 from feddg_bench.records.rules import RULES, chosen_rounds, pooled_metric
 from feddg_bench.records.runs import RecordedRun
-from feddg_bench.records.variants import setting_text
 
 REPORTED_SPLITS: tuple[Split, ...] = ("test", "val", "id_test", "id_val")
 POINTS = 60

@@ -16,7 +16,7 @@ from feddg_bench.analysis.tables.describe import (
     Summary,
 )
 from feddg_bench.analysis.tables.generic import Generic, shown_as
-from feddg_bench.analysis.tables.grid import DASH, Entry, Grid
+from feddg_bench.analysis.tables.grid import DASH, Entry, Grid, Line
 from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.rules import RULES, Rule
 
@@ -64,7 +64,7 @@ def leaderboard_view(table: Generic, details: Details) -> dict[str, Any]:
                 "caption": grid.definitions,
                 "notes": grid.notes,
                 "footnotes": grid.footnotes,
-                "rows": [line.footnotes for line in ours],
+                "rows": [_places(grid, line) for line in ours],
                 "splits": _splits(grid),
             }
         )
@@ -136,7 +136,8 @@ def _splits(grid: Grid) -> list[dict[str, Any]]:
         cells = [
             [
                 _cell(
-                    [lines[kind][row].entries[n] if row in lines[kind] else None for kind in lines]
+                    grid,
+                    [lines[kind][row].entries[n] if row in lines[kind] else None for kind in lines],
                 )
                 for n in places
             ]
@@ -156,7 +157,12 @@ def _splits(grid: Grid) -> list[dict[str, Any]]:
     return splits
 
 
-def _cell(entries: Sequence[Entry | None]) -> dict[str, Any]:
+def _places(grid: Grid, part: Line | Entry) -> list[int]:
+    """Return the places of footnotes, counted from 0."""
+    return [number - 1 for number in grid.numbers(part.footnotes)]
+
+
+def _cell(grid: Grid, entries: Sequence[Entry | None]) -> dict[str, Any]:
     """Return text, mark and footnotes, and the published number, its source and the difference."""
     ours, published, gap = entries
     assert ours is not None  # noqa: S101 - rows without runs are those of papers' tables
@@ -164,7 +170,7 @@ def _cell(entries: Sequence[Entry | None]) -> dict[str, Any]:
     if ours.mark:
         cell["mark"] = ours.mark
     if ours.footnotes:
-        cell["footnotes"] = ours.footnotes
+        cell["footnotes"] = _places(grid, ours)
     if published:
         cell |= {"published": published.text, "source": published.source}
     if gap:

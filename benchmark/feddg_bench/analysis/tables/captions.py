@@ -7,17 +7,17 @@ from typing import Any
 
 from feddg_bench.analysis.tables.columns import MeasuredColumn, varied_keys
 from feddg_bench.analysis.tables.describe import Description
-from feddg_bench.analysis.tables.frames import FRAME, departing, unlike_recipe
 from feddg_bench.analysis.tables.grid import Line
 from feddg_bench.analysis.tables.rows import Row
+from feddg_bench.analysis.tables.setups import FRAME, departing, modal, unlike_recipe
 from feddg_bench.analysis.tables.titles import dataset_title
 from feddg_bench.data.protocols import TITLES
 from feddg_bench.plugins import harmless
+from feddg_bench.records.differences import assignments, differences, setting_text, values
 from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.rules import LAST, Rule
 from feddg_bench.records.runs import RecordedRun
 from feddg_bench.records.statistics import FEWEST
-from feddg_bench.records.variants import assignments, setting_text
 
 RULE_SENTENCES: Mapping[Rule, str] = {
     "last": "the last round",
@@ -40,18 +40,31 @@ MOST_WORDS = 40
 """Most words of a title and a caption."""
 BY_CLIENTS = ("partition.clients", "partition.heterogeneity", "federation.per_round")
 """Settings that mean nothing where one client holds all images."""
-_CLIENTS = ("partition.clients", "N = {}")
-_SAMPLED = ("federation.per_round", "K = {}")
+_CLIENTS = ("partition.clients", "N={}")
+_SAMPLED = ("federation.per_round", "K={}")
 SPREAD = {
-    "heterogeneous": (_CLIENTS, _SAMPLED, ("partition.heterogeneity", "lambda = {}")),
-    "dirichlet": (_CLIENTS, _SAMPLED, ("partition.alpha", "alpha = {}")),
-    "per_domain": (("partition.clients_per_domain", "{} clients a domain"), _SAMPLED),
-    "domain": (("partition.kind", "one client a {}"), _SAMPLED),
+    "heterogeneous": (_CLIENTS, _SAMPLED, ("partition.heterogeneity", "lambda={}")),
+    "dirichlet": (_CLIENTS, _SAMPLED, ("partition.alpha", "alpha={}")),
+    "per_domain": (("partition.clients_per_domain", "{} clients per domain"), _SAMPLED),
+    "domain": (("partition.kind", "one client per {}"), _SAMPLED),
     "pooled": (("partition.kind", "all images {}"),),
 }
 """Kind of partition -> the settings that say who holds what."""
 _OTHER = (_CLIENTS, _SAMPLED, ("partition.kind", "partition {}"))
 """The same for a kind that this list lacks."""
+_FIRST = (
+    ("backbone.name", "{}"),
+    ("data.image_size", "{} px"),
+    ("federation.rounds", "{} rounds"),
+)
+_MORE = (
+    ("backbone.pretrained", "pretrained {}"),
+    ("train.local_epochs", "local epochs {}"),
+    ("train.batch_size", "batches of {}"),
+    ("train.optimizer", "{}"),
+    ("train.lr", "lr {}"),
+    ("federation.bn", "batch normalisation {}"),
+)
 _MANY = 8
 """Most differences that are listed; the rest are only counted."""
 
@@ -100,53 +113,34 @@ def caption(
     With the title these are `MOST_WORDS` words at most, so that some of the setup may be left out;
     all is in the definitions. ``outside`` says that the setup is not the paper's.
     """
-    runs = [run for row in rows if row.variant for run in row.variant.runs]
+    runs = [run for row in rows for run in row.members]
     if not runs:
         return "There are no runs of this table yet."
-    metrics = {column.metric for column in columns}
-    said = find_metric(metrics.pop()).title if len(metrics) == 1 else "Numbers"
-    said += f" in {description.unit}" if description.unit else ""
-    said += f", mean ± SD over {seeds_text(seeds)}" if len(seeds) > 1 else f", {seeds_text(seeds)}"
     filled = {number for row in rows for number, found in row.runs.items() if found}
     rules = dict.fromkeys(c.rule for c in columns if c.split and c.number in filled)
-    titles = [find_metric(name).title for name in sorted({run.metric.name for run in runs})]
-    metric = " or ".join(titles) or "accuracy"
-    said = ", ".join([said, *(SHORT_RULES[rule].format(metric=metric) for rule in rules)])
-    datasets = sorted({run.dataset for run in runs})
-    recipes = sorted({run.recipe for run in runs})
-    setup = [", ".join(map(dataset_title, datasets))]
-    setup += [TITLES.get(name, name) for name in sorted({run.protocol for run in runs})]
-    scenarios = {run.scenario for run in runs}
-    setup += [f"scenario {scenarios.pop()}"] if len(scenarios) == 1 else []
+    said = f"{_measure(description, columns)}{', mean ± SD over' if len(seeds) > 1 else ','} "
+    said += ", ".join(
+        [seeds_text(seeds), *(SHORT_RULES[r].format(metric=_key(runs)) for r in rules)]
+    )
+    datasets, protocols, recipes, scenarios = (
+        sorted({getattr(run, name) for run in runs})
+        for name in ("dataset", "protocol", "recipe", "scenario")
+    )
     tuned = ", tuned" if any(run.changed for run in runs) else ""
-    setup.append(f"recipe {', '.join(recipes)}{tuned}" + " (not the paper's setup)" * outside)
-    more = [] if len(datasets) > 1 else _short_frame(runs, varied_keys(description))
-    most = MOST_WORDS - len(description.title.split())
+    setup = [
+        ", ".join(map(dataset_title, datasets)),
+        *(TITLES.get(name, name) for name in protocols),
+        *(f"scenario {name}" for name in scenarios if len(scenarios) == 1),
+        f"recipe {', '.join(recipes)}{tuned}" + " (not the paper's setup)" * outside,
+    ]
     setup = [part for part in setup if part not in description.title]
+    more = _settings(runs, varied_keys(description), ()) if len(datasets) == 1 else []
+    most = MOST_WORDS - len(description.title.split())
     while True:
         words = f"{sentence(', '.join([*setup, *more]))} {sentence(said)}".strip()
         if not more or len(words.split()) <= most:
             return words
         more.pop()
-
-
-def _short_frame(runs: Sequence[RecordedRun], free: Collection[str]) -> list[str]:
-    """Return what most runs of a data set have in common, the most telling first."""
-    common = modal(runs)
-    form: Mapping[str, str] = {
-        "backbone.name": "{}",
-        "data.image_size": "{} px",
-        "federation.rounds": "{} rounds",
-        "partition.clients": "N={}",
-        "federation.per_round": "K={}",
-        "partition.heterogeneity": "lambda={}",
-    }
-    pooled = () if common.get("partition.kind", "heterogeneous") == "heterogeneous" else BY_CLIENTS
-    return [
-        said.format(_plain(common[key]))
-        for key, said in form.items()
-        if key in common and key not in (*free, *pooled)
-    ]
 
 
 def definitions(
@@ -158,28 +152,24 @@ def definitions(
     lines: Sequence[Line],
 ) -> tuple[str, ...]:
     """Return sentences that say how a table's numbers were made."""
-    runs = [run for row in rows if row.variant for run in row.variant.runs]
-    metrics = {column.metric for column in columns}
-    metric = find_metric(metrics.pop()).title if len(metrics) == 1 else "numbers"
-    unit = f" in {description.unit}" if description.unit else ""
-    if seeds:
-        over = ", mean ± sample standard deviation over seeds" if len(seeds) > 1 else ""
-        said = [f"{metric}{unit}{over}; {seeds_text(seeds)}"]
-    else:
-        said = [f"{metric}{unit}; there are no runs of this table yet"]
-    rules = [column.rule for column in columns if column.split is not None]
-    if rules:
-        said.append(rule_sentence(rules, {run.metric.name for run in runs}))
-    said += _frame(runs, varied_keys(description))
-    said += tuning(rows)
-    said += _privacy(rows)
+    runs = [run for row in rows for run in row.members]
+    over = ", mean ± sample standard deviation over seeds" if len(seeds) > 1 else ""
+    when = seeds_text(seeds) if seeds else "there are no runs of this table yet"
+    said = [f"{_measure(description, columns)}{over}; {when}"]
+    if rules := [column.rule for column in columns if column.split is not None]:
+        said.append(rule_sentence(rules, _key(runs)))
+    for dataset in sorted({run.dataset for run in runs}):
+        mine = [run for run in runs if run.dataset == dataset]
+        recipes = ", ".join(sorted({run.recipe for run in mine}))
+        settings = ", ".join(_settings(mine, varied_keys(description), _MORE))
+        said.append(f"{dataset_title(dataset)}, recipe {recipes}: {settings}")
+    said += [*tuning(rows), *_privacy(rows)]
     if len(rows) > 1 and seeds:
-        group = {column.number: column.group for column in columns}
-        tested = max(
-            len({scenario for (number, scenario), _ in row.sample if group[number] == wanted})
-            for row in rows
-            for wanted in set(group.values())
-        )
+        scenarios: dict[tuple[int, int], set[str]] = {}
+        for number, row in enumerate(rows):
+            for (column, scenario), _ in row.sample:
+                scenarios.setdefault((number, columns[column].group), set()).add(scenario)
+        tested = max(map(len, scenarios.values()))
         said.append(TESTED.format(tested) if tested >= FEWEST else _FEW)
     kinds = {kind for group in description.groups for kind in group.summaries}
     against = [words for kind, words in _AGAINST.items() if kind in kinds]
@@ -190,180 +180,132 @@ def definitions(
             f"{listed}"
         )
     said += [SUMMARIES[kind] for kind in sorted(kinds & set(SUMMARIES))]
-    sources = {e.source: None for line in lines for e in line.entries if e and e.source}
-    if sources:
+    if sources := {e.source: None for line in lines for e in line.entries if e and e.source}:
         apart = any(line.kind == "difference" for line in lines)
         gap = "; difference: ours - published" if apart else ""
         said.append(f"published: {'; '.join(sources)}{gap}")
     return tuple(map(sentence, said))
 
 
-def _frame(runs: Sequence[RecordedRun], free: Iterable[str]) -> list[str]:
-    """Return a sentence for each data set with its recipes and the settings that most runs have."""
-    sentences = []
-    for dataset in sorted({run.dataset for run in runs}):
-        mine = [run for run in runs if run.dataset == dataset]
-        common = modal(mine)
-        headline = (
-            ("backbone.name", "{}"),
-            ("backbone.pretrained", "pretrained {}"),
-            ("data.image_size", "{} px"),
-            *SPREAD.get(common.get("partition.kind", "heterogeneous"), _OTHER),
-            ("federation.rounds", "{} rounds"),
-            ("train.local_epochs", "local epochs {}"),
-            ("train.batch_size", "batches of {}"),
-            ("train.optimizer", "{}"),
-            ("train.lr", "lr {}"),
-            ("federation.bn", "batch normalisation {}"),
-        )
-        said = [
-            form.format(_plain(common[key]))
-            for key, form in headline
-            if key in common
-            and (key not in free or len({repr(run.settings.get(key)) for run in mine}) == 1)
-        ]
-        recipes = ", ".join(sorted({run.recipe for run in mine}))
-        sentences.append(f"{dataset_title(dataset)}, recipe {recipes}: {', '.join(said)}")
-    return sentences
+def _measure(description: Description, columns: Sequence[MeasuredColumn]) -> str:
+    """Return the table's only metric, or `Numbers`, and the unit."""
+    metrics = {column.metric for column in columns}
+    said = find_metric(metrics.pop()).title if len(metrics) == 1 else "Numbers"
+    return said + (f" in {description.unit}" if description.unit else "")
+
+
+def _key(runs: Sequence[RecordedRun]) -> str:
+    """Return the key metrics of the runs' data sets."""
+    names = sorted({run.metric.name for run in runs})
+    return " or ".join(find_metric(name).title for name in names) or "accuracy"
+
+
+def _settings(
+    runs: Sequence[RecordedRun], free: Collection[str], more: Iterable[tuple[str, str]]
+) -> list[str]:
+    """Return the settings that most runs of a data set have, the most telling first.
+
+    Of the settings ``free``, which columns vary, only those are said that have one value.
+    """
+    common = modal(runs)
+    spread = SPREAD.get(common.get("partition.kind", "heterogeneous"), _OTHER)
+    return [
+        form.format("all" if common[key] is None else _plain(common[key]))
+        for key, form in (*_FIRST, *spread, *more)
+        if key in common
+        and (key not in free or len({repr(run.settings.get(key)) for run in runs}) == 1)
+    ]
+
+
+def _plain(value: Any) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else setting_text(value)
 
 
 def tuning(rows: Sequence[Row]) -> list[str]:
     """Return a sentence on how the settings of rows were tuned; none if tuning changed nothing."""
-    by_trials: dict[str, list[str]] = {}
-    runs = {row.label: row.variant.runs for row in rows if row.variant}
-    for label, mine in runs.items():
-        said = " or ".join(sorted({run.tuned.words if run.tuned else "not tuned" for run in mine}))
-        by_trials.setdefault(said, []).append(label)
-    if not any(run.changed for mine in runs.values() for run in mine):
+    runs = [run for row in rows for run in row.members]
+    if not any(run.changed for run in runs):
         return []
-    if len(by_trials) == 1:
-        how = f"{next(iter(by_trials))} each"
-    else:
-        how = "; ".join(
-            f"{said}: {', '.join(labels)}" for said, labels in sorted(by_trials.items())
-        )
-    one = any(run.tuned and run.tuned.scenario for mine in runs.values() for run in mine)
-    also = (
-        "; what was chosen serves all scenarios, also those that test on these domains"
-        if one
-        else ""
-    )
-    return [f"settings were tuned by held-out images of the training domains, {how}{also}"]
+    by_trials: dict[str, list[str]] = {}
+    for row in rows:
+        if row.members:
+            words = {run.tuned.words if run.tuned else "not tuned" for run in row.members}
+            by_trials.setdefault(" or ".join(sorted(words)), []).append(row.label)
+    said = "; ".join(f"{words}: {', '.join(by_trials[words])}" for words in sorted(by_trials))
+    how = f"{next(iter(by_trials))} each" if len(by_trials) == 1 else said
+    if any(run.tuned and run.tuned.scenario for run in runs):
+        how += "; what was chosen serves all scenarios, also those that test on these domains"
+    return [f"settings were tuned by held-out images of the training domains, {how}"]
 
 
 def _privacy(rows: Sequence[Row]) -> list[str]:
     """Return the privacy guarantees of protected rows, each by the largest epsilon of its runs."""
     found: dict[str, list[str]] = {}
     for row in rows:
-        runs = row.variant.runs if row.variant else ()
-        records = [run.privacy for run in runs if run.privacy]
+        records = [run.privacy for run in row.members if run.privacy]
         if records:
             worst = max(records, key=lambda record: record.epsilon or 0)
             found.setdefault(worst.words(), []).append(row.label)
     return [f"privacy of {', '.join(labels)}: {words}" for words, labels in found.items()]
 
 
-def _plain(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "all" if value is None else setting_text(value)
-
-
-def modal(runs: Sequence[RecordedRun]) -> dict[str, Any]:
-    """Return the most frequent value of each setting over methods, except methods' own settings.
-
-    A method counts once for each value that it has, so that many variants of one method do not
-    outvote the others. Ties go to the value of most variants.
-    """
-    votes: dict[str, dict[str, list[str]]] = {}
-    values: dict[tuple[str, str], Any] = {}
-    alike = {(run.method, id(run.settings)): run.settings for run in runs}
-    for (method, _), settings in alike.items():
-        for key, value in settings.items():
-            if not key.startswith("hyper."):
-                votes.setdefault(key, {}).setdefault(repr(value), []).append(method)
-                values[key, repr(value)] = value
-    found = {}
-    for key, methods in votes.items():
-        first = min(
-            methods, key=lambda value: (-len({*methods[value]}), -len(methods[value]), value)
-        )
-        found[key] = values[key, first]
-    return found
-
-
 def notes(description: Description, rows: Sequence[Row]) -> tuple[str, ...]:
     """Return a table's own notes, and notes on rows that are equal, tuned or unlike most."""
-    runs = [run for row in rows if row.variant for run in row.variant.runs]
-    usual = {
-        dataset: modal([run for run in runs if run.dataset == dataset])
-        for dataset in {run.dataset for run in runs}
-    }
+    usual = _usual(rows)
     aside = {*varied_keys(description), "data.split_csv", "partition.rounding"}
     said = [*description.notes, *equal_rows(rows)]
     for row in rows:
-        if row.variant is None:
-            continue
-        environments = [run.environment for run in row.variant.runs]
-        cpus = {repr(found["cpu"]) for found in environments if found.get("cpu")}
-        if len(cpus) > 1 and not all(found.get("portable") for found in environments):
-            said.append(
-                f"row {row.label} was run on {len(cpus)} kinds of CPU without --portable: on one "
-                f"kind the numbers may be others"
+        own, chosen, unlike = dict[str, Any](), dict[str, Any](), dict[str, Any]()
+        for run in row.members:
+            chosen |= run.tuned.settings if run.tuned else {}
+        for run in {(run.dataset, id(run.settings)): run for run in row.members}.values():
+            keys = [k for k in run.settings if k not in {*aside, *chosen} and k[:6] != "hyper."]
+            own |= values(differences(run.settings, usual[run.dataset], keys))
+            unlike |= unlike_recipe(run)
+        unlike = {k: v for k, v in unlike.items() if k not in (row.where or {})}
+        apart = assignments({**(row.variant.differences if row.variant else {}), **unlike})
+        said += [
+            f"row {row.label} {verb} {', '.join(found)}"
+            for verb, found in (
+                ("differs from most in", _shortened(assignments(own))),
+                ("was tuned to", assignments(chosen)),
+                ("is", apart if any(part not in row.label for part in apart) else ()),
             )
-        chosen = {
-            key: value
-            for run in row.variant.runs
-            if run.tuned
-            for key, value in run.tuned.settings.items()
-        }
-        own = {(run.dataset, id(run.settings)): run.settings for run in row.variant.runs}
-        found = assignments(
-            {
-                key: value
-                for (dataset, _), settings in own.items()
-                for key, value in settings.items()
-                if key not in (*aside, *chosen) and not key.startswith("hyper.")
-                if value != usual[dataset].get(key)
-            }
-        )
-        if len(found) > _MANY:
-            found = [*found[:_MANY], f"and {len(found) - _MANY} more"]
-        if found:
-            said.append(f"row {row.label} differs from most in {', '.join(found)}")
-        if chosen:
-            said.append(f"row {row.label} was tuned to {', '.join(assignments(chosen))}")
-        unlike = {k: v for run in row.variant.runs for k, v in unlike_recipe(run).items()}
-        unsaid = {k: v for k, v in unlike.items() if k not in (row.where or {})}
-        full = assignments({**row.variant.differences, **unsaid})
-        if any(part not in row.label for part in full):
-            said.append(f"row {row.label} is {', '.join(full)}")
-    return tuple(map(sentence, [*said, *_codes(rows), *_elsewhere(rows)]))
+            if found
+        ]
+    return tuple(map(sentence, [*said, *_codes(rows), *_cpus(rows)]))
+
+
+def _usual(rows: Sequence[Row]) -> dict[str, Mapping[str, Any]]:
+    """Return the most frequent settings by data set."""
+    by_dataset: dict[str, list[RecordedRun]] = {}
+    for row in rows:
+        for run in row.members:
+            by_dataset.setdefault(run.dataset, []).append(run)
+    return {dataset: modal(runs) for dataset, runs in by_dataset.items()}
+
+
+def _shortened(said: list[str]) -> list[str]:
+    return [*said[:_MANY], f"and {len(said) - _MANY} more"] if len(said) > _MANY else said
 
 
 def mixed(description: Description, rows: Sequence[Row]) -> dict[Row, str]:
-    """Return, for rows whose runs were made with other rounds, networks and so on, what differs.
+    """Return, for rows whose runs were made with other rounds, networks and so on, how they differ.
 
-    What a recipe or a method gives its own value is no difference, unless a run departs from it.
+    A value that a recipe or a method sets is no difference, unless a run departs from it.
     """
-    aside = varied_keys(description)
-    runs = {row: row.variant.runs for row in rows if row.variant}
-    asked = {row: {*aside, *(row.where or {})} for row in runs}
-    away = {key for row, mine in runs.items() for r in mine for key in departing(r, asked[row])}
-    usual = {
-        dataset: modal([run for mine in runs.values() for run in mine if run.dataset == dataset])
-        for dataset in {run.dataset for mine in runs.values() for run in mine}
-    }
+    usual, aside = _usual(rows), varied_keys(description)
+    asked = {row: {*aside, *(row.where or {})} for row in rows}
+    away = {key for row in rows for run in row.members for key in departing(run, asked[row])}
     found = {}
-    for row, mine in runs.items():
-        tuned = {key for run in mine if run.tuned for key in run.tuned.settings}
-        other = {
-            key: run.get(key)
-            for run in mine
-            for key in sorted((away & {*FRAME}) - asked[row] - tuned)
-            if not (run.get("partition.kind") == "pooled" and key in BY_CLIENTS)
-            if run.get(key) != usual[run.dataset].get(key)
-        }
+    for row in rows:
+        tuned = {key for run in row.members if run.tuned for key in run.tuned.settings}
+        keys = sorted((away & {*FRAME}) - asked[row] - tuned)
+        other: dict[str, Any] = {}
+        for run in row.members:
+            pooled = BY_CLIENTS if run.get("partition.kind") == "pooled" else ()
+            compared = [key for key in keys if key not in pooled]
+            other |= values(differences(run.settings, usual[run.dataset], compared))
         if other:
             found[row] = ", ".join(assignments(other))
     return found
@@ -374,29 +316,38 @@ def _codes(rows: Sequence[Row]) -> list[str]:
     said = []
     for row in rows:
         codes: dict[tuple[str, int], set[str]] = {}
-        for run in row.variant.runs if row.variant else ():
+        for run in row.members:
             if run.code is not None:
                 codes.setdefault((run.method, run.version), set()).add(run.code)
-        for (method, version), found in codes.items():
-            if len(found) > 1 and not found <= harmless(method, version):
-                said.append(
-                    f"row {row.label} mixes runs of {len(found)} codes of one version of {method}, "
-                    f"whose numbers may differ: raise `version` where the code changed, or repeat "
-                    f"them with --again"
-                )
+        said += [
+            f"row {row.label} mixes runs of {len(found)} codes of one version of {method}, whose "
+            f"numbers may differ: raise `version` where the code changed, or repeat them with "
+            f"--again"
+            for (method, version), found in codes.items()
+            if len(found) > 1 and not found <= harmless(method, version)
+        ]
     return said
 
 
-def _elsewhere(rows: Sequence[Row]) -> list[str]:
-    """Return a sentence on rows whose runs were all made on another kind of CPU than most rows'."""
-    by_cpu: dict[str, list[str]] = {}
+def _cpus(rows: Sequence[Row]) -> list[str]:
+    """Return sentences on rows of several kinds of CPU, and on rows of another one than most.
+
+    A portable run has the same numbers on every kind.
+    """
+    several, by_cpu = list[str](), dict[str, list[str]]()
     for row in rows:
-        runs = row.variant.runs if row.variant else ()
-        cpus = {run.environment.get("cpu") for run in runs if not run.environment.get("portable")}
+        bound = [run.environment for run in row.members if not run.environment.get("portable")]
+        if bound and len({r.environment.get("cpu") for r in row.members} - {None, ""}) > 1:
+            several.append(row.label)
+        cpus = {found.get("cpu") for found in bound}
         if len(cpus) == 1 and (cpu := cpus.pop()):
             by_cpu.setdefault(str(cpu), []).append(row.label)
+    said = [
+        f"run on several kinds of CPU without --portable, so that numbers of one kind may differ: "
+        f"{', '.join(several)}"
+    ] * bool(several)
     others = sorted(by_cpu, key=lambda cpu: (-len(by_cpu[cpu]), cpu))[1:]
-    return [
+    return said + [
         f"run on another kind of CPU than most rows ({cpu}), where a seed gives other last bits: "
         f"{', '.join(by_cpu[cpu])}"
         for cpu in others
@@ -410,24 +361,26 @@ def equal_rows(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         numbers = tuple(sorted(row.sample.items()))
         first = found.setdefault(numbers, row)
-        if numbers and first is not row and first.variant and row.variant:
-            same = f"row {row.label} has the numbers of row {first.label} in every run"
-            bn = {run.get("federation.bn") for r in (first, row) for run in r.variant.runs}  # type: ignore[union-attr]
-            why = ", as it must where the network has no batch normalisation"
-            said.append(same + (why if len(bn) > 1 else ""))
+        if numbers and first is not row:
+            bn = {run.get("federation.bn") for run in (*first.members, *row.members)}
+            why = ", as it must where the network has no batch normalisation" * (len(bn) > 1)
+            said.append(f"row {row.label} has the numbers of row {first.label} in every run{why}")
     return said
 
 
-def rule_sentence(rules: Iterable[Rule], metrics: Iterable[str] = ("accuracy",)) -> str:
-    """Return how rounds were chosen, with the names of the key metrics of the runs' data sets."""
-    metric = " or ".join(find_metric(name).title for name in sorted(set(metrics))) or "accuracy"
-    said = {rule: RULE_SENTENCES[rule].format(metric=metric) for rule in rules}
-    return "Selection rule " + "; ".join(f"{rule}: {words}" for rule, words in said.items())
+def rule_sentence(rules: Iterable[Rule], metric: str = "accuracy") -> str:
+    """Return how rounds were chosen; ``metric`` is the key metric that rules look at."""
+    said = (
+        f"{rule}: {RULE_SENTENCES[rule].format(metric=metric)}" for rule in dict.fromkeys(rules)
+    )
+    return f"Selection rule {'; '.join(said)}"
 
 
 def seeds_text(seeds: Iterable[int]) -> str:
     """Return seeds as text, such as ``seeds 0 to 2``."""
     found = sorted(seeds)
+    if not found:
+        return "no numbers yet"
     if len(found) > 2 and found == list(range(found[0], found[-1] + 1)):
         return f"seeds {found[0]} to {found[-1]}"
     return f"seed{'s' if len(found) > 1 else ''} {', '.join(map(str, found))}"

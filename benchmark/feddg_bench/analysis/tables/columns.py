@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from feddg_bench.analysis.tables.describe import COSTS, ColumnSpec, Description, RunFilter, Summary
+from feddg_bench.records.differences import setting_text
 from feddg_bench.records.rules import Rule
 from feddg_bench.records.runs import FIELDS
-from feddg_bench.records.variants import setting_text
 
 Kind = Literal["measured"] | Summary
 

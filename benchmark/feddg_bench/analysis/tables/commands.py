@@ -10,15 +10,15 @@ from typing import Any
 
 from feddg_bench.analysis.tables.columns import MeasuredColumn
 from feddg_bench.analysis.tables.describe import Description
-from feddg_bench.analysis.tables.frames import FILES, is_shipped, unlike_recipe, usual_settings
 from feddg_bench.analysis.tables.rows import Row
+from feddg_bench.analysis.tables.setups import FILES, is_shipped, unlike_recipe, usual_settings
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.reading import write_yaml
 from feddg_bench.config.recipes import load_recipe
 from feddg_bench.data.protocols import PROTOCOLS
 from feddg_bench.plugins import names
+from feddg_bench.records.differences import differences, setting_text, values
 from feddg_bench.records.runs import FIELDS, RecordedRun, setting_items
-from feddg_bench.records.variants import setting_text
 
 FILE = "FILE"
 """Stands for the path of a file, since a record holds only its hash."""
@@ -38,79 +38,67 @@ def fill_commands(
     Columns that one command can fill share it. ``scenarios`` holds the scenarios that any row has,
     by column.
     """
-    asked: dict[tuple[str, str], dict[str, None]] = {}
-    parts: dict[int, tuple[str, str]] = {}
+    parts: dict[int, tuple[str, str, str]] = {}
+    asked: dict[tuple[str, str, str], dict[str, None]] = {}
     for column in missing:
         where = {**(row.where or {}), **column.where}
-        base = _base(row, where)
-        mark = (
-            shlex.join(_head(description, base, where)),
-            shlex.join(_settings(row, base, where)),
+        near = [r for r in row.members if r.dataset == where.get("dataset", r.dataset)]
+        same = [r for r in near if r.protocol == where.get("protocol", r.protocol)]
+        base = min(same or near, key=lambda run: run.key, default=None)  # a run to imitate
+        recipe = base.recipe if base else description.recipe
+        mark = parts[column.number] = (
+            _head(base, recipe, where),
+            _settings(row, base, where),
+            _needs(where, recipe),
         )
-        parts[column.number] = mark
         asked.setdefault(mark, {}).update(
             dict.fromkeys(_scenarios(where, scenarios[column.number]))
         )
-    listed = ",".join(map(str, sorted(seeds) or SEEDS))
+    listed = f"--seeds {','.join(map(str, sorted(seeds) or SEEDS))}"
     found = {}
-    for column in missing:
-        head, settings = parts[column.number]
-        names_ = shlex.quote(",".join(asked[head, settings]))
-        line = ["feddg-bench run", head, f"--scenario {names_}" if names_ != "''" else ""]
-        line += [f"--seeds {listed}", settings]
-        where = {**(row.where or {}), **column.where}
-        found[column.number] = " ".join(filter(None, line)) + _needs(where, head.split())
+    for number, mark in parts.items():
+        head, settings, needs = mark
+        each = f"--scenario {shlex.quote(','.join(asked[mark]))}" if any(asked[mark]) else ""
+        line = filter(None, ("feddg-bench run", head, each, listed, settings))
+        found[number] = " ".join(line) + needs
     return found
 
 
-def _base(row: Row, where: Mapping[str, Any]) -> RecordedRun | None:
-    """Return a run of the row to imitate, of the wanted data set and, if possible, protocol."""
-    runs = row.variant.runs if row.variant else ()
-    near = [r for r in runs if r.dataset == where.get("dataset", r.dataset)]
-    same = [r for r in near if r.protocol == where.get("protocol", r.protocol)]
-    return min(same or near, key=lambda run: run.key, default=None)
-
-
-def _head(
-    description: Description, base: RecordedRun | None, where: Mapping[str, Any]
-) -> list[str]:
+def _head(base: RecordedRun | None, recipe: str | None, where: Mapping[str, Any]) -> str:
     """Return method, protocol, data set and recipe as flags."""
     parts = []
     for name in ("method", "protocol", "dataset"):
         value = where.get(name) or (getattr(base, name) if base else None)
         if isinstance(value, str):
             parts += [f"--{name}", value]
-    recipe = base.recipe if base else description.recipe
-    if recipe is None or (not is_shipped(recipe) and base is None):
-        return parts
-    return [*parts, "--recipe", recipe if is_shipped(recipe) else f"{recipe}.yaml"]
+    if recipe is not None and (base is not None or is_shipped(recipe)):
+        parts += ["--recipe", recipe if is_shipped(recipe) else f"{recipe}.yaml"]
+    return shlex.join(parts)
 
 
-def _settings(row: Row, base: RecordedRun | None, where: Mapping[str, Any]) -> list[str]:
+def _settings(row: Row, base: RecordedRun | None, where: Mapping[str, Any]) -> str:
     """Return the settings in which the runs differ from their recipe, as ``KEY=VALUE``."""
-    wanted = overrides(base) if base is not None else {}
+    wanted = {} if base is None else overrides(base)
     for source in (row.variant.differences if row.variant else {}, where):
         wanted |= {
             key: value
             for key, value in source.items()
             if key not in (*FIELDS, "recipe", "images") and not isinstance(value, list)
         }
-    for key, value in (unlike_recipe(base) if base is not None else {}).items():
-        wanted.setdefault(key, value)
     tuning, chosen = [], dict[str, Any]()
-    if base is not None and base.tuned is not None:
-        chosen, under = base.tuned.settings, base.tuned.protocol or base.protocol
-        own = under == where.get("protocol", base.protocol)
-        tuning = [f"tuned={'true' if own else under}"]
-    return tuning + [
-        f"{key}={FILE if key in FILES and value is not None else _said(value)}"
-        for key, value in wanted.items()
+    if base is not None:
+        wanted |= {k: v for k, v in unlike_recipe(base).items() if k not in wanted}
+        if base.tuned is not None:
+            chosen, under = base.tuned.settings, base.tuned.protocol or base.protocol
+            own = under == where.get("protocol", base.protocol)
+            tuning = [f"tuned={'true' if own else under}"]
+    said = {key: "null" if v is None else setting_text(v) for key, v in wanted.items()}
+    pairs = (
+        f"{key}={FILE if key in FILES and wanted[key] is not None else said[key]}"
+        for key in said
         if key not in chosen
-    ]
-
-
-def _said(value: Any) -> str:
-    return "null" if value is None else setting_text(value)
+    )
+    return shlex.join([*tuning, *pairs])
 
 
 def overrides(run: RecordedRun) -> dict[str, Any]:
@@ -118,11 +106,8 @@ def overrides(run: RecordedRun) -> dict[str, Any]:
     recipe = usual_settings(run.recipe, run.dataset, run.method)
     if recipe is None:
         return {}
-    return {
-        key: value
-        for key, value in run.settings.items()
-        if not key.startswith("hyper.") and recipe.get(key) != value
-    }
+    keys = [key for key in run.settings if not key.startswith("hyper.")]
+    return values(differences(run.settings, recipe, keys))
 
 
 def _scenarios(where: Mapping[str, Any], known: Collection[str]) -> list[str]:
@@ -135,17 +120,16 @@ def _scenarios(where: Mapping[str, Any], known: Collection[str]) -> list[str]:
     return sorted(known)
 
 
-def _needs(where: Mapping[str, Any], parts: Sequence[str]) -> str:
+def _needs(where: Mapping[str, Any], recipe: str | None) -> str:
     """Return what a command still needs, as a comment to put after it; empty if nothing."""
     for kind, name in (("data set", where.get("dataset")), ("method", where.get("method"))):
         if isinstance(name, str) and name not in names(kind):
             near = difflib.get_close_matches(name, names(kind), 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             return f"  # needs a {kind} {name}, which is not installed{hint}"
-    if "--recipe" in parts and isinstance(where.get("dataset"), str):
-        recipe = parts[parts.index("--recipe") + 1]
-        if is_shipped(recipe) and not _covers(recipe, where["dataset"]):
-            return f"  # needs settings for {where['dataset']} in recipe {recipe}"
+    dataset = where.get("dataset")
+    if recipe and isinstance(dataset, str) and is_shipped(recipe) and not _covers(recipe, dataset):
+        return f"  # needs settings for {dataset} in recipe {recipe}"
     return ""
 
 

@@ -61,6 +61,9 @@ HEADS: Mapping[Summary, str] = {
 }
 """Summary -> head of its column, unless a table gives another."""
 
+RECIPES = {"pardon": "pardon", "fisc": "pardon", "fedccrl": "fedccrl", "ppdg": "ppdg"}
+"""Paper -> the recipe with its frame."""
+
 COSTS = {
     "megabytes_up": "MB up a round",
     "megabytes_down": "MB down a round",
@@ -104,6 +107,14 @@ class GroupSpec(Section):
     """Summaries that stand in the notes and the CSV alone."""
     published: dict[Summary, RunFilter] = Field(default_factory=dict)
 
+    def led_by_iqm(self) -> GroupSpec:
+        """Return the group with the IQM first, which takes the mean's place."""
+        kinds = sorted(self.summaries, key=lambda kind: kind != "iqm")
+        swapped: Mapping[Summary, Summary] = {"iqm": "mean"}
+        details = [swapped.get(kind, kind) for kind in self.details]
+        summaries = {kind: self.summaries[kind] for kind in kinds}
+        return self.model_copy(update={"summaries": summaries, "details": details})
+
 
 class RowSpec(Section):
     """One row, or several where its runs differ in settings."""
@@ -145,6 +156,11 @@ class Description(Section):
     against: str | None = None
     """Method that rows are compared with."""
     notes: list[str] = Field(default_factory=list)
+
+    @property
+    def own_recipe(self) -> str:
+        """The recipe with the paper's frame; empty if it is not a paper's table."""
+        return self.recipe or RECIPES.get(self.paper or "", "")
 
     @model_validator(mode="after")
     def _complete(self) -> Description:

@@ -24,16 +24,23 @@ from feddg_bench.analysis.tables.describe import (
     check_names,
     fitting,
 )
-from feddg_bench.analysis.tables.frames import SAID, usual_settings
-from feddg_bench.analysis.tables.setups import Setup, least_departing, setups
+from feddg_bench.analysis.tables.setups import Setup, least_departing, setups, usual_settings
 from feddg_bench.analysis.tables.titles import dataset_title, domain_title, method_title
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.files import file_name
 from feddg_bench.data.protocols import TITLES
+from feddg_bench.records.differences import (
+    assignments,
+    differences,
+    natural,
+    setting_name,
+    setting_text,
+    values,
+    varying,
+)
 from feddg_bench.records.metrics import Metric
 from feddg_bench.records.runs import FIELDS, RecordedRun
 from feddg_bench.records.statistics import FEWEST
-from feddg_bench.records.variants import assignments, natural, setting_text
 
 AGAINST = "fedavg"
 ADDED = {"data.background": "black", "data.exif": False}
@@ -166,7 +173,7 @@ def by_values(
         )
     if len(protocols) == 1 and protocols[0]:
         where["protocol"] = protocols[0]
-    by = SAID.get(columns, columns.rpartition(".")[2])
+    by = setting_name(columns)
     titles = [dataset_title(where["dataset"])] if "dataset" in where else []
     titles += [TITLES.get(where["protocol"], where["protocol"])] if "protocol" in where else []
     shown = methods or sorted({run.method for run in fit})
@@ -184,7 +191,7 @@ def _by_value(name: str, runs: Sequence[RecordedRun]) -> list[ColumnSpec]:
     known: dict[Any, set[str]] = {}
     for run in runs:
         known.setdefault(run.get(name), set()).add(run.scenario)
-    said = SAID.get(name, name.rpartition(".")[2])
+    said = setting_name(name)
     tests = {run.scenario: run.test for run in runs}
     by_test = name == "scenario" and len({*tests.values()}) == len(tests)
     common = set.intersection(*known.values())
@@ -400,12 +407,7 @@ def _different(
 ) -> list[str]:
     """Return the settings that vary between frames and differ from the recipe in this one."""
     usual = usual_settings(recipe, dataset) or frames[0]
-    varying = [
-        key for key in frame if len({repr(other.get(key)) for other in frames if key in other}) > 1
-    ]
-    return assignments(
-        {key: frame[key] for key in varying if key not in usual or frame[key] != usual[key]}
-    )
+    return assignments(values(differences(frame, usual, varying(frames))))
 
 
 def _slug(different: Sequence[str]) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby, pairwise
 from typing import Literal
 
@@ -33,7 +34,7 @@ class Entry:
     keys: tuple[str, ...] = ()  # runs that the number comes from
     fill: str = ""  # the command that would fill the cell, if it is missing
     source: str = ""  # where a published number is printed
-    footnotes: tuple[int, ...] = ()  # numbers, counted from 0
+    footnotes: tuple[str, ...] = ()  # in sentences without a full stop
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Line:
     label: str  # what its first cell says
     entries: tuple[Entry | None, ...]  # one for each column; `None` is empty
     facts: dict[str, str] = field(default_factory=dict)  # what sets the row apart, for CSV
-    footnotes: tuple[int, ...] = ()  # of the label, counted from 0
+    footnotes: tuple[str, ...] = ()  # of the label
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,19 @@ class Grid:
     definitions: tuple[str, ...]  # what was run and how numbers were made, in sentences
     columns: tuple[Column, ...]  # columns from left to right
     lines: tuple[Line, ...]  # lines from top to bottom
-    footnotes: tuple[str, ...]  # sentences that cells and labels refer to
     notes: tuple[str, ...]
     fills: tuple[tuple[str, str], ...]  # row label and command for what is missing
     runs: dict[str, dict[str, tuple[str, ...]]]  # row label -> scenario -> `seed:key` of its runs
+
+    @cached_property
+    def footnotes(self) -> tuple[str, ...]:
+        """All footnotes, in the order of reading."""
+        parts = (part for line in self.lines for part in (line, *line.entries) if part is not None)
+        return tuple(dict.fromkeys(text for part in parts for text in part.footnotes))
+
+    def numbers(self, footnotes: Iterable[str]) -> list[int]:
+        """Return the numbers of footnotes, counted from 1."""
+        return [self.footnotes.index(text) + 1 for text in footnotes]
 
     def filled(self) -> tuple[int, int]:
         """Return how many of our cells hold a number, and how many there are."""

@@ -166,7 +166,6 @@ def reconstruction_grid(name: str, records: Iterable[AttackRecord]) -> Grid:
         ),
         columns=columns,
         lines=tuple(lines),
-        footnotes=(),
         notes=(OWN_FRAME, *design.notes),
         fills=tuple(fills),
         runs=runs,

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from feddg_bench.analysis.tables.columns import MeasuredColumn, measured_columns, varied_keys
 from feddg_bench.analysis.tables.describe import Description, RowSpec, RunFilter, fitting
-from feddg_bench.analysis.tables.frames import RECIPES
-from feddg_bench.analysis.tables.setups import least_departing, setups
+from feddg_bench.analysis.tables.setups import Variant, least_departing, setups, split
 from feddg_bench.analysis.tables.titles import method_title
 from feddg_bench.common.errors import DataError
+from feddg_bench.records.differences import setting_text, varying
 from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.record import Evaluation
 from feddg_bench.records.rules import pooled_metric
 from feddg_bench.records.runs import RecordedRun
 from feddg_bench.records.statistics import Sample, Unit
-from feddg_bench.records.variants import Variant, setting_text, split
 
 
 @dataclass(eq=False)
@@ -35,12 +34,17 @@ class Row:
     silent: set[int] = field(default_factory=set)  # columns whose runs have no such number
 
     @property
+    def members(self) -> tuple[RecordedRun, ...]:
+        """All its runs."""
+        return self.variant.runs if self.variant else ()
+
+    @property
     def method(self) -> str:
         """Name of its method; empty if it has none or several."""
         method = (self.where or {}).get("method")
         return method if isinstance(method, str) else ""
 
-    def part(self, columns: Collection[int]) -> dict[tuple[Unit, int], float]:
+    def part(self, columns: Iterable[int]) -> dict[tuple[Unit, int], float]:
         """Return the values of some columns."""
         return {
             pair: self.sample[pair]
@@ -61,7 +65,6 @@ def make_rows(
     description: Description,
     columns: Sequence[MeasuredColumn],
     runs: Sequence[RecordedRun],
-    *,
     variants: bool = False,
 ) -> list[Row]:
     """Return the rows, the description's first.
@@ -129,7 +132,7 @@ def of_setup(
     if any("recipe" in where for where in (*rows, *(column.where for column in columns))):
         return runs
     found = setups(fitting(runs, description.where))
-    own = description.recipe or RECIPES.get(description.paper or "")
+    own = description.own_recipe
     made = [(setup, make_rows("", description, columns, setup.runs)) for setup in found]
     made = [(setup, rows) for setup, rows in made if any(row.sample for row in rows)]
     wanted = recipe or (own if any(setup.recipe == own for setup, _ in made) else None)
@@ -172,16 +175,14 @@ def _fill(
 ) -> None:
     """Put the numbers of a cell's runs into its row."""
     cell = f"the cell {column.spec.head!r} of row {row.label!r} in table {table}"
-    for key in sorted(free):
-        values: dict[str, set[str]] = {}
-        for run in runs:
-            values.setdefault(run.dataset, set()).add(setting_text(run.get(key)))
-        for found in values.values():
-            if len(found) > 1:
-                raise DataError(
-                    f"{cell} would average runs with {key} {' and '.join(sorted(found))}; say "
-                    f"which under the column's `where`"
-                )
+    for dataset in sorted({run.dataset for run in runs} if free else ()):
+        mine = [{k: setting_text(r.get(k)) for k in free} for r in runs if r.dataset == dataset]
+        for key in sorted(varying(mine)):
+            found = " and ".join(sorted({one[key] for one in mine}))
+            raise DataError(
+                f"{cell} would average runs with {key} {found}; say which under the column's "
+                f"`where`"
+            )
     taken: dict[tuple[Unit, int], RecordedRun] = {}
     for run in sorted(runs, key=lambda run: (run.scenario, run.seed, run.key)):
         value = _value(run, column)

@@ -1,18 +1,145 @@
-"""Setups: the runs that a table may put beside each other.
+"""Setups: the runs that a table may put beside each other, and how they differ.
 
 A setup is a recipe, with its own settings or with tuned ones. A table shows one setup, and in each
-row the runs that depart least from what the recipe usually sets.
+row the runs that depart least from the recipe's usual settings.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, NamedTuple
 
-from feddg_bench.analysis.tables.frames import departing
-from feddg_bench.records.runs import RecordedRun
-from feddg_bench.records.variants import SignedRuns, signed
+from feddg_bench.common.errors import FeddgError
+from feddg_bench.config.recipes import recipe_names, unpublished
+from feddg_bench.config.settle import recipe_layers, settle
+from feddg_bench.plugins import outline
+from feddg_bench.records.differences import (
+    Difference,
+    assignments,
+    differences,
+    label,
+    natural,
+    setting_name,
+    setting_text,
+    values,
+    varying,
+)
+from feddg_bench.records.runs import RecordedRun, flatten
+
+FRAME = (
+    "backbone.name",
+    "backbone.pretrained",
+    "backbone.projection",
+    "data.image_size",
+    "partition.kind",
+    "partition.clients",
+    "partition.clients_per_domain",
+    "partition.heterogeneity",
+    "federation.per_round",
+    "federation.rounds",
+    "federation.bn",
+    "train.local_epochs",
+    "train.batch_size",
+    "train.optimizer",
+    "train.lr",
+)
+"""Settings that make up a frame."""
+
+SPLIT = "data.split_csv"
+FILES = (SPLIT, "backbone.weights")
+"""Settings whose record holds a hash, not the path that a command needs."""
+
+SELECT = "select"
+"""Stands for the selection rule, which is no setting, among what a paper does not publish."""
+
+
+# ------------------------------------------------------------------------------- recipes
+
+
+@cache
+def is_shipped(recipe: str) -> bool:
+    """Return whether a recipe comes with the package."""
+    return recipe in recipe_names()
+
+
+@cache
+def usual_settings(recipe: str, dataset: str, method: str = "") -> Mapping[str, Any] | None:
+    """Return the settings, by dotted key, that a recipe's runs have unless the user sets others.
+
+    Those of the method's own, presets resolved, are among them if a method is named. ``None`` if
+    the recipe is not a shipped one, since a name in a record is no path, if it has nothing for the
+    data set, or if the method is not installed, since what it needs is unknown.
+    """
+    if not is_shipped(recipe):
+        return None
+    try:
+        plugin = outline(method) if method else None
+        settings = settle(recipe_layers(recipe, dataset, method, plugin), plugin)
+    except FeddgError:
+        return None
+    return flatten(settings.model_dump(mode="json"))
+
+
+def departing(run: RecordedRun, aside: Collection[str] = ()) -> dict[str, Difference]:
+    """Return how a run departs from its recipe; empty if the recipe is not at hand.
+
+    Tuned settings, files and the settings ``aside`` are left out.
+    """
+    usual = usual_settings(run.recipe, run.dataset, run.method) or {}
+    tuned = run.tuned.settings if run.tuned else {}
+    left_out = {*FILES, *tuned, *aside}
+    kept = (key for key in run.settings if key in usual and key not in left_out)
+    return differences(run.settings, usual, kept)
+
+
+def unlike_recipe(run: RecordedRun) -> dict[str, Any]:
+    """Return the method's settings for captions in which a run departs from its recipe."""
+    told = {f"hyper.{name}" for name in run.labels}
+    return {key: ours for key, ours in values(departing(run)).items() if key in told}
+
+
+@cache
+def own_choices(recipe: str, dataset: str) -> tuple[str, ...]:
+    """Return what a paper does not publish of its frame and its recipe sets, such as ``rounds=60``.
+
+    The selection rule is only named: captions say which it is. There is nothing for a recipe that
+    has none for the data set.
+    """
+    usual = usual_settings(recipe, dataset)
+    left_open = unpublished(recipe, dataset) if usual is not None else ()
+    return tuple(
+        setting_name(key) if key == SELECT else assignments({key: (usual or {})[key]})[0]
+        for key in left_open
+    )
+
+
+def departures(
+    settings: Mapping[str, Any],
+    recipe: str,
+    dataset: str,
+    method: str,
+    where: Mapping[str, Any] | None = None,
+) -> tuple[str, ...]:
+    """Return what sets a run apart from a paper's frame, such as ``rounds=30 for 50``.
+
+    Args:
+        settings: The run's settings, by dotted key.
+        recipe: Recipe with the paper's frame.
+        dataset: The run's data set.
+        method: The run's method.
+        where: Settings that a table's cell asks for, which replace the recipe's.
+    """
+    frame = usual_settings(recipe, dataset, method)
+    if frame is None:
+        return (f"recipe {recipe} has no frame for {dataset}",)
+    asked = {k: v for k, v in (where or {}).items() if not isinstance(v, list)}
+    return tuple(assignments(differences(settings, {**frame, **asked}, FRAME)))
+
+
+# -------------------------------------------------------------------------------- setups
 
 
 @dataclass(frozen=True)
@@ -50,19 +177,166 @@ def setups(runs: Iterable[RecordedRun]) -> list[Setup]:
 def least_departing(
     runs: Sequence[RecordedRun], where: Mapping[str, Any], free: Collection[str] = ()
 ) -> list[RecordedRun]:
-    """Return the runs of each data set that depart least from what their recipe usually sets.
+    """Return the runs of each data set that depart least from the usual settings of their recipe.
 
     They agree in all settings but those of ``free``. Tuned settings and those that the row asks
     for, ``where``, are no departures. Of equal ones, the later version of a method is taken, then
     the one with more runs.
     """
-    by_dataset: dict[str, list[RecordedRun]] = {}
-    for run in runs:
-        by_dataset.setdefault(run.dataset, []).append(run)
 
-    def rank(entry: SignedRuns) -> tuple[int, int, int, str]:
+    def rank(entry: Alike) -> tuple[int, int, int, str]:
         first = entry.runs[0]
         away = departing(first, {*where, *free})
         return len(away), -first.version, -len(entry.runs), repr(sorted(first.settings.items()))
 
-    return [run for mine in by_dataset.values() for run in min(signed(mine, free), key=rank).runs]
+    by_dataset: dict[str, list[Alike]] = {}
+    for entry in alike(runs, free):
+        by_dataset.setdefault(entry.dataset, []).append(entry)
+    return [run for entries in by_dataset.values() for run in min(entries, key=rank).runs]
+
+
+def modal(runs: Sequence[RecordedRun]) -> Mapping[str, Any]:
+    """Return the value of each setting that most methods have, then most kinds of runs.
+
+    A method's variants do not outvote other methods.
+    """
+    votes: dict[str, dict[str, list[str]]] = {}
+    values: dict[tuple[str, str], Any] = {}
+    kinds = {(run.method, id(run.settings)): run.settings for run in runs}
+    for (method, _), settings in kinds.items():
+        for key, value in settings.items():
+            if not key.startswith("hyper."):
+                votes.setdefault(key, {}).setdefault(repr(value), []).append(method)
+                values[key, repr(value)] = value
+    found = {}
+    for key, methods in votes.items():
+        first = min(methods, key=lambda text: (-len({*methods[text]}), -len(methods[text]), text))
+        found[key] = values[key, first]
+    return found
+
+
+# ------------------------------------------------------------------------------ variants
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Runs that agree in all settings but seed, scenario and those that columns vary."""
+
+    label: str  # what sets it apart from the other variants of the row; may be empty
+    # The differences by key: settings, recipe, version or images. A setting that did not exist yet
+    # when a run was made, or has no effect in it, is absent.
+    differences: Mapping[str, Any]
+    runs: tuple[RecordedRun, ...]
+
+
+class Alike(NamedTuple):
+    """Runs of a data set that agree in all that must not be averaged over."""
+
+    dataset: str
+    signature: dict[str, Any]  # in what they agree
+    runs: list[RecordedRun]
+
+    @property
+    def recipe(self) -> str:
+        """The first of its runs' recipes."""
+        return min(run.recipe for run in self.runs)
+
+
+def split(runs: Sequence[RecordedRun], free: Collection[str] = ()) -> list[Variant]:
+    """Return the variants among the runs of a row.
+
+    Runs under several recipes are first told apart by recipe, unless the settings agree. Settings
+    are compared within a data set, since recipes give each its own. ``free`` are keys that the
+    table's columns vary. A number is added to labels that agree.
+    """
+    recipes: dict[str, list[Alike]] = {}
+    for entry in alike(runs, free):
+        recipes.setdefault(entry.recipe, []).append(entry)
+    found: list[Variant] = []
+    for recipe, entries in sorted(recipes.items()):
+        found += _variants(entries, {"recipe": recipe} if len(recipes) > 1 else {})
+    order = dict.fromkeys(key for variant in found for key in variant.differences)
+    texts = [{k: natural(setting_text(v)) for k, v in one.differences.items()} for one in found]
+    places = sorted(range(len(found)), key=lambda n: [texts[n].get(key, []) for key in order])
+    total, seen = Counter(variant.label for variant in found), Counter[str]()
+    for place in places:
+        said = found[place].label
+        seen[said] += 1
+        if total[said] > 1:
+            found[place] = replace(found[place], label=f"{said} ({seen[said]})")
+    return [found[place] for place in places]
+
+
+def _variants(entries: Sequence[Alike], own: Mapping[str, Any]) -> list[Variant]:
+    """Return the variants of one recipe, which ``own`` names if there are several.
+
+    The variant with more runs than any other keeps the bare name, as when some runs of an ablation
+    stand beside a whole leaderboard.
+    """
+    datasets: dict[str, list[dict[str, Any]]] = {}
+    for entry in entries:
+        datasets.setdefault(entry.dataset, []).append(entry.signature)
+    varied = {key for signatures in datasets.values() for key in varying(signatures)}
+    keys = [k for k in dict.fromkeys(k for e in entries for k in e.signature) if k in varied]
+    together: dict[str, tuple[dict[str, Any], list[RecordedRun]]] = {}
+    for entry in entries:
+        apart = {**own, **{key: entry.signature[key] for key in keys if key in entry.signature}}
+        together.setdefault(repr(apart), (apart, []))[1].extend(entry.runs)
+    named = list(together.values())
+    told = _telling([apart for apart, _ in named], entries)
+    most = max(len(members) for _, members in named)
+    fullest = [apart for apart, members in named if len(members) == most]
+    usual = fullest[0] if len(fullest) == 1 else {}
+    return [
+        Variant(
+            label(
+                {
+                    key: value
+                    for key, value in apart.items()
+                    if key in told and (key in own or key not in usual or value != usual[key])
+                }
+            ),
+            apart,
+            tuple(members),
+        )
+        for apart, members in named
+    ]
+
+
+def _telling(named: Sequence[Mapping[str, Any]], entries: Sequence[Alike]) -> set[str]:
+    """Return the keys of the differences that labels show.
+
+    Of a method's own settings, these are the ones that it declares for labels, if they tell all
+    variants apart: a preset's name stands for what it sets.
+    """
+    keys = {key for apart in named for key in apart}
+    declared = {f"hyper.{name}" for entry in entries for run in entry.runs for name in run.labels}
+    few = {key for key in keys if not key.startswith("hyper.") or key in declared}
+    marks = {repr({key: apart[key] for key in sorted(few & apart.keys())}) for apart in named}
+    return few if len(marks) == len(named) else keys
+
+
+def alike(runs: Iterable[RecordedRun], free: Collection[str]) -> list[Alike]:
+    """Return runs by data set and signature; equal settings are one entry whatever the recipe.
+
+    Each scenario may have a split file of its own, whose hash then makes no difference.
+    """
+    groups: dict[tuple[Any, ...], list[RecordedRun]] = {}
+    files: dict[tuple[str, str], set[Any]] = {}
+    for run in runs:  # runs share their settings object, so this is quick
+        mark = (run.dataset, id(run.settings), run.version, run.fingerprint)
+        groups.setdefault((*mark, run.method, run.protocol), []).append(run)
+        if (file := run.settings.get(SPLIT)) is not None:
+            files.setdefault((run.dataset, run.scenario), set()).add(file)
+    one_file = all(len(names) == 1 for names in files.values())
+    entries: dict[tuple[str, str], Alike] = {}
+    for members in groups.values():
+        first = members[0]
+        named = {**first.settings, "method": first.method, "protocol": first.protocol}
+        found = {key: value for key, value in named.items() if key not in free}
+        found |= {"version": first.version, "images": first.fingerprint[:8]}
+        if one_file and found.get(SPLIT) is not None:
+            found[SPLIT] = "file"
+        whole = (first.dataset, repr(sorted(found.items())))
+        entries.setdefault(whole, Alike(first.dataset, found, [])).runs.extend(members)
+    return list(entries.values())

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from feddg_bench.analysis.tables.caveats import classes
-from feddg_bench.analysis.tables.frames import RECIPES, departures
+from feddg_bench.analysis.tables.describe import RECIPES
+from feddg_bench.analysis.tables.setups import departures
 from feddg_bench.analysis.tables.titles import dataset_title, method_title
 from feddg_bench.data.protocols import TITLES
 from feddg_bench.records.metrics import Metric, find_metric

@@ -65,8 +65,8 @@ def _md_blocks(grid: Grid, *, details: bool = False) -> list[str]:
             if details and line.kind != "ours":
                 continue
             label = _md(line.label) if line.kind == "ours" else f"*{_md(line.label)}*"
-            cells = [_md_entry(line.entries[n]) for n in places]
-            lines.append(_row([label + _raised(line.footnotes), *cells]))
+            cells = [_md_entry(grid, line.entries[n]) for n in places]
+            lines.append(_row([label + _raised(grid, line), *cells]))
         lines.append("")
     return lines
 
@@ -94,15 +94,16 @@ def _code(text: str) -> str:
     return f"`` {printable(text)} ``" if "`" in text else f"`{printable(text)}`"
 
 
-def _raised(footnotes: Sequence[int]) -> str:
-    return f" <sup>{','.join(str(n + 1) for n in footnotes)}</sup>" if footnotes else ""
+def _raised(grid: Grid, part: Line | Entry) -> str:
+    numbers = ",".join(map(str, grid.numbers(part.footnotes)))
+    return f" <sup>{numbers}</sup>" if numbers else ""
 
 
-def _md_entry(entry: Entry | None) -> str:
+def _md_entry(grid: Grid, entry: Entry | None) -> str:
     if entry is None:
         return ""
     form = {"best": "**{}**", "second": "<u>{}</u>", None: "{}"}[entry.mark]
-    return form.format(entry.text) + _raised(entry.footnotes)
+    return form.format(entry.text) + _raised(grid, entry)
 
 
 def csv_text(grid: Grid) -> str:
@@ -154,7 +155,7 @@ def csv_text(grid: Grid) -> str:
                 values |= {"published": _full(paper.value), "published_source": paper.source}
                 values["difference"] = _full(gap.value) if gap else ""
                 marks += paper.footnotes
-            values["footnotes"] = "; ".join(grid.footnotes[m] for m in marks)
+            values["footnotes"] = "; ".join(marks)
             rows.append([values.get(name, "") for name in CSV_COLUMNS])
     return csv_lines(CSV_COLUMNS, rows)
 
@@ -266,25 +267,23 @@ def _tabular(grid: Grid, places: Sequence[int]) -> list[str]:
             at += count
         lines += [_tex_row(heads), " ".join(rules)]
     lines += [_tex_row(["", *(tex(column.head) for column in columns)]), r"\midrule"]
-    lines += [_tex_line(line, places) for line in grid.lines]
+    for line in grid.lines:
+        label = tex(line.label) + _superscript(grid, line)
+        first = label if line.kind == "ours" else rf"\quad\textit{{{label}}}"
+        lines.append(_tex_row([first, *(_tex_entry(grid, line.entries[n]) for n in places)]))
     return [*lines, r"\bottomrule", r"\end{tabular}"]
-
-
-def _tex_line(line: Line, places: Sequence[int]) -> str:
-    label = tex(line.label) + _superscript(line.footnotes)
-    first = label if line.kind == "ours" else rf"\quad\textit{{{label}}}"
-    return _tex_row([first, *(_tex_entry(line.entries[n]) for n in places)])
 
 
 def _tex_row(cells: Sequence[str]) -> str:
     return " & ".join(cells) + r" \\"
 
 
-def _superscript(footnotes: Sequence[int]) -> str:
-    return f"$^{{{','.join(str(n + 1) for n in footnotes)}}}$" if footnotes else ""
+def _superscript(grid: Grid, part: Line | Entry) -> str:
+    numbers = ",".join(map(str, grid.numbers(part.footnotes)))
+    return f"$^{{{numbers}}}$" if numbers else ""
 
 
-def _tex_entry(entry: Entry | None) -> str:
+def _tex_entry(grid: Grid, entry: Entry | None) -> str:
     if entry is None:
         return ""
     text, _, std = _short(entry).partition(" ± ")
@@ -293,7 +292,7 @@ def _tex_entry(entry: Entry | None) -> str:
         text = rf"\{'textbf' if entry.mark == 'best' else 'underline'}{{{text}}}"
     if std:
         text += rf"{{\scriptsize$\pm${std}}}"
-    return text + _superscript(entry.footnotes)
+    return text + _superscript(grid, entry)
 
 
 def latex_document(names: Sequence[str]) -> str:

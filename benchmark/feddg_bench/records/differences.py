@@ -1,0 +1,109 @@
+"""How the settings of runs differ, and how texts name the differences."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+NAMES: Mapping[str, str] = {
+    "partition.heterogeneity": "lambda",
+    "partition.clients": "N",
+    "federation.per_round": "K",
+    "backbone.name": "backbone",
+    "select": "selection rule",  # no setting, but a recipe may say that a paper leaves it open
+}
+"""Setting -> its name in texts; others go by the last part of their key."""
+
+
+class Difference(NamedTuple):
+    """The two values of a setting; ``None`` where there is none."""
+
+    ours: Any
+    reference: Any
+
+
+def differences(
+    settings: Mapping[str, Any], reference: Mapping[str, Any], keys: Iterable[str] | None = None
+) -> dict[str, Difference]:
+    """Return how settings, by dotted key, differ from a reference.
+
+    Args:
+        settings: Of a run.
+        reference: Of a recipe, of most runs, or of another run.
+        keys: Keys to compare; by default those of ``settings``.
+
+    >>> differences({"train.lr": 0.1, "train.optimizer": "sgd"}, {"train.lr": 0.2})
+    {'train.lr': Difference(ours=0.1, reference=0.2), \
+'train.optimizer': Difference(ours='sgd', reference=None)}
+    """
+    pairs = (
+        (key, Difference(settings.get(key), reference.get(key)))
+        for key in (settings if keys is None else keys)
+    )
+    return {key: pair for key, pair in pairs if pair.ours != pair.reference}
+
+
+def values(found: Mapping[str, Difference]) -> dict[str, Any]:
+    """Return our side of differences."""
+    return {key: pair.ours for key, pair in found.items()}
+
+
+def varying(several: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the keys in which any two mappings differ, or that one of them lacks."""
+    mappings = list(several)
+    return [
+        key
+        for key in dict.fromkeys(key for one in mappings for key in one)
+        if len({repr(one[key]) if key in one else "" for one in mappings}) > 1
+    ]
+
+
+def setting_name(key: str) -> str:
+    """Return a setting's short name."""
+    return NAMES.get(key) or key.rpartition(".")[2]
+
+
+def setting_text(value: Any) -> str:
+    """Return a setting's value as a person writes it.
+
+    >>> [setting_text(value) for value in (True, None, 0.5, 1.0, "sgd")]
+    ['true', 'none', '0.5', '1', 'sgd']
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value is None:
+        return "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def assignments(values: Mapping[str, Any]) -> list[str]:
+    """Return ``name=value`` of each setting, with the shortest name that is not ambiguous.
+
+    A `Difference` also says what the reference has: ``name=value for value``.
+    """
+    shared = Counter(map(setting_name, values))
+    said = []
+    for key, value in values.items():
+        name = setting_name(key) if shared[setting_name(key)] == 1 else key
+        pair = value if isinstance(value, Difference) else (value,)
+        said.append(f"{name}={' for '.join(map(setting_text, pair))}")
+    return said
+
+
+def label(values: Mapping[str, Any], most: int = 3) -> str:
+    """Return the first settings as a label, and the number of the others.
+
+    >>> label({"partition.heterogeneity": 0.5, "hyper.mu": 0.1})
+    'lambda=0.5, mu=0.1'
+    """
+    said = assignments(values)
+    rest = len(said) - most
+    return ", ".join(said[:most]) + (f", +{rest} more" if rest > 0 else "")
+
+
+def natural(value: str) -> list[tuple[int, float, str]]:
+    """Return a sort key that orders numbers in a text by their size."""
+    parts = re.split(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)", value)
+    return [(0, float(p), "") if n % 2 else (1, 0.0, p) for n, p in enumerate(parts)]
