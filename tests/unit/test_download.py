@@ -21,13 +21,14 @@ from hypothesis import strategies as st
 
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.data.fetch import download
-from feddg_bench.data.fetch.download import Wanted, fetch
+from feddg_bench.data.fetch.download import fetch
+from feddg_bench.data.fetch.mirrors import Download
 from tests.helpers import refused
 from tests.loopback import serving
 
 BODY = np.random.default_rng(0).bytes(300_000)
 SHA256 = hashlib.sha256(BODY).hexdigest()
-WANTED = Wanted(f"sha256:{SHA256}", len(BODY))
+WANTED = Download("file.bin", (), f"sha256:{SHA256}", len(BODY))
 FILE = "/data/file.bin"
 Trick = Callable[[Any, bytes], None]
 
@@ -181,10 +182,10 @@ class TestOneMirror:
 
         site.tricks[FILE] = [endless]
         with refused(DataError, "does not say how long the file is"):
-            fetch([site.url + FILE], tmp_path / "f", Wanted(f"sha256:{SHA256}"))
+            fetch([site.url + FILE], tmp_path / "f", Download("file.bin", (), f"sha256:{SHA256}"))
 
     def test_what_gzip_holds_is_what_counts(self, site: Any, tmp_path: Path) -> None:
-        wanted = Wanted(checksum=f"sha256:{SHA256}", unzipped=len(BODY))
+        wanted = Download("file.bin", (), f"sha256:{SHA256}", unzipped=len(BODY))
         for number, level in enumerate((1, 9)):
             site.files[f"/{level}.gz"] = gzip.compress(BODY, level, mtime=number)
             fetch([f"{site.url}/{level}.gz"], tmp_path / str(level), wanted)
@@ -205,9 +206,9 @@ class TestOneMirror:
 
     def test_md5(self, site: Any, tmp_path: Path) -> None:
         md5 = hashlib.md5(BODY, usedforsecurity=False).hexdigest()
-        fetch([site.url + FILE], tmp_path / "f", Wanted(checksum=f"md5:{md5}"))
+        fetch([site.url + FILE], tmp_path / "f", Download("f", (), f"md5:{md5}"))
         with refused(DataError, f"md5 {md5} instead of {'0' * 32}"):
-            fetch([site.url + FILE], tmp_path / "g", Wanted(checksum=f"md5:{'0' * 32}"))
+            fetch([site.url + FILE], tmp_path / "g", Download("f", (), f"md5:{'0' * 32}"))
 
 
 class TestSeveralMirrors:
@@ -284,7 +285,7 @@ class TestAnything:
     ) -> None:
         """Whatever two servers do, in two attempts."""
         path = tmp_path_factory.mktemp("any") / "f"
-        wanted = Wanted(f"sha256:{hashlib.sha256(SMALL).hexdigest()}")
+        wanted = Download("f", (), f"sha256:{hashlib.sha256(SMALL).hexdigest()}")
         for server in (site, other):
             server.files[FILE] = SMALL
             server.tricks[FILE] = data.draw(st.lists(faults | lies, max_size=8))
@@ -369,11 +370,13 @@ class TestThisMachine:
         site.tricks[FILE] = [slow]
         code = (
             "import signal, sys\nfrom pathlib import Path\n"
-            "from feddg_bench.data.fetch.download import Wanted, fetch\n"
+            "from feddg_bench.data.fetch.download import fetch\n"
+            "from feddg_bench.data.fetch.mirrors import Download\n"
             # A shell starts what it runs in the background deaf to Ctrl-C, and children inherit it.
             "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
             "say = lambda done, _: print(done, flush=True)\n"
-            f"fetch([sys.argv[1]], Path(sys.argv[2]), Wanted('sha256:{SHA256}', 300000), say)\n"
+            f"wanted = Download('f', (), 'sha256:{SHA256}', 300000)\n"
+            "fetch([sys.argv[1]], Path(sys.argv[2]), wanted, say)\n"
         )
         command = [sys.executable, "-c", code, site.url + FILE, str(tmp_path / "f")]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -46,37 +47,34 @@ def download_command(
     ~/.local/share/feddg-bench. Files are checked before they are used; then a data set is examined
     as by `data check`, and the checkpoints of a network become one .safetensors file.
     """
+    from feddg_bench.data.dataset import DomainDataset
     from feddg_bench.data.fetch.obtain import check_offer, obtain
-    from feddg_bench.data.fetch.weights import WEIGHTS, obtain_weights
+    from feddg_bench.data.fetch.weights import WEIGHTS, WeightsDownload, obtain_weights
     from feddg_bench.data.locations import data_home, remember_root
 
     known = names("data set")
     name = known_name(name, [*known, *WEIGHTS])
     if name not in (*known, *WEIGHTS):
         raise SettingsError(unknown("data set or style network", name, [*known, *WEIGHTS]))
-    if name not in known:
+    offer: type[DomainDataset] | WeightsDownload
+    if name in known:
+        offer = load_dataset(name)
+        check_offer(offer, accept_licence)
+        get, home, size = partial(obtain, offer), offer.name, offer.archive_bytes
+    else:
         offer = WEIGHTS[name]
-        folder = absolute(to or data_home() / "weights")
-        say(f"{offer.title}; licence: {offer.licence}")
-        say(f"source: {offer.source}")
-        say(f"to: {folder}")
-        with _bars(offer.source) as show:
-            notes = obtain_weights(offer, folder, mirror or (), show)
-        say("\n".join(notes))
+        get, home, size = partial(obtain_weights, offer), "weights", None
+    folder = absolute(to or data_home() / home)
+    about = "" if size is None else f", about {size / 1e6:,.0f} MB"
+    say(f"{offer.title}{about}; licence: {offer.licence}\nsource: {offer.source}\nto: {folder}")
+    with _bars(offer.source) as show:
+        notes = get(folder, mirror or (), show)
+    say("\n".join(notes))
+    if isinstance(offer, WeightsDownload):
         say(f"use it: hyper.style={name} hyper.style_weights={folder / offer.file}")
         return
-    kind = load_dataset(name)
-    check_offer(kind, accept_licence)
-    folder = absolute(to or data_home() / kind.name)
-    size = "" if kind.archive_bytes is None else f", about {kind.archive_bytes / 1e6:,.0f} MB"
-    say(f"{kind.title}{size}; licence: {kind.licence}")
-    say(f"source: {kind.source}")
-    say(f"to: {folder}")
-    with _bars(kind.source) as show:
-        notes = obtain(kind, folder, mirror or (), show)
-    say("\n".join(notes))
-    clean = check_and_report(kind(folder))
-    say(f"noted in {remember_root(folder, kind.name)}")
+    clean = check_and_report(offer(folder))
+    say(f"noted in {remember_root(folder, offer.name)}")
     if not clean:
         raise typer.Exit(1)
 

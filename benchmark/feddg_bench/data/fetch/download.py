@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
-import hashlib
 import os
 import re
 import shutil
 import ssl
 import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from http.client import HTTPException, HTTPMessage, HTTPResponse
 from pathlib import Path
 from typing import IO
@@ -22,6 +18,7 @@ from urllib.parse import urlsplit
 from filelock import FileLock, Timeout
 
 from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.data.fetch.mirrors import Download
 
 WAITS = (1.0, 2.0, 4.0, 8.0)
 """Seconds before each new attempt at a mirror; after one that brought bytes, they start anew."""
@@ -37,53 +34,18 @@ OnBytes = Callable[[int, int], None]
 """Called with the number of bytes received so far and their total."""
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What a file must be."""
-
-    checksum: str  # `sha256:` or `md5:` and hexadecimal digits
-    size: int | None = None  # bytes, where they are known
-    unzipped: int | None = None  # bytes that it unpacks to with gzip; the checksum is then of these
-
-    def fault(self, path: Path) -> str | None:
-        """Return what is wrong with a file, or ``None``.
-
-        Raises:
-            OSError: If it cannot be read.
-        """
-        have = path.stat().st_size
-        if self.size is not None and have != self.size:
-            return f"{have:,} bytes instead of {self.size:,}"
-        kind, _, expected = self.checksum.partition(":")
-        if self.unzipped is None:
-            with path.open("rb") as file:
-                found = hashlib.file_digest(file, kind).hexdigest()
-        else:
-            try:
-                with gzip.open(path) as file:
-                    content = file.read(self.unzipped + 1)
-            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-                return f"it cannot be unpacked ({error})"
-            if len(content) > self.unzipped:
-                return f"it unpacks to more than {self.unzipped:,} bytes"
-            if len(content) < self.unzipped:
-                return f"it unpacks to {len(content):,} bytes instead of {self.unzipped:,}"
-            found = hashlib.new(kind, content, usedforsecurity=False).hexdigest()
-        return None if found == expected else f"{kind} {found} instead of {expected}"
-
-
 class _RefusedError(Exception):
     """A mirror does not have the right file, or redirects to where we must not follow."""
 
 
 class _BrokenError(Exception):
-    """An attempt failed; the next one may succeed, after the seconds that the server asks for."""
+    """An attempt failed; the next one may succeed, after ``wait`` seconds or more."""
 
     wait = 0.0
 
 
 def fetch(
-    urls: Sequence[str], path: Path, wanted: Wanted, progress: OnBytes | None = None
+    urls: Sequence[str], path: Path, wanted: Download, progress: OnBytes | None = None
 ) -> str | None:
     """Fetch a file from the first mirror that serves the right one.
 
@@ -95,7 +57,7 @@ def fetch(
         urls: Addresses, ``http`` or ``https``, in the order to try. Proxies of the environment are
             used, and a redirect never leads from ``https`` to ``http``.
         path: Where the file goes; if the right file is there, nothing is fetched.
-        wanted: What it must be.
+        wanted: What the file must be.
         progress: Called as bytes arrive.
 
     Returns:
@@ -172,7 +134,7 @@ class _Redirects(request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def _from_mirror(url: str, part: Path, wanted: Wanted, progress: OnBytes | None) -> None:
+def _from_mirror(url: str, part: Path, wanted: Download, progress: OnBytes | None) -> None:
     """Complete the part until it is the right file.
 
     Raises:
@@ -206,7 +168,7 @@ def _length(part: Path) -> int:
     return part.stat().st_size if part.exists() else 0
 
 
-def _receive(url: str, part: Path, start: int, wanted: Wanted, progress: OnBytes | None) -> None:
+def _receive(url: str, part: Path, start: int, wanted: Download, progress: OnBytes | None) -> None:
     """Make one request and write what comes, from byte ``start`` on or from the beginning.
 
     Raises:
@@ -265,7 +227,7 @@ def _open(url: str, headers: Mapping[str, str], part: Path) -> HTTPResponse:
     return response
 
 
-def _begin(response: HTTPResponse, part: Path, start: int, wanted: Wanted) -> tuple[int, int]:
+def _begin(response: HTTPResponse, part: Path, start: int, wanted: Download) -> tuple[int, int]:
     """Return the byte at which the answer begins, and the length of the whole file."""
     if response.status == 206:
         span = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers["Content-Range"] or "")

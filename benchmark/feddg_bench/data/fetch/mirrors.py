@@ -1,11 +1,16 @@
 """What a data set offers for download: files on mirrors, or tables of a Hugging Face repository.
 
-These are declarations only; `feddg_bench.data.fetch.obtain` acts on them.
+`feddg_bench.data.fetch.obtain` acts on these declarations.
 """
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 RECEIPT = "download.json"
 """File beside downloaded data that says where they came from; the doctor ignores it."""
@@ -33,6 +38,36 @@ class Download:
     unzipped: int | None = None
     unpack: str | None = None
     unpacked_bytes: int = 4 * 2**30
+
+    def urls(self, mirrors: Sequence[str]) -> list[str]:
+        """Return the file's addresses on other mirrors, or on its own if there are none."""
+        return [f"{mirror.rstrip('/')}/{self.name}" for mirror in mirrors or self.mirrors]
+
+    def fault(self, path: Path) -> str | None:
+        """Return what is wrong with a file, or ``None``.
+
+        Raises:
+            OSError: If it cannot be read.
+        """
+        have = path.stat().st_size
+        if self.size is not None and have != self.size:
+            return f"{have:,} bytes instead of {self.size:,}"
+        kind, _, expected = self.checksum.partition(":")
+        if self.unzipped is None:
+            with path.open("rb") as file:
+                found = hashlib.file_digest(file, kind).hexdigest()
+        else:
+            try:
+                with gzip.open(path) as file:
+                    content = file.read(self.unzipped + 1)
+            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+                return f"it cannot be unpacked ({error})"
+            if len(content) > self.unzipped:
+                return f"it unpacks to more than {self.unzipped:,} bytes"
+            if len(content) < self.unzipped:
+                return f"it unpacks to {len(content):,} bytes instead of {self.unzipped:,}"
+            found = hashlib.new(kind, content, usedforsecurity=False).hexdigest()
+        return None if found == expected else f"{kind} {found} instead of {expected}"
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.common.files import write_whole
 from feddg_bench.data.dataset import DomainDataset
 from feddg_bench.data.fetch.archives import unpack_archive
-from feddg_bench.data.fetch.download import OnBytes, Wanted, check_url, fetch
+from feddg_bench.data.fetch.download import OnBytes, check_url, fetch
 from feddg_bench.data.fetch.mirrors import RECEIPT, Download, HubDownload
 
 WORK = ".download"
@@ -57,32 +58,43 @@ def obtain(
             a web address.
         DataError: If the data cannot be fetched, fail their checks, or cannot be written.
     """
-    for mirror in mirrors:
-        check_url(mirror)
     about = {"dataset": dataset.name, "licence": dataset.licence, "source": dataset.source}
     receipt = Receipt(about, folder)
     notes: list[str] = []
-    try:
+    with work_folder(folder, mirrors):
         for offer in dataset.downloads:
             if isinstance(offer, HubDownload):
                 notes += _from_hub(dataset, offer, folder, mirrors, receipt, show)
             else:
                 notes += _from_mirrors(offer, folder, mirrors, receipt, show)
+    return notes
+
+
+@contextmanager
+def work_folder(folder: Path, mirrors: Sequence[str]) -> Iterator[Path]:
+    """Give the folder for unfinished files; it is removed unless the block fails or is stopped.
+
+    Raises:
+        SettingsError: If a mirror is not a web address.
+        DataError: If files cannot be written.
+    """
+    for mirror in mirrors:
+        check_url(mirror)
+    try:
+        yield folder / WORK
         shutil.rmtree(folder / WORK, ignore_errors=True)
     except OSError as error:
         raise DataError(
             f"cannot write to {folder}: {error.strerror or error}; choose another folder with --to"
         ) from error
-    return notes
 
 
 def _from_mirrors(
     offer: Download, folder: Path, mirrors: Sequence[str], receipt: Receipt, show: Show
 ) -> Iterator[str]:
     place = folder / (offer.unpack or offer.name)
-    wanted = Wanted(offer.checksum, offer.size, offer.unzipped)
     if place.is_file() and offer.unpack is None:
-        if wanted.fault(place) is None:
+        if offer.fault(place) is None:
             yield f"{offer.name}: was here already"
             return
         if receipt.made(offer.name, place):
@@ -91,8 +103,7 @@ def _from_mirrors(
         yield f"{offer.name}: was here already, as {place.name}"
         return
     work = folder / WORK / offer.name
-    urls = [f"{mirror.rstrip('/')}/{offer.name}" for mirror in mirrors or offer.mirrors]
-    url = fetch(urls, work, wanted, show(offer.name, "bytes"))
+    url = fetch(offer.urls(mirrors), work, offer, show(offer.name, "bytes"))
     note = {"url": url, "bytes": work.stat().st_size, "checksum": offer.checksum}
     files, whole = "", work
     if offer.unpack is not None:

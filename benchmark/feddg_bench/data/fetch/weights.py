@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +10,9 @@ from pathlib import Path
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.common.files import write_whole
 from feddg_bench.config.keys import file_digest
-from feddg_bench.data.fetch.download import Wanted, check_url, fetch
+from feddg_bench.data.fetch.download import fetch
 from feddg_bench.data.fetch.mirrors import Download
-from feddg_bench.data.fetch.obtain import WORK, Receipt, Show
+from feddg_bench.data.fetch.obtain import Receipt, Show, work_folder
 from feddg_bench.models.weights import load_tensors
 
 
@@ -114,8 +113,8 @@ def obtain_weights(
         DataError: If a checkpoint cannot be fetched or fails its checks, or the file cannot be
             written.
     """
-    for mirror in mirrors:
-        check_url(mirror)
+    from safetensors.torch import save
+
     receipt, place = Receipt({}, folder), folder / offer.file
     if place.exists():
         known = offer.digest or receipt.files.get(offer.file, {}).get("sha256")
@@ -126,40 +125,22 @@ def obtain_weights(
                 f"{place} exists and is not what this command makes: move it away or choose "
                 f"another folder with --to"
             )
-    try:
-        notes = _assemble(offer, folder, mirrors, receipt, show)
-        shutil.rmtree(folder / WORK, ignore_errors=True)
-    except OSError as error:
-        raise DataError(
-            f"cannot write to {folder}: {error.strerror or error}; choose another folder with --to"
-        ) from error
-    return notes
-
-
-def _assemble(
-    offer: WeightsDownload, folder: Path, mirrors: Sequence[str], receipt: Receipt, show: Show
-) -> list[str]:
-    from safetensors.torch import save
-
-    tensors, notes, urls = {}, [], []
-    for prefix, part in offer.parts.items():
-        path = folder / WORK / part.name
-        places = [f"{mirror.rstrip('/')}/{part.name}" for mirror in mirrors or part.mirrors]
-        urls.append(fetch(places, path, Wanted(part.checksum, part.size), show(part.name, "bytes")))
-        notes.append(f"{part.name}: {path.stat().st_size:,} bytes, checksum right")
-        for name, tensor in load_tensors(path, offer.entry).items():
-            tensors[prefix + name] = tensor.contiguous()
-    content = save(tensors)
-    digest = hashlib.sha256(content).hexdigest()
-    if offer.digest not in (None, digest):
-        raise DataError(
-            f"{offer.file} has SHA-256 {digest} instead of {offer.digest}: this version of "
-            f"safetensors writes other bytes; install 0.8.0"
-        )
-    receipt.note(
-        offer.file,
-        [folder / offer.file],
-        {"url": urls, "licence": offer.licence, "source": offer.source, "sha256": digest},
-    )
-    write_whole(folder / offer.file, content)
+    with work_folder(folder, mirrors) as work:
+        tensors, notes, urls = {}, [], []
+        for prefix, part in offer.parts.items():
+            path = work / part.name
+            urls.append(fetch(part.urls(mirrors), path, part, show(part.name, "bytes")))
+            notes.append(f"{part.name}: {path.stat().st_size:,} bytes, checksum right")
+            for name, tensor in load_tensors(path, offer.entry).items():
+                tensors[prefix + name] = tensor.contiguous()
+        content = save(tensors)
+        digest = hashlib.sha256(content).hexdigest()
+        if offer.digest not in (None, digest):
+            raise DataError(
+                f"{offer.file} has SHA-256 {digest} instead of {offer.digest}: this version of "
+                f"safetensors writes other bytes; install 0.8.0"
+            )
+        about = {"url": urls, "licence": offer.licence, "source": offer.source, "sha256": digest}
+        receipt.note(offer.file, [place], about)
+        write_whole(place, content)
     return [*notes, f"{offer.file}: {len(content):,} bytes, SHA-256 {digest}"]
