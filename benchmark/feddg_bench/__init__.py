@@ -19,6 +19,7 @@ _FACE = {
     "Run": "runs.setup",
     "tables": "api",
     "table": "api",
+    "TableOptions": "analysis.tables.make",
     "load_records": "records.frame",
     "load_model": "runs.kept",
     "open_dataset": "runs.images",

@@ -104,50 +104,27 @@ def run(
 
 
 def tables(
-    *names: str,
-    results: str | Path | Sequence[str | Path] | None = None,
-    select: str | None = None,
-    against: str | None = None,
-    metric: str | None = None,
-    recipe: str | None = None,
-    others: bool = False,
-    variants: bool = False,
-    bold: str = "tested",
+    *names: str, results: str | Path | Sequence[str | Path] | None = None, **selection: Any
 ) -> dict[str, MadeTable]:
     """Make tables from records, by name; a notebook shows them, ``.frame()`` gives their cells.
 
     Args:
         names: ``generic`` (the default), ``all``, papers' tables such as ``pardon-1``, YAML files.
         results: Folders of records; by default the first of ``runs`` and ``results`` with records.
-        select: Selection rule in place of each table's own, such as ``mean_last_5``.
-        against: Method that the others are compared with in every table.
-        metric: Metric in place of each table's own, such as ``macro_f1``.
-        recipe: Recipe whose runs are shown, in place of each table's own setup.
-        others: Whether papers' tables get rows for the other methods with runs.
-        variants: Whether each table is followed by one of all settings that were varied.
-        bold: ``tested`` marks what a test supports, ``best`` the best and the second, ``none``
-            nothing.
+        selection: Fields of `feddg_bench.TableOptions`: ``recipe``, ``select``, ``against``,
+            ``metric``, ``others``, ``variants`` and ``bold``.
 
     Raises:
         FeddgError: In one sentence, if a name is unknown or records cannot be read.
     """
-    from feddg_bench.analysis.tables.make import MadeTable, make_tables
+    from feddg_bench.analysis.tables.make import MadeTable, TableOptions, make_tables
     from feddg_bench.records.sources import asked_folders
 
     for name in names:
         if not isinstance(name, str):
             raise SettingsError(f"the table {name!r} cannot be read; expected its name, or a path")
-    made = make_tables(
-        names or ("generic",),
-        asked_folders(results),
-        select=select,
-        against=against,
-        metric=metric,
-        recipe=recipe,
-        others=others,
-        variants=variants,
-        bold=bold,
-    )
+    folders, chosen = asked_folders(results), TableOptions.of(**selection)
+    made = make_tables(names or ("generic",), folders, chosen)
     return {grid.name: MadeTable(grid) for grid in made.grids}
 
 
@@ -156,13 +133,7 @@ def table(
     columns: str = "scenario",
     *,
     results: str | Path | Sequence[str | Path] | None = None,
-    dataset: str | None = None,
-    protocol: str | None = None,
-    recipe: str | None = None,
-    select: str | None = None,
-    against: str | None = None,
-    metric: str | None = None,
-    bold: str = "tested",
+    **selection: Any,
 ) -> MadeTable:
     """Make one table of methods, with a column for each scenario or for each value of a setting.
 
@@ -171,30 +142,14 @@ def table(
         columns: A field of a run, such as ``scenario``, or a setting, such as
             ``partition.heterogeneity``.
         results: Folders of records, as for `tables`.
-        dataset: Data set; needed if there are several and the columns do not tell them apart.
-        protocol: Protocol, likewise.
-        recipe: Recipe; by default that of the setup with the most runs.
-        select: Selection rule; by default the last round.
-        against: Method that the others are compared with.
-        metric: Metric; by default the data set's own.
-        bold: ``tested``, ``best`` or ``none``, as for `tables`.
+        selection: As for `tables`, with ``dataset`` and ``protocol``, which are needed if there are
+            several and the columns do not tell them apart.
 
     Raises:
         FeddgError: In one sentence, if a name is unknown or no run fits.
     """
-    from feddg_bench.analysis.tables.make import MadeTable, make_table
+    from feddg_bench.analysis.tables.make import MadeTable, TableOptions, make_table
     from feddg_bench.records.sources import asked_folders
 
-    made = make_table(
-        rows,
-        columns,
-        asked_folders(results),
-        dataset=dataset,
-        protocol=protocol,
-        recipe=recipe,
-        select=select,
-        against=against,
-        metric=metric,
-        bold=bold,
-    )
-    return MadeTable(made.grids[0])
+    folders, chosen = asked_folders(results), TableOptions.of(**selection)
+    return MadeTable(make_table(rows, columns, folders, chosen).grids[0])

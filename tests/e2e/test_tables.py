@@ -212,8 +212,11 @@ def test_two_folders_are_read_as_one(feddg: Run, results: Path, tmp_path: Path) 
 
 def test_torch_is_not_imported(results: Path, tmp_path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from feddg_bench.cli.tables import tables_command; "
-        f"tables_command(['all'], [Path({str(results)!r})], Path({str(tmp_path)!r})); "
+        "import sys; from dataclasses import asdict; from pathlib import Path; "
+        "from feddg_bench.cli.options import Shown; "
+        "from feddg_bench.cli.tables import tables_command; "
+        f"tables_command(tables=['all'], results=[Path({str(results)!r})], "
+        f"out=Path({str(tmp_path)!r}), **asdict(Shown())); "
         "assert not {'torch', 'lightning', 'pandas', 'sklearn'} & set(sys.modules)"
     )
     done = subprocess.run(

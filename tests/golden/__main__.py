@@ -21,7 +21,7 @@ from pathlib import Path
 from feddg_bench.analysis.claims import claims
 from feddg_bench.analysis.tables.describe import COMPARED
 from feddg_bench.analysis.tables.grid import REFERENCE, Entry, Grid
-from feddg_bench.analysis.tables.make import make_tables
+from feddg_bench.analysis.tables.make import TableOptions, make_tables
 
 ROOT = Path(__file__).parents[2]
 FILE = Path(__file__).with_name("numbers.csv.xz")
@@ -80,7 +80,7 @@ def today() -> Known:
     """Return the numbers of all tables and claims as they are made now."""
     found: Known = {}
     for folder, names in FOLDERS.items():
-        made = make_tables(names, [ROOT / folder], variants=True)
+        made = make_tables(names, [ROOT / folder], TableOptions(variants=True))
         for grid in made.grids:
             for origin, numbers, place in cells(grid):
                 found.setdefault(origin, {}).setdefault(numbers, f"{folder}: {place}")

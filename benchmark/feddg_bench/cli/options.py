@@ -216,6 +216,48 @@ class Recording(Machine):
         return super().resources().for_runs()
 
 
+@dataclass(frozen=True)
+class Shown:
+    """Which runs tables show, and how; fields of `feddg_bench.TableOptions`."""
+
+    dataset: Annotated[str | None, typer.Option(help="With --rows: data set.")] = None
+    protocol: Annotated[str | None, typer.Option(help="With --rows: protocol.")] = None
+    recipe: Annotated[
+        str | None, typer.Option(help="Recipe whose runs are shown, in place of each table's own.")
+    ] = None
+    select: Annotated[
+        str | None,
+        typer.Option(
+            help="Rounds that count: last, mean_last_5, best_by_val, best_by_id_val or oracle; "
+            "default is each paper's own."
+        ),
+    ] = None
+    against: Annotated[
+        str | None, typer.Option(help="Method to compare the others with, in every table.")
+    ] = None
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help="Metric of all tables, such as macro_f1; default the data set's own. The names of "
+            "files end in it."
+        ),
+    ] = None
+    others: Annotated[
+        bool, typer.Option("--others", help="Add rows for methods that a paper's table lacks.")
+    ] = False
+    variants: Annotated[
+        bool,
+        typer.Option("--variants", help="Also make NAME-variants: all settings that were varied."),
+    ] = False
+    bold: Annotated[
+        str,
+        typer.Option(
+            help="Marks: tested (what a test supports), best (bold best, underlined second) or "
+            "none."
+        ),
+    ] = "tested"
+
+
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the fields of its dataclass parameters as options of its own, for Typer."""
     hints = get_type_hints(command, include_extras=True)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from feddg_bench.cli.options import Folders, each_usable, record_folders
+from feddg_bench.cli.options import Folders, Shown, each_usable, record_folders, with_groups
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.files import write_whole
 from feddg_bench.common.terminal import say
@@ -29,42 +29,6 @@ TableNames = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option(help="Folder to write to; default RESULTS/tables.")]
 _Formats = Annotated[str, typer.Option("--format", help="Comma-separated: md, tex, csv.")]
-Select = Annotated[
-    str | None,
-    typer.Option(
-        help="Rounds that count: last, mean_last_5, best_by_val, best_by_id_val or oracle; default "
-        "is each paper's own."
-    ),
-]
-Against = Annotated[
-    str | None, typer.Option(help="Method to compare the others with, in every table.")
-]
-Metric = Annotated[
-    str | None,
-    typer.Option(
-        help="Metric of all tables, such as macro_f1; default the data set's own. The names of "
-        "files end in it."
-    ),
-]
-Recipe = Annotated[
-    str | None, typer.Option(help="Recipe whose runs are shown, in place of each table's own.")
-]
-Others = Annotated[
-    bool, typer.Option("--others", help="Add rows for methods that a paper's table lacks.")
-]
-Variants = Annotated[
-    bool, typer.Option("--variants", help="Also make NAME-variants: all settings that were varied.")
-]
-Marked = Annotated[
-    str,
-    typer.Option(
-        "--bold",
-        help="What is marked: tested (what a test supports), best (bold best, underlined second) "
-        "or none.",
-    ),
-]
-
-
 Rows = Annotated[
     str | None,
     typer.Option(
@@ -83,22 +47,15 @@ _APART = ("claims", "privacy")
 """Names that stand for more than a table."""
 
 
+@with_groups
 def tables_command(
+    shown: Shown,
     tables: TableNames = None,
     results: Folders = None,
     out: Out = None,
     formats: _Formats = "md,tex,csv",
-    select: Select = None,
-    against: Against = None,
-    metric: Metric = None,
-    recipe: Recipe = None,
-    others: Others = False,
-    variants: Variants = False,
-    bold: Marked = "tested",
     rows: Rows = None,
     columns: Columns = None,
-    dataset: Annotated[str | None, typer.Option(help="With --rows: data set.")] = None,
-    protocol: Annotated[str | None, typer.Option(help="With --rows: protocol.")] = None,
 ) -> None:
     """Make tables from records. Papers' tables have published numbers under ours.
 
@@ -108,46 +65,27 @@ def tables_command(
     out, and so are the leaderboards of all but one setup; naming one writes it all the same.
     """
     from feddg_bench.analysis.claims import claims, claims_text, tally
-    from feddg_bench.analysis.tables.make import make_table, make_tables
+    from feddg_bench.analysis.tables.make import TableOptions, make_table, make_tables
     from feddg_bench.analysis.tables.writers import WRITERS, latex_document
 
     endings = read_names("format", formats, WRITERS)
     folders, said = record_folders(results)
-    own = any(given is not None for given in (rows, columns, dataset, protocol))
+    own = any(given is not None for given in (rows, columns, shown.dataset, shown.protocol))
     if own and tables:
         raise SettingsError(
             f"--rows, --columns, --dataset and --protocol make a table of their own; leave out "
             f"{tables[0]!r}, or them"
         )
     names = [] if own else tables or ["all"]
+    chosen = TableOptions.of(**vars(shown))
     gc.disable()  # all that is made stays to the end; looking for garbage in it costs a tenth
     try:
         if own:
-            grids, runs, left = make_table(
-                listed(rows or ""),
-                columns or "scenario",
-                folders,
-                dataset=dataset,
-                protocol=protocol,
-                recipe=recipe,
-                select=select,
-                against=against,
-                metric=metric,
-                bold=bold,
-            )
+            made = make_table(listed(rows or ""), columns or "scenario", folders, chosen)
         else:
-            grids, runs, left = make_tables(
-                [name for name in names if name not in _APART],
-                folders,
-                select=select,
-                against=against,
-                metric=metric,
-                recipe=recipe,
-                others=others,
-                variants=variants,
-                bold=bold,
-                also=_APART,
-            )
+            described = [name for name in names if name not in _APART]
+            made = make_tables(described, folders, chosen, also=_APART)
+        grids, runs, left = made
         found = list(claims(runs)) if {"all", "claims"} & {*names} else None
     finally:
         gc.enable()

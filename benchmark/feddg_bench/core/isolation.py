@@ -77,7 +77,7 @@ class Kept:
         if [*map(len, now)] == [*map(len, then)] and all(map(is_, _values(now), _values(then))):
             return changed
         for new, old in zip(now, then, strict=True):
-            keys = differences(new, old)
+            keys = _changed(new, old)
             if keys or [*new] != [*old]:
                 new.clear()
                 new.update(old)
@@ -89,7 +89,7 @@ def _values(dictionaries: Iterable[Attributes]) -> Iterator[Any]:
     return chain.from_iterable(map(dict.values, dictionaries))
 
 
-def differences(new: Mapping[Any, Any], old: Mapping[Any, Any]) -> set[Any]:
+def _changed(new: Mapping[Any, Any], old: Mapping[Any, Any]) -> set[Any]:
     """Return the keys that are in one of two mappings alone, or name another object."""
     common = new.keys() & old.keys()
     return (new.keys() ^ old.keys()) | {key for key in common if new[key] is not old[key]}
@@ -228,7 +228,7 @@ def _put_back(owner: type | ModuleType, before: Mapping[str, Any]) -> set[str]:
     """
     if [*vars(owner).values()] == [*before.values()]:  # functions and classes equal themselves
         return set()
-    changed = differences(vars(owner), before)
+    changed = _changed(vars(owner), before)
     if isinstance(owner, ModuleType):
         changed &= before.keys()
     for name in changed:

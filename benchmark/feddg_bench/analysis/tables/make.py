@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 from feddg_bench.analysis.tables.build import build
 from feddg_bench.analysis.tables.describe import (
@@ -70,25 +70,81 @@ class MadeTable:
     _repr_markdown_ = to_markdown
 
 
+@dataclass(frozen=True)
+class TableOptions:
+    """Which runs tables show, and how. Each is in place of the tables' own choice."""
+
+    dataset: str | None = None
+    """Data set of a table made of ``rows`` and ``columns``."""
+    protocol: str | None = None
+    """Protocol of such a table."""
+    recipe: str | None = None
+    """Recipe whose runs are shown."""
+    select: str | None = None
+    """Selection rule, such as ``mean_last_5``."""
+    against: str | None = None
+    """Method that the others are compared with."""
+    metric: str | None = None
+    """Metric, such as ``macro_f1``; it is then part of the name of a named table."""
+    others: bool = False
+    """Whether papers' tables get rows for the other methods with runs."""
+    variants: bool = False
+    """Whether each named table is followed by one of all settings that were varied."""
+    bold: str = "tested"
+    """``tested`` marks what a test supports, ``best`` the best and the second, ``none`` nothing."""
+
+    @classmethod
+    def of(cls, **given: Any) -> TableOptions:
+        """Return a selection whose names are spelt as here.
+
+        Raises:
+            SettingsError: If a name is unknown.
+        """
+        for name in given:
+            if name not in cls.__dataclass_fields__:
+                raise SettingsError(unknown("argument of tables", name, cls.__dataclass_fields__))
+        chosen = cls(**given)
+        metric = chosen.metric and known_name(chosen.metric, METRICS)
+        for kind, value, known in (
+            ("selection rule", chosen.select, RULES),
+            ("kind of mark", chosen.bold, get_args(Bold)),
+            ("metric", metric, METRICS),
+        ):
+            if value is not None and value not in known:
+                raise SettingsError(unknown(kind, value, known))
+        return replace(
+            chosen,
+            metric=metric,
+            against=chosen.against and plugin_name("method", chosen.against),
+            dataset=chosen.dataset and plugin_name("data set", chosen.dataset),
+        )
+
+    def table(
+        self, name: str, described: Description, runs: Sequence[RecordedRun], **more: bool
+    ) -> Grid:
+        """Return a described table of some runs."""
+        shown = described if self.metric is None else _measuring(described, self.metric, runs)
+        rule, bold = cast("Rule | None", self.select), cast("Bold", self.bold)
+        return build(name, shown, runs, select=rule, bold=bold, **more)
+
+    def fitting(self, described: Description) -> Description:
+        """Return a description with the rows and the comparisons that are asked for."""
+        chosen = described if self.against is None else compared_with(described, self.against)
+        return chosen.model_copy(update={"others": self.others or chosen.others})
+
+
 class Made(NamedTuple):
     """Finished tables."""
 
     grids: list[Grid]
     runs: Sequence[RecordedRun]  # the runs that they are made from
-    left: list[str]  # leaderboards of other setups, which `all` leaves out
+    left: list[str] = []  # noqa: RUF012  # leaderboards of other setups, which `all` leaves out
 
 
 def make_tables(
     names: Sequence[str],
     folders: Sequence[Path],
-    *,
-    select: str | None = None,
-    against: str | None = None,
-    metric: str | None = None,
-    recipe: str | None = None,
-    others: bool = False,
-    variants: bool = False,
-    bold: str = "tested",
+    chosen: TableOptions = TableOptions(),
     also: Sequence[str] = (),
 ) -> Made:
     """Return tables, each of one setup.
@@ -98,56 +154,43 @@ def make_tables(
             papers' tables such as ``pardon-1``, or YAML files that describe one. Of several setups
             of a data set and protocol, ``all`` has the leaderboard with the most runs.
         folders: Folders of records, read only when all names are known to be right.
-        select: Selection rule in place of each table's own.
-        against: Method that the others are compared with in every table.
-        metric: Metric in place of each table's own, such as ``macro_f1``; it is then part of the
-            table's name.
-        recipe: Recipe whose runs are shown, in place of each table's own setup.
-        others: Whether papers' tables get rows for the other methods with runs.
-        variants: Whether each table is followed by one of all settings that were varied.
-        bold: What is marked: ``tested``, ``best`` or ``none``.
+        chosen: What is shown, see `TableOptions.of`.
         also: Further names that the caller knows, for the message about an unknown one.
 
     Raises:
         SettingsError: If a name is unknown, or a description cannot be used.
         DataError: If records cannot be read.
     """
-    rule, against, metric, marked = _checked(select, against, metric, bold)
     wanted = [name for name in names if name not in ("all", "generic", *DESIGNS)]
     if "all" in names:
         wanted = [*named_tables(), *wanted]
     known = (*DESIGNS, *WORDS, *also)
     described = dict(load_description(name, known) for name in dict.fromkeys(wanted))
-    runs = read_runs(folders)
+    runs, recipe = read_runs(folders), chosen.recipe
     if recipe is not None and recipe not in {run.recipe for run in runs}:
         raise SettingsError(unknown("recipe of these runs", recipe, {run.recipe for run in runs}))
-    end = "" if metric is None else f"-{metric}"
-
-    def make(name: str, of: Description, mine: Sequence[RecordedRun], **more: bool) -> None:
-        shown = _measuring(of, metric, mine)
-        grids.append(build(name + end, shown, mine, select=rule, bold=marked, **more))
-
+    end = f"-{chosen.metric}" if chosen.metric else ""
     grids: list[Grid] = []
     left: list[str] = []
     if {"all", "generic"} & set(names):
-        tables = leaderboards(runs, against, recipe)
+        tables = leaderboards(runs, chosen.against, recipe)
         shown = tables if "generic" in names else most_complete(tables)
         left = [table.name for table in tables if table not in shown]
-        if variants:
+        if chosen.variants:
             setups = {table.setup for table in shown}
             shown += [t for t in varied(runs, recipe) if t.setup in setups]
         for table in shown:
             whole = table.name != table.setup
-            make(table.name, table.description, table.runs, any_paper=True, variants=whole)
+            more = {"any_paper": True, "variants": whole}
+            grids.append(chosen.table(table.name + end, table.description, table.runs, **more))
     for name, description in described.items():
-        chosen = description if against is None else compared_with(description, against)
-        chosen = chosen.model_copy(update={"others": others or chosen.others})
-        mine = of_setup(chosen, runs, recipe)
-        make(name, chosen, mine)
-        if variants:
-            title = f"{chosen.title}: what was varied"
-            whole_table = chosen.model_copy(update={"title": title})
-            make(f"{name}-variants", whole_table, mine, variants=True)
+        fitting = chosen.fitting(description)
+        mine = of_setup(fitting, runs, recipe)
+        grids.append(chosen.table(name + end, fitting, mine))
+        if chosen.variants:
+            title = f"{fitting.title}: what was varied"
+            whole_table = fitting.model_copy(update={"title": title})
+            grids.append(chosen.table(f"{name}-variants{end}", whole_table, mine, variants=True))
     if drawn := [name for name in DESIGNS if {"all", name} & set(names)]:
         attacks = read_attacks(folders)
         grids += [reconstruction_grid(name, attacks) for name in drawn]
@@ -155,17 +198,7 @@ def make_tables(
 
 
 def make_table(
-    rows: Sequence[str],
-    columns: str,
-    folders: Sequence[Path],
-    *,
-    dataset: str | None = None,
-    protocol: str | None = None,
-    recipe: str | None = None,
-    select: str | None = None,
-    against: str | None = None,
-    metric: str | None = None,
-    bold: str = "tested",
+    rows: Sequence[str], columns: str, folders: Sequence[Path], chosen: TableOptions
 ) -> Made:
     """Return one table: a row for each method, a column for each value of a field or a setting.
 
@@ -175,40 +208,16 @@ def make_table(
         SettingsError: If a name is unknown, no run fits, or several data sets or protocols do.
         DataError: If records cannot be read, or a cell would average runs that differ.
     """
-    rule, against, metric, marked = _checked(select, against, metric, bold)
     methods = list(dict.fromkeys(plugin_name("method", name) for name in rows))
-    given = None if dataset is None else plugin_name("data set", dataset)
     runs = read_runs(folders)
-    name, description = by_values(methods, columns, runs, given, protocol, recipe)
-    if against is not None:
-        description = compared_with(description, against)
-    mine = of_setup(description, runs, recipe)
-    shown = _measuring(description, metric, mine)
-    return Made([build(name, shown, mine, select=rule, bold=marked)], runs, [])
+    where = chosen.dataset, chosen.protocol, chosen.recipe
+    name, described = by_values(methods, columns, runs, *where)
+    fitting = chosen.fitting(described)
+    return Made([chosen.table(name, fitting, of_setup(fitting, runs, chosen.recipe))], runs)
 
 
-def _checked(
-    select: str | None, against: str | None, metric: str | None, bold: str
-) -> tuple[Rule | None, str | None, str | None, Bold]:
-    """Return the selection rule, the method, the metric and the marks as they are spelt here."""
-    if select is not None and select not in RULES:
-        raise SettingsError(unknown("selection rule", select, RULES))
-    if bold not in get_args(Bold):
-        raise SettingsError(unknown("kind of mark", bold, get_args(Bold)))
-    if metric is not None:
-        metric = known_name(metric, METRICS)
-        if metric not in METRICS:
-            raise SettingsError(unknown("metric", metric, METRICS))
-    method = against and plugin_name("method", against)
-    return select, method, metric, cast(Bold, bold)
-
-
-def _measuring(
-    description: Description, metric: str | None, runs: Sequence[RecordedRun]
-) -> Description:
+def _measuring(description: Description, metric: str, runs: Sequence[RecordedRun]) -> Description:
     """Return a description with another metric in all columns but those of costs."""
-    if metric is None:
-        return description
     task = runs[0].task if runs else "classification"
     groups = [
         group.model_copy(
