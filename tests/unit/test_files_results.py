@@ -9,8 +9,10 @@ import lzma
 import math
 import os
 import resource
+import sqlite3
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from unittest.mock import patch
 
@@ -833,12 +835,14 @@ def test_a_file_far_larger_than_records_are_is_refused(tmp_path, several, text, 
 # ------------------------------------------------------------------------------ the index
 
 
-def test_the_index_is_trusted_no_longer_than_files_stay_the_same(tmp_path):
+def test_the_index_is_trusted_no_longer_than_files_stay_the_same(tmp_path, monkeypatch, caplog):
     store = ResultsStore(tmp_path)
     records = [make_record(seed) for seed in range(60)]
     paths = [store.save(record) for record in records]
     first = read_runs(tmp_path)
-    index = (tmp_path / ".index").read_bytes()
+    path = tmp_path / ".index"
+    index = path.read_bytes()
+    monkeypatch.setattr(RunRecord, "parse_with_table", None)  # nothing is parsed again
     again = read_runs(tmp_path)
     for one, two in zip(first, again, strict=True):
         assert one.measured == two.measured
@@ -847,6 +851,7 @@ def test_the_index_is_trusted_no_longer_than_files_stay_the_same(tmp_path):
             k: v for k, v in vars(two).items() if k not in own
         }
     assert len({id(run.settings) for run in again}) == 1
+    monkeypatch.undo()
     paths[0].unlink()
     better = records[1].model_copy(deep=True)
     better.rounds[1].evaluation["test"]["sketch"]["accuracy"] = 0.25
@@ -856,11 +861,25 @@ def test_the_index_is_trusted_no_longer_than_files_stay_the_same(tmp_path):
     runs = {run.key: run for run in read_runs(tmp_path)}
     assert set(runs) == {record.key for record in records[1:]}
     assert runs[better.key].evaluation("last")["test"]["sketch"]["accuracy"] == 0.25
-    for damaged in (index[:-8], index[:-1] + b"x", b"", b"\n\n\n\n", index.replace(b"0.5", b"0.6")):
-        (tmp_path / ".index").write_bytes(damaged)
-        assert {run.key: run.measured for run in read_runs(tmp_path)} == {
-            key: run.measured for key, run in runs.items()
-        }
+    values = {key: run.measured for key, run in runs.items()}
+    with closing(sqlite3.connect(path)) as old:
+        old.execute("PRAGMA user_version = 5")
+    half, cut = len(index) // 2, index[: len(index) // 8192 * 4096]
+    damaged = [index[:-8], cut, b"", b"\n" * 9000, index.replace(b"0.5", b"0.6")]
+    damaged += [index[:half] + bytes(99) + index[half + 99 :], path.read_bytes()]
+    for data in damaged:
+        path.write_bytes(data)
+        for _ in range(2):  # then as it was made anew
+            assert {run.key: run.measured for run in read_runs(tmp_path)} == values
+    with closing(sqlite3.connect(path)) as other, other:
+        other.execute("DELETE FROM files")
+        other.commit()
+        other.execute("BEGIN EXCLUSIVE")  # another process writes, for long
+        assert {run.key: run.measured for run in read_runs(tmp_path)} == values
+    path.unlink()
+    path.symlink_to(tmp_path / "nowhere" / "else")
+    assert {run.key: run.measured for run in read_runs(tmp_path)} == values
+    assert not caplog.messages
 
 
 def test_records_as_a_table_of_pandas(tmp_path):
@@ -883,6 +902,18 @@ def test_records_as_a_table_of_pandas(tmp_path):
     assert len(frame) == len(expected) == 18
     assert set(frame.key) == {record.key}
     assert set(frame.seed) == {7}
+    assert {name: str(frame[name].dtype) for name in frame} == dict.fromkeys(frame, "category") | {
+        "seed": "int64",
+        "round": "int64",
+        "value": "float64",
+    }
+    last = load_records(tmp_path, rounds="last")
+    assert last.equals(frame[frame["round"] == 2].reset_index(drop=True))
+    with refused(SettingsError, "rounds: 'first' cannot be read"):
+        load_records(tmp_path, rounds="first")
+    apart = ["key", "method", "scenario", "round", "split", "domain", "metric"]
+    assert len(frame.groupby(apart)["value"].mean()) == 18  # none that does not occur
+    assert frame.query("split == 'test'").pivot_table("value", ["split", "domain"]).shape == (1, 1)
     (tmp_path / "none").mkdir()
     assert load_records([tmp_path / "none"]).empty
 

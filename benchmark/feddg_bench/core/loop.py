@@ -21,7 +21,7 @@ from feddg_bench.core.method import Method, written_in
 from feddg_bench.core.sampling import sample_clients
 from feddg_bench.core.server import Ledger, NoReplyError, Server
 from feddg_bench.records.checks import is_evaluated
-from feddg_bench.records.record import Evaluation
+from feddg_bench.records.measured import Evaluation
 
 
 @dataclass(frozen=True, slots=True)

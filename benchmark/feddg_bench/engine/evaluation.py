@@ -11,8 +11,8 @@ from feddg_bench.core.messages import Weights
 from feddg_bench.core.metrics import measure
 from feddg_bench.data.federated import Federation
 from feddg_bench.engine.executors import Executor
+from feddg_bench.records.measured import Evaluation
 from feddg_bench.records.metrics import WHOLE, find_metric
-from feddg_bench.records.record import Evaluation
 
 
 def evaluate(

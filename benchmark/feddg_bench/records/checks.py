@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final
 
 from feddg_bench.config.keys import run_key
@@ -81,8 +82,10 @@ def fault_of_evaluations(
     settings: Mapping[str, Any],
     roles: Mapping[str, Collection[str]],
     images: Mapping[str, Mapping[str, int]],
-    evaluations: Iterable[tuple[int, Evaluation | None]],
+    evaluations: Sequence[Evaluation | None],
     main: str,
+    *,
+    alike: bool,
 ) -> str:
     """Return what is wrong with a record's evaluations, by round.
 
@@ -90,9 +93,10 @@ def fault_of_evaluations(
         settings: Of the record, of which `fault_of_rounds` has no complaint.
         roles: The domains of ``train``, ``test`` and, if there is one, ``val``.
         images: Split -> domain -> number of images; these must be those of the roles.
-        evaluations: Number of each round, and what was measured; it must be all that the settings
-            ask for, on all images.
+        evaluations: What was measured in each round; it must be all that the settings ask for, on
+            all images.
         main: Main metric of the task, which every part has.
+        alike: Whether all rounds have the same metrics, on the same numbers of images.
     """
     held = {s: {d: n for d, n in parts.items() if n} for s, parts in images.items()}
     splits, scenario = setting(settings, "evaluation.splits"), settings.get("scenario")
@@ -116,12 +120,12 @@ def fault_of_evaluations(
             ("start", "evaluation.start"),
         )
     }
-    for number, evaluation in evaluations:
+    for number, evaluation in enumerate(evaluations, 1):
         if is_evaluated(number, **timing) != (evaluation is not None):
             no = "no" if evaluation is None else "an"
             return f"round {number}: it holds {no} evaluation, unlike its settings say"
-        if evaluation is None:
-            continue
+    evaluated = ((n, e) for n, e in enumerate(evaluations, 1) if e is not None)
+    for number, evaluation in islice(evaluated, 1 if alike else None):
         for split, parts in evaluation.items():
             if lacking := [domain for domain in parts if main not in parts[domain]]:
                 return f"round {number}: {main} on {split} of {lacking[0]} is not there"

@@ -1,15 +1,19 @@
-"""Records as a pandas table, one row per value."""
+"""Records as pandas tables."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.layers import full_key
-from feddg_bench.records.runs import read_runs
+from feddg_bench.records.measured import ABSENT
+from feddg_bench.records.runs import RecordedRun, read_runs
 from feddg_bench.records.sources import asked_folders
 
 if TYPE_CHECKING:
@@ -21,6 +25,8 @@ _OF_RUN = ("key", "method", "dataset", "protocol", "scenario", "seed", "recipe")
 def load_records(
     results: str | Path | Sequence[str | Path] | None = None,
     settings: str | Sequence[str] | bool = (),
+    *,
+    rounds: Literal["all", "last"] = "all",
 ) -> pd.DataFrame:
     """Return everything that was measured in the runs of results folders, one row per value.
 
@@ -28,20 +34,68 @@ def load_records(
         results: A folder, or several; ``runs`` if it is there, else ``results``.
         settings: Settings to show, one or several, by short or dotted key; ``True`` for all in
             which runs differ.
+        rounds: ``all`` evaluated rounds, or the ``last`` one of each run.
 
     Returns:
         Columns ``key``, ``method``, ``dataset``, ``protocol``, ``scenario``, ``seed``, ``recipe``,
         ``round``, ``split``, ``domain`` (``all`` is the whole split), ``metric`` and ``value``, and
-        one by its dotted key for each setting, which is None where a run has no such setting.
-        Shares are in [0, 1]; the metric ``images`` is how many images were measured.
+        one by its dotted key for each setting, which is missing where a run has no such setting.
+        Shares are in [0, 1]; the metric ``images`` is how many images were measured. Texts are
+        categorical, ``seed`` and ``round`` int64, ``value`` float64, settings that are numbers
+        int64 or float64. ``groupby`` and ``pivot_table`` return only combinations that occur, as
+        with ``observed=True``.
 
     Raises:
         DataError: If a folder is not there.
-        SettingsError: If there is no such setting.
+        SettingsError: If there is no such setting, or ``rounds`` is neither.
     """
     import pandas as pd
 
+    if rounds not in ("all", "last"):
+        raise SettingsError(f"rounds: {rounds!r} cannot be read; expected 'all' or 'last'")
     runs = read_runs(asked_folders(results))
+    frame = run_frame(runs, settings)
+    columns: dict[tuple[str, str, str], int] = {}
+    parts = []
+    for position, run in enumerate(runs):
+        table = run.table
+        first = len(table.rounds) - 1 if rounds == "last" else 0
+        numbers = table.numbers[first:]
+        places = np.array([columns.setdefault(c, len(columns)) for c in table.columns], np.int32)
+        there = numbers != ABSENT
+        at, column = np.nonzero(there)
+        parts.append(
+            (
+                np.full(len(at), position, np.int32),
+                np.array(table.rounds[first:], np.int64)[at],
+                places[column],
+                numbers[there],
+            )
+        )
+    empty = [np.empty(0, dtype) for dtype in (np.int32, np.int64, np.int32, np.float64)]
+    run_of, round_of, column_of, values = map(np.concatenate, zip(empty, *parts, strict=True))
+    del parts
+    whole = frame.take(run_of)
+    whole.index = pd.RangeIndex(len(whole))
+    names = pd.DataFrame(list(columns), columns=["split", "domain", "metric"]).astype("category")
+    measured = {
+        "round": round_of,
+        **{name: names[name].array.take(column_of) for name in names},
+        "value": values,
+    }
+    for place, (name, value) in enumerate(measured.items(), len(_OF_RUN)):
+        whole.insert(place, name, value)
+    return whole
+
+
+def run_frame(
+    runs: Sequence[RecordedRun], settings: str | Sequence[str] | bool = ()
+) -> pd.DataFrame:
+    """Return one row per run: the columns of `load_records` that are the same in all its rows.
+
+    Raises:
+        SettingsError: If there is no such setting.
+    """
     if isinstance(settings, bool):
         every = sorted({key for run in runs for key in run.settings}) if settings else []
         keys = [key for key in every if len({repr(run.settings.get(key)) for run in runs}) > 1]
@@ -50,19 +104,29 @@ def load_records(
         if not isinstance(asked, Iterable) or not all(isinstance(key, str) for key in asked):
             raise SettingsError(f"settings: {settings!r} cannot be read; expected keys, or True")
         keys = [full_key(key) for key in asked]
-    rows = [
-        (
-            *attrgetter(*_OF_RUN)(run),
-            *(number, split, domain, metric, value),
-            *map(run.settings.get, keys),
-        )
-        for run in runs
-        for number, evaluation in run.measured
-        for split, parts in evaluation.items()
-        for domain, measured in parts.items()
-        for metric, value in measured.items()
-        if isinstance(value, int | float)
-    ]
-    columns = [*_OF_RUN, "round", "split", "domain", "metric", "value", *keys]
-    frame = pd.DataFrame(rows, columns=columns)
-    return frame.astype({"seed": "int64", "round": "int64", "value": "float64"})
+    rows = [(*attrgetter(*_OF_RUN)(run), *map(run.settings.get, keys)) for run in runs]
+    frame = _table()(rows, columns=[*_OF_RUN, *keys]).astype({"seed": "int64"})
+    texts = frame.select_dtypes(exclude=["number", "bool"]).columns
+    return frame.astype(dict.fromkeys(texts, "category"))
+
+
+@cache
+def _table() -> type[pd.DataFrame]:
+    """Return a class of tables that show no combinations of categories that do not occur.
+
+    pandas before 3.0 shows all of them, which are billions if there are several columns.
+    """
+    import pandas as pd
+
+    class Records(pd.DataFrame):  # type: ignore[misc]
+        @property
+        def _constructor(self) -> type[pd.DataFrame]:
+            return Records
+
+        def groupby(self, *args: Any, observed: bool = True, **more: Any) -> Any:
+            return super().groupby(*args, observed=observed, **more)
+
+        def pivot_table(self, *args: Any, observed: bool = True, **more: Any) -> Any:
+            return super().pivot_table(*args, observed=observed, **more)
+
+    return Records

@@ -12,6 +12,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -147,6 +148,7 @@ def metrics_of(task: str) -> tuple[str, ...]:
     return tuple(m.name for m in METRICS.values() if task in m.tasks and m.name != "loss")
 
 
+@lru_cache(maxsize=1000)
 def find_metric(name: str, task: str = "classification") -> Metric:
     """Return a metric by name; for an unknown one, such as a cost, only the name is known.
 

@@ -19,7 +19,9 @@ from pydantic_core import from_json
 
 from feddg_bench.common.errors import DataError
 from feddg_bench.records import checks
-from feddg_bench.records.metrics import METRICS, Metric, find_metric, metrics_of
+from feddg_bench.records.measured import Evaluation as Evaluation
+from feddg_bench.records.measured import Measured, tabulate
+from feddg_bench.records.metrics import Metric, find_metric, metrics_of
 from feddg_bench.records.sources import read_json
 
 FORMAT: Final = 1
@@ -36,6 +38,11 @@ Amount = Annotated[Number, AfterValidator(checks.check_amount)]
 """A time or an amount of memory, NaN if it was not measured."""
 Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Hash = Annotated[str, Field(pattern="^[0-9a-f]+$")]
+Measurements = Annotated[
+    Evaluation,
+    PlainValidator(lambda evaluation: evaluation),  # all of a record are checked at once
+    PlainSerializer(lambda evaluation: evaluation, return_type=dict[str, Any]),
+]
 Several = Annotated[list[T], Field(fail_fast=True)]  # a million mistakes are told as one
 
 
@@ -51,69 +58,6 @@ def _few(most: int) -> BeforeValidator:
 
 
 Named = Annotated[dict[str, T], _few(10_000)]
-
-_RANGES = {
-    task: {
-        name: (low, min(high, 1e300))
-        for name in ("loss", *metrics_of(task))
-        for low, high in (find_metric(name, task).range,)
-    }
-    for task in ("classification", "regression")
-}
-
-
-def _evaluation(value: Any) -> Any:
-    """Check what was measured in a round; the first impossible value ends it."""
-    for split, parts in _dict(value).items():
-        for domain, measured in _dict(parts).items():
-            try:
-                _check_measured(_dict(measured))
-            except ValueError as error:
-                raise ValueError(f"{split}.{domain}: {error}") from None
-    return value
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError("it holds no names with values")  # noqa: TRY004 - for pydantic
-    return value
-
-
-def _check_measured(measured: dict[str, Any]) -> None:
-    if "images" not in measured:
-        raise ValueError("it does not say of how many images")
-    task = "regression" if "pearson" in measured else "classification"
-    ranges = _RANGES[task]
-    for name, number in measured.items():  # the hottest lines of reading records
-        low, high = ranges.get(name, (1.0, 0.0))
-        usual = type(number) is float and low <= number <= high
-        if not usual and not (name == "images" and type(number) is int and 0 <= number < 2**63):
-            measured[name] = _value(find_metric(name, task), number)
-
-
-def _value(metric: Metric, value: Any) -> Any:
-    if metric.name == "loss" and (value is None or value != value):  # it overflowed
-        return math.nan
-    if metric.name in METRICS:
-        low, high = metric.range
-        if type(value) not in (int, float) or not low <= value <= high or value > 1e300:
-            raise ValueError(f"{metric.name} is {value!r}, not a number in [{low:g}, {high:g}]")
-    elif metric.name == "images":
-        if type(value) is not int or not 0 <= value < 2**63:
-            raise ValueError(f"images is {value!r}, not a count")
-    elif not (isinstance(value, str | float | None) or (type(value) is int and abs(value) < 2**63)):
-        raise ValueError(f"{metric.name} is neither a number nor a text")
-    return value
-
-
-Evaluation = Annotated[
-    dict[str, dict[str, dict[str, float]]],
-    PlainValidator(_evaluation),
-    PlainSerializer(lambda evaluation: evaluation, return_type=dict[str, Any]),
-]
-"""Split -> domain -> metric -> value, and ``images``, how many were measured. The part `WHOLE` of a
-split is all of it. Shares are in [0, 1]; a loss that overflowed is NaN. ``worst_group_name`` is a
-text, as is ``only_class``, where a model predicted one class alone (the first records lack it)."""
 
 
 class NewerError(DataError):
@@ -220,7 +164,7 @@ class _Round(RecordPart):
     cohort: Several[str]  # clients that were asked
     skipped: bool  # whether every client was dropped, so that the model stayed as it was
     train: Named[Number]  # means over the clients, `loss` among them
-    evaluation: Evaluation | None  # of the new model; `None` where this round was not evaluated
+    evaluation: Measurements | None  # of the new model; `None` where this round was not evaluated
 
 
 class RoundRecord(Costs, _Round):
@@ -364,9 +308,18 @@ class RunRecord(RecordPart):
 
     @classmethod
     def parse(cls, data: str | bytes, key: str | None = None, *, finished: bool = True) -> Self:
-        """Return the record in a file's text, after checking that it is whole and consistent.
+        """Return the record in a file's text; see `parse_with_table`."""
+        return cls.parse_with_table(data, key, finished=finished)[0]
 
-        A record that is not ``finished`` may lack the last rounds; see `fault`.
+    @classmethod
+    def parse_with_table(
+        cls, data: str | bytes, key: str | None = None, *, finished: bool = True
+    ) -> tuple[Self, Measured]:
+        """Return the record in a file's text and its evaluations, after checking it.
+
+        It must be whole and consistent. Names and settings must be those that the key was made
+        from, rounds and evaluations those that settings and scenario ask for, and privacy that of
+        the settings. A record that is not ``finished`` may lack the last rounds.
 
         Raises:
             NewerError: If its format is not known.
@@ -386,31 +339,34 @@ class RunRecord(RecordPart):
             where = ".".join(str(part) for part in first["loc"])
             what = first["msg"].removeprefix("Value error, ")
             raise DataError(f"{where}: {what}" if where else what) from error
-        if fault := record.fault(finished=finished):
+        try:
+            table = tabulate(
+                [(e.round, e.evaluation) for e in record.rounds if e.evaluation is not None]
+            )
+        except ValueError as error:
+            raise DataError(str(error)) from error
+        if fault := record.fault(table, finished=finished):
             raise DataError(fault)
         if key not in (None, record.key):
             raise DataError(f"it holds the run {record.key}, not {key}")
-        return record
+        return record, table
 
-    def fault(self, *, finished: bool = True) -> str:
-        """Return the first contradiction, a part of a sentence, or an empty text.
-
-        Names and settings must be those that the key was made from, rounds and evaluations those
-        that settings and scenario ask for, and privacy that of the settings. A record that is not
-        ``finished`` may lack the last rounds.
-        """
+    def fault(self, table: Measured, *, finished: bool = True) -> str:
+        """Return the first contradiction, a part of a sentence, or an empty text."""
         settings, scenario = self.settings, self.scenario
         names = {name: getattr(self, name) for name in ("method", "dataset", "protocol", "seed")}
         roles = {"train": scenario.train, "test": (scenario.test,)}
         roles |= {"val": (scenario.val,)} if scenario.val is not None else {}
         numbers = [entry.round for entry in self.rounds]
         main = next(iter(metrics_of(self.task)), "")
-        evaluations = [(entry.round, entry.evaluation) for entry in self.rounds]
+        evaluations = [entry.evaluation for entry in self.rounds]
         return (
             checks.fault_of_names(settings, names | {"scenario": scenario.name})
             or checks.fault_of_key(settings, self.method_version, self.key)
             or checks.fault_of_rounds(settings, numbers, finished=finished)
-            or checks.fault_of_evaluations(settings, roles, self.data.images, evaluations, main)
+            or checks.fault_of_evaluations(
+                settings, roles, self.data.images, evaluations, main, alike=table.alike
+            )
             or checks.fault_of_privacy(settings, dict(self.privacy) if self.privacy else None)
         )
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
+from feddg_bench.records.measured import Evaluation, Measured
 from feddg_bench.records.metrics import WHOLE, find_metric
-from feddg_bench.records.record import Evaluation
 
 Rule = Literal["last", "mean_last_5", "best_by_val", "best_by_id_val", "oracle"]
 RULES: tuple[Rule, ...] = get_args(Rule)
@@ -67,21 +67,47 @@ def chosen_rounds(evaluations: Sequence[Evaluation], rule: Rule, metric: str) ->
 
     Evaluations come in the order of rounds. If the rule looks at the metric, higher is better.
     """
-    if rule in ("last", "mean_last_5"):
-        count = len(evaluations)
+    if rule in CHOOSING:
+        values = [split_metric(evaluation, CHOOSING[rule], metric) for evaluation in evaluations]
+        return _positions(rule, len(values), values)
+    return _positions(rule, len(evaluations))
+
+
+def _positions(rule: Rule, count: int, values: Sequence[float | None] = ()) -> list[int]:
+    """Return the positions that a rule chooses among ``count``, by the ``values`` that it sees."""
+    if rule not in CHOOSING:
         return list(range(max(0, count - (1 if rule == "last" else LAST)), count))
-    best = best_round(evaluations, CHOOSING[rule], metric)
-    return [] if best is None else [best]
+    known = [value for value in values if value is not None]
+    return [values.index(max(known))] if known else []
 
 
 def choose_evaluation(
     evaluations: Sequence[Evaluation], rule: Rule, metric: str
 ) -> Evaluation | None:
     """Return the evaluation that a rule chooses, ``None`` if there is none; see `chosen_rounds`."""
-    places = chosen_rounds(evaluations, rule, metric)
-    if len(places) < 2:
-        return evaluations[places[0]] if places else None
-    return _mean([evaluations[place] for place in places])
+    chosen = [evaluations[place] for place in chosen_rounds(evaluations, rule, metric)]
+    return _mean(chosen) if len(chosen) > 1 else next(iter(chosen), None)
+
+
+def chosen_in(table: Measured, rule: Rule, metric: str) -> list[int]:
+    """Return the positions that a rule chooses among the rounds of a run, as `chosen_rounds`."""
+    values = curve(table, CHOOSING[rule], metric) if rule in CHOOSING else ()
+    return _positions(rule, len(table.rounds), values)
+
+
+def choose_measured(table: Measured, rule: Rule, metric: str) -> Evaluation | None:
+    """Return what a rule chooses among the rounds of a run, as `choose_evaluation`."""
+    chosen = [table.evaluation(place) for place in chosen_in(table, rule, metric)]
+    return _mean(chosen) if len(chosen) > 1 else next(iter(chosen), None)
+
+
+def curve(table: Measured, split: str, metric: str) -> list[float | None]:
+    """Return a metric of a split after each evaluated round, as `split_metric`."""
+    count = len(table.rounds)
+    if (whole := table.over_rounds) is None:
+        return [split_metric(table.evaluation(place), split, metric) for place in range(count)]
+    values: Any = split_metric(whole, split, metric)
+    return [None] * count if values is None else list(values.tolist())
 
 
 def _mean(evaluations: Sequence[Evaluation]) -> Evaluation:
@@ -101,8 +127,7 @@ def _mean(evaluations: Sequence[Evaluation]) -> Evaluation:
 def best_round(evaluations: Sequence[Evaluation], split: str, metric: str) -> int | None:
     """Return the position of the earliest evaluation with the highest metric on a split."""
     values = [split_metric(evaluation, split, metric) for evaluation in evaluations]
-    known = [value for value in values if value is not None]
-    return values.index(max(known)) if known else None
+    return next(iter(_positions("best_by_val", len(values), values)), None)
 
 
 def pooled_metric(

@@ -1,8 +1,7 @@
 """Runs as tables, figures and reports read them: a record's description and its numbers.
 
 A record holds every round and may take 100 KB; thousands of them take long to parse. What is needed
-again and again is kept in one file beside them, ``.index``, and read from there as long as the
-size, times and inode of a record's file are unchanged. The index may be deleted at any time.
+again and again is kept in an `Index`.
 """
 
 from __future__ import annotations
@@ -10,20 +9,22 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import zlib
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic_core import from_json, to_json
+import numpy as np
+from pydantic_core import from_json
 
 from feddg_bench.common.errors import DataError, printable
-from feddg_bench.common.files import write_whole
+from feddg_bench.records.index import Content, Index
+from feddg_bench.records.measured import Evaluation, Measured
 from feddg_bench.records.metrics import Metric, find_metric
-from feddg_bench.records.record import Evaluation, PrivacyRecord, RunRecord, TunedRecord
-from feddg_bench.records.rules import Rule, choose_evaluation, split_metric
+from feddg_bench.records.record import PrivacyRecord, RunRecord, TunedRecord
+from feddg_bench.records.rules import Rule, choose_measured, split_metric
 from feddg_bench.records.sources import Source, sources
 
 logger = logging.getLogger(__name__)
@@ -74,8 +75,8 @@ class RecordedRun:
     tuned: TunedRecord | None
     privacy: PrivacyRecord | None
     imbalance: float | None  # see `DataRecord.imbalance`
-    _last: bytes = field(repr=False)
-    _all: bytes = field(repr=False)
+    _frame: str = field(repr=False)  # see `Measured.packed`
+    _numbers: bytes = field(repr=False)
     _chosen: dict[Rule, Evaluation | None] = field(default_factory=dict, repr=False)
 
     @property
@@ -93,17 +94,20 @@ class RecordedRun:
         return getattr(self, name) if name in FIELDS else self.settings.get(name)
 
     @property
+    def table(self) -> Measured:
+        """What was measured in all evaluated rounds."""
+        return Measured.unpacked(self._frame, self._numbers)
+
+    @property
     def measured(self) -> list[tuple[int, Evaluation]]:
         """Every evaluated round, and what was measured after it."""
-        found: list[tuple[int, Evaluation]] = from_json(self._all, cache_strings="keys")
-        return found
+        table = self.table
+        return [(number, table.evaluation(at)) for at, number in enumerate(table.rounds)]
 
     def evaluation(self, rule: Rule) -> Evaluation | None:
         """Return what was measured in the round that a rule chooses, if it can choose."""
         if rule not in self._chosen:
-            found = from_json(self._last, cache_strings="keys") if rule == "last" else self.measured
-            values = [evaluation for _, evaluation in found]
-            self._chosen[rule] = choose_evaluation(values, rule, self.metric.name)
+            self._chosen[rule] = choose_measured(self.table, rule, self.metric.name)
         return self._chosen[rule]
 
     def text(self) -> bytes:
@@ -205,137 +209,102 @@ def read_folder(
         raise DataError(
             f"there is no results folder {root}: run something first, or give --results DIR"
         )
-    index = _Index(root / ".index")
+    index, new = Index(root), list[str]()
     runs: list[RecordedRun] = []
     problems: list[Problem] = []
-    for source in sources(root, packed=packed):
-        heads, bad = index.entry(source)
-        runs += [index.run(source, head) for head in heads]
-        problems += [Problem(source.path, reason, skipped) for reason, skipped in bad]
-    index.write(keep_others=packed is not None)
+    parsed = 0
+    files = sources(root, packed=packed)
+    for source in files:
+        name = f"{source.folder.name}/{source.name}"
+        content = index.get(name, source.stamp)
+        if content is None:
+            content = _read_file(source)
+            index.put(name, source.stamp, content)
+            new.append(name)
+            parsed += len(content[0])
+        at = 0
+        for head in content[0]:
+            if "problem" in head:
+                problems.append(Problem(source.path, head["problem"], head["skipped"]))
+            else:
+                end = at + head["numbers"]
+                runs.append(_run(source, head, content[1][at:end]))
+                at = end
+    if parsed >= WORTH_WRITING:
+        there = {f"{source.folder.name}/{source.name}" for source in files}
+        index.write(new, [] if packed is not None else sorted(index.files.keys() - there))
     return runs, problems
 
 
-# --------------------------------------------------------------------------------- the index
+def _read_file(source: Source) -> Content:
+    """Return the heads of the records in a file, then its problems; and the runs' numbers."""
+    said: list[dict[str, Any]] = []
+    numbers: list[bytes] = []
+    try:
+        texts = source.texts()
+    except DataError as error:
+        return [{"problem": str(error), "skipped": True}], b""
+    for line, text in enumerate(texts):
+        try:
+            key = None if source.packed else source.path.stem
+            record, measured = RunRecord.parse_with_table(text, key)
+        except DataError as error:
+            where = f"line {line + 1}: " if source.packed else ""
+            said.append({"problem": printable(f"{where}{error}")[:LONGEST], "skipped": True})
+            continue
+        if unknown := record.unknown_fields():
+            said.append({"problem": printable(", ".join(unknown))[:LONGEST], "skipped": False})
+        frame, values = measured.packed()
+        numbers.append(values)
+        trained = (value for entry in record.rounds for value in entry.train.values())
+        sound = np.isfinite(measured.numbers).all() and all(map(math.isfinite, trained))
+        head = _head(line, text, record) | {"lost": None if sound else record.lost()}
+        said.append(head | {"frame": frame, "numbers": len(values)})
+    return said, b"".join(numbers)
 
-_Head = dict[str, Any]
-"""The fields of a `RecordedRun`. ``settings`` and ``environment`` are positions in
-`_Index.shared`; ``measured`` is the index's line for the last evaluation, and the next line holds
-all of them."""
+
+def _head(line: int, text: bytes, record: RunRecord) -> dict[str, Any]:
+    """Return the fields of a `RecordedRun`; what many runs share as JSON text."""
+    head = {name: getattr(record, name) for name in ("key", *OWN, "recipe", "task")}
+    return head | {
+        "line": line,
+        "digest": hashlib.sha256(text).hexdigest()[:32],
+        "version": record.method_version,
+        "scenario": record.scenario.name,
+        "train": "+".join(sorted(record.scenario.train)),
+        "val": record.scenario.val,
+        "test": record.scenario.test,
+        "fingerprint": record.data.fingerprint,
+        "code": record.code,
+        "labels": list(record.labels),
+        "rounds": len(record.rounds),
+        "tuned": None if record.tuned is None else record.tuned.model_dump(mode="json"),
+        "imbalance": record.data.imbalance,
+        "privacy": None if record.privacy is None else record.privacy.model_dump(mode="json"),
+        "skipped": sum(entry.skipped for entry in record.rounds),
+        "costs": record.costs(),
+        "metric": record.metric.name,
+        "settings": json.dumps(flatten(record.settings)),
+        "environment": record.environment.model_dump_json(),
+    }
 
 
-class _Index:
-    """The index of a results folder; it is valid only while the code of this package is the same.
+@lru_cache(maxsize=10_000)
+def _shared(text: str) -> Any:
+    """Return the value of a JSON text: one object for all runs that agree in it."""
+    return from_json(text, cache_strings="keys")
 
-    Its lines: which code made it, a checksum of the rest, heads by file, and what was measured.
-    """
 
-    def __init__(self, path: Path) -> None:
-        code = b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py")))
-        self.about = b"feddg-bench index %d" % zlib.crc32(code)
-        self.path = path
-        self.files: dict[str, tuple[list[int], list[_Head], list[tuple[str, bool]]]] = {}
-        self.used: set[str] = set()
-        self.shared: list[Any] = []
-        self.lines: list[bytes] = []
-        self.places: dict[str, int] = {}
-        self.fresh = 0
-        with suppress(OSError, ValueError):  # then it is made anew
-            about, check, rest = path.read_bytes().split(b"\n", 2)
-            if about == self.about and int(check) == zlib.crc32(rest):
-                head, *self.lines = rest.split(b"\n")
-                self.files, self.shared = from_json(head, cache_strings="keys")
-
-    def entry(self, source: Source) -> tuple[list[_Head], list[tuple[str, bool]]]:
-        """Return a file's heads and its problems; the file is parsed again only if it changed."""
-        name = f"{source.folder.name}/{source.name}"
-        self.used.add(name)
-        stamp, heads, problems = self.files.get(name, ((), [], []))
-        if not source.stamp or tuple(stamp) != source.stamp:
-            heads, problems = [], []
-            self.files[name] = list(source.stamp), heads, problems
-            try:
-                texts = source.texts()
-            except DataError as error:
-                texts = ()
-                problems.append((str(error), True))
-            for line, text in enumerate(texts):
-                try:
-                    record = RunRecord.parse(text, None if source.packed else source.path.stem)
-                except DataError as error:
-                    where = f"line {line + 1}: " if source.packed else ""
-                    problems.append((printable(f"{where}{error}")[:LONGEST], True))
-                    continue
-                if unknown := record.unknown_fields():
-                    problems.append((printable(", ".join(unknown))[:LONGEST], False))
-                heads.append(self._head(line, text, record))
-        return heads, problems
-
-    def _head(self, line: int, text: bytes, record: RunRecord) -> _Head:
-        self.fresh += 1
-        measured = [(entry.round, entry.evaluation) for entry in record.rounds if entry.evaluation]
-        self.lines += [to_json(found) for found in (measured[-1:], measured)]
-        head = {name: getattr(record, name) for name in ("key", *OWN, "recipe", "task")}
-        return head | {
-            "line": line,
-            "digest": hashlib.sha256(text).hexdigest()[:32],
-            "version": record.method_version,
-            "scenario": record.scenario.name,
-            "train": "+".join(sorted(record.scenario.train)),
-            "val": record.scenario.val,
-            "test": record.scenario.test,
-            "fingerprint": record.data.fingerprint,
-            "code": record.code,
-            "labels": list(record.labels),
-            "rounds": len(record.rounds),
-            "tuned": None if record.tuned is None else record.tuned.model_dump(mode="json"),
-            "imbalance": record.data.imbalance,
-            "privacy": None if record.privacy is None else record.privacy.model_dump(mode="json"),
-            "skipped": sum(entry.skipped for entry in record.rounds),
-            "lost": record.lost(),
-            "costs": record.costs(),
-            "metric": record.metric.name,
-            "settings": self._share(flatten(record.settings)),
-            "environment": self._share(record.environment.model_dump(mode="json")),
-            "measured": len(self.lines) - 2,
-        }
-
-    def _share(self, value: Any) -> int:
-        """Return a value's position in `shared`, to which heads refer; add it if it is new."""
-        if len(self.places) < len(self.shared):
-            marks = (json.dumps(known, sort_keys=True) for known in self.shared)
-            self.places = {mark: place for place, mark in enumerate(marks)}
-        place = self.places.setdefault(json.dumps(value, sort_keys=True), len(self.shared))
-        if place == len(self.shared):
-            self.shared.append(value)
-        return place
-
-    def run(self, source: Source, head: _Head) -> RecordedRun:
-        """Return the run that a head describes."""
-        fields = head.copy()
-        at = fields.pop("measured")
-        fields["metric"] = find_metric(fields["metric"], fields["task"])
-        fields["settings"] = self.shared[fields["settings"]]
-        fields["environment"] = self.shared[fields["environment"]]
-        fields["tuned"] = fields["tuned"] and TunedRecord(**fields["tuned"])
-        fields["privacy"] = fields["privacy"] and PrivacyRecord(**fields["privacy"])
-        return RecordedRun(source=source, _last=self.lines[at], _all=self.lines[at + 1], **fields)
-
-    def write(self, *, keep_others: bool) -> None:
-        """Write the index, if that saves more time than it takes."""
-        if self.fresh < WORTH_WRITING:
-            return
-        files = {n: entry for n, entry in self.files.items() if keep_others or n in self.used}
-        lines: list[bytes] = []
-        for _, heads, _ in files.values():  # lines that no head refers to any more are left out
-            for head in heads:
-                at, head["measured"] = head["measured"], len(lines)
-                lines += self.lines[at : at + 2]
-        self.lines = lines
-        rest = b"\n".join([json.dumps([files, self.shared]).encode(), *lines])
-        with suppress(DataError):  # a folder that cannot be written to is read without an index
-            text = b"%s\n%d\n%s" % (self.about, zlib.crc32(rest), rest)
-            write_whole(self.path, text, sync=False)
+def _run(source: Source, head: dict[str, Any], numbers: bytes) -> RecordedRun:
+    """Return the run that a head describes."""
+    fields = head.copy()
+    del fields["numbers"]
+    fields["metric"] = find_metric(fields["metric"], fields["task"])
+    fields["settings"] = _shared(fields["settings"])
+    fields["environment"] = _shared(fields["environment"])
+    fields["tuned"] = fields["tuned"] and TunedRecord(**fields["tuned"])
+    fields["privacy"] = fields["privacy"] and PrivacyRecord(**fields["privacy"])
+    return RecordedRun(source=source, _frame=fields.pop("frame"), _numbers=numbers, **fields)
 
 
 def setting_items(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

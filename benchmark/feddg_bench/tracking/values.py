@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import feddg_bench
 from feddg_bench.config.reading import composed
-from feddg_bench.records.record import Evaluation, RoundRecord, RunRecord
+from feddg_bench.records.measured import Evaluation
+from feddg_bench.records.record import RoundRecord, RunRecord
 from feddg_bench.records.rules import RULES, choose_evaluation, chosen_rounds, pooled_metric
 
 if TYPE_CHECKING:

@@ -1,0 +1,104 @@
+"""An index of a results folder, so that its files need not be parsed again while they stay as is.
+
+It is an sqlite3 database beside the records, or in the cache folder if nothing can be written
+there, and may be deleted at any time. One that is damaged, locked, or written by other code is not
+used, and made anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import from_json
+
+Content = tuple[list[dict[str, Any]], bytes]
+"""What was read from a file: values for JSON, and the numbers of its runs."""
+
+_TABLE = (
+    "CREATE TABLE files (name TEXT PRIMARY KEY, stamp TEXT, said TEXT, numbers BLOB, crc INTEGER)"
+)
+_PATIENCE = 1.0
+"""Seconds to wait for another process that writes."""
+
+
+class Index:
+    """The index of a results folder, valid only while the code of this package is the same."""
+
+    def __init__(self, root: Path) -> None:
+        code = b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py")))
+        self.version = zlib.crc32(code) & 0x7FFFFFFF
+        name = hashlib.sha256(str(root.absolute()).encode()).hexdigest()[:16]
+        cache = Path(os.environ.get("FEDDG_CACHE") or "~/.cache/feddg-bench")
+        self.path = root / ".index"
+        if not os.access(root, os.W_OK):
+            with suppress(RuntimeError):  # there is no home folder
+                self.path = cache.expanduser() / "indexes" / name
+        self.files: dict[str, tuple[Any, ...]] = {}
+        with suppress(sqlite3.Error, OSError):
+            if self.path.is_file():
+                with self._opened() as database:
+                    rows = database.execute("SELECT * FROM files").fetchall()
+                self.files = {row[0]: row[1:] for row in rows}
+
+    def get(self, name: str, stamp: Sequence[int]) -> Content | None:
+        """Return what is known of a file, unless it has changed."""
+        with suppress(KeyError, ValueError, TypeError, AttributeError):  # damaged
+            known, said, numbers, crc = self.files[name]
+            if stamp and known == json.dumps(stamp) and crc == _checksum(said, numbers):
+                return from_json(said, cache_strings="keys"), numbers
+        return None
+
+    def put(self, name: str, stamp: Sequence[int], content: Content) -> None:
+        """Keep what was read from a file."""
+        said = json.dumps(content[0])
+        crc = _checksum(said, content[1])
+        self.files[name] = (json.dumps(stamp), said, content[1], crc)
+
+    def write(self, new: Sequence[str], gone: Sequence[str] = ()) -> None:
+        """Write what was put for ``new`` files, and forget files that are ``gone``."""
+        with suppress(sqlite3.Error, OSError):  # locked, read-only, or there is no room
+            try:
+                self._write(new, gone)
+            except sqlite3.OperationalError:
+                raise
+            except sqlite3.DatabaseError:  # it is damaged, or of other code
+                self.path.unlink()
+                self._write(new, gone)
+
+    def _write(self, new: Sequence[str], gone: Sequence[str]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self._opened() as database, database:
+            database.executemany("DELETE FROM files WHERE name = ?", [(name,) for name in gone])
+            database.executemany(
+                "REPLACE INTO files VALUES (?, ?, ?, ?, ?)",
+                [(name, *self.files[name]) for name in new],
+            )
+
+    @contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        """Open the database, and close it at the end.
+
+        Raises:
+            sqlite3.DatabaseError: If it is none, or of other code.
+        """
+        with closing(sqlite3.connect(self.path, timeout=_PATIENCE)) as database:
+            known = database.execute("SELECT sql FROM sqlite_master WHERE sql > ''").fetchall()
+            (version,) = database.execute("PRAGMA user_version").fetchone()
+            if not known:
+                database.execute(_TABLE)
+                database.execute(f"PRAGMA user_version = {self.version}")
+            elif (known, version) != ([(_TABLE,)], self.version):
+                raise sqlite3.DatabaseError("it is of another version")
+            yield database
+
+
+def _checksum(said: str, numbers: bytes) -> int:
+    return zlib.crc32(numbers, zlib.crc32(said.encode()))

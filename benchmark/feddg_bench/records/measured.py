@@ -1,0 +1,201 @@
+"""What was measured in a run's evaluated rounds: as records hold it, and as one array."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic_core import from_json, to_json
+
+from feddg_bench.records.metrics import METRICS, Metric, find_metric, metrics_of
+
+Evaluation = dict[str, dict[str, dict[str, float]]]
+"""Split -> domain -> metric -> value, and ``images``, how many were measured. The part `WHOLE` of a
+split is all of it. Shares are in [0, 1]; a loss that overflowed is NaN. ``worst_group_name`` is a
+text, as is ``only_class``, where a model predicted one class alone (the first records lack it)."""
+
+MOST_NUMBERS = 2**22
+"""Numbers of a table: many columns are filled in a few rounds each only in a forged record."""
+ABSENT = -math.inf
+"""Stands in `Measured.numbers` where a round lacks the column."""
+
+_RANGES = {
+    task: {
+        name: (low, min(high, 1e300))
+        for name in ("loss", *metrics_of(task))
+        for low, high in (find_metric(name, task).range,)
+    }
+    | {"images": (0.0, 2.0**62)}
+    for task in ("classification", "regression")
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The evaluations of a run.
+
+    Attributes:
+        rounds: Numbers of the evaluated rounds, T.
+        columns: Split, domain and metric of each column, M.
+        numbers: The values, [T, M].
+        texts: Values that are no numbers: position of the round, split, domain, name, text.
+    """
+
+    rounds: Sequence[int]
+    columns: Sequence[tuple[str, str, str]]
+    numbers: NDArray[np.float64]
+    texts: Sequence[tuple[int, str, str, str, Any]]
+
+    def packed(self) -> tuple[str, bytes]:
+        """Return the table's frame as a JSON text, and the bytes of its numbers."""
+        frame = to_json([self.rounds, self.columns, self.texts]).decode()
+        return frame, self.numbers.tobytes()
+
+    @classmethod
+    def unpacked(cls, frame: str, numbers: bytes) -> Measured:
+        """Return the table that `packed` returned."""
+        rounds, columns, texts = from_json(frame, cache_strings="all")
+        values = np.frombuffer(numbers).reshape(len(rounds), len(columns))
+        return cls(rounds, [(*column,) for column in columns], values, texts)
+
+    def evaluation(self, position: int) -> Evaluation:
+        """Return the evaluation of a round by its position among the evaluated ones."""
+        found: dict[str, dict[str, dict[str, Any]]] = {}
+        row = zip(self.columns, self.numbers[position].tolist(), strict=True)
+        for (split, domain, metric), value in row:
+            if value != ABSENT:
+                part = found.setdefault(split, {}).setdefault(domain, {})
+                part[metric] = int(value) if metric == "images" else value
+        for place, split, domain, name, text in self.texts:
+            if place == position:
+                found.setdefault(split, {}).setdefault(domain, {})[name] = text
+        return found
+
+    @cached_property
+    def over_rounds(self) -> Any:
+        """An `Evaluation` that holds arrays over the rounds, [T]; ``None`` if not `alike`."""
+        if not self.alike:
+            return None
+        found: dict[str, dict[str, dict[str, Any]]] = {}
+        for (split, domain, metric), values in zip(self.columns, self.numbers.T, strict=True):
+            part = found.setdefault(split, {}).setdefault(domain, {})
+            part[metric] = int(values[0]) if metric == "images" else values
+        return found
+
+    @property
+    def alike(self) -> bool:
+        """Whether all rounds have the same metrics, on the same numbers of images."""
+        counts = self.numbers[:, [name == "images" for *_, name in self.columns]]
+        return bool((counts == counts[:1]).all() and (self.numbers != ABSENT).all())
+
+
+def tabulate(evaluations: Sequence[tuple[int, Evaluation]]) -> Measured:
+    """Return evaluations, with the numbers of their rounds, as a table, after checking each value.
+
+    A loss of ``None``, which stands for one that overflowed, becomes NaN in its evaluation, too.
+
+    Raises:
+        ValueError: If a value is none of its metric; the message is a part of a sentence.
+    """
+    columns: dict[tuple[str, str, str], int] = {}
+    rows: list[tuple[list[int], list[Any]]] = []
+    texts: list[tuple[int, str, str, str, Any]] = []
+    names: list[tuple[str, ...]] = []
+    kinds: list[type] = []
+    places: list[int] = []
+    for position, (number, evaluation) in enumerate(evaluations):
+        try:
+            parts = [
+                (split, domain, measured)
+                for split, inside in evaluation.items()
+                for domain, measured in inside.items()
+            ]
+            mine = [(split, domain, *measured) for split, domain, measured in parts]
+            row = [value for *_, measured in parts for value in measured.values()]
+        except (AttributeError, TypeError):
+            raise ValueError(f"round {number}: it holds no names with values") from None
+        here = list(map(type, row))
+        if mine != names or here != kinds:  # rounds of one form need not be looked at singly
+            row = _check(number, parts)
+            here = list(map(type, row))
+            names, kinds = mine, here
+            keys = [(split, domain, name) for split, domain, *metrics in mine for name in metrics]
+            places = [
+                columns.setdefault(key, len(columns))
+                for key, kind in zip(keys, kinds, strict=True)
+                if kind in (int, float)
+            ]
+        if len(places) < len(row):
+            texts += [
+                (position, *key, value)
+                for key, value in zip(keys, row, strict=True)
+                if value is None or isinstance(value, str)
+            ]
+            row = [value for value in row if isinstance(value, int | float)]
+        rows.append((places, row))
+    if len(rows) * len(columns) > MOST_NUMBERS:
+        raise ValueError("rounds: they are measured by too many different metrics")
+    table = np.full((len(rows), len(columns)), ABSENT)
+    with suppress(OverflowError):  # then the number is not in its range
+        if all(one is places for one, _ in rows):
+            table[:, places] = [row for _, row in rows]
+        else:
+            for position, (one, row) in enumerate(rows):
+                table[position, one] = row
+    low, high = _ranges(tuple(columns))
+    if not ((table >= low) & (table <= high)).all():  # a round may lack the column, too
+        for number, evaluation in evaluations:
+            _check(
+                number, [(s, d, m) for s, inside in evaluation.items() for d, m in inside.items()]
+            )
+    return Measured([number for number, _ in evaluations], list(columns), table, texts)
+
+
+@lru_cache(maxsize=1000)
+def _ranges(columns: Sequence[tuple[str, str, str]]) -> NDArray[np.float64]:
+    """Return the smallest and the largest value of each column, [2, M]."""
+    regressions = {(split, domain) for split, domain, name in columns if name == "pearson"}
+    ends = [
+        _RANGES["regression" if (split, domain) in regressions else "classification"].get(
+            name, (-math.inf, math.inf)
+        )
+        for split, domain, name in columns
+    ]
+    return np.array(ends).reshape(-1, 2).T
+
+
+def _check(number: int, parts: Sequence[tuple[str, str, dict[str, Any]]]) -> list[Any]:
+    """Return the values of an evaluation, after checking each of them."""
+    for split, domain, measured in parts:
+        if "images" not in measured:
+            raise ValueError(
+                f"round {number}: {split}.{domain}: it does not say of how many images"
+            )
+        task = "regression" if "pearson" in measured else "classification"
+        for name, value in measured.items():
+            try:
+                measured[name] = _value(find_metric(name, task), value)
+            except ValueError as error:
+                raise ValueError(f"round {number}: {split}.{domain}: {error}") from None
+    return [value for *_, measured in parts for value in measured.values()]
+
+
+def _value(metric: Metric, value: Any) -> Any:
+    if metric.name == "loss" and (value is None or value != value):  # it overflowed
+        return math.nan
+    if metric.name in METRICS:
+        low, high = metric.range
+        if type(value) not in (int, float) or not low <= value <= high or value > 1e300:
+            raise ValueError(f"{metric.name} is {value!r}, not a number in [{low:g}, {high:g}]")
+    elif metric.name == "images":
+        if type(value) is not int or not 0 <= value < 2**63:
+            raise ValueError(f"images is {value!r}, not a count")
+    elif not (isinstance(value, str | float | None) or (type(value) is int and abs(value) < 2**63)):
+        raise ValueError(f"{metric.name} is neither a number nor a text")
+    return value
