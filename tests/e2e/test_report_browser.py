@@ -114,9 +114,9 @@ class Report:
 
     def tables(self) -> list[str]:
         found: list[str] = self.js(
-            "return [...document.querySelectorAll('h2')].map(e => e.innerText)"
+            "return [...document.querySelectorAll('#tables h2')].map(e => e.innerText)"
         )
-        return [text for text in found if " · " in text]
+        return found
 
     def column(self, table: str, number: int) -> list[str]:
         """Return the texts of a column from top to bottom, stars aside; 0 is the methods."""
@@ -191,16 +191,16 @@ def test_it_opens_with_the_numbers_of_the_tables(
     report: Report, results: Path, tmp_path: Path
 ) -> None:
     assert report.tables()[:3] == [
-        "digits4 · lodo · quick",
-        "digits4 · ltdo · quick",
-        "folder · ltdo · mine",
+        "Digits4, leave one domain out, recipe quick",
+        "Digits4, leave two domains out, recipe quick",
+        "Folder, leave two domains out, recipe mine",
     ]
     assert report.heads(LTDO)[0] == "method"
-    assert report.heads(LTDO)[-4:] == ["mean", "worst", "iqm", "improvement"]
+    assert report.heads(LTDO)[-4:] == ["mean", "id_test", "difference", "p_value"]
     feddg("tables", "generic", "--results", results, "--out", tmp_path, "--format", "csv")
     with (tmp_path / f"{LTDO}.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["group"] == "test"]
-    for name in ("mean", "worst"):
+    for name, head in (("mean", "mean"), ("difference", "difference"), ("p_value", "p")):
         shown = dict(
             zip(
                 report.column(LTDO, 0),
@@ -208,7 +208,8 @@ def test_it_opens_with_the_numbers_of_the_tables(
                 strict=True,
             )
         )
-        assert shown == {row["row"]: row["text"] for row in rows if row["column"] == name}
+        texts = {row["row"]: row["text"] for row in rows if row["column"] == head}
+        assert shown == {row: text.removeprefix("'") for row, text in texts.items()}
         assert len(shown) == 5
     picture = "return document.querySelector('#figures img').naturalWidth"
     assert report.js(picture) > 0
@@ -220,7 +221,7 @@ def test_sorting_by_every_column_in_both_directions(report: Report) -> None:
         for _ in range(2):
             direction = report.sort(LTDO, name)
             texts = report.column(LTDO, number)
-            if name == "improvement":
+            if name in ("difference", "p_value"):
                 assert texts.pop() == "reference"  # what is no number stands last
             values = texts if name == "method" else numbers(texts)
             assert values == sorted(values, reverse=direction == "descending")
@@ -232,12 +233,12 @@ def test_sorting_by_every_column_in_both_directions(report: Report) -> None:
 
 
 def test_sorting_by_keyboard(report: Report) -> None:
-    head = f"[data-table='{LTDO}'] [data-sort=worst]"
+    head = f"[data-table='{LTDO}'] [data-sort=id_test]"
     report.js("document.querySelector(arguments[0]).focus()", head)
     before = report.column(LTDO, 0)
     for _ in range(2):  # the page is drawn anew, and the head keeps the focus
         report.browser.switch_to.active_element.send_keys(Keys.ENTER)
-    assert report.js("return document.activeElement.dataset.sort") == "worst"
+    assert report.js("return document.activeElement.dataset.sort") == "id_test"
     direction = "return document.activeElement.closest('th').ariaSort"
     assert report.js(direction) == "ascending"
     assert report.column(LTDO, 0) != before
@@ -245,9 +246,12 @@ def test_sorting_by_keyboard(report: Report) -> None:
 
 def test_filters_and_the_address_that_keeps_them(report: Report, page: Path) -> None:
     report.choose("dataset", "digits4")
-    assert report.tables() == ["digits4 · lodo · quick", "digits4 · ltdo · quick"]
+    assert report.tables() == [
+        "Digits4, leave one domain out, recipe quick",
+        "Digits4, leave two domains out, recipe quick",
+    ]
     report.choose("protocol", "ltdo")
-    assert report.tables() == ["digits4 · ltdo · quick"]
+    assert report.tables() == ["Digits4, leave two domains out, recipe quick"]
     report.choose("recipe", "mine")
     assert report.tables() == []
     assert "No table fits" in report.js("return document.getElementById('status').innerText")
@@ -260,10 +264,11 @@ def test_filters_and_the_address_that_keeps_them(report: Report, page: Path) -> 
     report.choose("q", "fed, moon")
     assert sorted(report.column(LTDO, 0)) == ["FedAvg", "FedProx", "MOON"]
     report.sort(LTDO, "mean")
-    shown = [report.column(LTDO, number) for number in range(7)]
+    columns = range(len(report.heads(LTDO)))
+    shown = [report.column(LTDO, number) for number in columns]
     view = report.js("return location.hash")
     again = Report(report.browser, page, view)
-    assert [again.column(LTDO, number) for number in range(7)] == shown
+    assert [again.column(LTDO, number) for number in columns] == shown
     assert again.js("return document.querySelector('[name=rule]').value") == "best_by_val"
     again.js("document.querySelector('[type=reset]').click()")
     assert len(again.tables()) == 4
@@ -338,13 +343,35 @@ def test_a_cell_opens_its_runs(report: Report, results: Path, page: Path) -> Non
     )
 
 
+def test_variants_and_details_are_folded(browser: Any, tmp_path: Path) -> None:
+    for name in ("fedavg", "moon"):
+        fabricate.save(tmp_path, *(fabricate.record(name, seed=seed) for seed in range(2)))
+    fabricate.save(tmp_path, fabricate.record("moon", settings={"train": {"lr": 0.5}}))
+    feddg("report", "--results", tmp_path)
+    own = Report(browser, tmp_path / "report.html")
+    assert [name.rstrip("12") for name in sorted(own.column(LTDO, 0))] == ["FedAvg", "MOON"]
+    said = "return document.querySelector('main').innerText"
+    assert "0.5" not in own.js(said)
+    own.js("document.querySelector('.varied summary').click()")
+    own.until("return document.querySelectorAll('[data-table]').length === 2")
+    (row,) = own.column(f"{LTDO}-variants", 0)
+    assert row.startswith("MOON (lr=0.5)")
+    assert "--scenario ip-o-c" in own.open(f"{LTDO}-variants", "MOON (lr=0.5)", "ip-o-c")
+    own.js("document.getElementById('close').click()")
+    assert "Selection rule" not in own.js(said)
+    own.js("document.querySelector('.notes summary').click()")
+    assert "Selection rule last: the last round." in own.js(said)
+    line = "return document.querySelector('.notes .caption').innerText"
+    assert len(own.js(line).split()) <= 40
+
+
 def test_escape_and_back_close_the_dialog(report: Report) -> None:
     closed = "return !document.getElementById('dialog').open && !location.hash"
     said = report.open(LTDO, "FedAvg", "mean")
     assert "8 runs" in said
     report.browser.switch_to.active_element.send_keys(Keys.ESCAPE)
     report.until(closed)
-    report.open(LTDO, "FedAvg", "worst")
+    report.open(LTDO, "FedAvg", "id_test")
     report.browser.back()
     report.until(closed)
 

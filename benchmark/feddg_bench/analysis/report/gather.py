@@ -7,12 +7,14 @@ from typing import Any
 
 from feddg_bench import __version__
 from feddg_bench.analysis.report.runs import REPORTED_SPLITS, Details
-from feddg_bench.analysis.report.views import leaderboard_view
+from feddg_bench.analysis.report.views import table_view
 from feddg_bench.analysis.tables.captions import RULE_SENTENCES
 from feddg_bench.analysis.tables.describe import RunFilter, check_names, fitting
-from feddg_bench.analysis.tables.generic import generic_tables
+from feddg_bench.analysis.tables.generic import leaderboards, varied
+from feddg_bench.analysis.tables.titles import dataset_title, method_title
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.config.reading import read_yaml
+from feddg_bench.data.protocols import TITLES
 from feddg_bench.records.metrics import METRICS
 from feddg_bench.records.rules import RULES
 from feddg_bench.records.runs import RecordedRun
@@ -53,7 +55,10 @@ def gather(runs: Sequence[RecordedRun], where: RunFilter | None = None) -> dict[
     if not shown:
         raise DataError(_nothing(runs, where or {}))
     details = Details()
-    tables = [leaderboard_view(table, details) for table in generic_tables(shown)]
+    tables = [table_view(table, details) for table in leaderboards(shown)]
+    told = {run for table in tables for row in table["rows"] for run in row["runs"]}
+    keys = {details.runs[place]["key"] for place in told}
+    others = (table for table in varied(shown) if any(run.key not in keys for run in table.runs))
     measured = {view["metric"] for table in tables for view in table["views"] if view["splits"]}
     return {
         "version": __version__,
@@ -62,7 +67,13 @@ def gather(runs: Sequence[RecordedRun], where: RunFilter | None = None) -> dict[
         "names": {name: metric.title for name, metric in METRICS.items()}
         | {"cost": "bytes and seconds"},
         "rules": [[rule, RULE_SENTENCES[rule]] for rule in RULES],
+        "titles": {
+            "dataset": {run.dataset: dataset_title(run.dataset) for run in shown},
+            "protocol": {run.protocol: TITLES.get(run.protocol, run.protocol) for run in shown},
+            "method": {run.method: method_title(run.method) for run in shown},
+        },
         "tables": tables,
+        "varied": [table_view(table, details, keys) for table in others],
         "runs": details.runs,
         "setups": details.setups,
     }

@@ -1,160 +1,207 @@
-"""Leaderboards: the generic tables under every selection rule and metric."""
+"""Leaderboards, and tables of what was varied, under every selection rule and metric."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from feddg_bench.analysis.report.runs import REPORTED_SPLITS, Details, shown_metrics
 from feddg_bench.analysis.tables.build import build
+from feddg_bench.analysis.tables.columns import Column
 from feddg_bench.analysis.tables.describe import (
     COSTS,
-    HEADS,
     ColumnSpec,
     Description,
     GroupSpec,
     Summary,
 )
 from feddg_bench.analysis.tables.generic import Generic, shown_as
-from feddg_bench.analysis.tables.grid import DASH, Entry, Grid, Line
+from feddg_bench.analysis.tables.grid import Entry, Grid, Line
+from feddg_bench.analysis.tables.titles import method_title
 from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.rules import RULES, Rule
 
+BESIDE = "macro_f1"
+"""Metric that stands beside the key metric where classes are imbalanced."""
 
-def leaderboard_view(table: Generic, details: Details) -> dict[str, Any]:
+LONGEST = 12
+"""Most characters of a scenario's name in the head of its column; a longer one is left out."""
+
+
+def table_view(table: Generic, details: Details, shown: Collection[str] = ()) -> dict[str, Any]:
     """Return a table with a view for each metric and selection rule; costs are over all rounds.
+
+    A table of what was varied has the key metric alone, and costs.
+
+    Args:
+        table: A leaderboard, or a table of what was varied.
+        details: Gathers the runs.
+        shown: Keys of the runs in the leaderboard, if the table is of what was varied: rows of
+            these runs alone are left out.
 
     Raises:
         DataError: If a record is damaged, or two runs would fall into one cell.
     """
     first = table.runs[0]
     places = {run.key: details.add(run) for run in table.runs}  # reads each record once
+    whole = table.name != table.setup
     views = []
-    rows: list[dict[str, Any]] = []
-    fills: list[tuple[int, int, str]] = []
+    rows: dict[str, list[str]] = {}  # label -> keys of its runs
+    fills: list[tuple[int, str, str]] = []
     for metric, rule, description in _views(table):
         grid = build(
-            table.name, description, table.runs, select=rule, any_paper=True, variants=True
+            table.name, description, table.runs, select=rule, any_paper=True, variants=whole
         )
-        ours = [line for line in grid.lines if line.kind == "ours"]
         if not rows:
-            told = {
-                row: [k for cell in cells.values() for k in cell]
-                for row, cells in grid.runs.items()
-            }
-            rows = [
-                {
-                    "label": line.label,
-                    "runs": [places[key.rpartition(":")[2]] for key in told[line.row]],
-                }
-                for line in ours
-            ]
-            fills = [
-                (row, column, entry.fill)
-                for row, line in enumerate(ours)
-                for column, entry in enumerate(line.entries)
-                if entry is not None and entry.fill
-            ]
+            told = {row: _keys(grid, row) for row in grid.runs}
+            rows = {row: keys for row, keys in told.items() if not {*keys} <= {*shown}}
+            fills = list(_fills(grid, list(rows)))
+        ours = {line.row: line for line in grid.lines if line.kind == "ours"}
         views.append(
             {
                 "metric": metric,
                 "rule": None if metric == "cost" else rule,
                 "unit": description.unit,
                 "lower": description.lower_is_better,
-                "caption": grid.definitions,
+                "caption": grid.caption,
+                "definitions": grid.definitions,
                 "notes": grid.notes,
                 "footnotes": grid.footnotes,
-                "rows": [_places(grid, line) for line in ours],
-                "splits": _splits(grid),
+                "rows": [_places(grid, ours[row]) for row in rows],
+                "splits": _splits(grid, list(rows), description.against),
             }
         )
     measured = {first.metric.name} | {view["metric"] for view in views if view["splits"]}
     return {
         "name": table.name,
+        "setup": table.setup,
+        "title": table.description.title,
         "dataset": first.dataset,
         "protocol": first.protocol,
         "recipe": table.recipe,
-        "frame": table.description.title.partition(": ")[2],
         "metric": first.metric.name,
-        "rows": rows,
+        "rows": [
+            {"label": row, "runs": [places[key] for key in keys]} for row, keys in rows.items()
+        ],
         "fills": fills,
         "views": [view for view in views if view["metric"] in measured],
     }
 
 
+def _keys(grid: Grid, row: str) -> list[str]:
+    return [k.rpartition(":")[2] for keys in grid.runs[row].values() for k in keys]
+
+
+def _fills(grid: Grid, rows: Sequence[str]) -> Iterator[tuple[int, str, str]]:
+    """Yield position of the row, scenario and command for cells without a number."""
+    for line in grid.lines:
+        if line.kind == "ours" and line.row in rows:
+            for column, entry in zip(grid.columns, line.entries, strict=True):
+                if entry is not None and entry.fill:
+                    yield rows.index(line.row), column.facts()["scenario"], entry.fill
+
+
 def _views(table: Generic) -> Iterator[tuple[str, Rule, Description]]:
-    own = {"title": table.description.title, "where": table.description.where, "others": True}
+    """Yield metric, selection rule and description of each view."""
     richest = max(table.runs, key=lambda run: run.imbalance or 0)  # the first, if all are balanced
-    for metric in shown_metrics(richest):
-        shown = shown_as(find_metric(metric, table.runs[0].task))
-        against = table.description.against if metric == table.runs[0].metric.name else None
-        described = Description(
-            **own,
-            **shown,
-            groups=_groups(table, against),
-            lower_is_better=metric == "loss",
-            against=against,
-        )
+    metrics = shown_metrics(richest) if table.name == table.setup else (table.runs[0].metric.name,)
+    for metric in metrics:
+        own = metric == table.description.metric
+        wanted = {
+            **shown_as(find_metric(metric, table.runs[0].task)),
+            "groups": list(_groups(table, own=own)),
+            "lower_is_better": metric == "loss",
+            "against": table.description.against if own else None,
+        }
+        described = table.description.model_copy(update=wanted)
         for rule in RULES:
             yield metric, rule, described
     columns = [ColumnSpec(head=head, metric=metric) for metric, head in COSTS.items()]
     costs = [GroupSpec(head="cost", columns=columns)]
-    more = {"unit": "", "lower_is_better": True, "decimals": 3}
-    yield "cost", "last", Description(**own, groups=costs, **more)
+    more = {"unit": "", "lower_is_better": True, "decimals": 3, "against": None, "ranked": False}
+    yield "cost", "last", table.description.model_copy(update={"groups": costs, **more})
 
 
-def _groups(table: Generic, against: str | None) -> list[GroupSpec]:
-    """Return the scenarios under each split, with their mean and the worst of them.
+def _groups(table: Generic, *, own: bool) -> Iterator[GroupSpec]:
+    """Yield the scenarios under each split with the summaries of the leaderboard, or their mean.
 
-    The test split has more summaries if rows are compared ``against`` a method. Other splits do
-    not, since a bootstrap for every view would take a minute.
+    Where classes are imbalanced, the mean of `BESIDE` stands next to the ``own`` metric.
     """
-    held = {group.split: group.columns for group in table.description.groups}
+    groups = table.description.groups
+    held = {group.split: group for group in reversed(groups)}  # the first of a split
+    beside = own and any(column.metric == BESIDE for group in groups for column in group.columns)
     inside = [
         ColumnSpec(head=name, where={"scenario": name})
         for name in sorted({run.scenario for run in table.runs})
     ]
-    groups = []
     for split in REPORTED_SPLITS:
-        columns = held.get(split, [] if split == "val" else inside)
-        kinds: list[Summary] = ["mean", "worst"] if len(columns) > 1 else []
-        if split == "test" and against:
-            kinds += ["iqm", "improvement"] if kinds else ["improvement"]
-        if columns:
-            summaries = {kind: HEADS[kind] for kind in kinds}
-            groups.append(GroupSpec(head=split, split=split, columns=columns, summaries=summaries))
-    return groups
+        of = held.get(split)
+        columns = of.columns if of else [] if split == "val" else inside
+        if not columns:
+            continue
+        several = len(columns) > 1
+        summaries: dict[Summary, str] = {"mean": "mean"} if several else {}
+        details: list[Summary] = []
+        if of and split == "test" and own:
+            summaries = {k: h for k, h in of.summaries.items() if k in ("mean", "iqm")}
+            summaries |= {k: h for k, h in of.summaries.items() if k not in of.details}
+            details = [kind for kind in of.details if kind in summaries]
+        shown = {"head": split, "split": split}
+        yield GroupSpec(**shown, columns=columns, summaries=summaries, details=details)
+        if beside:
+            other = [c.model_copy(update={"head": "macro F1", "metric": BESIDE}) for c in columns]
+            mean: dict[Summary, str] = {"mean": "macro F1"} if several else {}
+            yield GroupSpec(**shown, columns=other, summaries=mean, hidden=several)
 
 
-def _splits(grid: Grid) -> list[dict[str, Any]]:
-    """Return the columns and cells of each split that has any number."""
+def _splits(grid: Grid, rows: Sequence[str], against: str | None) -> list[dict[str, Any]]:
+    """Return the columns and cells of each split that has any number.
+
+    Summaries without a number, such as a p-value of one scenario, are left out.
+    """
     lines = {kind: {x.row: x for x in grid.lines if x.kind == kind}
              for kind in ("ours", "published", "difference")}  # fmt: skip
+    ours = [lines["ours"][row] for row in rows]
+
+    def told(n: int) -> bool:
+        return any(entry is not None and entry.value is not None
+                   for entry in (line.entries[n] for line in ours))  # fmt: skip
+
     splits = []
     for name in dict.fromkeys(column.group for column in grid.columns):
-        places = [n for n, column in enumerate(grid.columns) if column.group == name]
-        cells = [
-            [
-                _cell(
-                    grid,
-                    [lines[kind][row].entries[n] if row in lines[kind] else None for kind in lines],
-                )
-                for n in places
-            ]
-            for row in lines["ours"]
+        places = [
+            n
+            for n, column in enumerate(grid.columns)
+            if column.group == name and not column.detail
+            if column.kind == "measured" or told(n)
         ]
-        if any(cell["text"] != DASH for row in cells for cell in row):
-            columns = [
-                {
-                    "head": grid.columns[n].head,
-                    "kind": grid.columns[n].kind,
-                    "scenario": grid.columns[n].facts()["scenario"],
-                    "place": n,
-                }
-                for n in places
-            ]
+        if any(map(told, places)):
+            cells = [
+                [_cell(grid, [at[row].entries[n] if row in at else None for at in lines.values()])
+                 for n in places]
+                for row in rows
+            ]  # fmt: skip
+            main = grid.columns[places[0]].sources[0].metric
+            columns = [_column(grid.columns[n], main, against) for n in places]
             splits.append({"split": name, "columns": columns, "cells": cells})
     return splits
+
+
+def _column(column: Column, main: str, against: str | None) -> dict[str, Any]:
+    """Return a column's head and its name, which no other column of its split has."""
+    source = column.sources[0]
+    scenario = column.facts()["scenario"] if column.kind == "measured" else ""
+    name = column.kind if column.kind != "measured" else scenario or column.head
+    if source.split is not None and source.metric != main:
+        name = source.metric
+    code = scenario if len(scenario) <= LONGEST else ""
+    below = {"difference": f"to {method_title(against or '')}", "p_value": "Holm"}
+    return {
+        "name": name,
+        "head": column.head,
+        "below": below.get(column.kind, code),
+        "scenario": scenario,
+    }
 
 
 def _places(grid: Grid, part: Line | Entry) -> list[int]:
@@ -166,7 +213,11 @@ def _cell(grid: Grid, entries: Sequence[Entry | None]) -> dict[str, Any]:
     """Return text, mark and footnotes, and the published number, its source and the difference."""
     ours, published, gap = entries
     assert ours is not None  # noqa: S101 - rows without runs are those of papers' tables
-    cell: dict[str, Any] = {"text": ours.text}
+    text = ours.text
+    low, _, high = text.rpartition("[")[2].rstrip("]").partition(", ")
+    if low == high:  # one run, or all are equal: no interval
+        text = text.partition(" [")[0]
+    cell: dict[str, Any] = {"text": text}
     if ours.mark:
         cell["mark"] = ours.mark
     if ours.footnotes:

@@ -5,11 +5,13 @@
   const plain = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
   const data = await new Response(plain).json();
   const runs = data.runs;
+  const tablesOf = [...data.tables, ...data.varied];
   const form = document.getElementById("filters");
   const dialog = document.getElementById("dialog");
   const MANY_TABLES = 12;
   const DASH = "–";
   let showAll = false;
+  const unfolded = new Set(); // names of the tables of variants that are open
 
   // ------------------------------------------------------------------------------ helpers
 
@@ -33,7 +35,7 @@
   // -------------------------------------------------------------------------------- state
 
   const DEFAULTS = {
-    dataset: "", protocol: "", recipe: "", frame: "", metric: "", split: "test",
+    dataset: "", protocol: "", recipe: "", metric: "", split: "test",
     rule: "last", q: "", published: "1", sort: "", dir: "", cell: "",
   };
   let state = {...DEFAULTS};
@@ -66,11 +68,9 @@
     const put = (name, options) => form.elements[name].append(
       ...options.map(([value, text]) => h("option", {value}, text)));
     for (const name of ["dataset", "protocol", "recipe"]) {
-      put(name, [["", "all"], ...unique(data.tables.map((table) => table[name])).map((v) => [v, v])]);
+      const values = unique(data.tables.map((table) => table[name]));
+      put(name, [["", "all"], ...values.map((v) => [v, data.titles[name]?.[v] ?? v])]);
     }
-    const frames = unique(data.tables.map((table) => table.frame || " "));
-    put("frame", [["", "all"], ...frames.map((v) => [v, v === " " ? "the recipe's own" : v])]);
-    form.elements.frame.closest("label").hidden = frames.length < 2;
     const own = unique(data.tables.map((table) => table.metric));
     const units = Object.fromEntries(data.tables.flatMap((table) => table.views).map((view) => [view.metric, view.unit]));
     put("metric", [
@@ -80,10 +80,9 @@
     ]);
     put("split", data.splits.map((split) => [split, split]));
     put("rule", data.rules.map(([rule]) => [rule, rule === "oracle" ? "oracle (looks at test)" : rule]));
-    const methods = new Set(data.setups.map((setup) => setup.method));
-    const datasets = unique(data.setups.map((setup) => setup.dataset));
-    document.getElementById("summary").textContent =
-      `${count(runs.length, "run")} of ${count(methods.size, "method")} on ${datasets.join(", ")}`;
+    const {method, dataset} = data.titles;
+    document.getElementById("summary").textContent = `${count(runs.length, "run")} of ` +
+      `${count(Object.keys(method).length, "method")} on ${unique(Object.values(dataset)).join(", ")}`;
   }
 
   const SPLITS = {
@@ -120,8 +119,7 @@
 
   function fitting() {
     return data.tables.filter((table) =>
-      ["dataset", "protocol", "recipe"].every((name) => !state[name] || state[name] === table[name]) &&
-      (!state.frame || state.frame === (table.frame || " ")));
+      ["dataset", "protocol", "recipe"].every((name) => !state[name] || state[name] === table[name]));
   }
 
   const metricText = (metric, unit) => `${data.names[metric]}${unit ? ` in ${unit}` : ""}`;
@@ -136,17 +134,17 @@
     return view.splits.find((split) => view.metric === "cost" || split.split === state.split);
   }
 
-  const columnName = ({head, kind, scenario}) => (kind === "measured" ? scenario || head : kind);
-  const valueOf = (cell) => parseFloat(cell.text);
+  const valueOf = (cell) => parseFloat(cell.text.replace("<", ""));
 
   function sortedRows(table, part, view) {
     const words = state.q.toLowerCase().split(/[\s,]+/).filter(Boolean);
     const places = table.rows.map((_, n) => n).filter((n) =>
       !words.length || words.some((word) => table.rows[n].label.toLowerCase().includes(word)));
-    const names = part.columns.map(columnName);
-    const sort = state.sort || (names.includes("mean") ? "mean" : names[0]);
+    const names = part.columns.map((column) => column.name);
+    const mean = names.find((name) => name === "iqm" || name === "mean");
+    const sort = state.sort || (mean ?? (table.name === table.setup ? names[0] : "method"));
     const column = names.indexOf(sort);
-    const natural = column < 0 || view.lower ? "asc" : "desc";
+    const natural = column < 0 ? "asc" : naturally(sort, view);
     const direction = state.dir === "asc" || state.dir === "desc" ? state.dir : natural;
     const sign = direction === "asc" ? 1 : -1;
     const label = (n) => table.rows[n].label;
@@ -160,19 +158,12 @@
     return {places, sort: column < 0 ? "method" : sort, direction};
   }
 
-  function tops(part, view) {
-    return part.columns.map((_, column) => {
-      const values = part.cells.map((row) => valueOf(row[column])).filter((value) => !isNaN(value));
-      const top = Math[view.lower ? "min" : "max"](...values);
-      const sharing = values.filter((value) => value === top).length;
-      return values.length > 1 && sharing <= values.length / 2 ? top : NaN; // half of all is not best
-    });
-  }
+  // The best number is on top.
+  const naturally = (name, view) => (name === "method" || name === "p_value" || view.lower ? "asc" : "desc");
 
   function sortHead(name, text, below, sorted, view) {
     const current = sorted.sort === name;
-    const first = name === "method" || view.lower ? "asc" : "desc";
-    const next = current ? (sorted.direction === "asc" ? "desc" : "asc") : first;
+    const next = current ? (sorted.direction === "asc" ? "desc" : "asc") : naturally(name, view);
     const arrow = current ? (sorted.direction === "asc" ? "▲" : "▼") : "";
     return h("th", {
       scope: "col",
@@ -185,13 +176,13 @@
     below ? h("small", {}, below) : null));
   }
 
-  function drawCell(table, row, column, cell, view, top) {
+  // A test supports each mark: see `bold` in the tables.
+  function drawCell(table, row, name, cell) {
     const {text, mark, footnotes, published, source, gap} = cell;
-    const name = columnName(column);
     let number = text;
-    if (mark === "best") number = h("b", {}, text);
+    const best = mark === "best";
+    if (best) number = h("b", {}, text);
     if (mark === "second") number = h("u", {}, text);
-    const best = !isNaN(top) && valueOf(cell) === top;
     const button = h("button", {
       type: "button", class: "cell", "data-cell": JSON.stringify([table.name, row.label, name]),
       "aria-haspopup": "dialog",
@@ -207,27 +198,23 @@
   function drawTable(table) {
     const view = viewOf(table);
     const part = view && splitOf(view);
-    const title = [table.dataset, table.protocol, table.recipe].join(" · ");
-    const section = h("section", {class: "table"}, h("h2", {}, title));
-    if (table.frame) section.append(h("p", {class: "frame"}, table.frame));
+    const {title} = table;
+    const folded = table.name !== table.setup;
+    const section = h(folded ? "div" : "section", {class: "table"}, folded ? null : h("h2", {}, title));
     if (!part) {
       section.append(h("p", {}, `Nothing to show: these runs have no such metric, no split ${state.split}, or ` +
         `none that rule ${state.rule} can choose by.`));
+      section.append(...(folded ? [] : drawVaried(table)));
       return section;
     }
     const sorted = sortedRows(table, part, view);
-    const top = tops(part, view);
     const head = h("tr", {}, sortHead("method", "method", "", sorted, view),
-      part.columns.map((column) => {
-        const name = columnName(column);
-        const {head, scenario} = column;
-        return sortHead(name, head, scenario && !head.includes(scenario) ? scenario : "", sorted, view);
-      }));
+      part.columns.map(({name, head, below}) => sortHead(name, head, head.includes(below) ? "" : below, sorted, view)));
     const body = sorted.places.map((n) => {
       const row = table.rows[n];
       const own = view.rows[n].map((note) => note + 1).join(",");
       return h("tr", {}, h("th", {scope: "row"}, row.label, own ? h("sup", {}, own) : null),
-        part.columns.map((column, c) => drawCell(table, row, column, part.cells[n][c], view, top[c])));
+        part.columns.map(({name}, c) => drawCell(table, row, name, part.cells[n][c])));
     });
     section.append(
       h("div", {class: "wide", tabindex: "0", role: "region", "aria-label": `Table ${title}`},
@@ -235,15 +222,37 @@
           h("thead", {}, head), h("tbody", {}, body))));
     if (!body.length) section.append(h("p", {}, `No method's name holds ${state.q}.`));
     const used = part.cells.some((row) => row.some((cell) => cell.published)) && state.published === "1";
-    const caption = view.caption.filter((said) => used || !said.startsWith("Published:"));
-    section.append(h("p", {class: "caption"}, "★ the best number of a column. ", caption.join(" ")));
-    const marks = new Set([...part.cells.flat().flatMap((cell) => cell.footnotes ?? []), ...view.rows.flat()]);
+    const cells = sorted.places.flatMap((n) => part.cells[n]);
+    const marks = new Set([...cells.flatMap((cell) => cell.footnotes ?? []), ...view.rows.flat()]);
     const notes = [
       ...view.footnotes.map((said, n) => (marks.has(n) ? h("li", {}, h("sup", {}, n + 1), ` ${said}.`) : null)),
+      ...view.definitions.filter((said) => used || !said.startsWith("Published:")).map((said) => h("li", {}, said)),
       ...view.notes.map((said) => h("li", {}, said)),
     ].filter(Boolean);
-    if (notes.length) section.append(h("details", {class: "notes"}, h("summary", {}, count(notes.length, "note")), h("ul", {}, notes)));
+    const star = cells.some((cell) => cell.mark === "best") ? " ★ better than every other row." : "";
+    section.append(h("details", {class: "notes"},
+      h("summary", {}, h("span", {class: "caption"}, view.caption + star), " ", h("span", {class: "more"}, "more")),
+      h("ul", {}, notes)));
+    if (!folded) section.append(...drawVaried(table));
     return section;
+  }
+
+  // What was varied is drawn when it is opened.
+  function drawVaried(main) {
+    return data.varied.filter((table) => table.setup === main.setup && table.rows.length).map((table) => {
+      const details = h("details", {class: "varied"},
+        h("summary", {}, `What was varied: ${count(table.rows.length, "row")}`));
+      const fill = () => { if (details.children.length === 1) details.append(drawTable(table)); };
+      if (unfolded.has(table.name)) {
+        details.open = true;
+        fill();
+      }
+      details.addEventListener("toggle", () => {
+        unfolded[details.open ? "add" : "delete"](table.name);
+        fill();
+      });
+      return details;
+    });
   }
 
   function drawTables() {
@@ -392,7 +401,7 @@
     const drops = run.drops.map(([round, client, tensor]) => `round ${round}: ${client} (${tensor})`);
     const body = () => [
       facts([
-        ["method", `${setup.method}, version ${setup.version}`],
+        ["method", `${data.titles.method[setup.method]}, version ${setup.version}`],
         ["scenario", `${scenario.name}: ${scenarioText(scenario)}`],
         ["seed", run.seed],
         ["rounds", `${run.rounds}${run.skipped ? `, ${run.skipped} of them skipped` : ", none skipped"}`],
@@ -440,11 +449,11 @@
 
   function drawDialog() {
     const [name, label, head] = parsed(state.cell);
-    const table = data.tables.find((one) => one.name === name);
+    const table = tablesOf.find((one) => one.name === name);
     const n = table ? table.rows.findIndex((row) => row.label === label) : -1;
     const view = table && viewOf(table);
     const part = view && splitOf(view);
-    const c = part ? part.columns.findIndex((column) => columnName(column) === head) : -1;
+    const c = part ? part.columns.findIndex((column) => column.name === head) : -1;
     if (n < 0 || c < 0) return false;
     const [column, cell] = [part.columns[c], part.cells[n][c]];
     const mine = table.rows[n].runs.map((place) => runs[place])
@@ -455,10 +464,10 @@
     document.getElementById("dialog-head").textContent = `${label}: ${where}`;
     const body = document.getElementById("dialog-body");
     const width = Math.min(800, Math.max(260, document.documentElement.clientWidth - 56));
-    const fill = table.fills.find(([row, place]) => row === n && place === column.place && !costs);
+    const fill = table.fills.find(([row, scenario]) =>
+      row === n && (!column.scenario || scenario === column.scenario) && !costs);
     const shown = [h("p", {class: "number"}, h("b", {}, cell.text),
-      ` ${costs ? "" : metric} on ${table.dataset}, ${table.protocol}, recipe ${table.recipe}`,
-      table.frame ? `, ${table.frame}` : "", costs ? "" : `; rule ${state.rule}`)];
+      ` ${costs ? "" : metric} on ${table.title}`, costs ? "" : `; rule ${state.rule}`)];
     const gap = cell.gap ? `; ours minus published: ${cell.gap.replace("-", "−")}` : "";
     if (cell.published) shown.push(h("p", {}, `Published: ${cell.published} (${cell.source})${gap}. ` +
       "Papers have settings of their own, which may not be those of this recipe."));
