@@ -74,7 +74,7 @@ def test_a_packed_file_that_cannot_be_read_is_not_lost(folder, caplog):
     cut = path.read_bytes()[:-9]
     path.write_bytes(cut)
     save_attack(folder, record(0.9))
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="cannot be added to"):
         pack_attacks(folder)
     assert path.read_bytes() == cut
     assert [r.key for r in read_attacks([folder])] == [KEYS[0]]

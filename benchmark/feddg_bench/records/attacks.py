@@ -14,15 +14,17 @@ from typing import Any, Literal, get_args
 from pydantic import ConfigDict, Field, ValidationError
 
 from feddg_bench.common.errors import DataError, printable
-from feddg_bench.common.files import file_name, write_whole
+from feddg_bench.common.files import file_name
 from feddg_bench.records.record import Count, Hash, Positive, RecordPart, Several
 from feddg_bench.records.sources import (
     ENDING,
     Packable,
     Source,
     find_sources,
-    pack_records,
+    pack,
     read_json,
+    unpack,
+    write_record,
 )
 
 Attacker = Literal["server", "client", "eavesdropper"]
@@ -162,13 +164,13 @@ def save_attack(root: Path, record: AttackRecord) -> Path:
         DataError: If it cannot be written.
     """
     path = attack_path(root, record.key)
-    write_whole(path, record.model_dump_json(indent=1).encode() + b"\n")
+    write_record(path, record.model_dump(mode="json"))
     return path
 
 
 def find_attack(root: Path, key: str) -> AttackRecord | None:
     """Return a finished attack's record; ``None`` if there is none that can be used."""
-    return next((record for _, record in _read(root, key) if record.key == key), None)
+    return next((record for *_, record in _read(root, key) if record.key == key), None)
 
 
 def read_attacks(roots: Iterable[Path]) -> list[AttackRecord]:
@@ -178,71 +180,41 @@ def read_attacks(roots: Iterable[Path]) -> list[AttackRecord]:
     """
     found: dict[str, AttackRecord] = {}
     for root in roots:
-        for _, record in _read(root):
+        for *_, record in _read(root):
             found.setdefault(record.key, record)
     return [found[key] for key in sorted(found)]
 
 
-def pack_attacks(root: Path) -> list[Path]:
-    """Move single records of attacks into packed files, as `pack` does those of runs.
-
-    Raises:
-        DataError: If a packed file that is there cannot be used, or one cannot be written.
-    """
+def _packables(root: Path) -> tuple[list[Packable], dict[Path, str]]:
     folder = root / "attacks"
-    found = [
+    found = list(_read(root))
+    packed = {source.path for source in find_sources(folder, ENDING, packed=True)}
+    faults = packed - {source.path for source, *_ in found}
+    return [
         Packable(
             source,
             record.key,
-            file_name(record.dataset, record.protocol, record.recipe),
-            partial(_text, record),
+            (record.seed, record.key),
+            attack_path(root, record.key),
+            folder / f"{file_name(record.dataset, record.protocol, record.recipe)}{ENDING}",
+            partial(source.text, line),
         )
-        for source, record in _read(root)
-    ]
-    single = [one for one in found if not one.source.packed]
-    if not single:
-        return []
-    there = [one for one in found if one.source.packed]
-    whole = {one.source.path for one in there}
-    for source in find_sources(folder, ENDING, packed=True):
-        if source.path not in whole:
-            raise DataError(f"{source.path} cannot be added to, because it cannot be read")
-    return pack_records(
-        folder, single, there, lambda: {record.key for s, record in _read(root) if s.packed}
-    )
+        for source, line, record in found
+    ], dict.fromkeys(faults, "it cannot be read")
 
 
-def _text(record: AttackRecord) -> bytes:
-    return record.model_dump_json().encode()
+def pack_attacks(root: Path) -> list[Path]:
+    """Move single records of attacks into packed files; see `sources.pack`."""
+    return pack(partial(_packables, root))
 
 
 def unpack_attacks(root: Path) -> list[Path]:
-    """Move packed records of attacks into single files, and return the packed ones.
-
-    A packed file stays, with a warning, if single files hold other contents than it does.
-
-    Raises:
-        DataError: If a file cannot be written.
-    """
-    found = list(_read(root))
-    single = {record.key: record for source, record in found if not source.packed}
-    packed = {source.path for source, _ in found if source.packed}
-    for source, record in found:
-        if source.packed and record.key not in single:
-            single[record.key] = record
-            save_attack(root, record)
-        if single[record.key] != record:
-            logger.warning(
-                "%s stays: the single file of %s holds other contents", source.path, record.key
-            )
-            packed.discard(source.path)
-    for path in packed:
-        path.unlink()
-    return sorted(packed)
+    """Move packed records of attacks into single files; see `sources.unpack`."""
+    return unpack(partial(_packables, root))
 
 
-def _read(root: Path, key: str = "") -> Iterator[tuple[Source, AttackRecord]]:
-    """Yield each record that can be used, with where it is; single files first.
+def _read(root: Path, key: str = "") -> Iterator[tuple[Source, int, AttackRecord]]:
+    """Yield each record that can be used, with its file and line; single files first.
 
     With ``key``, single files of other records are not read.
     """
@@ -257,9 +229,9 @@ def _read(root: Path, key: str = "") -> Iterator[tuple[Source, AttackRecord]]:
             reason = printable(str(error).splitlines()[0])
             logger.warning("attack record %s is left out: %s", source.path, reason)
             continue
-        for record in records:
+        for line, record in enumerate(records):
             if source.packed or record.key == source.path.stem:
-                yield source, record
+                yield source, line, record
             else:
                 logger.warning(
                     "attack record %s is left out: it is that of %s", source.path, record.key

@@ -25,7 +25,7 @@ from feddg_bench.records.measured import Evaluation, Measured
 from feddg_bench.records.metrics import Metric, find_metric
 from feddg_bench.records.record import PrivacyRecord, RunRecord, TunedRecord
 from feddg_bench.records.rules import Rule, choose_measured, split_metric
-from feddg_bench.records.sources import Source, sources
+from feddg_bench.records.sources import Source, find_records
 
 logger = logging.getLogger(__name__)
 
@@ -213,7 +213,7 @@ def read_folder(
     runs: list[RecordedRun] = []
     problems: list[Problem] = []
     parsed = 0
-    files = sources(root, packed=packed)
+    files = find_records(root, packed=packed)
     for source in files:
         name = f"{source.folder.name}/{source.name}"
         content = index.get(name, source.stamp)

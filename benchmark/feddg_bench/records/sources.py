@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+import logging
 import lzma
 import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from feddg_bench.common.errors import DataError, SettingsError
-from feddg_bench.common.files import write_together
+from feddg_bench.common.errors import DataError, SettingsError, printable
+from feddg_bench.common.files import write_together, write_whole
+
+logger = logging.getLogger(__name__)
 
 FOLDERS = (Path("runs"), Path("results"))
 """Where records are looked for by default: the user's own, then those that come with the suite."""
@@ -62,7 +66,7 @@ class Source:
             data = read_record(self.path, LARGEST if self.packed else LARGEST_RECORD)
         except OSError as error:
             raise DataError(f"it cannot be read: {error.strerror}") from error
-        texts = tuple(unpack_streams(data).splitlines()) if self.packed else (data,)
+        texts = tuple(_lines(self.name, data)) if self.packed else (data,)
         if max(map(len, texts), default=0) > LARGEST_RECORD:
             raise DataError(f"a line of it is longer than {LARGEST_RECORD // MIB} MiB")
         return texts
@@ -87,6 +91,11 @@ def read_record(path: Path, most: int = LARGEST_RECORD) -> bytes:
     if len(data) > most:
         raise DataError(f"it is larger than {most // MIB} MiB, and no file of records is")
     return data
+
+
+def _lines(name: str, data: bytes) -> list[bytes]:
+    """Return the lines of a packed file, of those of ledgers without unpacking."""
+    return (unpack_streams(data) if name.endswith(".xz") else data).splitlines()
 
 
 def unpack_streams(data: bytes) -> bytes:
@@ -181,7 +190,7 @@ def asked_folders(given: str | Path | Sequence[str | Path] | None) -> list[Path]
     return [Path(folder) for folder in folders] or default_folders()
 
 
-def sources(root: Path, *, packed: bool | None = None) -> list[Source]:
+def find_records(root: Path, *, packed: bool | None = None) -> list[Source]:
     """Return the files of a results folder that hold records, single ones first, by name.
 
     If ``packed`` is given, only packed files are returned (true), or only single ones (false).
@@ -223,110 +232,151 @@ def _stamp(entry: os.DirEntry[str]) -> tuple[int, ...]:
     return (s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) if regular else ()
 
 
-def first_part(path: Path) -> Path:
-    """Return the first of the packed files that a packed file belongs to.
-
-    >>> str(first_part(Path("digits4-ltdo-quick@2.jsonl.xz")))
-    'digits4-ltdo-quick.jsonl.xz'
-    """
-    stem = path.name.removesuffix(ENDING)
-    return path.with_name(re.sub(r"@\d+$", "", stem) + ENDING)
-
-
 @dataclass(frozen=True)
 class Packable:
     """A record that is to be packed, or is."""
 
     source: Source
-    key: str
-    name: str  # of the packed file that it belongs to, without its ending
+    key: str  # one of several records with the same key counts
+    order: tuple[Any, ...]  # its place in a packed file
+    single: Path  # a file of its own
+    packed: Path  # the first of the packed files that it belongs to
     text: Callable[[], bytes]
 
 
-def pack_records(
-    folder: Path,
-    single: Sequence[Packable],
-    there: Sequence[Packable],
-    reread: Callable[[], Collection[str]],
-) -> list[Path]:
-    """Move single records into the packed files of a folder, and return the files that changed.
+Reader = Callable[[], tuple[Sequence[Packable], Mapping[Path, str]]]
+"""Returns all records of a kind, and what cannot be used of packed files."""
 
-    A single record takes the place of a packed one, ``there``, of the same key, whatever file that
-    is in. Its own file goes once ``reread``, which returns the keys that can be read back from
-    packed files, has it.
+
+def pack(read: Reader) -> list[Path]:
+    """Move single records into packed files, and return the files that changed.
+
+    A single record takes the place of a packed one of the same key, whatever file that is in. Its
+    own file goes once it can be read back. Single files that cannot be used stay.
 
     Raises:
-        DataError: If a packed file cannot be written, or if two packed records of one key differ.
+        DataError: If a packed file cannot be read or written, or if two packed records of one key
+            differ.
     """
-    new = {one.key for one in single}
+    found, faults = read()
+    single = {one.key: one for one in found if not one.source.packed}
+    there = [one for one in found if one.source.packed]
+    for path, reason in faults.items() if single else ():
+        raise DataError(f"{path} cannot be added to: {printable(reason)}")
     groups: dict[Path, dict[str, Packable]] = {}
-    for one in single:
-        groups.setdefault(folder / f"{one.name}{ENDING}", {})[one.key] = one
+    for one in single.values():
+        groups.setdefault(one.packed, {})[one.key] = one
     for one in there:
-        if one.key in new:  # an older record, which may have another name
-            groups.setdefault(first_part(one.source.path), {})
+        if one.key in single:  # an older record, which may have another name
+            groups.setdefault(_first_part(one.source.path), {})
     for one in there:
-        if one.key not in new and first_part(one.source.path) in groups:
-            first = groups[first_part(one.source.path)].setdefault(one.key, one)
-            if first is not one and not same_content(first.text(), one.text()):
+        if one.key not in single and _first_part(one.source.path) in groups:
+            first = groups[_first_part(one.source.path)].setdefault(one.key, one)
+            if first is not one and not _same_content(first.text(), one.text()):
                 raise DataError(
                     f"{one.source.path} holds {one.key} with other contents than "
                     f"{first.source.path}: keep one of the two, and pack again"
                 )
-    packed: list[Path] = []
-    for path, inside in groups.items():
-        packed += write_packed(path, [one.text() for one in inside.values()])
-    kept = reread()
-    for one in single:
+    packed = [
+        path for first, inside in groups.items() for path in _write(first, [*inside.values()])
+    ]
+    kept = {one.key for one in read()[0] if one.source.packed} if single else set()
+    for one in single.values():
         if one.key in kept:
             one.source.path.unlink()
     return packed
 
 
-def same_content(one: bytes, other: bytes) -> bool:
-    """Return whether two JSON texts hold the same."""
+def unpack(read: Reader) -> list[Path]:
+    """Move packed records into single files, and return the packed ones.
+
+    An existing single file stays as it is, unless it cannot be used: then it is set aside. A packed
+    file stays, with a warning, if some of it cannot be used, or holds other contents than single
+    files.
+
+    Raises:
+        DataError: If a file cannot be written.
+    """
+    found, faults = read()
+    usable = {one.single for one in found if not one.source.packed}
+    packed, stay = [one for one in found if one.source.packed], dict(faults)
+    for one in packed:
+        if one.single not in usable:
+            if one.single.exists():
+                name = set_aside(one.single, ".broken")
+                logger.warning("%s cannot be used and is set aside as %s", one.single, name)
+            write_record(one.single, from_json(one.text()))
+            usable.add(one.single)
+        if not _same_content(one.single.read_bytes(), one.text()):
+            stay[one.source.path] = f"{one.single} holds other contents"
+    for path, reason in stay.items():
+        logger.warning("%s stays: %s", path, printable(reason))
+    gone = {one.source.path for one in packed} - stay.keys()
+    for path in gone:
+        path.unlink()
+    return sorted(gone)
+
+
+def write_record(path: Path, record: Any) -> None:
+    """Write a record as JSON that people can read."""
+    write_whole(path, json.dumps(record, indent=1, ensure_ascii=False).encode() + b"\n")
+
+
+def set_aside(path: Path, ending: str = "") -> str:
+    """Rename a file, so that a new one can take its place, and return its new name."""
+    names = (f"{path.name}{ending}{f'.{n}' if n else ''}" for n in count(0 if ending else 1))
+    name = next(name for name in names if not path.with_name(name).exists())
+    if path.exists():
+        path.rename(path.with_name(name))
+    return name
+
+
+def _first_part(path: Path) -> Path:
+    """Return the first of the packed files that a packed file belongs to.
+
+    >>> str(_first_part(Path("digits4-ltdo-quick@2.jsonl.xz")))
+    'digits4-ltdo-quick.jsonl.xz'
+    """
+    return path.with_name(re.sub(r"@\d+(?=\.jsonl)", "", path.name))
+
+
+def _same_content(one: bytes, other: bytes) -> bool:
     return one == other or bool(from_json(one) == from_json(other))
 
 
-def write_packed(path: Path, texts: Iterable[bytes]) -> list[Path]:
+def _write(path: Path, records: Sequence[Packable]) -> list[Path]:
     """Write records to a packed file, and return it; the same records always give the same bytes.
 
-    Those that are too many for one, in the order of seeds, go to ``NAME@2.jsonl.xz`` and so on,
-    so that none is above 1 MB. Older such files go, the first among them if there is no record.
+    Those that are too many for one, in their order, go to ``NAME@2.jsonl.xz`` and so on, so that
+    none is above 1 MB. Older such files go, the first among them if there is no record.
 
     Raises:
         DataError: If they cannot be written; then all records are where they were.
     """
-    values = sorted(map(from_json, texts), key=lambda v: (int(v["seed"]), str(v["key"])))
     parts: list[list[bytes]] = []
     room = 0
-    for value in values:
+    for one in sorted(records, key=lambda one: one.order):
+        value = from_json(one.text())
         line = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
         if room < len(line):
             parts.append([])
             room = MOST_TEXT
         parts[-1].append(line)
         room -= len(line)
-    stem = path.name.removesuffix(ENDING)
-    files = {
-        path.with_name(f"{stem}@{n}{ENDING}") if n > 1 else path: lzma.compress(
-            b"".join(lines), preset=9 | lzma.PRESET_EXTREME
+    stem, _, ending = path.name.partition(".jsonl")
+    files: dict[Path, bytes] = {}
+    for n, lines in enumerate(parts, 1):
+        data = b"".join(lines)
+        name = path.with_name(f"{stem}{f'@{n}' if n > 1 else ''}.jsonl{ending}")
+        files[name] = lzma.compress(data, preset=9 | lzma.PRESET_EXTREME) if ending else data
+    held = sum(len(_lines(name.name, data)) for name, data in files.items())
+    if held != len(records):
+        raise DataError(
+            f"{', '.join(map(str, files))} would hold {held} records instead of {len(records)}: "
+            f"nothing was written or removed"
         )
-        for n, lines in enumerate(parts, 1)
-    }
-    _count(files, len(values))
     write_together(files)  # a record may move from one to another
-    for source in find_sources(path.parent, ENDING, packed=True):
-        if first_part(source.path) == path and source.path not in files:
+    for source in find_sources(path.parent, f".jsonl{ending}", packed=True):
+        if _first_part(source.path) == path and source.path not in files:
             source.path.unlink()
     return list(files)
-
-
-def _count(files: Mapping[Path, bytes], records: int) -> None:
-    """Refuse packed files that do not hold so many records: others go once these are there."""
-    held = sum(len(unpack_streams(data).splitlines()) for data in files.values())
-    if held != records:
-        raise DataError(
-            f"{', '.join(map(str, files))} would hold {held} records instead of {records}: nothing "
-            f"was written or removed"
-        )

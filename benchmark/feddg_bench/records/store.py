@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Collection, Iterator
-from itertools import count
+from functools import partial
 from pathlib import Path
-from typing import Any
-
-from pydantic_core import from_json
 
 from feddg_bench.common.errors import DataError, printable
-from feddg_bench.common.files import check_writable, file_name, write_whole
+from feddg_bench.common.files import check_writable, file_name
+from feddg_bench.records import sources
 from feddg_bench.records.record import NewerError, RunRecord, TunedRecord
 from feddg_bench.records.runs import LONGEST, RecordedRun, read_folder, read_runs
 from feddg_bench.records.sources import (
+    ENDING,
     Packable,
     Source,
-    pack_records,
+    find_records,
     read_record,
-    same_content,
-    sources,
+    write_record,
 )
 
 logger = logging.getLogger(__name__)
@@ -67,13 +64,13 @@ class ResultsStore:
 
     def keys(self) -> set[str]:
         """Return the keys of all records that can be read."""
-        single = sources(self.root, packed=False)
+        single = find_records(self.root, packed=False)
         self._sound = {s: self._sound[s] if s in self._sound else _is_sound(s) for s in single}
         return {s.path.stem for s in single if self._sound[s]} | set(self.packed())
 
     def packed(self) -> dict[str, RecordedRun]:
         """Return the runs in packed files by key."""
-        there = sources(self.root, packed=True)
+        there = find_records(self.root, packed=True)
         if there != self._packed[0]:
             found, _ = read_folder(self.root, packed=True)
             self._packed = there, {run.key: run for run in reversed(found)}  # the first counts
@@ -119,17 +116,12 @@ class ResultsStore:
 
         A packed record stays where it is; a single file wins over it.
         """
-        path = self.runs / f"{key}.json"
-        names = (f"{path.name}{ending}{f'.{n}' if n else ''}" for n in count(0 if ending else 1))
-        name = next(name for name in names if not path.with_name(name).exists())
-        if path.exists():
-            path.rename(path.with_name(name))
-        return name
+        return sources.set_aside(self.runs / f"{key}.json", ending)
 
     def save(self, record: RunRecord) -> Path:
         """Write a record atomically, and return its path."""
         path = self.runs / f"{record.key}.json"
-        _write(path, record.as_json())
+        write_record(path, record.as_json())
         return path
 
     def note_tuned(self, record: RunRecord, tuned: TunedRecord | None) -> RunRecord:
@@ -152,58 +144,29 @@ def _is_sound(source: Source) -> bool:
         return False
 
 
-def _write(path: Path, record: dict[str, Any]) -> None:
-    write_whole(path, json.dumps(record, indent=1, ensure_ascii=False).encode() + b"\n")
+def _packables(root: Path) -> tuple[list[Packable], dict[Path, str]]:
+    runs, problems = read_folder(root)
+    return [
+        Packable(
+            run.source,
+            run.key,
+            (run.seed, run.key),
+            root / "runs" / f"{run.key}.json",
+            root / "records" / f"{file_name(run.dataset, run.protocol, run.recipe)}{ENDING}",
+            run.text,
+        )
+        for run in runs
+    ], {p.path: p.reason for p in problems if p.skipped and p.path.parent.name == "records"}
 
 
 def pack(root: Path) -> list[Path]:
-    """Move the single records of a results folder into packed files, and return those files.
+    """Move the single records of a results folder into packed files; see `sources.pack`.
 
-    There is one for each data set, protocol and recipe, or several if its records are many; the
-    same records give the same bytes. Single files that cannot be used stay.
-
-    Raises:
-        DataError: If a packed file that is there cannot be used, or one cannot be written.
+    There is one for each data set, protocol and recipe, or several if its records are many.
     """
-    single, _ = read_folder(root, packed=False)
-    there, problems = read_folder(root, packed=True)
-    if broken := [problem for problem in problems if problem.skipped]:
-        raise DataError(f"{broken[0].path} cannot be added to: {printable(broken[0].reason)}")
-    old, new = (
-        [
-            Packable(r.source, r.key, file_name(r.dataset, r.protocol, r.recipe), r.text)
-            for r in runs
-        ]
-        for runs in (there, single)
-    )
-    return pack_records(
-        root / "records", new, old, lambda: {r.key for r in read_folder(root, packed=True)[0]}
-    )
+    return sources.pack(partial(_packables, root))
 
 
 def unpack(root: Path) -> list[Path]:
-    """Move packed records of a results folder into single files, and return the packed ones.
-
-    An existing single file stays as it is, unless it cannot be used: then it is set aside. A packed
-    file stays too, with a warning, if some of it cannot be used, or holds other contents than
-    single files.
-
-    Raises:
-        DataError: If a file cannot be written.
-    """
-    found, problems = read_folder(root, packed=True)
-    store = ResultsStore(root)
-    stay = {problem.path: problem.reason for problem in problems if problem.skipped}
-    for run in found:
-        path = store.runs / f"{run.key}.json"
-        text = run.text()
-        if not path.exists() or store.single(run.key) is None:
-            _write(path, from_json(text))
-        if not same_content(path.read_bytes(), text):
-            stay[run.source.path] = f"{path} holds other contents of its run"
-    for path, reason in stay.items():
-        logger.warning("%s stays: %s", path, printable(reason)[:LONGEST])
-    paths = {run.source.path for run in found} - stay.keys()
-    for path in paths:
-        path.unlink()
-    return sorted(paths)
+    """Move packed records of a results folder into single files; see `sources.unpack`."""
+    return sources.unpack(partial(_packables, root))

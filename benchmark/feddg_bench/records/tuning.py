@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,11 +14,20 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from feddg_bench.common.errors import DataError, SettingsError
-from feddg_bench.common.files import file_name, from_here, shipped, write_whole
+from feddg_bench.common.files import file_name, from_here, shipped
 from feddg_bench.records.metrics import METRICS
 from feddg_bench.records.record import Hash, Later, Positive, RunRecord
 from feddg_bench.records.rules import split_metric
-from feddg_bench.records.sources import FOLDERS, read_json, read_record
+from feddg_bench.records.sources import (
+    FOLDERS,
+    Packable,
+    find_sources,
+    pack,
+    read_json,
+    read_record,
+    unpack,
+    write_record,
+)
 from feddg_bench.records.statistics import clear_leads, mean_and_std
 
 logger = logging.getLogger(__name__)
@@ -106,7 +116,7 @@ class TuningLedger(_Part):
     def save(self, root: Path) -> Path:
         """Write the ledger below a results folder atomically, and return its path."""
         path = ledger_path(root, self.dataset, self.protocol, self.recipe, self.method)
-        write_whole(path, self.model_dump_json(indent=1).encode() + b"\n")
+        write_record(path, self.model_dump(mode="json"))
         return path
 
 
@@ -211,48 +221,39 @@ def load_ledger(root: Path, dataset: str, protocol: str, recipe: str, method: st
     )
 
 
-def pack_ledgers(root: Path) -> list[Path]:
-    """Move single ledgers into packed files, one for each data set, protocol and recipe.
+def _packables(root: Path) -> tuple[list[Packable], dict[Path, str]]:
+    found, faults = list[Packable](), dict[Path, str]()
+    singles = sorted({path.parent for path in (root / FOLDER).glob("*-*-*/*.json")})
+    files = [s for folder in singles for s in find_sources(folder, ".json", packed=False)]
+    for source in files + find_sources(root / FOLDER, ".jsonl", packed=True):
+        try:
+            ledgers = _read(source.path)
+        except DataError as error:
+            logger.warning("%s", error)
+            faults |= {source.path: "it is no ledger"} if source.packed else {}
+            continue
+        for line, ledger in enumerate(ledgers):
+            names = ledger.dataset, ledger.protocol, ledger.recipe, ledger.method
+            single = ledger_path(root, *names) if source.packed else source.path
+            packed = source.path if source.packed else _packed(source.path)
+            key = f"{packed.name}: {ledger.method}"
+            text = partial(source.text, line)
+            found.append(Packable(source, key, (ledger.method,), single, packed, text))
+    return found, faults
 
-    Raises:
-        DataError: If a ledger cannot be read, or a packed file cannot be written.
-    """
-    groups: dict[Path, list[Path]] = {}
-    for single in sorted((root / FOLDER).glob("*-*-*/*.json")):
-        groups.setdefault(_packed(single), []).append(single)
-    for packed, singles in groups.items():
-        files = ([packed] if packed.exists() else []) + singles  # what was tuned last counts
-        ledgers = {ledger.method: ledger for path in files for ledger in _read(path)}
-        lines = [ledgers[method].model_dump_json() for method in sorted(ledgers)]
-        write_whole(packed, "".join(f"{line}\n" for line in lines).encode())
-        for single in singles:
-            single.unlink()
+
+def pack_ledgers(root: Path) -> list[Path]:
+    """Move single ledgers into packed files, one a data set, protocol and recipe; see `pack`."""
+    packed = pack(partial(_packables, root))
+    for path in packed:
         with suppress(OSError):  # something else lies there
-            packed.with_suffix("").rmdir()
-    return list(groups)
+            path.with_suffix("").rmdir()
+    return packed
 
 
 def unpack_ledgers(root: Path) -> list[Path]:
-    """Move packed ledgers into single files, unless there are such, and return the packed ones.
-
-    A packed file stays, with a warning, if single files hold other contents than it does.
-
-    Raises:
-        DataError: If a packed file cannot be read, or a single one cannot be written.
-    """
-    files, stay = {*(root / FOLDER).glob("*-*-*.jsonl")}, set[Path]()
-    for packed in sorted(files):
-        for ledger in _read(packed):
-            names = ledger.dataset, ledger.protocol, ledger.recipe, ledger.method
-            path = ledger_path(root, *names)
-            if not path.exists():
-                ledger.save(root)
-            if _read(path) != [ledger]:  # refused if it is broken: the packed one is whole
-                logger.warning("%s stays: %s holds other contents", packed, path)
-                stay.add(packed)
-    for packed in files - stay:
-        packed.unlink()
-    return sorted(files - stay)
+    """Move packed ledgers into single files; see `sources.unpack`."""
+    return unpack(partial(_packables, root))
 
 
 def _packed(single: Path) -> Path:
