@@ -104,12 +104,12 @@ class Tables:
     def cells(self) -> str:
         """Return all tables as text."""
         from feddg_bench.analysis.tables.build import build
-        from feddg_bench.analysis.tables.generic import generic_tables
+        from feddg_bench.analysis.tables.generic import frames
         from feddg_bench.analysis.tables.writers import WRITERS
         from feddg_bench.records.runs import read_runs
 
         runs = read_runs(self.root)
-        grids = [build(t.name, t.description, t.runs, any_paper=True) for t in generic_tables(runs)]
+        grids = [build(t.name, t.description, t.runs, any_paper=True) for t in frames(runs)]
         writers = {end: write for files in WRITERS.values() for end, write in files.items()}
         texts = {end: "".join(map(write, grids)) for end, write in writers.items()}
         self.pages = "".join(t for end, t in texts.items() if end != "csv")  # names as they are

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from feddg_bench.analysis.report.gather import gather
 from feddg_bench.analysis.tables.build import build
-from feddg_bench.analysis.tables.generic import generic_tables
+from feddg_bench.analysis.tables.generic import frames
 from feddg_bench.analysis.tables.writers import WRITERS
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.common.files import write_whole
@@ -571,7 +571,7 @@ def test_whatever_a_record_holds_no_table_is_stopped(tmp_path, data):
         runs = read_runs(root)
         assert make_record(1).key in {run.key for run in runs}
         assert set(load_records(root).key) >= {make_record(1).key}
-        for table in generic_tables(runs):
+        for table in frames(runs):
             grid = build(table.name, table.description, table.runs, any_paper=True)
             for ending, write in (pair for form in WRITERS.values() for pair in form.items()):
                 write_whole(out / f"{grid.name}.{ending}", write(grid).encode())

@@ -22,7 +22,7 @@ from feddg_bench.analysis.tables.describe import (
     load_description,
     named_tables,
 )
-from feddg_bench.analysis.tables.generic import generic_tables
+from feddg_bench.analysis.tables.generic import frames
 from feddg_bench.analysis.tables.grid import Grid
 from feddg_bench.analysis.tables.rows import of_setup
 from feddg_bench.analysis.tables.setups import departing, least_departing
@@ -103,7 +103,7 @@ def add(tmp_path: Path) -> Add:
 
 
 def generic(tmp_path: Path, select: Rule | None = None, **more: Any) -> Grid:
-    (table,) = generic_tables(read_runs(tmp_path))
+    (table,) = frames(read_runs(tmp_path))
     return build(table.name, table.description, table.runs, select=select, any_paper=True, **more)
 
 
@@ -347,7 +347,8 @@ def test_the_table_of_several_methods_marks_what_holm_leaves_and_rates_of_one_ru
     chosen = TunedRecord(trials=4, settings={"train.lr": 0.1})
     runs = [r.model_copy(update={"tuned": chosen}) if r.method == "moon" else r for r in runs]
     made = compared(runs)
-    assert {name: made.difference(gap) for name, _, gap in made.rows} == {
+    found = {line.row: line.entries[-2] for line in made.lines}
+    assert {name: gap.text if gap else "" for name, gap in found.items()} == {
         "fedavg": "",
         "pardon": "+14.00 [+7.13, +20.87]*",
         "moon": "+3.75 [+0.22, +7.28]",
@@ -370,7 +371,7 @@ def test_test_stands_beside_id_test_and_is_compared_at_equal_id_test(
         add("moon", scenario, test=(line(0.7),) * 3, id_test=(0.7,) * 3)
         add("fpl", scenario, test=(line(0.7) + 0.05,) * 3, id_test=(0.7,) * 3)
         add("fedsr", scenario, test=(0.2,) * 3, id_test=(0.5,) * 3)
-    (table,) = generic_tables(read_runs(tmp_path))
+    (table,) = frames(read_runs(tmp_path))
     grid = build(table.name, table.description, table.runs)
     found = cells(grid)
     assert float(found["MOON", "test id_test mean"]["value"]) == pytest.approx(70)
@@ -568,7 +569,7 @@ def test_frames_are_tables_of_their_own_and_pooled_runs_join_them(add: Add, tmp_
     pooled = {"partition__kind": "pooled", "partition__clients": 1, "federation__per_round": None}
     add("erm", **pooled)
     add("fedavg", fingerprint="e" * 32, seed=1)
-    tables = generic_tables(read_runs(tmp_path))
+    tables = frames(read_runs(tmp_path))
     methods = {table.name: sorted(run.method for run in table.runs) for table in tables}
     assert len(methods) == 3
     assert list(methods.values()).count(["erm", "fedavg"]) == 2
@@ -582,7 +583,7 @@ def test_a_frame_may_lack_a_setting_that_another_has(add: Add, tmp_path: Path) -
     """A record has no ``data.background`` while it is black, so that old keys stay."""
     add("fedavg")
     add("fedavg", data__background="white", seed=1)
-    names = [table.name for table in generic_tables(read_runs(tmp_path))]
+    names = [table.name for table in frames(read_runs(tmp_path))]
     assert len(set(names)) == 2
     assert [name for name in names if name.endswith("-background-white")]
 
@@ -597,7 +598,7 @@ def test_pooled_runs_bring_no_column_that_a_frame_lacks(add: Add, tmp_path: Path
         add("erm", scenario, **pooled)
     found = {
         table.name: sorted(run.scenario for run in table.runs if run.method == "erm")
-        for table in generic_tables(read_runs(tmp_path))
+        for table in frames(read_runs(tmp_path))
     }
     assert found == {
         "digits4-ltdo-quick-lambda-0": ["oc-i-p", "po-c-i"],
@@ -654,7 +655,7 @@ def test_same_records_same_bytes_in_any_order(add: Add, tmp_path: Path) -> None:
             for scenario in PAIR:
                 add(method, scenario, seed, (0.3 + seed / 10,))
     runs = read_runs(tmp_path)
-    (one,), (two,) = generic_tables(runs), generic_tables(runs[::-1])
+    (one,), (two,) = frames(runs), frames(runs[::-1])
     for write in (markdown, latex, csv_text):
         texts = {write(build(t.name, t.description, t.runs)) for t in (one, two)}
         assert len(texts) == 1

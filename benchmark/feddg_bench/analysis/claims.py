@@ -14,8 +14,13 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from feddg_bench.analysis.tables.build import build, p_text
-from feddg_bench.analysis.tables.columns import MeasuredColumn, measured_columns, varied_keys
+from feddg_bench.analysis.tables.build import of_table, p_text
+from feddg_bench.analysis.tables.columns import (
+    MeasuredColumn,
+    measured_columns,
+    shown_columns,
+    varied_keys,
+)
 from feddg_bench.analysis.tables.describe import (
     Description,
     RowSpec,
@@ -23,9 +28,9 @@ from feddg_bench.analysis.tables.describe import (
     named_tables,
 )
 from feddg_bench.analysis.tables.generic import Frame, frames
-from feddg_bench.analysis.tables.grid import Grid
 from feddg_bench.analysis.tables.rows import Row, make_rows
 from feddg_bench.analysis.tables.setups import departures, own_choices
+from feddg_bench.analysis.tables.titles import dataset_title
 from feddg_bench.records.differences import varying
 from feddg_bench.records.runs import RecordedRun
 from feddg_bench.records.statistics import (
@@ -102,7 +107,7 @@ def claims(runs: Sequence[RecordedRun]) -> Iterator[PaperClaim]:
         if description.best:
             varied = frozenset(varied_keys(description))
             if varied not in known:
-                known[varied] = frames(runs, varied)
+                known[varied] = frames(runs, free=varied)
             found = list(_of_table(name, description, known[varied]))
             for where, better in dict.fromkeys((claim.where, claim.better) for claim in found):
                 yield from _corrected([c for c in found if (c.where, c.better) == (where, better)])
@@ -122,11 +127,10 @@ def _of_table(name: str, description: Description, of: Sequence[Frame]) -> Itera
     columns = measured_columns(loose, None)
     recipe = description.own_recipe
     made = [(f, make_rows(name, loose, columns, f.runs, variants=True)) for f in of]
-    printed = build(name, description, ())
     specs = {spec.label: spec for spec in description.rows if spec.where is not None}
     for number, group in enumerate(description.groups):
         tested = [c for c in columns if (c.group, c.split) == (number, _SPLIT)]
-        values = _published(printed, frozenset(c.number for c in tested))
+        values = _published(loose, columns, frozenset(c.number for c in tested))
         sign = -1 if description.lower_is_better else 1
         for best, other in product(description.best, specs):
             if best == other or _frame_of(specs[best]) != _frame_of(specs[other]):
@@ -149,23 +153,21 @@ def _of_table(name: str, description: Description, of: Sequence[Frame]) -> Itera
             )
 
 
-def _published(printed: Grid, numbers: frozenset[int]) -> dict[str, dict[frozenset[int], float]]:
+def _published(
+    description: Description, columns: Sequence[MeasuredColumn], numbers: frozenset[int]
+) -> dict[str, dict[frozenset[int], float]]:
     """Return what is published of each row: numbers by column, or the mean of all columns alone.
 
     Printed means are not always those of their columns, which are taken where all are there.
     """
     found: dict[str, dict[frozenset[int], float]] = {}
-    for kind in ("mean", "measured"):
-        places = [
-            place
-            for place, column in enumerate(printed.columns)
-            if column.kind == kind and column.numbers <= numbers
-        ]
-        for line in printed.lines:
-            entries = {printed.columns[place].numbers: line.entries[place] for place in places}
-            known = {of: e.value for of, e in entries.items() if e and e.value is not None}
-            if line.kind == "published" and known and len(known) == len(places):
-                found[line.row] = known
+    shown = [c for c in shown_columns(description, columns) if c.numbers <= numbers]
+    for kind, spec in product(("mean", "measured"), description.rows):
+        row = Row(spec, spec.label, {**description.where, **(spec.where or {})})
+        printed = {c.numbers: of_table(description, row, c) for c in shown if c.kind == kind}
+        known = {of: number.value for of, number in printed.items() if number}
+        if known and len(known) == len(printed):
+            found[spec.label] = known
     return found
 
 
@@ -218,7 +220,9 @@ def _test(
     published = sum(alike) / len(alike) if whole else None
     sizes = len(scenarios), len(seeds)
     apart = _rates_apart(mine, theirs, held)
-    return Test(frame.title, departs, chosen, compared, apart, *sizes, tuple(heads), published)
+    return Test(
+        frame.description.title, departs, chosen, compared, apart, *sizes, tuple(heads), published
+    )
 
 
 def _rates_apart(mine: Row, theirs: Row, numbers: Collection[int]) -> bool:
@@ -314,7 +318,8 @@ def claims_text(found: Sequence[PaperClaim]) -> str:
         silent = [claim for claim in mine if not claim.tested]
         for where, better in dict.fromkeys((c.where, c.better) for c in silent):
             rest = [c.worse for c in silent if (c.where, c.better) == (where, better)]
-            lines.append(f"- {where}, {better} above {'; '.join(rest)}: cannot be told, no runs.")
+            said = f"{better} above {'; '.join(rest)}: cannot be told, no runs."
+            lines.append(f"- {dataset_title(where)}, {said}")
     return "\n".join(lines).replace("\n\n\n", "\n\n").rstrip() + "\n"
 
 
@@ -335,7 +340,7 @@ def _line(claim: PaperClaim) -> str:
     over = f"; {', '.join(test.columns)}" if test.columns else ""
     mark = "*" if test.departs else "†" if test.chosen else ""
     cells = (
-        f"{claim.better} above {claim.worse}, {claim.where}",
+        f"{claim.better} above {claim.worse}, {dataset_title(claim.where)}",
         f"{published:{form}}",
         ours,
         p_text(test.comparison.p_value),

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from rich.progress import TaskID, TimeRemainingColumn
 from rich.table import Table as RichTable
 
-from feddg_bench.analysis.tables import Cell, MethodsTable, Table
-from feddg_bench.analysis.tables.titles import method_title
+from feddg_bench.analysis.tables.grid import Grid
 from feddg_bench.common.terminal import Display, duration, text, text_table
 from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.rules import split_metric
@@ -119,45 +118,27 @@ class ConsoleReport(Display, Observer):
         return f"[{self.number}/{self.total}] {plan.title}"
 
 
-def terminal_table(results: Table) -> RichTable:
-    """Return the table for a terminal; a published number stands under ours."""
+def terminal_table(grid: Grid, head: str) -> RichTable:
+    """Return a table for a terminal; a published number stands under ours."""
+    places = [n for n, column in enumerate(grid.columns) if not column.detail]
     rows: list[list[str] | None] = []
-    for label, cells in results.rows:
-        row = [label, *(_cell(cells[column], results.decimals) for column in results.columns)]
-        rows += [None, row] if label == "mean" else [row]
+    for line in grid.lines:
+        texts = [entry.text if (entry := line.entries[n]) else "" for n in places]
+        if line.kind == "ours":
+            rows += [None] * (line.label == "mean")
+            rows.append([line.label, *texts])
+        elif under := rows[-1]:
+            under[1:] = [
+                "\n".join(filter(None, pair)) for pair in zip(under[1:], texts, strict=True)
+            ]
+    heads = [grid.columns[n].head for n in places]
     return text_table(
-        results.title,
-        ("scenario (held out)", *results.columns),
+        grid.title,
+        (head, *heads),
         rows,
-        caption=results.caption,
-        right=results.columns,
-    )
-
-
-def _cell(cell: Cell | None, decimals: int) -> str:
-    ours = "" if cell is None else cell.text(decimals)
-    published = None if cell is None else cell.published
-    return ours if published is None else f"{ours}\npaper {published:.2f}"
-
-
-def methods_table(results: MethodsTable) -> RichTable:
-    """Return the table of several methods for a terminal; a published number stands under ours."""
-    head = f"minus {method_title(results.rows[0][0])}"
-    rows = [
-        [
-            method_title(method),
-            *(_cell(cells[column], results.decimals) for column in results.columns),
-            results.difference(gap),
-        ]
-        for method, cells, gap in results.rows
-    ]
-    return text_table(
-        results.title,
-        ("method", *results.columns, head),
-        rows,
-        caption=results.caption,
-        right=(*results.columns, head),
-        whole=("method",),
+        caption=grid.caption,
+        right=heads,
+        whole=(head,) if head == "method" else (),
     )
 
 

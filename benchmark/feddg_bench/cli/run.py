@@ -203,8 +203,8 @@ def _run_all(
     as_json: bool,
 ) -> None:
     """Run what is not recorded yet, then print the table."""
-    from feddg_bench.analysis.tables import compared, summary
-    from feddg_bench.cli.progress import ConsoleReport, methods_table, terminal_table
+    from feddg_bench.analysis.tables.summary import compared, summary, summary_json
+    from feddg_bench.cli.progress import ConsoleReport, terminal_table
     from feddg_bench.runs.run import execute_all
     from feddg_bench.tracking.tracker import Tracker
 
@@ -241,16 +241,16 @@ def _run_all(
     if as_json:
         print_json(
             {
-                "tables": [table.as_json() for table in tables],
-                "compared": [table.as_json() for table in several],
+                "tables": [summary_json(table, "scenario") for table in tables],
+                "compared": [summary_json(table, "method") for table in several],
                 "runs": [r.model_dump(mode="json", exclude={"rounds"}) for r in records],
                 "files": [str(store.path(r.key)) for r in records],
             }
         )
         return
     console = terminal()
-    for table in map(methods_table, several) if several else map(terminal_table, tables):
-        console.print(table)
+    for table in several or tables:
+        console.print(terminal_table(table, "method" if several else "scenario (held out)"))
     places = {path.parent for path in (store.path(record.key) for record in records)}
     where = ", ".join(sorted(map(from_here, places)))
     console.print(f"Records: {where}", highlight=False, soft_wrap=True)

@@ -85,7 +85,7 @@ def swept(runs: Sequence[RecordedRun], name: str, choice: Selection) -> list[Pic
     With two settings one is held: each of its values at which the other varies has a figure.
     """
     sweep, pictures = SWEEPS[name], []
-    for frame in frames(runs, sweep.keys):
+    for frame in frames(runs, free=sweep.keys):
         places = {run.key: _place(run, sweep) for run in frame.runs}
         known = sorted({place for place in places.values() if place})
         for suffix, varied, label, mine in _axes(sweep, known):

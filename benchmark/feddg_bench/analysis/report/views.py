@@ -15,7 +15,7 @@ from feddg_bench.analysis.tables.describe import (
     GroupSpec,
     Summary,
 )
-from feddg_bench.analysis.tables.generic import Generic, shown_as
+from feddg_bench.analysis.tables.generic import Frame, shown_as
 from feddg_bench.analysis.tables.grid import Entry, Grid, Line
 from feddg_bench.analysis.tables.titles import method_title
 from feddg_bench.records.metrics import find_metric
@@ -28,7 +28,7 @@ LONGEST = 12
 """Most characters of a scenario's name in the head of its column; a longer one is left out."""
 
 
-def table_view(table: Generic, details: Details, shown: Collection[str] = ()) -> dict[str, Any]:
+def table_view(table: Frame, details: Details, shown: Collection[str] = ()) -> dict[str, Any]:
     """Return a table with a view for each metric and selection rule; costs are over all rounds.
 
     A table of what was varied has the key metric alone, and costs.
@@ -101,7 +101,7 @@ def _fills(grid: Grid, rows: Sequence[str]) -> Iterator[tuple[int, str, str]]:
                     yield rows.index(line.row), column.facts()["scenario"], entry.fill
 
 
-def _views(table: Generic) -> Iterator[tuple[str, Rule, Description]]:
+def _views(table: Frame) -> Iterator[tuple[str, Rule, Description]]:
     """Yield metric, selection rule and description of each view."""
     richest = max(table.runs, key=lambda run: run.imbalance or 0)  # the first, if all are balanced
     metrics = shown_metrics(richest) if table.name == table.setup else (table.runs[0].metric.name,)
@@ -122,7 +122,7 @@ def _views(table: Generic) -> Iterator[tuple[str, Rule, Description]]:
     yield "cost", "last", table.description.model_copy(update={"groups": costs, **more})
 
 
-def _groups(table: Generic, *, own: bool) -> Iterator[GroupSpec]:
+def _groups(table: Frame, *, own: bool) -> Iterator[GroupSpec]:
     """Yield the scenarios under each split with the summaries of the leaderboard, or their mean.
 
     Where classes are imbalanced, the mean of `BESIDE` stands next to the ``own`` metric.

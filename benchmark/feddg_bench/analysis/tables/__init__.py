@@ -1,5 +1,1 @@
-"""Tables: the one at the end of a command (`summary`), and papers' tables made from records."""
-
-from feddg_bench.analysis.tables.summary import Cell, MethodsTable, Table, compared, summary
-
-__all__ = ["Cell", "MethodsTable", "Table", "compared", "summary"]
+"""Tables: the one at the end of a command, and those made from records."""

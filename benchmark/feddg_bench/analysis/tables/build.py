@@ -108,7 +108,7 @@ def build(
             found, apart = (
                 _of_any_paper(rows, row, column)
                 if any_paper
-                else (_of_table(description, row, column), {})
+                else (of_table(description, row, column), {})
             )
             published.append(None if found is None else _printed(found, column))
             elsewhere |= apart
@@ -420,7 +420,7 @@ def _silence(column: MeasuredColumn) -> str:
 # ----------------------------------------------------------------------------- published
 
 
-def _of_table(description: Description, row: Row, column: Column) -> Published | None:
+def of_table(description: Description, row: Row, column: Column) -> Published | None:
     """Return the number that the table's paper prints in a cell, if there is one.
 
     Method, data set, split, domain and metric come from the row and the column, unless the

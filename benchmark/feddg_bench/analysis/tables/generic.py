@@ -1,14 +1,14 @@
-"""Tables without a description: one for each data set, protocol, setup and frame that has runs.
+"""Frames: runs that can be compared, and tables of them without a description.
 
-The frame is what methods must share to be compared: who holds which images, the backbone, the
-images' size, how many rounds.
+The methods of a frame share what decides who holds which images, the backbone, the images' size and
+the number of rounds.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from feddg_bench.analysis.tables.describe import (
     check_names,
     fitting,
 )
-from feddg_bench.analysis.tables.setups import Setup, least_departing, setups, usual_settings
+from feddg_bench.analysis.tables.setups import SPLIT, Setup, least_departing, setups, usual_settings
 from feddg_bench.analysis.tables.titles import dataset_title, domain_title, method_title
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.files import file_name
@@ -53,33 +53,50 @@ DETAILS: tuple[Summary, ...] = (
 
 
 @dataclass(frozen=True)
-class Generic:
-    """A table without a description."""
+class Frame:
+    """Runs that can be compared: they share data set, protocol, setup and federation."""
 
-    name: str
-    setup: str  # the same for all frames of a data set, protocol and setup; a stem for files
+    name: str  # such as `digits4-ltdo-quick`, a stem for files
+    setup: str  # the same for all frames of a data set, protocol and setup, likewise
     title: str
-    description: Description  # its columns; every method is a row
+    description: Description  # of a table with scenarios as columns; every method is a row
     runs: tuple[RecordedRun, ...]
     recipe: str  # label of the runs' recipe, with `, tuned` if their settings were tuned
 
+    def metric_label(self, split: str) -> str:
+        """Return an axis label for the data set's key metric on a split."""
+        return f"{split} {self.runs[0].metric.label}"
 
-def generic_tables(runs: Sequence[RecordedRun], against: str | None = None) -> list[Generic]:
-    """Return the tables for whatever runs are there, in the order of their names.
+    def scenario_labels(self) -> dict[str, str]:
+        """Return each scenario's label: its test domain if these all differ, else its name."""
+        tests = {run.scenario: run.test for run in self.runs}
+        alike = len(set(tests.values())) < len(tests)
+        return {name: name if alike else tests[name] for name in sorted(tests)}
 
-    Methods are compared with ``against``; by default with `AGAINST`, if it has runs.
+
+def frames(
+    runs: Sequence[RecordedRun], against: str | None = None, free: Collection[str] = ()
+) -> list[Frame]:
+    """Return the frames among runs, in the order of their names.
+
+    Args:
+        runs: Any runs.
+        against: Method that tables compare the others with; by default `AGAINST`, if it has runs.
+        free: Settings in which runs of a frame may differ.
     """
-    tables: list[Generic] = []
+    found: list[Frame] = []
     for dataset, protocol, setup in _setups(runs):
-        frames = _frames(setup.runs)
-        for frame, mine in frames:
-            name = file_name(dataset, protocol, setup.recipe) + "-tuned" * setup.tuned
-            different = _different(frame, setup.recipe, dataset, [f for f, _ in frames])
-            more = f": {', '.join(different)}" if different else ""
+        name = file_name(dataset, protocol, setup.recipe) + "-tuned" * setup.tuned
+        together = _together(setup.runs, free)
+        usual = usual_settings(setup.recipe, dataset) or together[0][0]
+        varied = varying(shared for shared, _ in together)
+        for shared, mine in together:
+            apart = assignments(values(differences(shared, usual, varied)))
+            more = f": {', '.join(apart)}" if apart else ""
             known = against or (AGAINST if any(run.method == AGAINST for run in mine) else None)
-            tables.append(
-                Generic(
-                    name + (f"-{_slug(different)}" if different else ""),
+            found.append(
+                Frame(
+                    name + (f"-{_slug(apart)}" if apart else ""),
                     name,
                     f"{dataset}, {protocol}, recipe {setup.label}{more}",
                     _describe(_title(dataset, protocol, setup) + more, mine, known),
@@ -87,34 +104,35 @@ def generic_tables(runs: Sequence[RecordedRun], against: str | None = None) -> l
                     setup.label,
                 )
             )
-    return sorted(tables, key=lambda table: natural(table.name))
+    return sorted(found, key=lambda frame: natural(frame.name))
 
 
 def leaderboards(
     runs: Sequence[RecordedRun], against: str | None = None, recipe: str | None = None
-) -> list[Generic]:
-    """Return one table for each data set, protocol and setup, or for those of one recipe.
+) -> list[Frame]:
+    """Return one frame for each data set, protocol and setup, or for those of one recipe.
 
     It shows the frame with the recipe's own settings, or else the one with the most runs.
     """
-    found: dict[str, list[Generic]] = {}
-    for table in generic_tables(runs, against):
-        if recipe is None or table.runs[0].recipe == recipe:
-            found.setdefault(table.setup, []).append(table)
-    shown = (max(of, key=lambda t: (t.name == t.setup, len(t.runs))) for of in found.values())
-    return [replace(table, name=table.setup) for table in shown]
+    found: dict[str, list[Frame]] = {}
+    for frame in frames(runs, against):
+        if recipe is None or frame.runs[0].recipe == recipe:
+            found.setdefault(frame.setup, []).append(frame)
+    shown = (max(of, key=lambda f: (f.name == f.setup, len(f.runs))) for of in found.values())
+    return [replace(frame, name=frame.setup) for frame in shown]
 
 
-def most_complete(tables: Sequence[Generic]) -> list[Generic]:
-    """Return the tables with the most runs in their rows, one a data set and protocol."""
-    found: dict[tuple[str, str], list[Generic]] = {}
-    for table in tables:
-        found.setdefault((table.runs[0].dataset, table.runs[0].protocol), []).append(table)
+def most_complete(frames: Sequence[Frame]) -> list[Frame]:
+    """Return the frame with the most runs in its rows of each data set and protocol."""
+    found: dict[tuple[str, str], list[Frame]] = {}
+    for frame in frames:
+        found.setdefault((frame.runs[0].dataset, frame.runs[0].protocol), []).append(frame)
 
-    def size(table: Generic) -> int:
-        methods = {run.method for run in table.runs}
-        each = ([r for r in table.runs if r.method == method] for method in methods)
-        return sum(len(least_departing(mine, {})) for mine in each)
+    def size(frame: Frame) -> int:
+        by_method: dict[str, list[RecordedRun]] = {}
+        for run in frame.runs:
+            by_method.setdefault(run.method, []).append(run)
+        return sum(len(least_departing(mine, {})) for mine in by_method.values())
 
     return [max(of, key=size) for of in found.values()]
 
@@ -206,18 +224,16 @@ def _by_value(name: str, runs: Sequence[RecordedRun]) -> list[ColumnSpec]:
     ]
 
 
-def varied(runs: Sequence[RecordedRun], recipe: str | None = None) -> list[Generic]:
-    """Return a table of all runs of each data set, protocol and setup, whatever their settings."""
-    tables = []
+def varied(runs: Sequence[RecordedRun], recipe: str | None = None) -> list[Frame]:
+    """Return all runs of each data set, protocol and setup, whatever their settings."""
+    found = []
     for dataset, protocol, setup in _setups(runs):
         if recipe in (None, setup.recipe):
             name = file_name(dataset, protocol, setup.recipe) + "-tuned" * setup.tuned
             title = f"{_title(dataset, protocol, setup)}: what was varied"
-            description = _describe(title, setup.runs, None)
-            tables.append(
-                Generic(f"{name}-variants", name, title, description, setup.runs, setup.label)
-            )
-    return tables
+            described = _describe(title, setup.runs, None)
+            found.append(Frame(f"{name}-variants", name, title, described, setup.runs, setup.label))
+    return found
 
 
 def _setups(runs: Sequence[RecordedRun]) -> Iterator[tuple[str, str, Setup]]:
@@ -307,107 +323,53 @@ def shown_as(metric: Metric) -> dict[str, Any]:
     return {"metric": metric.name, "unit": "%" if percent else "", "decimals": 2 if percent else 3}
 
 
-@dataclass(frozen=True)
-class Frame:
-    """Runs that can be compared: they share data set, protocol, recipe and federation.
-
-    The ``name``, such as ``digits4-ltdo-quick``, is a stem for files.
-    """
-
-    name: str
-    title: str
-    runs: tuple[RecordedRun, ...]
-
-    def metric_label(self, split: str) -> str:
-        """Return an axis label for the data set's key metric on a split."""
-        return f"{split} {self.runs[0].metric.label}"
-
-    def scenario_labels(self) -> dict[str, str]:
-        """Return each scenario's label: its test domain if these all differ, else its name."""
-        tests = {run.scenario: run.test for run in self.runs}
-        alike = len(set(tests.values())) < len(tests)
-        return {name: name if alike else tests[name] for name in sorted(tests)}
+# -------------------------------------------------------------------------------- frames
 
 
-def frames(runs: Sequence[RecordedRun], free: Collection[str] = ()) -> list[Frame]:
-    """Return the frames among runs, by name.
-
-    Runs of a frame may differ in the settings ``free``.
-    """
-    by_key = {run.key: run for run in runs}
-    if free:
-        stripped: dict[int, dict[str, Any]] = {}
-        for run in runs:  # runs share their settings object; so must what is left of it
-            if id(run.settings) not in stripped:
-                left = {key: v for key, v in run.settings.items() if key not in free}
-                stripped[id(run.settings)] = left
-        runs = [replace(run, settings=stripped[id(run.settings)]) for run in runs]
-    return [
-        Frame(table.name, table.title, tuple(by_key[run.key] for run in table.runs))
-        for table in generic_tables(runs)
-    ]
-
-
-# ------------------------------------------------------------------------------- frames
-
-
-def _frames(runs: Sequence[RecordedRun]) -> list[tuple[dict[str, Any], list[RecordedRun]]]:
-    """Return frames with their runs.
+def _together(
+    runs: Sequence[RecordedRun], free: Collection[str]
+) -> list[tuple[dict[str, Any], list[RecordedRun]]]:
+    """Return the runs of each frame, after the settings that they share.
 
     Runs with all images in one client are in every frame that they fit and whose scenarios have
     theirs, or that they fit alone where none has it.
     """
-    federated: dict[str, tuple[dict[str, Any], list[RecordedRun]]] = {}
     pooled: list[RecordedRun] = []
-    by_settings: dict[tuple[int, str], dict[str, Any]] = {}
+    federated: dict[str, tuple[dict[str, Any], list[RecordedRun]]] = {}
+    known: dict[tuple[int, str], dict[str, Any]] = {}
     for run in runs:
         if run.settings.get("partition.kind") == "pooled":
             pooled.append(run)
             continue
         key = (id(run.settings), run.fingerprint)
-        if key not in by_settings:
-            by_settings[key] = _frame(run)
-        frame = by_settings[key]
-        federated.setdefault(repr(frame), (frame, []))[1].append(run)
+        shared = known[key] if key in known else known.setdefault(key, _shared(run, free))
+        federated.setdefault(repr(shared), (shared, []))[1].append(run)
     found = [federated[key] for key in sorted(federated)]
     scenarios = [{run.scenario for run in members} for _, members in found]
     alone: dict[str, tuple[dict[str, Any], list[RecordedRun]]] = {}
     for run in pooled:
-        mine = _without_clients(_frame(run))
-        fitting = [n for n, (frame, _) in enumerate(found) if _without_clients(frame) == mine]
-        having = [n for n in fitting if run.scenario in scenarios[n]]
-        for number in having or fitting:
+        mine = _shared(run, (*free, *BY_CLIENTS))
+        fitting = [
+            n
+            for n, (shared, _) in enumerate(found)
+            if {k: v for k, v in shared.items() if k not in BY_CLIENTS} == mine
+        ]
+        for number in [n for n in fitting if run.scenario in scenarios[n]] or fitting:
             found[number][1].append(run)
         if not fitting:
             alone.setdefault(repr(mine), (mine, []))[1].append(run)
     return found + [alone[key] for key in sorted(alone)]
 
 
-def _frame(run: RecordedRun) -> dict[str, Any]:
+def _shared(run: RecordedRun, free: Collection[str]) -> dict[str, Any]:
     """Return what methods must share to be compared."""
-    aside = ("partition.kind", "data.split_csv")
-    frame = {
-        key: value
-        for key, value in run.settings.items()
-        if key.startswith(("partition.", "backbone.", "data.")) and key not in aside
-    }
-    for key in ("federation.rounds", "federation.per_round"):
-        frame[key] = run.settings.get(key)
-    frame["split file"] = run.settings.get("data.split_csv") is not None
-    frame["images"] = run.fingerprint[:8]
-    return frame | {key: run.settings.get(key, default) for key, default in ADDED.items()}
-
-
-def _without_clients(frame: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in frame.items() if k not in BY_CLIENTS}
-
-
-def _different(
-    frame: Mapping[str, Any], recipe: str, dataset: str, frames: Sequence[Mapping[str, Any]]
-) -> list[str]:
-    """Return the settings that vary between frames and differ from the recipe in this one."""
-    usual = usual_settings(recipe, dataset) or frames[0]
-    return assignments(values(differences(frame, usual, varying(frames))))
+    prefixes, settings = ("partition.", "backbone.", "data."), {**ADDED, **run.settings}
+    keys = [key for key in run.settings if key.startswith(prefixes)]
+    keys += ["federation.rounds", "federation.per_round"]
+    shared = {key: settings.get(key) for key in keys if key not in {*free, "partition.kind", SPLIT}}
+    shared["split file"] = settings.get(SPLIT) is not None
+    shared["images"] = run.fingerprint[:8]
+    return shared | {key: settings[key] for key in ADDED}
 
 
 def _slug(different: Sequence[str]) -> str:

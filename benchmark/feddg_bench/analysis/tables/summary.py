@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from feddg_bench.analysis.tables.caveats import classes
-from feddg_bench.analysis.tables.describe import RECIPES
+from feddg_bench.analysis.tables.columns import Column, Kind, MeasuredColumn
+from feddg_bench.analysis.tables.describe import RECIPES, ColumnSpec
+from feddg_bench.analysis.tables.grid import Entry, Grid, Line
 from feddg_bench.analysis.tables.setups import departures
 from feddg_bench.analysis.tables.titles import dataset_title, method_title
 from feddg_bench.data.protocols import TITLES
@@ -28,101 +29,42 @@ from feddg_bench.records.statistics import (
 )
 
 _SPLITS = ("id_val", "id_test", "val", "test")
-_Columns = dict[str, tuple[str, Metric]]
-"""Heading of a column -> the split and the metric in it."""
+_Entries = dict[str, tuple[Entry, Entry | None] | None]
+"""Head of a column -> ours, and the published number under it."""
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A metric over seeds, in percent if it is a share."""
-
-    mean: float  # mean over seeds
-    std: float | None  # sample standard deviation; `None` for one seed
-    published: float | None  # the paper's number, if there is one
-
-    def text(self, decimals: int) -> str:
-        """Return the mean and the deviation as text."""
-        mean = f"{self.mean:.{decimals}f}"
-        return mean if self.std is None else f"{mean} ± {self.std:.{decimals}f}"
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of cells by split, and a caption that says what was run."""
-
-    title: str  # method, data set and protocol
-    columns: tuple[str, ...]  # splits that at least one scenario has, and perhaps `macro F1`
-    rows: tuple[tuple[str, dict[str, Cell | None]], ...]  # scenarios, then the mean
-    caption: str  # recipe, backbone, choices of the method, seeds, keys, sources
-    decimals: int = 2  # digits after the point that are worth reading
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the table as JSON values."""
-        return {
-            "title": self.title,
-            "caption": self.caption,
-            "rows": [
-                {"scenario": label, **{c: v and vars(v) for c, v in cells.items()}}
-                for label, cells in self.rows
-            ],
-        }
-
-
-@dataclass(frozen=True)
-class MethodsTable:
-    """A row for each method: means over scenarios, and the difference to the first method.
-
-    P-values are corrected (Holm) for the number of methods.
-    """
-
-    title: str  # data set and protocol
-    columns: tuple[str, ...]  # as of `Table`
-    rows: tuple[tuple[str, dict[str, Cell | None], Comparison | None], ...]
-    caption: str  # recipe, backbone, seeds, how the difference is computed
-    decimals: int = 2
-
-    def difference(self, comparison: Comparison | None) -> str:
-        """Return a difference with its 95 % interval, where there is one, as text."""
-        if comparison is None or not comparison.scenarios:
-            return ""
-        found, n = comparison.difference, self.decimals
-        if math.isnan(found.low):
-            return f"{found.value:+.{n}f}"
-        mark = "*" * (comparison.p_value < LEVEL)
-        return f"{found.value:+.{n}f} [{found.low:+.{n}f}, {found.high:+.{n}f}]{mark}"
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the table as JSON values; ends of an interval that there is not are null."""
-        rows = []
-        for method, cells, comparison in self.rows:
-            row: dict[str, Any] = {"method": method, **{c: v and vars(v) for c, v in cells.items()}}
-            if comparison is not None and comparison.scenarios:
-                found = vars(comparison.difference).items()
-                row["difference"] = {k: None if math.isnan(v) else v for k, v in found}
-                p_value = comparison.p_value
-                row["p_value"] = None if math.isnan(p_value) else p_value
-            rows.append(row)
-        return {"title": self.title, "caption": self.caption, "rows": rows}
-
-
-def compared(records: Sequence[RunRecord]) -> MethodsTable:
-    """Return the table of several methods' runs: last round, differences to the first method.
+def summary(records: Sequence[RunRecord]) -> Grid:
+    """Return the table of one method's runs by scenario: last round, mean over seeds.
 
     The runs must be finished, and of one data set and protocol.
+    """
+    first, shown = records[0], _columns(records)
+    rows = _by_scenario(records, shown)
+    sources = [pair[1].source for _, of in rows for pair in of.values() if pair and pair[1]]
+    title = f"{method_title(first.method)} on {_where(first)}: {_measure(first)}"
+    return _grid(title, shown, rows, _caption(records, sources))
+
+
+def compared(records: Sequence[RunRecord]) -> Grid:
+    """Return the table of several methods' runs: last round, differences to the first method.
+
+    Numbers are means over scenarios. P-values are corrected (Holm) for the number of methods. The
+    runs must be finished, and of one data set and protocol.
     """
     groups: dict[str, list[RunRecord]] = {}
     for record in records:
         groups.setdefault(record.method, []).append(record)
-    columns, first = _columns(records), records[0]
+    first, shown = records[0], _columns(records)
     samples = {name: _sample(runs) for name, runs in groups.items()}
     reference = samples.pop(first.method)
     several = corrected([compare(sample, reference) for sample in samples.values()])
     gaps = dict(zip(samples, several, strict=True))
-    rows = [
-        (name, dict(summary(runs, columns).rows[-1][1]), gaps.get(name))
-        for name, runs in groups.items()
-    ]
-    shown = tuple(name for name in columns if any(cells[name] for _, cells, _ in rows))
+    rows = [(name, dict(_by_scenario(runs, shown)[-1][1])) for name, runs in groups.items()]
+    for name, cells in rows:
+        if name in gaps and gaps[name].scenarios:
+            cells["difference"] = _difference(gaps[name], _decimals(first)), None
+            if not math.isnan(p := gaps[name].p_value):
+                cells["p_value"] = Entry(p, f"{p:.3f}"), None
     scenarios = len({record.scenario.name for record in records})
     over = f"mean over {scenarios} scenarios" if scenarios > 1 else first.scenario.name
     said = f"minus {method_title(first.method)}: difference over test"
@@ -135,13 +77,72 @@ def compared(records: Sequence[RunRecord]) -> MethodsTable:
     ]
     if by_one_run:
         said += f"; settings chosen by one run: {', '.join(by_one_run)}"
-    return MethodsTable(
-        f"{_where(first)}, {over}: {_measure(first)}",
-        shown,
-        tuple(rows),
-        f"{_caption(records, [], keys=False)} {said[0].upper()}{said[1:]}.",
-        2 if first.metric.percent else 3,
-    )
+    title = f"{_where(first)}, {over}: {_measure(first)}"
+    words = f"{_caption(records, [], keys=False)} {said[0].upper()}{said[1:]}."
+    return _grid(title, shown, rows, words, f"minus {method_title(first.method)}")
+
+
+def _grid(
+    title: str,
+    shown: dict[str, tuple[str, Metric]],
+    rows: Sequence[tuple[str, _Entries]],
+    caption: str,
+    gap: str = "",
+) -> Grid:
+    """Return rows as a table, whose empty columns are details; ``gap`` heads the differences."""
+    gaps: dict[str, Kind] = {"difference": "difference", "p_value": "p_value"} if gap else {}
+    columns = []
+    for number, name in enumerate((*shown, *gaps)):
+        split, metric = shown.get(name, ("test", shown["test"][1]))
+        spec, kind = ColumnSpec(head=name), gaps.get(name, "measured")
+        source = MeasuredColumn(number, 0, spec, {}, {}, split, metric.name, "last")
+        empty = kind == "measured" and not any(cells.get(name) for _, cells in rows)
+        head, detail = gap if kind == "difference" else name, empty or kind == "p_value"
+        columns.append(Column("", head, kind, (source,), {}, 2, detail))
+    lines = []
+    for row, cells in rows:
+        label = method_title(row) if gap else row
+        pairs = [cells.get(column.sources[0].spec.head) or (None, None) for column in columns]
+        ours, published = zip(*pairs, strict=True)
+        lines.append(Line("ours", row, label, ours))
+        if any(published):
+            lines.append(Line("published", row, label, published))
+    return Grid("", title, caption, (), tuple(columns), tuple(lines), (), (), {})
+
+
+def summary_json(grid: Grid, head: str) -> dict[str, Any]:
+    """Return a table of this module as JSON values; ``head`` names the labels of its rows.
+
+    Ends of an interval that there is not are null.
+    """
+    rows: list[dict[str, Any]] = []
+    for line in grid.lines:
+        named = {c.sources[0].spec.head: e for c, e in zip(grid.columns, line.entries, strict=True)}
+        if line.kind == "published":
+            for name, entry in named.items():
+                if entry is not None:
+                    rows[-1][name]["published"] = entry.value
+            continue
+        gap, p_value = named.pop("difference", None), named.pop("p_value", None)
+        found: dict[str, Any] = {
+            name: entry and {"mean": entry.value, "std": entry.std, "published": None}
+            for name, entry in named.items()
+        }
+        if gap is not None:
+            found["difference"] = {"value": gap.value, "low": gap.low, "high": gap.high}
+            found["p_value"] = p_value and p_value.value
+        rows.append({head: line.row, **found})
+    return {"title": grid.title, "caption": grid.caption, "rows": rows}
+
+
+def _difference(comparison: Comparison, decimals: int) -> Entry:
+    """Return a difference with its 95 % interval, where there is one."""
+    found, form = comparison.difference, f"+.{decimals}f"
+    if math.isnan(found.low):
+        return Entry(found.value, f"{found.value:{form}}")
+    mark = "*" * (comparison.p_value < LEVEL)
+    text = f"{found.value:{form}} [{found.low:{form}}, {found.high:{form}}]{mark}"
+    return Entry(found.value, text, low=found.low, high=found.high)
 
 
 def _sample(records: Sequence[RunRecord]) -> dict[tuple[Unit, int], float]:
@@ -163,44 +164,39 @@ def _measure(record: RunRecord) -> str:
     return record.metric.title + (" in %" if record.metric.percent else "")
 
 
-def _columns(records: Sequence[RunRecord]) -> _Columns:
-    """Return the columns: the splits, and macro F1 over test where classes are imbalanced."""
+def _decimals(record: RunRecord) -> int:
+    return 2 if record.metric.percent else 3
+
+
+def _columns(records: Sequence[RunRecord]) -> dict[str, tuple[str, Metric]]:
+    """Return split and metric by head: the splits, and macro F1 where classes are imbalanced."""
     columns = {split: (split, records[0].metric) for split in _SPLITS}
     if any(record.data.imbalance for record in records) and records[0].metric.name != "macro_f1":
         columns["macro F1"] = ("test", find_metric("macro_f1"))
     return columns
 
 
-def summary(records: Sequence[RunRecord], columns: _Columns | None = None) -> Table:
-    """Return the table of one method's runs: last round, mean over seeds.
-
-    The runs must be finished, and of one data set and protocol.
-    """
-    first, columns = records[0], columns or _columns(records)
+def _by_scenario(
+    records: Sequence[RunRecord], columns: dict[str, tuple[str, Metric]]
+) -> list[tuple[str, _Entries]]:
+    """Return a row for each scenario of one method's runs, and their mean if there are several."""
     by_scenario: dict[str, list[RunRecord]] = {}
     for record in records:
         by_scenario.setdefault(record.scenario.name, []).append(record)
-    papers = {
-        (name, column): _published(runs[0], column)
-        for name, runs in by_scenario.items()
-        for column in columns
-    }
-    rows: list[tuple[str, dict[str, Cell | None]]] = []
+    rows: list[tuple[str, _Entries]] = []
+    papers: dict[str, list[Published | None]] = {}
     for name, runs in by_scenario.items():
         held_out = [d for d in (runs[0].scenario.val, runs[0].scenario.test) if d is not None]
-        cells = {c: _cell(runs, *columns[c], [papers[name, c]]) for c in columns}
+        cells: _Entries = {}
+        for head, column in columns.items():
+            paper = _published(runs[0], head)
+            papers.setdefault(head, []).append(paper)
+            cells[head] = _cell(runs, *column, [paper])
         rows.append((f"{name} ({' → '.join(held_out)})", cells))
-    shown = tuple(c for c in columns if any(cells[c] for _, cells in rows))
     if len(by_scenario) > 1:
-        of_all = {c: [papers[name, c] for name in by_scenario] for c in columns}
-        rows.append(("mean", {c: _cell(records, *columns[c], of_all[c]) for c in columns}))
-    return Table(
-        f"{method_title(first.method)} on {_where(first)}: {_measure(first)}",
-        shown,
-        tuple(rows),
-        _caption(records, [paper.source for paper in papers.values() if paper]),
-        2 if first.metric.percent else 3,
-    )
+        means = {head: _cell(records, *column, papers[head]) for head, column in columns.items()}
+        rows.append(("mean", means))
+    return rows
 
 
 def _published(run: RunRecord, split: str) -> Published | None:
@@ -215,7 +211,7 @@ def _published(run: RunRecord, split: str) -> Published | None:
 
 def _cell(
     records: Sequence[RunRecord], split: str, metric: Metric, papers: Sequence[Published | None]
-) -> Cell | None:
+) -> tuple[Entry, Entry | None] | None:
     """Return the last round's mean over scenarios and seeds, and its deviation over seeds."""
     scenarios: dict[str, list[float]] = {}
     seeds: dict[int, list[float]] = {}
@@ -228,8 +224,15 @@ def _cell(
         return None
     mean, _ = mean_and_std([mean_and_std(values)[0] for values in scenarios.values()])
     _, std = mean_and_std([mean_and_std(values)[0] for values in seeds.values()])
-    known = [paper.value for paper in papers if paper is not None]
-    return Cell(mean, std, sum(known) / len(known) if len(known) == len(papers) else None)
+    digits = _decimals(records[0])
+    text = f"{mean:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
+    ours = Entry(mean, text, std, tuple(sorted(seeds)))
+    known = [paper for paper in papers if paper is not None]
+    if len(known) < len(papers):
+        return ours, None
+    published = sum(paper.value for paper in known) / len(known)
+    sources = "; ".join(dict.fromkeys(paper.source for paper in known))
+    return ours, Entry(published, f"paper {published:.2f}", source=sources)
 
 
 def _collapsed(records: Sequence[RunRecord]) -> list[str]:
