@@ -94,7 +94,7 @@ def digits4(clients: str) -> Run:
     (plan,) = Request(
         "fedavg", dataset="digits4", recipe="quick", scenario="ip-o-c", settings=given
     ).plan(check=False)
-    data = RunData(plan.dataset, None)
+    data = RunData(None)
     return open_run(plan, data, SerialExecutor(), Resources(device="cpu"))
 
 

@@ -76,7 +76,7 @@ def prepared(dataset: DomainDataset, weights: str, preset: str) -> tuple[Pardon,
     resources = Resources(data_root=dataset.data_root)
     request = Request("pardon", "ltdo", "pacs", "cs-a-p", "quick", [0], settings, resources)
     (plan,) = request.plan()
-    run = open_run(plan, RunData(dataset, None), SerialExecutor(), resources)
+    run = open_run(plan, RunData(None), SerialExecutor(), resources)
     method = run.method
     method.prepare(run.server)
     assert isinstance(method, Pardon)

@@ -90,7 +90,7 @@ def partition_command(
     from feddg_bench.analysis.figures.partition import partition_picture
     from feddg_bench.runs.setup import RunData
 
-    data = RunData(plans[0].dataset, cache_dir)
+    data = RunData(cache_dir)
     output.save(lambda: partition_picture(plans, data, cast("By", by)))
 
 

@@ -362,11 +362,14 @@ def _settings(method: str, dataset: str, recipe: str, tuned: Layer) -> Iterator[
     """Yield every key with its value in a run, and where that comes from."""
     plugin = outline(method)
     layers = recipe_layers(recipe, dataset, method, plugin)._replace(tuned=tuned)
-    settings, origins = settle(layers, plugin).model_dump(mode="json"), layers.origins()
-    values = dotted(settings | {"hyper": {}})
-    values |= {f"hyper.{name}": value for name, value in settings["hyper"].items()}
-    for key, field in (*dotted_fields(), *dotted_fields(plugin.Settings, "hyper.")):
-        if key == "hyper":
+    images = load_dataset(dataset)
+    settings, origins = settle(layers, plugin, images).model_dump(mode="json"), layers.origins()
+    own = {"hyper": plugin.Settings, "world": images.Settings}
+    values = dotted({key: value for key, value in settings.items() if key not in own})
+    values |= {f"{key}.{name}": value for key in own for name, value in settings[key].items()}
+    theirs = (pair for key, model in own.items() for pair in dotted_fields(model, f"{key}."))
+    for key, field in (*dotted_fields(), *theirs):
+        if key in own:
             continue
         default = None if field.is_required() else to_jsonable_python(field.get_default())
         yield {

@@ -37,7 +37,7 @@ def profile_command(
     from feddg_bench.runs.setup import RunData, open_federation
 
     measured = []
-    data: RunData | None = None
+    data = RunData(resources.cache_dir)
     for plan in request.plan(datasets, check=synthetic is None):
         if plan.settings.federation.rounds < 2:
             raise SettingsError(
@@ -48,7 +48,6 @@ def profile_command(
             classes = len(plan.dataset.classes)
             federation = synthetic_federation(clients, synthetic, size, classes, like=plan.dataset)
         else:
-            data = data or RunData(plan.dataset, resources.cache_dir)
             federation = open_federation(plan, data)[0]
         measured.append(profile(plan, federation, resources))
     if json_:

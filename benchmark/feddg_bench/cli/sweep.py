@@ -206,17 +206,16 @@ def _prepare(search: Search, datasets: Datasets, resources: Resources, progress:
     from feddg_bench.runs.setup import RunData
 
     store = ResultsStore(resources.results)
-    data: dict[str, RunData] = {}
+    data = RunData(resources.cache_dir)
     for job in search.jobs():
-        if job.dataset not in data:
-            data[job.dataset] = RunData(datasets.open(job.dataset), resources.cache_dir)
+        dataset = datasets.open(job.dataset).adjusted(job.world)
         record = store.load(job.key)
         if record is not None:
-            data[job.dataset].check_same(record, store.path(job.key))
+            data.check_same(dataset, record, store.path(job.key))
             check_same_code(record)
             store.note_tuned(record, job.tuned)
         else:
-            data[job.dataset].store(job.data, progress)
+            data.store(dataset, job.data, progress)
     over = store.keys() | Failures(resources.results).keys()
     points = {job.group: job for job in search.jobs() if job.key not in over}
     plans = [job.plan(datasets, store.root) for job in points.values()]

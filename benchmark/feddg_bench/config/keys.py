@@ -11,20 +11,22 @@ from typing import Any
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.files import plain_file
 from feddg_bench.config.layers import Layer
-from feddg_bench.config.schema import MethodSettings, RunSettings, Section
+from feddg_bench.config.schema import DatasetSettings, MethodSettings, RunSettings, Section
 
 _FIRST: dict[str, Any] = json.loads(Path(__file__).with_name("first_settings.json").read_bytes())
 """The settings that existed when keys were fixed: by section, and by method under ``hyper``."""
 
 
 def canonical_settings(
-    settings: RunSettings, hyper: type[MethodSettings] = MethodSettings
+    settings: RunSettings,
+    hyper: type[MethodSettings] = MethodSettings,
+    world: type[DatasetSettings] = DatasetSettings,
 ) -> Layer:
     """Return what is hashed into the run key, as JSON values.
 
     Files are represented by their content, not by their path. A setting that was added after keys
     were fixed is left out while it has its default, so that no record is orphaned by a new setting.
-    ``hyper`` is the class that checks ``settings.hyper``.
+    ``hyper`` is the class that checks ``settings.hyper``, ``world`` the one of ``settings.world``.
 
     Raises:
         SettingsError: If a named file cannot be read.
@@ -36,6 +38,8 @@ def canonical_settings(
             _leave_out_new(values[name], type(value), _FIRST.get(name, ()))
     own = _FIRST["hyper"].get(settings.method, set(hyper.model_fields) - set(hyper.added))
     _leave_out_new(values["hyper"], hyper, own)
+    if "world" in values:
+        _leave_out_new(values["world"], world, set(world.model_fields) - set(world.added))
     named = [("data", "split_csv"), ("backbone", "weights")]
     for section, key in [*named, *(("hyper", key) for key in hyper.files)]:
         given = values[section].get(key)

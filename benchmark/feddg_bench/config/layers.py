@@ -134,7 +134,7 @@ def full_key(key: str, known: Iterable[str] = ()) -> str:
         SettingsError: If no setting ends in it, or several do.
     """
     keys = [*dotted_keys(), *known]
-    if key in keys or key.startswith("hyper."):
+    if key in keys or key.startswith(("hyper.", "world.")):
         return key
     if "." not in key:
         keys = [k for k in keys if not k.startswith("engine.")]

@@ -385,6 +385,13 @@ class MethodSettings(Section):
     """Names of settings added after the first records: left out of the run key while default."""
 
 
+class DatasetSettings(Section):
+    """Base of a data set's own settings (``world.*``), for one whose images are computed."""
+
+    added: ClassVar[tuple[str, ...]] = ()
+    """As in `MethodSettings`."""
+
+
 class RunSettings(Section):
     """Everything that decides a run's numbers."""
 
@@ -413,6 +420,8 @@ class RunSettings(Section):
     privacy: PrivacySettings = PrivacySettings()
     hyper: dict[str, Any] = {}
     """The method's own settings, checked by its ``Settings``."""
+    world: dict[str, Any] = {}
+    """The data set's own settings, checked by its ``Settings``; few have any."""
 
     @model_validator(mode="after")
     def _only_what_is_frozen_is_folded(self) -> RunSettings:

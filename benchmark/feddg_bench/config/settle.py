@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.layers import dotted, merge, validate
 from feddg_bench.config.recipes import READINGS, load_recipe
-from feddg_bench.config.schema import MethodSettings, RunSettings
+from feddg_bench.config.schema import DatasetSettings, MethodSettings, RunSettings
 
 ORIGINS = ("recipe", "method", "recipe", "tuned", "command", "command")
 """Where each field of `Layers` comes from, for users."""
@@ -28,6 +28,14 @@ class Declares(Protocol):
     @property
     def needs(self) -> Mapping[str, Any]:
         """Settings of the run without which its mathematics do not hold."""
+
+
+class Configured(Protocol):
+    """What a data set declares about settings."""
+
+    @property
+    def Settings(self) -> type[DatasetSettings]:  # noqa: N802
+        """Model of its own settings."""
 
 
 class Layers(NamedTuple):
@@ -65,10 +73,13 @@ def recipe_layers(
     return Layers(common, plugin.needs if plugin else {}, entry, named=named)
 
 
-def settle(layers: Layers, plugin: Declares | None = None) -> RunSettings:
-    """Return the settings that layers decide; ``hyper`` holds every value of the method's own.
+def settle(
+    layers: Layers, plugin: Declares | None = None, dataset: Configured | None = None
+) -> RunSettings:
+    """Return the settings that layers decide.
 
-    Without a ``plugin``, ``hyper`` stays as given.
+    ``hyper`` holds every value of the method's own settings, ``world`` of the data set's; they stay
+    as given without ``plugin`` or ``dataset``.
 
     Raises:
         SettingsError: If a setting is unknown or out of range.
@@ -77,6 +88,9 @@ def settle(layers: Layers, plugin: Declares | None = None) -> RunSettings:
     if merged.get("partition", {}).get("kind") == "pooled":  # one client: there is no K to choose
         merged = merge(merged, {"federation": {"per_round": None}})
     settings = validate(RunSettings, merged)
+    if dataset is not None:
+        world = validate(dataset.Settings, settings.world, "world.")
+        settings = settings.model_copy(update={"world": world.model_dump(mode="json")})
     if plugin is None:
         return settings
     try:

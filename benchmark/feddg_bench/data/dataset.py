@@ -32,6 +32,8 @@ from feddg_bench.common.errors import (
 )
 from feddg_bench.common.files import plain_file
 from feddg_bench.common.parallel import in_threads
+from feddg_bench.config.layers import validate
+from feddg_bench.config.schema import DatasetSettings
 from feddg_bench.data.fetch.mirrors import Download, HubDownload
 from feddg_bench.data.locations import check_root
 
@@ -110,6 +112,12 @@ class DomainDataset(ABC):
     official: Mapping[str, tuple[str, ...]] | Mapping[str, Mapping[str, tuple[str, ...]]] = {}
     """Domains by role (train, val, test) in the published splits, where these divide domains; if
     there are several sets of splits, such a mapping for each by name."""
+    Settings: ClassVar[type[DatasetSettings]] = DatasetSettings
+    """The data set's own settings (``world.*``), for one that computes its images."""
+    settings: DatasetSettings
+    """Their values; those of a run by `adjusted`."""
+    default_scenario: ClassVar[Mapping[str, str]] = {}
+    """Protocol -> the one scenario of a request that names none; others take the protocol's own."""
     identity: Mapping[str, Sequence[str]] = {}
     """Enters a run's key: what identifies a data set whose names are those on disk."""
     measured_by_domain: ClassVar[bool] = True
@@ -136,6 +144,7 @@ class DomainDataset(ABC):
     def __init__(self, data_root: Path | None = None) -> None:
         check_root(data_root)
         self.data_root = data_root
+        self.settings = self.Settings()
 
     @abstractmethod
     def scan(self) -> Listing:
@@ -179,6 +188,19 @@ class DomainDataset(ABC):
     def scenario_splits(self, scenario: str) -> NDArray[np.int64] | None:
         """Return the same as `published_splits`, for the published set of splits of that name."""
         return self.published_splits()
+
+    def adjusted(self, own: Mapping[str, Any]) -> Self:
+        """Return the data set with other values of its own settings.
+
+        Raises:
+            SettingsError: If one is unknown or out of range.
+        """
+        settings = validate(self.Settings, own, "world.")
+        if settings == self.settings:
+            return self
+        other = type(self)(self.data_root)
+        other.settings = settings
+        return other
 
     def decoded(self, data: DataSettings) -> Self:
         """Return the data set with image files decoded by ``data.background`` and ``data.exif``.

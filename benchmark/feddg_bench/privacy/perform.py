@@ -183,7 +183,7 @@ class Lab:
         self, resources: Resources, step: OnStep = silent, judges: Judges = NOBODY
     ) -> None:
         self.resources, self.step, self.judges = resources, step, judges
-        self._data: dict[str, RunData] = {}
+        self._data = RunData(self.resources.cache_dir)
         self._made: tuple[str, Federation, _Last] | None = None
 
     def attack(
@@ -271,9 +271,7 @@ class Lab:
         """Make a run, unless it was made last; return its federation and its messages."""
         if self._made is None or self._made[0] != plan.key:
             self._made = None  # its messages may be large
-            name = plan.settings.dataset
-            data = self._data.setdefault(name, RunData(plan.dataset, self.resources.cache_dir))
-            federation, _, _ = open_federation(plan, data)
+            federation, _, _ = open_federation(plan, self._data)
             executor = open_executor(self.resources)
             seen = _Last(self.step, plan.settings, federation)
             try:

@@ -96,7 +96,7 @@ def open_dataset(
     datasets = Datasets(resources.data_root)
     (plan,) = request.one_scenario(datasets).plan(datasets, check=False)
     dataset = plan.dataset
-    store = RunData(dataset, resources.cache_dir).store(plan.settings.data)
+    store = RunData(resources.cache_dir).store(dataset, plan.settings.data)
     if scenario is None:
         domains = dataset.records().domains
         return {

@@ -73,7 +73,7 @@ class Recorder(Observer):
         self.path = self.store.checkpoint(run.plan.key)
         if self.path.exists():
             kept = load_checkpoint(self.path)
-            data.check_same(kept.record, self.path)
+            data.check_same(run.plan.dataset, kept.record, self.path)
             with going_on(self.path):
                 if has_changed(kept.record):
                     raise DataError(f"the code of {kept.record.method} changed after it was made")

@@ -416,7 +416,9 @@ class Request:
 
     def _scenarios(self, protocol: str, dataset: DomainDataset) -> list[tuple[Scenario, Layer]]:
         """Return the requested scenarios, each with its split file, if there is one."""
-        select = None if self.scenario is None else ",".join(listed(self.scenario))
+        select = dataset.default_scenario.get(protocol)
+        if self.scenario is not None:
+            select = ",".join(listed(self.scenario))
         data = self.settings.get("data", {})
         split_csv = validate(DataSettings, data, "data.").split_csv
         if split_csv is None:
@@ -550,11 +552,13 @@ def _settle(draft: Draft, seed: int) -> Plan:
     if files := set(layers.tuned.get("hyper", {})) & set(method.Settings.files):
         raise SettingsError(f"tuning chooses no files: the ledger of {name} has {files}")
     _check_rate(layers, recipe)
-    settings = settle(layers._replace(named={**layers.named, "seed": seed}), method)
+    named = {**layers.named, "seed": seed}
+    settings = settle(layers._replace(named=named), method, dataset)
+    dataset = dataset.adjusted(settings.world)
     check_fit(settings, method, dataset)
     dataset.decoded(settings.data)  # refuses settings that the data set cannot follow
     settings = settings.model_copy(update={"engine": settled_engine(settings, method)})
-    canonical = canonical_settings(settings, method.Settings)
+    canonical = canonical_settings(settings, method.Settings, dataset.Settings)
     if dataset.identity:
         canonical["data"]["names"] = {k: list(names) for k, names in dataset.identity.items()}
     order = dataset.reference_domains or (settings.data.split_csv and dataset.domains)

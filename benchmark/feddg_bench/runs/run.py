@@ -101,15 +101,13 @@ def execute_all(
         FeddgError: If the data, a file or a setting cannot be used.
     """
     store = ResultsStore(resources.results)
-    opened: dict[str, RunData] = {}
+    data = RunData(resources.cache_dir)
     executor: Executor | None = None
     try:
         for plan in plans:
-            name = plan.settings.dataset
-            data = opened.setdefault(name, RunData(plan.dataset, resources.cache_dir))
             record = None if again else store.load(plan.key)
             if record is not None:
-                data.check_same(record, store.path(plan.key))
+                data.check_same(plan.dataset, record, store.path(plan.key))
                 check_same_code(record)
                 record = store.note_tuned(record, plan.tuned)
                 if store.has_models(plan.key, keep):

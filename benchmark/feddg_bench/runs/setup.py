@@ -36,22 +36,23 @@ logger = logging.getLogger(__name__)
 
 
 class RunData:
-    """One data set, opened once for all runs of a command."""
+    """Decoded images, each data set opened once for all runs of a command."""
 
-    def __init__(self, dataset: DomainDataset, cache: Path | None) -> None:
-        self.dataset = dataset
+    def __init__(self, cache: Path | None) -> None:
         self.cache = cache_dir(cache)
-        self._stores: dict[tuple[int, str, bool], Store] = {}
+        self._stores: dict[tuple[Any, ...], Store] = {}
 
-    def store(self, data: DataSettings, progress: OnDecoded | None = None) -> Store:
-        """Return the images decoded as settings say."""
-        how = data.image_size, data.background, data.exif
+    def store(
+        self, dataset: DomainDataset, data: DataSettings, progress: OnDecoded | None = None
+    ) -> Store:
+        """Return a data set's images decoded as settings say."""
+        how = dataset.name, dataset.settings, data.image_size, data.background, data.exif
         if how not in self._stores:
-            dataset = self.dataset.decoded(data)
-            self._stores[how] = open_store(dataset, data.image_size, self.cache, progress)
+            decoded = dataset.decoded(data)
+            self._stores[how] = open_store(decoded, data.image_size, self.cache, progress)
         return self._stores[how]
 
-    def check_same(self, record: RunRecord, where: Path) -> None:
+    def check_same(self, dataset: DomainDataset, record: RunRecord, where: Path) -> None:
         """Refuse a record or checkpoint that was made from other images than those here.
 
         The run key says what was computed, not from which copy of a data set.
@@ -59,9 +60,9 @@ class RunData:
         Raises:
             DataError: If the contents differ, or the data set cannot be found.
         """
-        if known_fingerprint(self.dataset, self.cache) != record.data.fingerprint:
+        if known_fingerprint(dataset, self.cache) != record.data.fingerprint:
             raise DataError(
-                f"{where} was made from other images than the {self.dataset.title} that is here; "
+                f"{where} was made from other images than the {dataset.title} that is here; "
                 f"move it away, or give another --results folder or the right --data-root"
             )
 
@@ -171,10 +172,10 @@ def open_federation(
     plan: Plan, data: RunData, progress: OnDecoded | None = None
 ) -> tuple[Federation, RunRecord, Callable[[], dict[str, Any]]]:
     """Return a plan's data spread over clients and splits, and `Run.record` and `Run.partition`."""
-    settings, dataset = plan.settings, data.dataset
+    settings, dataset = plan.settings, plan.dataset
     check_image_size(settings.backbone, settings.data.image_size)
     method = load_method(settings.method)
-    store = data.store(settings.data, progress)
+    store = data.store(dataset, settings.data, progress)
     parts = spread(settings, dataset, plan.scenario, validation=method.client_validation)
     images = Path(str(store.images.filename))
     federation = make_federation(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from feddg_bench.config.layers import Layer, parse_override
 from feddg_bench.config.reading import write_yaml
@@ -22,6 +23,7 @@ class Job:
     title: str  # method, scenario and seed, for people
     group: str  # what the point sets besides scenario and seed; runs of a group are averaged
     dataset: str  # name of the data set
+    world: Mapping[str, Any]  # the data set's own settings
     data: DataSettings  # how its images are decoded
     rounds: int  # number of rounds
     has_val: bool  # whether a domain is held out only to choose models
@@ -66,6 +68,7 @@ def jobs(pairs: Sequence[str], datasets: Datasets, results: Path = Path("runs"))
                 title=f"{s.method} {s.protocol} {s.scenario} seed {s.seed}",
                 group=" ".join(group),
                 dataset=s.dataset,
+                world=s.world,
                 data=s.data,
                 rounds=s.federation.rounds,
                 has_val=plan.scenario.val is not None,

@@ -52,7 +52,7 @@ class SweepWorker:
         self.datasets = Datasets(resources.data_root)
         self.tracker = Tracker(resources, lambda text: tell("say", self.key, text))
         self.key = ""
-        self._data: dict[str, RunData] = {}
+        self._data = RunData(resources.cache_dir)
 
     def work(self, search: Search, poll: float = POLL) -> None:
         """Work until every job is recorded or has failed, by this worker or by another."""
@@ -85,18 +85,13 @@ class SweepWorker:
 
     def _run(self, job: Job, claim: Claim) -> None:
         from feddg_bench.runs.run import execute
-        from feddg_bench.runs.setup import RunData
 
         self.key = job.key
         try:
             plan = self._plan(job)
-            if job.dataset not in self._data:
-                dataset = self.datasets.open(job.dataset)
-                self._data[job.dataset] = RunData(dataset, self.resources.cache_dir)
             report = _Report(job.key, claim, self.tell)
-            data = self._data[job.dataset]
             with self.tracker:
-                execute(plan, data, self.executor, self.resources, report, self.tracker)
+                execute(plan, self._data, self.executor, self.resources, report, self.tracker)
         except ClaimLostError:
             return
         except Exception as error:  # kept, and the other runs go on

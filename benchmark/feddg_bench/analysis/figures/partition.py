@@ -37,14 +37,14 @@ def partition_picture(plans: Sequence[Plan], data: RunData, by: By) -> Picture:
     """
     from feddg_bench.runs.setup import open_federation
 
-    if by == "label" and data.dataset.task != "classification":
-        raise SettingsError(f"{data.dataset.title} has no classes: use --by domain")
+    first, dataset = plans[0], plans[0].dataset
+    if by == "label" and dataset.task != "classification":
+        raise SettingsError(f"{dataset.title} has no classes: use --by domain")
     spreads, rows = {}, tuple[str, ...]()
-    first = plans[0]
     for plan in plans:
         federation = open_federation(plan, data)[0]
         values = federation.domain_ids if by == "domain" else federation.labels
-        rows = federation.sources if by == "domain" else data.dataset.classes
+        rows = federation.sources if by == "domain" else dataset.classes
         counts = [
             np.bincount(values[index], minlength=len(rows)) for index in federation.clients.values()
         ]
@@ -53,7 +53,7 @@ def partition_picture(plans: Sequence[Plan], data: RunData, by: By) -> Picture:
     n = max(counts.shape[1] for counts in spreads.values())
     name = f"partition-{s.dataset}-{s.protocol}-{first.scenario.name}-{s.partition.kind}-{n}"
     name += "-by_label" if by == "label" else ""
-    title = f"{data.dataset.title}, {s.protocol}, scenario {first.scenario.name}, seed {s.seed}"
+    title = f"{dataset.title}, {s.protocol}, scenario {first.scenario.name}, seed {s.seed}"
     said = f"training images of {n} clients, partition {s.partition.kind}"
     return heat_maps(file_name(name), f"{title}: {said}", rows, spreads, by)
 

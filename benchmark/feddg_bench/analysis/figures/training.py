@@ -119,14 +119,14 @@ def trained_runs(
         FeddgError: If the data, a file or a setting cannot be used.
     """
     wanted = [wanted_rounds(at, plan.settings.federation.rounds) for plan in plans]
-    data = RunData(plans[0].dataset, resources.cache_dir)
+    data = RunData(resources.cache_dir)
     executor = open_executor(resources)
     found = []
     try:
         for plan, rounds in zip(plans, wanted, strict=True):
             run = open_run(plan, data, executor, resources)
             trained = Trained(
-                plan, run.federation, data.dataset.classes, run.method, run.spec, run.private
+                plan, run.federation, plan.dataset.classes, run.method, run.spec, run.private
             )
             kept = _kept_models(ResultsStore(resources.results), plan, rounds)
             if kept and updates:

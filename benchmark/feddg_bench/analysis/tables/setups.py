@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from feddg_bench.common.errors import FeddgError
 from feddg_bench.config.recipes import recipe_names, unpublished
 from feddg_bench.config.settle import recipe_layers, settle
-from feddg_bench.plugins import outline
+from feddg_bench.plugins import load_dataset, outline
 from feddg_bench.records.differences import (
     Difference,
     assignments,
@@ -77,7 +77,8 @@ def usual_settings(recipe: str, dataset: str, method: str = "") -> Mapping[str, 
         return None
     try:
         plugin = outline(method) if method else None
-        settings = settle(recipe_layers(recipe, dataset, method, plugin), plugin)
+        layers = recipe_layers(recipe, dataset, method, plugin)
+        settings = settle(layers, plugin, load_dataset(dataset))
     except FeddgError:
         return None
     return flatten(settings.model_dump(mode="json"))

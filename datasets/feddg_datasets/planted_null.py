@@ -1,0 +1,14 @@
+"""The planted world in which nothing can be gained."""
+
+from __future__ import annotations
+
+from feddg_datasets.planted_tint import PlantedTint
+from feddg_datasets.shared.planted import PlantedSettings
+
+
+class PlantedNull(PlantedTint):
+    """The control: the tint says nothing of the class, so that no method can gain anything."""
+
+    name = "planted_null"
+    title = "Planted: null"
+    Settings = PlantedSettings

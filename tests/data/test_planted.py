@@ -1,0 +1,207 @@
+"""Planted worlds: what their tables promise, the images keep."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.config.layers import validate
+from feddg_bench.data.protocols import scenarios
+from feddg_bench.plugins import make_dataset, names
+from feddg_datasets.shared.planted import CLASSES, DOMAINS, Answers, Planted
+from tests.conftest import Outcome
+
+WORLDS = [name for name in names("data set") if name.startswith("planted_")]
+
+
+def world(name: str, **own: Any) -> Planted:
+    made = make_dataset(name).adjusted(own)
+    assert isinstance(made, Planted)
+    return made
+
+
+def test_there_are_seven_worlds() -> None:
+    assert [
+        f"planted_{name}" for name in ["hard", "label", "null", "place", "style", "texture", "tint"]
+    ] == WORLDS
+
+
+@pytest.mark.parametrize(
+    ("name", "answers"),
+    [
+        # By hand: the cue of the training domains is right in 0.9, more than the grating's 0.75;
+        # on the test domain the cue names the class in (1 - 0.9) / 3.
+        ("planted_tint", (0.75, 0.1 / 3, 0.9)),
+        ("planted_place", (0.75, 0.1 / 3, 0.9)),
+        ("planted_texture", (0.75, 0.1 / 3, 0.9)),
+        ("planted_hard", (0.75, 0.1 / 3, 0.9)),
+        ("planted_null", (0.75, 0.75, 0.75)),
+        ("planted_style", (1.0, 1.0, 1.0)),
+        # ERM's rule never predicts the rare classes c and d: y = a is right for s of a, c and d
+        # (0.6 + 2 x 0.4 / 3), y = b for s of b alone; either is a thirtieth of the test domain.
+        ("planted_label", (0.6, (0.6 + 0.8 / 3 + 0.6) / 30, 0.9)),
+    ],
+)
+def test_answers_by_hand(name: str, answers: tuple[float, float, float]) -> None:
+    found = world(name).answers(("one", "two"), "four")
+    assert found == pytest.approx(answers, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("scenario", ["ot-h-f", "hf-o-t", "tf-h-o"])
+def test_answers_agree_with_a_simulation_of_the_world(name: str, scenario: str) -> None:
+    """Draw class and cues one after the other, as the text says, and count."""
+    made, rng, n = world(name), np.random.default_rng(0), 200_000
+    own = made.settings.model_dump()
+    (roles,) = scenarios("ltdo", made.domains, made.letters, scenario)
+
+    def other(cue: Any, right: Any) -> Any:
+        return np.where(right, cue, (cue + rng.integers(1, CLASSES, n)) % CLASSES)
+
+    def draw(domain: str) -> tuple[Any, Any, Any]:
+        e = DOMAINS.index(domain)
+        y = rng.integers(0, CLASSES, n)
+        if "share" in own:
+            y = other(np.full(n, e), rng.random(n) < own["share"][e])
+        s = other(y, rng.random(n) < own["q"])
+        p = own["p"][e] if "p" in own else 0.25
+        h = other(y if p >= 0 else (y + 1) % CLASSES, rng.random(n) < abs(p))
+        return y, s, h
+
+    seen, (y, s, h) = [draw(domain) for domain in roles.train], draw(roles.test)
+
+    def rule(*worlds: tuple[Any, Any, Any]) -> Any:
+        counts = np.zeros((CLASSES,) * 3)
+        for drawn in worlds:
+            np.add.at(counts, drawn, 1)
+        return counts.argmax(0)
+
+    found = made.answers(roles.train, roles.test)
+    assert np.mean(s == y) == pytest.approx(found.invariant, abs=0.006)
+    assert np.mean(rule((y, s, h))[s, h] == y) == pytest.approx(found.best, abs=0.006)
+    ties = name in ("planted_tint", "planted_place", "planted_texture", "planted_hard")
+    if not (ties and scenario != "ot-h-f"):  # nearly equal cues: a sample may choose either
+        assert np.mean(rule(*seen)[s, h] == y) == pytest.approx(found.erm, abs=0.006)
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_the_default_scenario_is_the_worst_for_erm(name: str) -> None:
+    made = world(name)
+    known = scenarios("ltdo", made.domains, made.letters)
+    erm = {scenario.name: made.answers(scenario.train, scenario.test).erm for scenario in known}
+    assert erm[made.default_scenario["ltdo"]] == pytest.approx(min(erm.values()))
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_images_follow_the_table_to_within_one(name: str) -> None:
+    made = world(name, images=997)
+    for number, domain in enumerate(DOMAINS):
+        counts = np.zeros((CLASSES,) * 3)
+        np.add.at(counts, tuple(made.cells[:3, made.cells[3] == number]), 1)
+        assert counts.sum() == 997
+        assert np.abs(counts - 997 * made.table(domain)).max() <= 1
+
+
+@given(
+    st.sampled_from([name for name in WORLDS if name not in ("planted_style", "planted_label")]),
+    st.floats(0.26, 1),
+    st.lists(st.floats(-1, 1), min_size=4, max_size=4),
+)
+def test_a_table_is_a_distribution_and_the_best_rule_is_best(
+    name: str, q: float, p: list[float]
+) -> None:
+    made = world(name, q=q, **({} if name == "planted_null" else {"p": p}))
+    for domain in DOMAINS:
+        assert made.table(domain).sum() == pytest.approx(1)
+        assert (made.table(domain) >= 0).all()
+    for test in DOMAINS:
+        found = made.answers([d for d in DOMAINS if d != test], test)
+        assert max(found.invariant, found.erm) <= found.best + 1e-12
+
+
+def test_recovered() -> None:
+    assert Answers(0.85, 0.05, 0.9).recovered(0.85) == pytest.approx(1)
+    assert Answers(0.85, 0.05, 0.9).recovered(0.05) == 0
+    assert Answers(0.85, 0.05, 0.9).recovered(0.25) == pytest.approx(0.25)
+    assert Answers(0.85, 0.65, 0.9).recovered(0.85) is None  # a gap of 20 points is too small
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_images_are_those_of_every_machine(name: str) -> None:
+    """Pixels are the same as where this test was written."""
+    made = world(name)
+    pixels = [made.read(index, 16) for index in range(0, 16_000, 997)]
+    assert all(image.shape == (16, 16, 3) and image.dtype == np.uint8 for image in pixels)
+    assert sum(int(image.astype(np.int64).sum()) for image in pixels) == PIXELS[name]
+
+
+PIXELS = {
+    "planted_hard": 856_412,
+    "planted_label": 1_364_623,
+    "planted_null": 888_836,
+    "planted_place": 1_480_292,
+    "planted_style": 1_589_485,
+    "planted_texture": 1_299_082,
+    "planted_tint": 838_432,
+}
+
+
+def test_cues_are_where_they_should_be() -> None:
+    _, s, h, _ = world("planted_place").cells
+    place = world("planted_place", noise=0)
+    for cue, index in ((cue, int(np.flatnonzero(h == cue)[0])) for cue in range(CLASSES)):
+        image = place.read(index, 16)
+        lit = {(r, c): image[r, c].min() for r, c in product((0, 15), (0, 15))}
+        assert max(lit, key=lambda corner: lit[corner]) == (15 * (cue // 2), 15 * (cue % 2))
+    tint = world("planted_tint", noise=0)
+    brightest = [
+        tint.read(int(np.flatnonzero(h == cue)[0]), 16).mean((0, 1)).argmax() for cue in range(3)
+    ]
+    assert brightest == [0, 1, 2]
+    null = world("planted_null", noise=0)
+    across, down = (null.read(int(np.flatnonzero(s == cue)[0]), 16)[..., 0] for cue in (0, 1))
+    assert (across == across[:, :1]).all()
+    assert (down == down[:1]).all()
+
+
+def test_own_settings_are_checked() -> None:
+    assert world("planted_tint").adjusted({}) is not None
+    for own, words in (
+        ({"q": 2}, "world.q"),
+        ({"p": [0.5]}, "world.p"),
+        ({"tint": 1}, "unknown setting 'world.tint'"),
+    ):
+        with pytest.raises(SettingsError, match=words.replace(".", r"\.")):
+            world("planted_tint", **own)
+    with pytest.raises(SettingsError, match="world"):
+        make_dataset("digits4").adjusted({"q": 0.5})
+    assert validate(world("planted_tint").Settings, {}).model_dump()["q"] == 0.75
+
+
+def test_strengths_are_in_the_key_and_change_the_images(
+    feddg: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    def plan(*pairs: str) -> dict[str, Any]:
+        code, out, err = feddg(
+            "run", "--dataset", "planted_tint", "--results", str(tmp_path), *pairs, "--dry-run",
+            "--json",
+        )  # fmt: skip
+        assert code == 0, err
+        (run,) = json.loads(out)
+        return run  # type: ignore[no-any-return]
+
+    usual, same, other = plan(), plan("world.q=0.75"), plan("world.q=0.8")
+    assert usual["settings"]["scenario"] == "ot-h-f"
+    assert usual["key"] == same["key"] != other["key"]
+    code, _, err = feddg("run", "world.q=0.8", "--dry-run", "--results", str(tmp_path))
+    assert code == 2
+    assert "unknown setting 'world.q'" in err
