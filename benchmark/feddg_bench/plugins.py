@@ -28,11 +28,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import feddg_bench
 from feddg_bench.common.errors import (
-    STOPS,
     FeddgError,
     PluginError,
+    RunInterruptedError,
     SettingsError,
     in_a_line,
+    interrupts_told,
     top,
     unknown,
 )
@@ -190,8 +191,9 @@ def load_plugin(kind: str, name: str, base: type) -> Any:
     """
     where = _where(kind, name)
     try:
-        found = where.load()
-    except (FeddgError, *STOPS):
+        with interrupts_told():
+            found = where.load()
+    except (FeddgError, RunInterruptedError):
         raise
     except BaseException as error:
         where_from, mend = "", ""

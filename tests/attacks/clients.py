@@ -6,26 +6,31 @@ import asyncio
 import gc
 import math
 import os
+import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 
+from feddg_bench import plugins
 from feddg_bench.common.errors import FeddgError, printable
 from feddg_bench.config.schema import MethodSettings
 from feddg_bench.core.messages import LocalUpdate, encode
 from feddg_bench.core.method import Method
 from feddg_bench.engine.executors import Executor, ProcessExecutor, SerialExecutor
 from feddg_bench.testing import start_toy_run
-from tests.attacks.lab import HangError, Lab, in_time
+from tests.attacks.lab import TINY, HangError, Lab, Outcome, in_time
 from tests.helpers import ALL, PLAIN
 
 CULPRIT, ROUND = "client_1", 1
+COMMAND = (*TINY[:2], "--clients", 2, "--per-round", 2, "--rounds", 1, *TINY[8:])
 EVIL = "FEDDG_EVIL"
 _CROSS_ENTROPY = F.cross_entropy
 
@@ -44,6 +49,13 @@ class LeavingError(UnreadableError):
         raise SystemExit(0)
 
 
+class StoppingError(UnreadableError):
+    """Whoever reads its text is interrupted."""
+
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+
 class OddError(BaseException):
     """No `Exception`."""
 
@@ -53,12 +65,14 @@ RAISED: dict[str, Callable[[], BaseException]] = {
     "SystemExit(0)": lambda: SystemExit(0),
     "SystemExit('done')": lambda: SystemExit("done"),
     "GeneratorExit": GeneratorExit,
+    "KeyboardInterrupt": KeyboardInterrupt,
     "BaseException": lambda: BaseException("odd"),
     "a BaseException of its own": lambda: OddError("odd"),
     "CancelledError": asyncio.CancelledError,
     "StopIteration": StopIteration,
     "an exception without a text": UnreadableError,
     "an exception whose text ends the program": LeavingError,
+    "an exception whose text is an interrupt": StoppingError,
     "half a character": lambda: ValueError("\ud800"),
     "an escape": lambda: ValueError("\x1b[31mred\nand more"),
     "a FeddgError with an escape": lambda: FeddgError("\x1b[31mred"),
@@ -197,10 +211,11 @@ LEFT: dict[str, Deed] = {
     "another rate in client.train": lambda _m, c, _u: vars(c.train).update(lr=9.0),
     "another rate in the module": lambda m, _c, _u: vars(m.train_settings).update(lr=9.0),
     "other settings of the method": lambda m, _c, _u: vars(m.settings).update(deed="nothing"),
-    "other images": lambda _m, c, _u: setattr(c.data.bank, "images", c.data.bank.images * 0),
-    "other labels": lambda _m, c, _u: setattr(c.data.bank, "labels", c.data.bank.labels * 0),
-    "another index": lambda _m, c, _u: setattr(c.data, "index", c.data.index[:1]),
-    "another way to batches": lambda _m, c, _u: setattr(c.data, "batches", lambda **_: iter(())),
+    "other images": lambda _m, c, _u: setattr(bank(c), "images", bank(c).images * 0),
+    "other labels": lambda _m, c, _u: setattr(bank(c), "labels", bank(c).labels * 0),
+    "zeros in its batches": lambda _m, c, _u: zeros(c, torch.Tensor.zero_),
+    "zeros in the data of its batches": lambda _m, c, _u: zeros(c, lambda t: t.data.zero_()),
+    "zeros in the arrays of its batches": lambda _m, c, _u: zeros(c, lambda t: t.numpy().fill(0)),
     "zeros in domain_ids": lambda _m, c, _u: c.domain_ids.zero_(),
     "zeros in what it got": lambda _m, c, _u: [t.zero_() for t in c.weights.values()],
     "draws": lambda _m, _c, _u: torch.rand(5),
@@ -209,11 +224,15 @@ LEFT: dict[str, Deed] = {
 """What must change nothing for the others."""
 
 WRITTEN: dict[str, Deed] = {
-    "the images": lambda _m, c, _u: c.data.bank.images.zero_(),
-    "an image": lambda _m, c, _u: c.data.bank.images[3].zero_(),
-    "the labels": lambda _m, c, _u: c.data.bank.labels.zero_(),
-    "its index": lambda _m, c, _u: c.data.index.zero_(),
+    "the images": lambda _m, c, _u: bank(c).images.zero_(),
+    "an image": lambda _m, c, _u: bank(c).images[3].zero_(),
+    "the labels": lambda _m, c, _u: bank(c).labels.zero_(),
+    "the array of the images": lambda _m, c, _u: c.data.bank.images.numpy().fill(0),
+    "its index": lambda _m, c, _u: c.data.index.data.zero_(),
+    "its way to batches": lambda _m, c, _u: setattr(c.data, "batches", lambda **_: iter(())),
     "a frozen weight": lambda m, _c, _u: m.constant.zero_(),
+    "the data of a frozen weight": lambda m, _c, _u: m.constant.data.zero_(),
+    "the array of a frozen weight": lambda m, _c, _u: m.constant.numpy().fill(math.nan),
 }
 """What must be refused: there is no copy to put back."""
 
@@ -232,6 +251,18 @@ REFUSED = {
     **{f"remembers {name}": deed for name, deed in MEMORY.items()},
 }
 HARMLESS = {f"leaves {name}": deed for name, deed in LEFT.items()}
+
+
+def bank(client: Any) -> Any:
+    """Return the images that all clients share, to which no attribute leads."""
+    return client.data._batches.__closure__[0].cell_contents.bank
+
+
+def zeros(client: Any, write: Callable[[torch.Tensor], object]) -> None:
+    """Write into batches of every kind."""
+    for train, augment, views in ((False, False, 1), (True, True, 1), (True, None, 2)):
+        for batch in client.batches(train=train, augment=augment, views=views):
+            deque(map(write, batch), maxlen=0)
 
 
 def optimizer(method: Any) -> torch.optim.Optimizer:
@@ -264,14 +295,22 @@ class Hostile(Method):
         update = super().fit(client)
         update.weights["classifier.bias"] += seen
         update = LocalUpdate(update.weights, {"extra": 0.0})
-        if (client.name, client.round) != (CULPRIT, ROUND):
+        if (int(client.name.rpartition("_")[2]), client.round) != (1, ROUND):
             return update
         kind, _, name = self.settings.deed.partition(" ")
         if kind == "raises":
             raise RAISED[name]()
+        if kind == "evaluates":
+            return update
         deed = {**REFUSED, **HARMLESS}[self.settings.deed]
         found = deed(self, client, update)
         return found if isinstance(found, LocalUpdate) else update
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        kind, _, name = self.settings.deed.partition(" ")
+        if kind == "evaluates" and not self.training:
+            raise RAISED[name]()
+        return super().forward(images)
 
     def seen_by(self, client: Any) -> int:
         """Return a number for what a client sees of its process and its module."""
@@ -290,8 +329,8 @@ class Hostile(Method):
             F.cross_entropy is _CROSS_ENTROPY,
             (client.train.lr, self.train_settings.lr),
             len(client.data),
-            int(client.data.bank.images.sum()),
-            int(client.data.bank.labels.sum()),
+            int(bank(client).images.sum()),
+            int(bank(client).labels.sum()),
             client.domain_ids.tolist(),
             float(self.constant.sum()),
         )
@@ -336,9 +375,17 @@ def outcome(deed: str, executor: Executor | None = None) -> tuple[str, bytes]:
 
 
 def attack(lab: Lab) -> None:
-    """Try every deed in one process and in two."""
+    """Try every deed in one process and in two, and some through the command."""
     in_processes(lab, "one process", SerialExecutor)
     in_processes(lab, "two processes", lambda: ProcessExecutor(2))
+    with installed(lab.folder()):
+        for where in ("fit", "evaluation"):
+            for name in RAISED if lab.full else FEW:
+                ends = [by_command(lab, where, name, workers) for workers in (1, 2)]
+                held = ends[0] == ends[1] and all(end.refused for end in ends)
+                lab.add(f"command: {where} raises {name}", ends[0].sentence, held)
+                if ends[0] != ends[1]:
+                    lab.add("command: with two workers", ends[1].sentence, held=False)
 
 
 def in_processes(lab: Lab, where: str, start: Callable[[], Executor]) -> None:
@@ -358,3 +405,36 @@ def in_processes(lab: Lab, where: str, start: Callable[[], Executor]) -> None:
             executor.close()
             executor = start()
     executor.close()
+
+
+FEW = ("SystemExit(0)", "GeneratorExit", "KeyboardInterrupt", "an exception without a text")
+"""Tried through the command in each test run."""
+
+
+@contextmanager
+def installed(folder: Path) -> Iterator[None]:
+    """Let the command and its processes find `Hostile` as they find any method."""
+    facts = folder / "hostile-1.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: hostile\nVersion: 1\n")
+    entry = f"[feddg_bench.methods]\nhostile = {__name__}:Hostile\n"
+    (facts / "entry_points.txt").write_text(entry)
+    found = plugins._found
+    sys.path.insert(0, str(folder))
+    found.cache_clear()
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        found.cache_clear()
+
+
+def by_command(lab: Lab, where: str, name: str, workers: int) -> Outcome:
+    """Run the command with a method that raises something; return its error alone."""
+    deed = f"hyper.deed={'raises' if where == 'fit' else 'evaluates'} {name}"
+    folder = lab.folder()
+    options = ("--method", "hostile", "--workers", workers, "--results", folder, deed)
+    done = lab.feddg("run", *COMMAND, *options)
+    told = [line for line in done.err.splitlines() if "error: " in line or "Traceback" in line]
+    records = len([*folder.glob("runs/*.json")])
+    return Outcome(done.code if not records else 0, "", "\n".join(told))

@@ -20,6 +20,8 @@ from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from feddg_bench.common.errors import FeddgError, RunInterruptedError
+
 PATIENCE = 60.0
 """Seconds without an answer that count as a hang."""
 STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.startfile")
@@ -27,8 +29,8 @@ KNOWN = re.compile(r"(python[0-9.]*|git|uname|ldconfig|fc-list|gcc|cc|ld|objdump
 """Programs that the suite or its libraries start themselves, whatever they are given."""
 
 
-class HangError(KeyboardInterrupt):
-    """No answer in time; as Ctrl-C, it is nobody's error but ends what runs."""
+class HangError(Exception):
+    """No answer in time."""
 
 
 class Outcome(NamedTuple):
@@ -166,8 +168,6 @@ class Lab:
 
 def call(function: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[Any, str]:
     """Call a function; return what it gave, and how it failed: ``""`` if it did not."""
-    from feddg_bench.common.errors import FeddgError
-
     try:
         with in_time(PATIENCE):
             return function(*arguments, **named), ""
@@ -182,10 +182,12 @@ def call(function: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[A
 
 @contextmanager
 def in_time(limit: float) -> Iterator[None]:
-    """Raise `HangError` in the block if it takes too long."""
+    """End the block as a signal does, and raise `HangError`, if it takes too long."""
+    rung = []
 
-    def ring(*_: object) -> None:
-        raise HangError
+    def ring(number: int, _: object) -> None:
+        rung.append(number)
+        raise RunInterruptedError(number)
 
     before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, limit)
@@ -194,6 +196,8 @@ def in_time(limit: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        if rung:
+            raise HangError
 
 
 _watched: list[Lab] = []

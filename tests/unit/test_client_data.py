@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from feddg_bench.config.schema import AugmentSettings, TrainSettings
 from feddg_bench.core.client import Client
-from feddg_bench.data.client_images import ClientImages, ImageBank
+from feddg_bench.data.client_images import ClientImages, ImageBank, Lent
 from feddg_bench.data.federated import Federation
 from tests.helpers import PLAIN
 
@@ -37,7 +37,7 @@ def make_client(
         name=name,
         round=round,
         rounds=10,
-        data=ClientImages(bank, np.array(index), augment, settings),
+        data=Lent(ClientImages(bank, np.array(index), augment, settings)),
         weights={},
         broadcast={},
         memory={},
@@ -56,6 +56,36 @@ def images(batches):
 
 
 # ------------------------------------------------------------------------------------ batches
+
+
+@pytest.mark.parametrize("pixels", [np.uint8, np.float16])
+@pytest.mark.parametrize("augment", [False, True])
+@pytest.mark.parametrize("settings", [UNCHANGED, AugmentSettings(hue=0, grayscale=0)], ids=str)
+def test_batches_share_no_memory_with_the_images(pixels, augment, settings):
+    """However they are written into, with one image or all in a batch."""
+    bank = ImageBank(federation(), torch.device("cpu"))
+    bank.images = torch.from_numpy(federation().images.astype(pixels))
+    before = bank.images.clone(), bank.labels.clone()
+    for size in (1, COUNT):
+        held = ClientImages(bank, np.arange(COUNT), settings, TrainSettings(batch_size=size))
+        for views in (1, 2):
+            client = make_client()
+            client.data = Lent(held)
+            for pictures, numbers in client.batches(train=False, augment=augment, views=views):
+                pictures.numpy().fill(0)
+                numbers.data.zero_()
+    assert torch.equal(bank.images, before[0])
+    assert torch.equal(bank.labels, before[1])
+
+
+def test_no_attribute_of_a_client_leads_to_the_images():
+    lent = make_client().data
+    with pytest.raises(AttributeError):
+        lent.batches = None
+    found = [getattr(lent, name) for name in dir(lent)]
+    owners = [getattr(each, "__self__", each) for each in found]
+    assert not [each for each in [*found, *owners] if isinstance(each, ClientImages | ImageBank)]
+    assert not hasattr(lent, "__dict__")
 
 
 def test_an_epoch_holds_every_image_once():

@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import time
 from contextlib import closing
 from dataclasses import replace
 
 import pytest
 import torch
 
-from feddg_bench.common.errors import ClientError, PluginError, in_a_line
+from feddg_bench.common.errors import ClientError, PluginError, RunInterruptedError, in_a_line
 from feddg_bench.core.isolation import Kept
 from feddg_bench.core.messages import leaves, plain
 from feddg_bench.core.method import Method
 from feddg_bench.engine.executors import ProcessExecutor, SerialExecutor
 from feddg_bench.plugins import load_plugin
 from feddg_bench.testing import start_toy_run
-from tests.attacks.clients import CULPRIT, HARMLESS, RAISED, REFUSED, Hiding, outcome
-from tests.helpers import ALL, refused
+from tests.attacks.clients import CULPRIT, HARMLESS, RAISED, REFUSED, Hiding, bank, outcome
+from tests.helpers import ALL, numbers, refused
 
 SAMPLE = (
     "raises SystemExit(0)",
+    "raises KeyboardInterrupt",
     "raises an exception whose text ends the program",
     "sends NaN in a tensor of its own kind",
     "sends half a character",
     "sends complex128",
     "writes into the images",
+    "writes into the array of a frozen weight",
+    "leaves zeros in the data of its batches",
     "leaves frozen layers",
     "leaves another folder",
     "leaves another cross_entropy",
@@ -62,6 +68,76 @@ def test_two_processes_say_the_same():
         assert {deed: outcome(deed, two) for deed in SAMPLE} == {
             deed: outcome(deed) for deed in SAMPLE
         }
+
+
+class Pressed(Method):
+    """Somebody presses Ctrl-C while a client trains, or while a model is evaluated."""
+
+    def fit(self, client):
+        if client.train.local_epochs == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().fit(client)
+
+    def forward(self, images):
+        if not self.training:
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().forward(images)
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_ctrl_c_is_nobodys_error(epochs):
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        start_toy_run(Pressed, {"train": {"local_epochs": epochs}}).rounds(1)
+    assert isinstance(caught.value, RunInterruptedError)
+    assert caught.value.signal_number == signal.SIGINT
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+class Evaluating(Method):
+    """Raises what nobody expects while a model is evaluated."""
+
+    def forward(self, images):
+        if not self.training:
+            raise Evaluating.error
+        return super().forward(images)
+
+
+@pytest.mark.parametrize("error", [SystemExit, GeneratorExit, KeyboardInterrupt, StopIteration])
+def test_whatever_an_evaluation_raises_is_the_methods_error(error, monkeypatch):
+    monkeypatch.setattr(Evaluating, "error", error, raising=False)
+    with refused(PluginError, f"the evaluation of Evaluating failed: {error.__name__}"):
+        start_toy_run(Evaluating).rounds(1)
+
+
+class Careless(Method):
+    """Writes into the images that a model is evaluated on, where PyTorch does not see it."""
+
+    def forward(self, images):
+        outputs = super().forward(images)
+        if not self.training:
+            images.numpy().fill(0)
+        return outputs
+
+
+def test_an_evaluation_gets_copies():
+    careless, plain = start_toy_run(Careless), start_toy_run(Method)
+    assert numbers(careless.rounds(2)) == numbers(plain.rounds(2))
+
+
+def test_of_two_processes_the_first_client_is_named():
+    with closing(ProcessExecutor(2)) as two:
+        for _ in range(3):
+            with refused(ClientError, "client_0 failed in round 1 (fit)"):
+                start_toy_run(Failing, ALL, executor=two).rounds(1)
+
+
+class Failing(Method):
+    """All clients fail, the first one last."""
+
+    def fit(self, client):
+        time.sleep(0.2 * (client.name == "client_0"))
+        raise ValueError(client.name)
 
 
 def test_what_was_put_back_is_told_once(caplog):
@@ -124,7 +200,7 @@ class Numpy(Method):
     """Writes into the images where PyTorch does not see it."""
 
     def fit(self, client):
-        client.data.bank.images.numpy()[...] //= 2
+        bank(client).images.numpy()[...] //= 2
         return super().fit(client)
 
 

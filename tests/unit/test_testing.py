@@ -11,7 +11,7 @@ from feddg_bench.core.messages import LocalUpdate
 from feddg_bench.core.method import Method
 from feddg_bench.testing import CONTRACT, Subject, contract_tests
 from feddg_bench.testing.contract import federated_tensors_move_and_stay_finite
-from tests.attacks.clients import LEFT, process_put_back
+from tests.attacks.clients import LEFT, bank, process_put_back
 
 
 class Detached(Method):
@@ -56,7 +56,7 @@ class Numpy(Method):
 
     def fit(self, client):
         update = super().fit(client)
-        client.data.bank.images.numpy()[...] //= 2
+        bank(client).images.numpy()[...] //= 2
         return update
 
 
@@ -173,7 +173,7 @@ LEFT_TOLD = {
     "another layer": "modules of the module",
     "another cross_entropy": "torch.nn.functional.cross_entropy",
     "another rate in client.train": "the settings of training",
-    "other images": "the attributes of its images",
+    "other images": "the images",
 }
 """What a client leaves behind, and how the contract calls it."""
 

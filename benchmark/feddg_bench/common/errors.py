@@ -1,8 +1,11 @@
 """Errors that a user can cause; the command line prints them as one sentence and exits with 2."""
 
 import difflib
+import signal
+import threading
 import traceback
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -54,8 +57,56 @@ class RunInterruptedError(BaseException):
         self.signal_number = signal_number
 
 
-STOPS = (KeyboardInterrupt, RunInterruptedError)
-"""What ends the program on request; anything else that a plugin's code raises is its error."""
+class _CtrlCError(RunInterruptedError, KeyboardInterrupt):
+    """Ctrl-C in a program that leaves it to Python, which expects a `KeyboardInterrupt`."""
+
+
+def _ctrl_c(number: int, _frame: FrameType | None) -> None:
+    raise _CtrlCError(number)
+
+
+@contextmanager
+def interrupts_told() -> Iterator[None]:
+    """Let Ctrl-C raise a `RunInterruptedError` in a block.
+
+    So it differs from a `KeyboardInterrupt` that a plugin's code raises, which is its error. Where
+    the program has a handler of its own, as the command line has, nothing changes.
+    """
+    python = signal.default_int_handler
+    ours = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is python
+    )
+    if ours:
+        signal.signal(signal.SIGINT, _ctrl_c)
+    try:
+        yield
+    finally:
+        if ours and signal.getsignal(signal.SIGINT) is _ctrl_c:
+            with suppress(ValueError):  # a generator may be closed by another thread
+                signal.signal(signal.SIGINT, python)
+
+
+@contextmanager
+def plugin_code(packages: Collection[str], what: str) -> Iterator[None]:
+    """Turn what a plugin's code raises in a block, whatever it is, into one sentence.
+
+    Args:
+        packages: Top-level packages of the plugin; an error that came through none is not its own.
+        what: What failed, for the message.
+
+    Raises:
+        PluginError: If the plugin's code raised anything but a `FeddgError`.
+    """
+    try:
+        with interrupts_told():
+            yield
+    except (FeddgError, RunInterruptedError):
+        raise
+    except BaseException as error:
+        if not any(top(name) in packages for name in modules_in(error)):
+            raise
+        raise PluginError(f"{what}: {in_a_line(error, packages)}") from error
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
@@ -122,7 +173,7 @@ def first_line(error: BaseException) -> str:
     """Return the first line of an exception's text, whatever its ``__str__`` does."""
     try:
         text = str(error).strip()
-    except STOPS:
+    except RunInterruptedError:
         raise
     except BaseException:
         return "its text cannot be read"

@@ -1,9 +1,10 @@
 """Keep one client's side effects from the next: put back, or refuse, what its work changed.
 
 Without this, the numbers would depend on which clients share a process. Everything here is cheap
-enough for every task. It cannot see a write that bypasses PyTorch's version counter (``.data``,
-``.numpy()``), a change inside a list or an object that an attribute names, or a patch of a library
-other than ``torch.nn.functional``; the contract and `Worker.run_all` look for the effect of these.
+enough for every task. It cannot see a change inside a list or an object that an attribute names, or
+a patch of a library other than ``torch.nn.functional``; the contract and `Worker.run_all` look for
+the effect of these. Of images and labels client code gets copies alone (see
+`feddg_bench.data.client_images.Lent`).
 """
 
 from __future__ import annotations
@@ -95,6 +96,34 @@ def _changed(new: Mapping[Any, Any], old: Mapping[Any, Any]) -> set[Any]:
     return (new.keys() ^ old.keys()) | {key for key in common if new[key] is not old[key]}
 
 
+class _Frozen:
+    """Tensors as they are now, to be put back later.
+
+    PyTorch does not count writes through ``.data`` or ``.numpy()``.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors = tensors
+        self._now = [t.detach().view(_BITS.get(t.itemsize, t.dtype)) for t in tensors.values()]
+        self._then = [tensor.clone() for tensor in self._now]
+
+    @torch.no_grad()
+    def restore(self) -> list[str]:
+        """Put everything back, and return the names of what had changed.
+
+        On a GPU nothing is named, since each comparison would wait for it.
+        """
+        pairs = zip(self.tensors, self._now, self._then, strict=True)
+        changed = [name for name, now, then in pairs if now.is_cpu and not torch.equal(now, then)]
+        if changed or any(not now.is_cpu for now in self._now):
+            torch._foreach_copy_(self._now, self._then)
+        return changed
+
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""A type of whole numbers for each size in bytes: as such, NaN equals itself."""
+
+
 class Isolation:
     """Puts back what client work changed in its process and its module.
 
@@ -105,7 +134,8 @@ class Isolation:
         module: The method.
         classes: Its classes, whose attributes must not change.
         tensors: The module's state by name.
-        constant: Names of the state that must never change.
+        frozen: The part of it that must never change.
+        data: Other tensors that must never change, by name. No attribute of a client leads to them.
         shared: Other objects whose attributes must not change, by name.
     """
 
@@ -114,12 +144,14 @@ class Isolation:
         module: nn.Module,
         classes: Iterable[type],
         tensors: Mapping[str, Tensor],
-        constant: Iterable[str],
+        frozen: Mapping[str, Tensor],
+        data: Mapping[str, Tensor],
         shared: Mapping[str, object],
     ) -> None:
         self.undone: set[str] = set()
         self._tensors = dict(tensors)
-        self._constant = {f"{name}, which is frozen": tensors[name] for name in constant}
+        self._frozen = _Frozen({f"{name}, which is frozen": t for name, t in frozen.items()})
+        self._constant = {**self._frozen.tensors, **data}
         self._dictionaries: list[Attributes] = []
         self._names: dict[int, tuple[str, str]] = {}  # by the dictionary's id
         for name, each in module.named_modules():
@@ -136,28 +168,20 @@ class Isolation:
         self._dictionaries.append(dictionary)
 
     @contextmanager
-    def around(
-        self, who: str, shared: Sequence[object] = (), data: Mapping[str, Tensor] | None = None
-    ) -> Iterator[None]:
-        """Put back, after a block, what client code changed in it.
-
-        Args:
-            who: The client, for messages.
-            shared: Further objects whose attributes must not change: the images of a client.
-            data: Tensors that must not change, by name.
+    def around(self, who: str) -> Iterator[None]:
+        """Put back, after a block, what client code changed in it; ``who`` is its client.
 
         Raises:
             PluginError: If the block wrote into tensors that all clients share.
         """
-        attributes = Kept([*self._dictionaries, *map(vars, shared)])
+        attributes = Kept(self._dictionaries)
         settings = [read() for _, read, _ in _SETTINGS]
         environment = dict.copy(_ENVIRONMENT)
         functions = [dict(vars(owner)) for owner in self._owners]
         tensors = self._tensors.values()
         gradients = [t.requires_grad for t in tensors]
         hooks = [_hooks(t) for t in tensors]
-        constant = {**self._constant, **(data or {})}
-        versions = [t._version for t in constant.values()]
+        versions = [t._version for t in self._constant.values()]
         try:
             yield
         finally:
@@ -187,10 +211,10 @@ class Isolation:
                             found.update(before)
                     undone.add(f"the hooks of {name}")
             self._note(who, undone - {""})
-        written = [
-            n for (n, t), v in zip(constant.items(), versions, strict=True) if t._version != v
-        ]
-        if written:
+            rewritten = self._frozen.restore()
+        constant = zip(self._constant.items(), versions, strict=True)
+        written = [name for (name, tensor), before in constant if tensor._version != before]
+        if written := [*written, *rewritten]:
             raise PluginError(
                 f"it wrote into {written[0]}: other clients use the same tensor, so write into a "
                 f"copy, such as tensor.clone()"
@@ -198,7 +222,7 @@ class Isolation:
 
     def _told(self, dictionary: Attributes, keys: set[Any]) -> str:
         """Return what was put back in a dictionary; "" for attributes that may come and go."""
-        kind, name = self._names.get(id(dictionary), ("shared", "the attributes of its images"))
+        kind, name = self._names[id(dictionary)]
         if kind == "shared":
             return name
         where = name or "the module"

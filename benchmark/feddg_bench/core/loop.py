@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from feddg_bench.common.errors import (
-    STOPS,
     DataError,
     FeddgError,
     PluginError,
+    RunInterruptedError,
     in_a_line,
+    interrupts_told,
     modules_in,
     top,
 )
@@ -108,8 +109,9 @@ def federate(
 def _server_half(method: Method, server: Server) -> Iterator[None]:
     """Name method, round and place of what the server half raises."""
     try:
-        yield
-    except (FeddgError, NoReplyError, *STOPS):
+        with interrupts_told():
+            yield
+    except (FeddgError, NoReplyError, RunInterruptedError):
         raise
     except BaseException as error:
         own = written_in(type(method))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,7 +61,7 @@ class ImageBank:
 
 
 class ClientImages:
-    """The images of one client (see `feddg_bench.core.client.ClientData`)."""
+    """The images of one client, for its `Lent`."""
 
     def __init__(
         self, bank: ImageBank, index: np.ndarray, augment: AugmentSettings, train: TrainSettings
@@ -103,3 +104,26 @@ class ClientImages:
                 beside = companions[part.to(companions.device)].to(labels.device)
                 copies.append(self.augment(beside, twin) if augment else to_float(beside))
             yield (copies[0] if len(copies) == 1 else torch.stack(copies)), labels
+
+
+class Lent:
+    """What client code gets of its images (see `feddg_bench.core.client.ClientData`).
+
+    Batches are copies. No attribute leads to the memory that all clients share: PyTorch does not
+    see every write into a tensor, so one client's could reach the next. Only code that looks into
+    the interpreter, such as a function's closure, can find it.
+    """
+
+    __slots__ = ("_batches", "_count")
+
+    def __init__(self, images: ClientImages) -> None:
+        self._count = len(images)
+        # A bound method would name its object.
+        self._batches: Callable[[Any], Iterator[Batch]] = lambda given: images.batches(**given)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def batches(self, **given: Any) -> Iterator[Batch]:
+        """Yield the batches of `ClientImages.batches`."""
+        return self._batches(given)

@@ -7,16 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import BaseModel
 
-from feddg_bench.common.errors import (
-    STOPS,
-    FeddgError,
-    PluginError,
-    SettingsError,
-    in_a_line,
-    modules_in,
-    top,
-    unknown,
-)
+from feddg_bench.common.errors import SettingsError, plugin_code, unknown
 from feddg_bench.common.streams import torch_stream
 from feddg_bench.config.layers import Layer, merge
 from feddg_bench.config.schema import BackboneSettings, RunSettings, TrainSettings
@@ -136,22 +127,13 @@ def build_on(
         "channels": images.channels,
         "rgb": is_rgb(images),
     }
-    try:
-        with torch_stream(settings.seed, "init"):
-            return method(
-                hyper,
-                backbone=backbone,
-                train=settings.train,
-                bn=settings.federation.bn,
-                task=images.task,
-                **arguments,
-            )
-    except (FeddgError, *STOPS):
-        raise
-    except BaseException as error:
-        own = written_in(method)
-        if own.isdisjoint(map(top, modules_in(error))):  # ours, not the author's
-            raise
-        raise PluginError(
-            f"the method {method.__name__} cannot be built: {in_a_line(error, own)}"
-        ) from error
+    what = f"the method {method.__name__} cannot be built"
+    with plugin_code(written_in(method), what), torch_stream(settings.seed, "init"):
+        return method(
+            hyper,
+            backbone=backbone,
+            train=settings.train,
+            bn=settings.federation.bn,
+            task=images.task,
+            **arguments,
+        )

@@ -20,7 +20,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from feddg_bench.common.errors import STOPS, ClientError, FeddgError, in_a_line
+from feddg_bench.common.errors import (
+    ClientError,
+    FeddgError,
+    RunInterruptedError,
+    in_a_line,
+    interrupts_told,
+)
 from feddg_bench.common.parallel import GUARD, RAN_AGAIN, end_processes, start_process
 from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Task, Weights, decode, encode
 from feddg_bench.core.method import Method, written_in
@@ -110,12 +116,13 @@ class SerialExecutor(Executor):
     def run(self, tasks: Iterator[Task]) -> Iterator[Reply[Any]]:
         """Run the tasks one by one, or in groups that train together."""
         size = self.worker.settings.engine.together if self.worker.batched else 1
-        return chain.from_iterable(map(self._run, grouped(tasks, size)))
+        with interrupts_told():
+            yield from chain.from_iterable(map(self._run, grouped(tasks, size)))
 
     def _run(self, tasks: Sequence[Task]) -> list[Reply[Any]]:
         try:
             return self.worker.run_all(tasks)
-        except STOPS:
+        except RunInterruptedError:
             raise
         except BaseException as error:
             raise _client_error(self.worker, tasks, error) from error
@@ -229,8 +236,12 @@ class PoolExecutor(Executor):
                     started += 1
                     job = next(jobs, None)
             while following in answers:
-                yield answers.pop(following)
+                answer = answers.pop(following)
+                if isinstance(answer, Exception):
+                    raise answer
+                yield answer
                 following += 1
+                del answer  # or it would stay while the next client trains
             if following < started:
                 answers.update(self._collect())
 
@@ -251,6 +262,10 @@ class PoolExecutor(Executor):
                 except (EOFError, OSError):
                     self._bury(member, job)
                     continue
+                except Exception as error:
+                    if job.building:
+                        raise
+                    answer = error  # raised in its turn, so that the same client is always named
                 if job.building:
                     self.built(member, answer)
                 else:

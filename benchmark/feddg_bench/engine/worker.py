@@ -12,10 +12,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from lightning.fabric.plugins import MixedPrecision
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.strategies.single_device import SingleDeviceStrategy
 
-from feddg_bench.common.errors import PluginError, SettingsError
+from feddg_bench.common.errors import PluginError, SettingsError, plugin_code
 from feddg_bench.common.streams import torch_stream
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.core.batch_norm import FrozenBatchNorm, Pair, foldable, folded
@@ -41,10 +41,10 @@ from feddg_bench.core.messages import (
     leaves,
     plain,
 )
-from feddg_bench.core.method import Method
+from feddg_bench.core.method import Method, written_in
 from feddg_bench.core.tasks import TASKS
 from feddg_bench.data.augment import to_float
-from feddg_bench.data.client_images import ClientImages, ImageBank
+from feddg_bench.data.client_images import ClientImages, ImageBank, Lent
 from feddg_bench.data.federated import Federation
 from feddg_bench.engine.batched import fit_together
 from feddg_bench.engine.build import build_run_method
@@ -155,16 +155,19 @@ class Worker:
         self._threads = False  # whether the last task left a thread, which may write into its reply
         self._modules = [*self.method.modules()]
         state = self.method.state
+        constant = sorted(state.tensors.keys() - {*state.federated, *state.private})
         self.isolation = Isolation(
             self.method,
             [kind for kind in type(self.method).__mro__ if issubclass(kind, Method)],
             state.tensors,
-            state.tensors.keys() - {*state.federated, *state.private},
+            {name: state.tensors[name] for name in constant},
+            {"the decoded images": self.bank.images, "the labels": self.bank.labels},
             {
                 "the settings of training": self.settings.train,
                 "the settings of the method": self.method.settings,
                 "the settings of augmentation": self.settings.augment,
                 "Fabric": self.fabric,
+                "the images": self.bank,
             },
         )
 
@@ -226,7 +229,7 @@ class Worker:
         loaded = time.perf_counter()
         stream = (task.call, task.round, task.client)
         with (
-            self._isolated(client),
+            self.isolation.around(client.name),
             torch_stream(self.settings.seed, *stream, device=self.device),
             self.method.state.serving(client),
             folded(self._folded["train"], once=False),
@@ -236,15 +239,6 @@ class Worker:
         if self._initial_private:
             client.memory["private state"] = self.method.state.private_weights()
         return value, {"copy": loaded - start, "work": time.perf_counter() - loaded}
-
-    def _isolated(self, *clients: Client) -> AbstractContextManager[None]:
-        """Keep what the work of these clients changes from all that follows."""
-        images = [data for c in clients for data in (c.data, c.validation) if data is not None]
-        data = {"the decoded images": self.bank.images, "the labels": self.bank.labels}
-        for number, each in enumerate(images):
-            data[f"its index of images ({number})"] = cast(ClientImages, each).index
-        who = clients[0].name if clients else "an evaluation"
-        return self.isolation.around(who, [self.bank, *images], data)
 
     def _train_mode(self) -> None:
         """Call ``self.method.train()`` if needed; checking is faster than calling it each time."""
@@ -303,14 +297,14 @@ class Worker:
         """
         client = self._client(task)
         few = self.data[task.client].index[:COUNTED].numpy()
-        client.data = ClientImages(self.bank, few, self.settings.augment, self.settings.train)
+        client.data = Lent(ClientImages(self.bank, few, self.settings.augment, self.settings.train))
         client.domain_ids = client.domain_ids[:COUNTED]
         held = self.validation.get(task.client)
         if held is not None:  # in proportion: the caller counts by training images
             part = max(1, round(len(held) * len(few) / len(self.data[task.client])))
             rows = held.index[:part].numpy()
-            client.validation = ClientImages(
-                self.bank, rows, self.settings.augment, self.settings.train
+            client.validation = Lent(
+                ClientImages(self.bank, rows, self.settings.augment, self.settings.train)
             )
         flop = count_flop(lambda: self._do(task, client))
         peak = peak_flops(self.device, self.settings.train.precision, self.spec.threads)
@@ -325,7 +319,7 @@ class Worker:
         self.method.train()
         stream = ("fit together", tasks[0].round, tasks[0].client)
         with (
-            self._isolated(*clients),
+            self.isolation.around(clients[0].name),
             torch_stream(self.settings.seed, *stream, device=self.device),
             folded(self._folded["train"], once=False),
         ):
@@ -334,11 +328,12 @@ class Worker:
         return [self._reply(client, v, each) for client, v in zip(clients, values, strict=True)]
 
     def _client(self, task: Task) -> Client:
+        held = self.validation.get(task.client)
         return Client(
             name=task.client,
             round=task.round,
             rounds=self.settings.federation.rounds,
-            data=self.data[task.client],
+            data=Lent(self.data[task.client]),
             weights=Received(task.weights, self.device),
             broadcast=Received({**task.broadcast, **task.told}),
             memory=copied(task.memory),
@@ -347,7 +342,7 @@ class Worker:
             seed=self.settings.seed,
             domain_ids=self.domain_ids[task.client].clone(),
             sources=self.spec.federation.sources,
-            validation=self.validation.get(task.client),
+            validation=None if held is None else Lent(held),
         )
 
     def _reply(
@@ -372,23 +367,27 @@ class Worker:
 
         Returns:
             Predictions [n], class ids or numbers, and the summed loss.
+
+        Raises:
+            PluginError: If the method's code raises an exception of its own.
         """
-        task = TASKS[self.spec.federation.task]
+        task, kind = TASKS[self.spec.federation.task], type(self.method)
         self.method.state.load(self._initial_private)
         self.method.state.load(weights)
         self.method.eval()
         predictions = []
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        for part in torch.from_numpy(index).split(self.settings.evaluation.batch_size):
-            images, labels = self.bank.take(part)
-            with (
-                self._isolated(),
-                self.fabric.autocast(),
-                folded(self._folded["evaluation"], once=True),
-            ):
-                outputs = self.method(to_float(images)).float()
-            predictions.append(task.predict(outputs))
-            loss += task.loss(outputs, labels, "sum")
+        with plugin_code(written_in(kind), f"the evaluation of {kind.__name__} failed"):
+            for part in torch.from_numpy(index).split(self.settings.evaluation.batch_size):
+                images, labels = self.bank.take(part)
+                with (
+                    self.isolation.around("an evaluation"),
+                    self.fabric.autocast(),
+                    folded(self._folded["evaluation"], once=True),
+                ):
+                    outputs = self.method(to_float(images)).float()
+                predictions.append(task.predict(outputs))
+                loss += task.loss(outputs, labels, "sum")
         return torch.cat(predictions).cpu().numpy(), float(loss)
 
 
