@@ -228,7 +228,10 @@ def test_a_client_that_hangs_ends_the_run_and_its_workers_serve_the_next():
         there, here = start_toy_run(FedAvg, ALL, executor=limited), start_toy_run(FedAvg, ALL)
         for run in (there, here):
             run.rounds(1)
-    assert encode(there.server.state()) == encode(here.server.state())
+        assert encode(there.server.state()) == encode(here.server.state())
+        for member in limited.members:
+            member.due = 0.0  # as after a long pause between two runs
+        start_toy_run(FedAvg, ALL, executor=limited)
 
 
 class Deaf(RemoteWorker):

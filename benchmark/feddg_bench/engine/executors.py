@@ -252,9 +252,7 @@ class PoolExecutor(Executor):
             FeddgError: If a worker took too long.
         """
         busy = [(member, member.job) for member in self.members if member.job is not None]
-        due = min(member.due for member, _ in busy)
-        left = None if due == math.inf else max(0.0, due - time.monotonic())
-        ready = self.ready([member for member, _ in busy], left)
+        ready = self._ready([member for member, _ in busy])
         for member, job in busy:
             if member in ready:
                 try:
@@ -270,12 +268,16 @@ class PoolExecutor(Executor):
                     self.built(member, answer)
                 else:
                     yield job.number, answer
-            elif time.monotonic() >= member.due:
-                member.replace()  # for the next run, which may use the same executor
+            elif time.monotonic() >= member.due:  # the next run replaces it
                 raise FeddgError(
                     f"{job.name} took longer than --client-timeout allows: give more time; the "
                     f"same command goes on from the run's last checkpoint"
                 )
+
+    def _ready(self, busy: Sequence[RemoteWorker]) -> list[RemoteWorker]:
+        """Return the busy workers that answered or died; wait for the first until one is late."""
+        due = min(member.due for member in busy)
+        return self.ready(busy, None if due == math.inf else max(0.0, due - time.monotonic()))
 
     def _bury(self, member: RemoteWorker, job: WorkerJob) -> None:
         """Replace a worker that died.
@@ -309,7 +311,7 @@ class PoolExecutor(Executor):
         for member in self.members:
             if member.job is None or member.job.building:
                 continue
-            if self.ready([member], self._timeout):
+            if self._ready([member]):
                 with suppress(EOFError, OSError):
                     member.take()
                     member.job = None
@@ -385,7 +387,7 @@ class RemoteWorker(ABC):
             self.begin()
         self._spec, self._build = spec, WorkerJob("its start", building=True)
         self.tell("build", spec)
-        self.job = self._build
+        self.job, self.due = self._build, math.inf
 
     def replace(self) -> None:
         """End the worker, and start another one from the same spec."""
