@@ -38,11 +38,11 @@ def differences(
     {'train.lr': Difference(ours=0.1, reference=0.2), \
 'train.optimizer': Difference(ours='sgd', reference=None)}
     """
-    pairs = (
-        (key, Difference(settings.get(key), reference.get(key)))
+    return {
+        key: Difference(ours, theirs)
         for key in (settings if keys is None else keys)
-    )
-    return {key: pair for key, pair in pairs if pair.ours != pair.reference}
+        if (ours := settings.get(key)) != (theirs := reference.get(key))
+    }
 
 
 def values(found: Mapping[str, Difference]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ _RANGES = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Measured:
     """The evaluations of a run.
 
@@ -60,9 +60,9 @@ class Measured:
     @classmethod
     def unpacked(cls, frame: str, numbers: bytes) -> Measured:
         """Return the table that `packed` returned."""
-        rounds, columns, texts = from_json(frame, cache_strings="all")
+        rounds, columns, texts = _frame(frame)
         values = np.frombuffer(numbers).reshape(len(rounds), len(columns))
-        return cls(rounds, [(*column,) for column in columns], values, texts)
+        return cls(rounds, columns, values, texts)
 
     def evaluation(self, position: int) -> Evaluation:
         """Return the evaluation of a round by its position among the evaluated ones."""
@@ -93,6 +93,12 @@ class Measured:
         """Whether all rounds have the same metrics, on the same numbers of images."""
         counts = self.numbers[:, [name == "images" for *_, name in self.columns]]
         return bool((counts == counts[:1]).all() and (self.numbers != ABSENT).all())
+
+
+@lru_cache(maxsize=10_000)
+def _frame(text: str) -> tuple[Any, Any, Any]:
+    rounds, columns, texts = from_json(text, cache_strings="all")
+    return rounds, [(*column,) for column in columns], texts
 
 
 def tabulate(evaluations: Sequence[tuple[int, Evaluation]]) -> Measured:

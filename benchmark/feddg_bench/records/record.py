@@ -297,6 +297,43 @@ class RunRecord(RecordPart):
             "megabytes_down": sum(entry.bytes.down for entry in rounds) / n / 1e6,
         }
 
+    def usage(self) -> dict[str, Any]:
+        """Return what the run used and what went wrong in it.
+
+        ``started``, ``seconds`` and ``memory`` (MiB) are for the whole run. ``dropped`` lists
+        clients as [round, client, tensor], 0 being before round 1. ``bytes`` is [up per round, down
+        per round, up before round 1, down before round 1], ``phases`` lists [phase, seconds per
+        round, seconds before round 1].
+        """
+        rounds, once, n = self.rounds, self.once, max(len(self.rounds), 1)
+        phases = sorted({name for entry in (once, *rounds) for name in entry.seconds})
+        return {
+            "scenario": self.scenario.model_dump(mode="json"),
+            "clients": self.partition.clients,
+            "started": self.time.started,
+            "seconds": self.time.seconds,
+            "memory": self.time.peak_memory_mib,
+            "dropped": [
+                [number, drop.client, drop.tensor]
+                for number, entry in ((0, once), *((entry.round, entry) for entry in rounds))
+                for drop in entry.dropped
+            ],
+            "bytes": [
+                round(sum(entry.bytes.up for entry in rounds) / n),
+                round(sum(entry.bytes.down for entry in rounds) / n),
+                once.bytes.up,
+                once.bytes.down,
+            ],
+            "phases": [
+                [
+                    name,
+                    sum(entry.seconds.get(name, 0.0) for entry in rounds) / n,
+                    once.seconds.get(name, 0.0),
+                ]
+                for name in phases
+            ],
+        }
+
     def lost(self) -> int | None:
         """Return the first round with a loss that is not finite, in training or evaluation."""
         for entry in self.rounds:

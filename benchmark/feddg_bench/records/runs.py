@@ -12,7 +12,7 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,6 +71,8 @@ class RecordedRun:
     # Settings by dotted key, such as `train.lr`, without `OWN`; one object for all runs that agree
     # in them.
     settings: Mapping[str, Any]
+    nested: Mapping[str, Any]  # the same as records hold them: by section, files by their hash
+    usage: Mapping[str, Any]  # see `RunRecord.usage`
     environment: Mapping[str, Any]  # see `EnvironmentRecord`
     tuned: TunedRecord | None
     privacy: PrivacyRecord | None
@@ -93,7 +95,7 @@ class RecordedRun:
         """Return a field by name, or a setting by dotted key; ``None`` where there is none."""
         return getattr(self, name) if name in FIELDS else self.settings.get(name)
 
-    @property
+    @cached_property
     def table(self) -> Measured:
         """What was measured in all evaluated rounds."""
         return Measured.unpacked(self._frame, self._numbers)
@@ -284,7 +286,8 @@ def _head(line: int, text: bytes, record: RunRecord) -> dict[str, Any]:
         "skipped": sum(entry.skipped for entry in record.rounds),
         "costs": record.costs(),
         "metric": record.metric.name,
-        "settings": json.dumps(flatten(record.settings)),
+        "nested": json.dumps({k: v for k, v in record.settings.items() if k not in OWN}),
+        "usage": record.usage(),
         "environment": record.environment.model_dump_json(),
     }
 
@@ -295,12 +298,19 @@ def _shared(text: str) -> Any:
     return from_json(text, cache_strings="keys")
 
 
+@lru_cache(maxsize=10_000)
+def _flat(text: str) -> Mapping[str, Any]:
+    """Return the settings of a JSON text by dotted key: one object, too."""
+    return flatten(_shared(text))
+
+
 def _run(source: Source, head: dict[str, Any], numbers: bytes) -> RecordedRun:
     """Return the run that a head describes."""
     fields = head.copy()
     del fields["numbers"]
     fields["metric"] = find_metric(fields["metric"], fields["task"])
-    fields["settings"] = _shared(fields["settings"])
+    fields["settings"] = _flat(fields["nested"])
+    fields["nested"] = _shared(fields["nested"])
     fields["environment"] = _shared(fields["environment"])
     fields["tuned"] = fields["tuned"] and TunedRecord(**fields["tuned"])
     fields["privacy"] = fields["privacy"] and PrivacyRecord(**fields["privacy"])

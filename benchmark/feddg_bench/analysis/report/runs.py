@@ -11,8 +11,7 @@ from feddg_bench.analysis.tables.commands import repeat_command
 from feddg_bench.analysis.tables.describe import Split
 from feddg_bench.records.differences import setting_text
 from feddg_bench.records.metrics import METRICS, find_metric, metrics_of
-from feddg_bench.records.record import Evaluation, RoundRecord
-from feddg_bench.records.rules import RULES, chosen_rounds, pooled_metric
+from feddg_bench.records.rules import RULES, chosen_in, curve
 from feddg_bench.records.runs import RecordedRun
 
 REPORTED_SPLITS: tuple[Split, ...] = ("test", "val", "id_test", "id_val")
@@ -64,43 +63,31 @@ class Details:
         ``evaluated``, the numbers of the evaluated rounds shown. ``curves`` holds values by split
         and metric, shares in percent.
         """
-        record = run.record()
-        rounds, once, environment = record.rounds, record.once, record.environment
-        drops = [[0, drop.client, drop.tensor] for drop in once.dropped]
-        drops += [[e.round, drop.client, drop.tensor] for e in rounds for drop in e.dropped]
-        n = max(len(rounds), 1)
-        traffic = [round(sum(getattr(e.bytes, way) for e in rounds) / n) for way in ("up", "down")]
-        phases = sorted({name for entry in (once, *rounds) for name in entry.seconds})
+        usage = run.usage
         return {
             "key": run.key,
-            "setup": self._setup(run, record.settings, environment.threads),
-            "scenario": {
-                **record.scenario.model_dump(mode="json"), "flag": shlex.quote(run.scenario)
-            },
+            "setup": self._setup(run),
+            "scenario": {**usage["scenario"], "flag": shlex.quote(run.scenario)},
             "seed": run.seed,
-            "environment": _plain(environment.model_dump()),
-            "started": record.time.started,
-            "seconds": number(record.time.seconds, 3),
-            "memory": number(record.time.peak_memory_mib, 1),
-            "rounds": len(rounds),
-            "clients": record.partition.clients,
-            "skipped": sum(entry.skipped for entry in rounds),
-            "dropped": len(drops),
-            "drops": drops[:LISTED],
-            "bytes": [*traffic, once.bytes.up, once.bytes.down],
+            "environment": _plain(run.environment),
+            "started": usage["started"],
+            "seconds": number(usage["seconds"], 3),
+            "memory": number(usage["memory"], 1),
+            "rounds": run.rounds,
+            "clients": usage["clients"],
+            "skipped": run.skipped,
+            "dropped": len(usage["dropped"]),
+            "drops": usage["dropped"][:LISTED],
+            "bytes": usage["bytes"],
             "phases": [
-                [
-                    name,
-                    number(sum(e.seconds.get(name, 0.0) for e in rounds) / n, 4),
-                    number(once.seconds.get(name, 0.0), 4),
-                ]
-                for name in phases
+                [name, number(each, 4), number(before, 4)] for name, each, before in usage["phases"]
             ],
-            **_curves(run, rounds),
-        }  # fmt: skip
+            **_curves(run),
+        }
 
-    def _setup(self, run: RecordedRun, settings: Mapping[str, Any], threads: int) -> int:
+    def _setup(self, run: RecordedRun) -> int:
         """Return the position in `setups` of what does not depend on scenario and seed."""
+        threads = run.environment["threads"]
         mark = (run.method, run.version, run.dataset, run.protocol, run.recipe, run.fingerprint)
         whole = (*mark, id(run.settings), threads)  # runs share their settings object
         if whole not in self._places:
@@ -113,7 +100,7 @@ class Details:
                     "recipe": run.recipe,
                     "images": run.fingerprint,
                     "settings": [[key, setting_text(value)] for key, value in run.settings.items()],
-                    "command": repeat_command(run, settings, threads),
+                    "command": repeat_command(run, run.nested, threads),
                 }
             )
         return self._places[whole]
@@ -135,33 +122,32 @@ def _plain(environment: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _curves(run: RecordedRun, rounds: Sequence[RoundRecord]) -> dict[str, Any]:
+def _curves(run: RecordedRun) -> dict[str, Any]:
     """Return ``evaluated``, ``chosen`` and ``curves`` of a run."""
-    found = [(entry.round, entry.evaluation) for entry in rounds if entry.evaluation]
-    evaluations = [evaluation for _, evaluation in found]
-    chosen = {rule: chosen_rounds(evaluations, rule, run.metric.name) for rule in RULES}
-    kept = _thinned(len(found), {place for places in chosen.values() for place in places})
-    shown = [evaluations[place] for place in kept]
+    table = run.table
+    chosen = {rule: chosen_in(table, rule, run.metric.name) for rule in RULES}
+    kept = _thinned(len(table.rounds), {place for places in chosen.values() for place in places})
     curves = {
         split: {
             metric: values
             for metric in METRICS
-            if metric in shown_metrics(run) and (values := _curve(run, shown, split, metric))
+            if metric in shown_metrics(run) and (values := _curve(run, kept, split, metric))
         }
         for split in REPORTED_SPLITS
     }
     return {
-        "evaluated": [found[place][0] for place in kept],
+        "evaluated": [table.rounds[place] for place in kept],
         "chosen": {rule: [kept.index(place) for place in chosen[rule]] for rule in RULES},
         "curves": curves,
     }
 
 
 def _curve(
-    run: RecordedRun, evaluations: Sequence[Evaluation], split: str, metric: str
+    run: RecordedRun, kept: Sequence[int], split: str, metric: str
 ) -> list[float | None] | None:
-    """Return a metric at each evaluation; ``None`` if it was never measured."""
-    values = [pooled_metric(evaluation, split, metric) for evaluation in evaluations]
+    """Return a metric at these evaluations; ``None`` if it was never measured."""
+    every = curve(run.table, split, metric)
+    values = [every[place] for place in kept]
     if all(value is None for value in values):
         return None
     shown = find_metric(metric, run.task)
