@@ -91,6 +91,8 @@ class DataRecord(RecordPart):
     # Images of the largest class over those of the smallest among the test images, where it is
     # above `feddg_bench.data.federated.BALANCED`, so that accuracy alone misleads.
     imbalance: Later[float] = None
+    # Accuracies on the test domain that are known of a computed data set, by name of the rule.
+    answers: Later[Named[Annotated[float, Field(ge=0, le=1)]]] = None
 
 
 class PartitionRecord(RecordPart):

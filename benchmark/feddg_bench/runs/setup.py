@@ -206,6 +206,7 @@ def open_federation(
             task=dataset.task,
             metric=dataset.metrics[0],
             imbalance=imbalance(parts.splits.get("test", np.empty(0, np.int64)), dataset),
+            answers=dataset.answers(plan.scenario.train, plan.scenario.test) or None,
         ),
         partition=PartitionRecord(
             hash=partition.digest(),
