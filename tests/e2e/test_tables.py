@@ -64,7 +64,7 @@ def test_all_tables_twice_with_the_same_bytes(feddg: Run, results: Path, tmp_pat
         assert (tmp_path / "one" / f"digits4-ltdo-quick.{ending}").stat().st_size > 200
         assert not (tmp_path / "one" / f"pardon-1.{ending}").exists()
     assert "pardon-1: PARDON, Table I: leave two domains out (0 of " in done.out
-    assert "cells filled: not written)" in done.out
+    assert "cells filled: no file; `tables pardon-1` lists the runs to make)" in done.out
     asked = feddg("all", "pardon-1", "--results", results, "--out", tmp_path / "asked")
     assert "pardon-1.md" in {path.name for path in (tmp_path / "asked").iterdir()}, asked.err
     text = (tmp_path / "one" / "digits4-ltdo-quick.md").read_text()
@@ -128,7 +128,11 @@ def test_a_table_in_one_line(feddg: Run, results: Path, tmp_path: Path) -> None:
         "FedProx",
         "FedAvg",
     ]
+    done = feddg(*arguments, "--results", results, "--out", "out", "--filter", "lambda=0.1")
+    assert "digits4-ltdo-by-scenario-lambda-0.1: " in done.out, done.err
+    assert ", by scenario, lambda=0.1 (" in done.out
     for more, said in (
+        (("--filter", "lamda=0.1"), "--filter: unknown filter 'lamda'"),
         (("pardon-1",), "leave out 'pardon-1'"),
         (("--protocol", "lodo"), "no run has dataset digits4, protocol lodo"),
         (("--columns", "scenaro"), "did you mean 'scenario'?"),

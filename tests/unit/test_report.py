@@ -24,10 +24,11 @@ from hypothesis import strategies as st
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from feddg_bench.analysis.report.gather import gather, read_filter
+from feddg_bench.analysis.report.gather import gather
 from feddg_bench.analysis.report.page import embedded, figures, render
 from feddg_bench.analysis.report.runs import POINTS
 from feddg_bench.analysis.tables.build import build
+from feddg_bench.analysis.tables.describe import read_filter
 from feddg_bench.analysis.tables.generic import leaderboards
 from feddg_bench.analysis.tables.grid import DASH
 from feddg_bench.analysis.tables.titles import method_title

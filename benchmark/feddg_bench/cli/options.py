@@ -28,6 +28,15 @@ Folders = Annotated[
     list[Path] | None,
     typer.Option("--results", help="Folder of records, repeatable; default runs, else results."),
 ]
+Filters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--filter",
+        metavar="KEY=VALUE",
+        help="Only runs that have it, such as dataset=pacs, K=5 or method=fedavg,pardon; "
+        "repeatable.",
+    ),
+]
 Methods = Annotated[
     str | None,
     typer.Option(
@@ -225,6 +234,7 @@ class Shown:
     recipe: Annotated[
         str | None, typer.Option(help="Recipe whose runs are shown, in place of each table's own.")
     ] = None
+    filters: Filters = None
     select: Annotated[
         str | None,
         typer.Option(

@@ -7,34 +7,27 @@ from typing import Annotated
 
 import typer
 
-from feddg_bench.cli.options import Folders, record_folders
+from feddg_bench.cli.options import Filters, Folders, record_folders
 from feddg_bench.common.files import write_whole
 from feddg_bench.common.terminal import say
 from feddg_bench.records.runs import read_runs
 
 _Out = Annotated[Path | None, typer.Option(help="File to write; default RESULTS/report.html.")]
-Filter = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--filter",
-        metavar="KEY=VALUE",
-        help="Only runs that have it, such as dataset=pacs or method=fedavg,pardon; repeatable.",
-    ),
-]
 Figures = Annotated[
     bool, typer.Option("--figures/--no-figures", help="Include the pictures of RESULTS/figures.")
 ]
 
 
 def report_command(
-    results: Folders = None, out: _Out = None, filters: Filter = None, with_figures: Figures = True
+    results: Folders = None, out: _Out = None, filters: Filters = None, with_figures: Figures = True
 ) -> None:
     """Make one HTML page of all records. It has leaderboards, runs, curves, tables and figures.
 
     The page opens in any browser, from disk or a server, and loads nothing from elsewhere.
     """
-    from feddg_bench.analysis.report.gather import gather, read_filter
+    from feddg_bench.analysis.report.gather import gather
     from feddg_bench.analysis.report.page import figures, render
+    from feddg_bench.analysis.tables.describe import read_filter
 
     where = read_filter(filters or ())
     folders, said = record_folders(results)

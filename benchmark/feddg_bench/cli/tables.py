@@ -40,7 +40,8 @@ Columns = Annotated[
     str | None,
     typer.Option(
         metavar="FIELD",
-        help="With --rows: a column for each scenario (default), dataset, or value of a setting.",
+        help="With --rows: a column for each scenario (default), dataset, or value of a setting "
+        "such as lambda, N or K.",
     ),
 ]
 _APART = ("claims", "privacy")
@@ -94,7 +95,7 @@ def tables_command(
     for grid in grids:
         filled, cells = grid.filled()
         wanted = filled or "all" not in names or grid.name in names
-        note = "" if wanted else ": not written"
+        note = "" if wanted else f": no file; `tables {grid.name}` lists the runs to make"
         say(f"{grid.name}: {grid.title} ({filled} of {cells} cells filled{note})")
         if wanted:
             written.append(grid.name)

@@ -65,6 +65,11 @@ def setting_name(key: str) -> str:
     return NAMES.get(key) or key.rpartition(".")[2]
 
 
+def setting_key(name: str) -> str:
+    """Return the key of a short name such as ``lambda``; any other name is returned as it is."""
+    return {short: key for key, short in NAMES.items()}.get(name, name)
+
+
 def setting_text(value: Any) -> str:
     """Return a setting's value as a person writes it.
 

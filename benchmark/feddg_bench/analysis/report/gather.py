@@ -9,40 +9,14 @@ from feddg_bench import __version__
 from feddg_bench.analysis.report.runs import REPORTED_SPLITS, Details
 from feddg_bench.analysis.report.views import table_view
 from feddg_bench.analysis.tables.captions import RULE_SENTENCES
-from feddg_bench.analysis.tables.describe import RunFilter, check_names, fitting
+from feddg_bench.analysis.tables.describe import RunFilter, fitting
 from feddg_bench.analysis.tables.generic import leaderboards, varied
 from feddg_bench.analysis.tables.titles import dataset_title, method_title
-from feddg_bench.common.errors import DataError, SettingsError
-from feddg_bench.config.reading import read_yaml
+from feddg_bench.common.errors import DataError
 from feddg_bench.data.protocols import TITLES
 from feddg_bench.records.metrics import METRICS
 from feddg_bench.records.rules import RULES
 from feddg_bench.records.runs import RecordedRun
-
-
-def read_filter(pairs: Sequence[str]) -> RunFilter:
-    """Return ``KEY=VALUE`` pairs as a filter of runs; commas separate alternative values.
-
-    Raises:
-        SettingsError: If a pair cannot be read or its key is unknown.
-
-    >>> read_filter(["method=fedavg,pardon", "partition.heterogeneity=0.5"])
-    {'method': ['fedavg', 'pardon'], 'partition.heterogeneity': [0.5]}
-    """
-    wanted: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, raw = pair.partition("=")
-        if not equals or not key.strip():
-            raise SettingsError(
-                f"cannot read --filter {pair!r}: expected KEY=VALUE, such as dataset=pacs"
-            )
-        values = [read_yaml(part, f"the value of --filter {pair!r}") for part in raw.split(",")]
-        wanted.setdefault(key.strip(), []).extend(values)
-    try:
-        check_names(wanted)
-    except ValueError as error:
-        raise SettingsError(f"--filter: {error}") from error
-    return wanted
 
 
 def gather(runs: Sequence[RecordedRun], where: RunFilter | None = None) -> dict[str, Any]:

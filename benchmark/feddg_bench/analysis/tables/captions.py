@@ -10,7 +10,7 @@ from feddg_bench.analysis.tables.describe import Description
 from feddg_bench.analysis.tables.grid import Line
 from feddg_bench.analysis.tables.rows import Row
 from feddg_bench.analysis.tables.setups import FRAME, departing, modal, unlike_recipe
-from feddg_bench.analysis.tables.titles import dataset_title
+from feddg_bench.analysis.tables.titles import BACKBONES, dataset_title
 from feddg_bench.data.protocols import TITLES
 from feddg_bench.plugins import harmless
 from feddg_bench.records.differences import assignments, differences, setting_text, values
@@ -115,7 +115,7 @@ def caption(
     """
     runs = [run for row in rows for run in row.members]
     if not runs:
-        return "There are no runs of this table yet."
+        return "No run of this table is recorded yet; its notes list the commands to make them."
     filled = {number for row in rows for number, found in row.runs.items() if found}
     rules = dict.fromkeys(c.rule for c in columns if c.split and c.number in filled)
     said = f"{_measure(description, columns)}{', mean ± SD over' if len(seeds) > 1 else ','} "
@@ -154,7 +154,7 @@ def definitions(
     """Return sentences that say how a table's numbers were made."""
     runs = [run for row in rows for run in row.members]
     over = ", mean ± sample standard deviation over seeds" if len(seeds) > 1 else ""
-    when = seeds_text(seeds) if seeds else "there are no runs of this table yet"
+    when = seeds_text(seeds) if seeds else "no run of this table is recorded yet"
     said = [f"{_measure(description, columns)}{over}; {when}"]
     if rules := [column.rule for column in columns if column.split is not None]:
         said.append(rule_sentence(rules, _key(runs)))
@@ -210,7 +210,7 @@ def _settings(
     common = modal(runs)
     spread = SPREAD.get(common.get("partition.kind", "heterogeneous"), _OTHER)
     return [
-        form.format("all" if common[key] is None else _plain(common[key]))
+        form.format(_plain(common[key]))
         for key, form in (*_FIRST, *spread, *more)
         if key in common
         and (key not in free or len({repr(run.settings.get(key)) for run in runs}) == 1)
@@ -218,7 +218,9 @@ def _settings(
 
 
 def _plain(value: Any) -> str:
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else setting_text(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "all" if value is None else BACKBONES.get(value) or setting_text(value)
 
 
 def tuning(rows: Sequence[Row]) -> list[str]:

@@ -11,8 +11,9 @@ from pydantic import Field, model_validator
 from feddg_bench.common.errors import SettingsError, unknown
 from feddg_bench.common.files import find_yaml, shipped_names
 from feddg_bench.config.layers import dotted_keys, load_layer, validate
-from feddg_bench.config.reading import composed
+from feddg_bench.config.reading import composed, read_yaml
 from feddg_bench.config.schema import Section
+from feddg_bench.records.differences import setting_key
 from feddg_bench.records.rules import Rule
 from feddg_bench.records.runs import FIELDS, RecordedRun
 
@@ -193,6 +194,31 @@ def check_names(where: RunFilter) -> None:
     for name in where:
         if name not in _filterable() and not name.startswith("hyper."):
             raise ValueError(unknown("filter", name, _filterable()))
+
+
+def read_filter(pairs: Sequence[str]) -> dict[str, list[Value]]:
+    """Return ``KEY=VALUE`` pairs as a filter of runs; commas separate alternative values.
+
+    Raises:
+        SettingsError: If a pair cannot be read or its key is unknown.
+
+    >>> read_filter(["method=fedavg,pardon", "lambda=0.5"])
+    {'method': ['fedavg', 'pardon'], 'partition.heterogeneity': [0.5]}
+    """
+    wanted: dict[str, list[Value]] = {}
+    for pair in pairs:
+        key, equals, raw = pair.partition("=")
+        if not equals or not key.strip():
+            raise SettingsError(
+                f"cannot read --filter {pair!r}: expected KEY=VALUE, such as dataset=pacs"
+            )
+        values = [read_yaml(part, f"the value of --filter {pair!r}") for part in raw.split(",")]
+        wanted.setdefault(setting_key(key.strip()), []).extend(values)
+    try:
+        check_names(wanted)
+    except ValueError as error:
+        raise SettingsError(f"--filter: {error}") from error
+    return wanted
 
 
 @cache

@@ -33,6 +33,7 @@ from feddg_bench.records.differences import (
     assignments,
     differences,
     natural,
+    setting_key,
     setting_name,
     setting_text,
     values,
@@ -96,7 +97,7 @@ def frames(
             known = against or (AGAINST if any(run.method == AGAINST for run in mine) else None)
             found.append(
                 Frame(
-                    name + (f"-{_slug(apart)}" if apart else ""),
+                    name + (f"-{slug(apart)}" if apart else ""),
                     name,
                     f"{dataset}, {protocol}, recipe {setup.label}{more}",
                     _describe(_title(dataset, protocol, setup) + more, mine, known),
@@ -150,7 +151,7 @@ def by_values(
     Args:
         methods: Its rows; all that have runs if there are none.
         columns: A field of a run, such as ``scenario``, or a setting, such as
-            ``partition.heterogeneity``.
+            ``partition.heterogeneity`` or ``lambda``.
         runs: Where the values are looked up.
         dataset: Data set; needed if there are several and the columns do not tell them apart.
         protocol: Protocol, likewise.
@@ -159,6 +160,7 @@ def by_values(
     Raises:
         SettingsError: If a name is unknown, no run fits, or several data sets or protocols do.
     """
+    columns = setting_key(columns)
     try:
         check_names({columns: None})
     except ValueError as error:
@@ -372,7 +374,7 @@ def _shared(run: RecordedRun, free: Collection[str]) -> dict[str, Any]:
     return shared | {key: settings[key] for key in ADDED}
 
 
-def _slug(different: Sequence[str]) -> str:
+def slug(different: Sequence[str]) -> str:
     """Return differences as part of a file name; a hash stands for more than three."""
     if len(different) > 3:
         return hashlib.sha256("-".join(different).encode()).hexdigest()[:8]

@@ -83,20 +83,22 @@ class Grid:
     ) -> list[list[int]]:
         """Return the positions of the columns that stand side by side, block by block.
 
-        If they do not fit beside each other, each group makes one block or several. ``details``
-        asks for the columns of the notes.
+        If they do not fit beside each other, each group makes as few blocks as possible, of equal
+        numbers of columns where these fit. ``details`` asks for the columns of the notes.
         """
         places = [n for n, column in enumerate(self.columns) if column.detail == details]
         if not places or fits(places):
             return [places] * bool(places)
         found: list[list[int]] = []
         for _, same in groupby(places, lambda n: self.columns[n].group):
-            group = list(same)
-            for most in range(len(group), 0, -1):  # as equal as possible, so that none is alone
-                number = -(-len(group) // most)
-                cuts = [len(group) * n // number for n in range(number + 1)]
-                blocks = [group[a:b] for a, b in pairwise(cuts)]
-                if most == 1 or all(map(fits, blocks)):
-                    found += blocks
-                    break
+            group, filled = list(same), list[list[int]]()
+            for place in group:
+                if filled and fits([*filled[-1], place]):
+                    filled[-1].append(place)
+                else:
+                    filled.append([place])
+            number = len(filled)
+            cuts = [len(group) * n // number for n in range(number + 1)]
+            equal = [group[a:b] for a, b in pairwise(cuts)]
+            found += equal if all(map(fits, equal)) else filled
         return found

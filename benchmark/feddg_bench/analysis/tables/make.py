@@ -13,14 +13,17 @@ from feddg_bench.analysis.tables.describe import (
     COSTS,
     Description,
     compared_with,
+    fitting,
     load_description,
     named_tables,
+    read_filter,
 )
 from feddg_bench.analysis.tables.generic import (
     by_values,
     leaderboards,
     most_complete,
     shown_as,
+    slug,
     varied,
 )
 from feddg_bench.analysis.tables.grid import Bold, Grid
@@ -31,6 +34,7 @@ from feddg_bench.common.errors import SettingsError, unknown
 from feddg_bench.config.reading import known_name
 from feddg_bench.plugins import plugin_name
 from feddg_bench.records.attacks import read_attacks
+from feddg_bench.records.differences import assignments, setting_text
 from feddg_bench.records.metrics import METRICS, find_metric
 from feddg_bench.records.rules import RULES, Rule
 from feddg_bench.records.runs import RecordedRun, read_runs
@@ -80,6 +84,8 @@ class TableOptions:
     """Protocol of such a table."""
     recipe: str | None = None
     """Recipe whose runs are shown."""
+    filters: Sequence[str] | None = None
+    """``KEY=VALUE`` of the runs that count, such as ``K=5``; commas separate alternatives."""
     select: str | None = None
     """Selection rule, such as ``mean_last_5``."""
     against: str | None = None
@@ -119,6 +125,10 @@ class TableOptions:
             dataset=chosen.dataset and plugin_name("data set", chosen.dataset),
         )
 
+    def runs(self, folders: Sequence[Path]) -> list[RecordedRun]:
+        """Return the recorded runs that count."""
+        return fitting(read_runs(folders), read_filter(self.filters or ()))
+
     def table(
         self, name: str, described: Description, runs: Sequence[RecordedRun], **more: bool
     ) -> Grid:
@@ -127,7 +137,7 @@ class TableOptions:
         rule, bold = cast("Rule | None", self.select), cast("Bold", self.bold)
         return build(name, shown, runs, select=rule, bold=bold, **more)
 
-    def fitting(self, described: Description) -> Description:
+    def adapted(self, described: Description) -> Description:
         """Return a description with the rows and the comparisons that are asked for."""
         chosen = described if self.against is None else compared_with(described, self.against)
         return chosen.model_copy(update={"others": self.others or chosen.others})
@@ -166,7 +176,7 @@ def make_tables(
         wanted = [*named_tables(), *wanted]
     known = (*DESIGNS, *WORDS, *also)
     described = dict(load_description(name, known) for name in dict.fromkeys(wanted))
-    runs, recipe = read_runs(folders), chosen.recipe
+    runs, recipe = chosen.runs(folders), chosen.recipe
     if recipe is not None and recipe not in {run.recipe for run in runs}:
         raise SettingsError(unknown("recipe of these runs", recipe, {run.recipe for run in runs}))
     end = f"-{chosen.metric}" if chosen.metric else ""
@@ -184,12 +194,12 @@ def make_tables(
             more = {"any_paper": True, "variants": whole}
             grids.append(chosen.table(table.name + end, table.description, table.runs, **more))
     for name, description in described.items():
-        fitting = chosen.fitting(description)
-        mine = of_setup(fitting, runs, recipe)
-        grids.append(chosen.table(name + end, fitting, mine))
+        adapted = chosen.adapted(description)
+        mine = of_setup(adapted, runs, recipe)
+        grids.append(chosen.table(name + end, adapted, mine))
         if chosen.variants:
-            title = f"{fitting.title}: what was varied"
-            whole_table = fitting.model_copy(update={"title": title})
+            title = f"{adapted.title}: what was varied"
+            whole_table = adapted.model_copy(update={"title": title})
             grids.append(chosen.table(f"{name}-variants{end}", whole_table, mine, variants=True))
     if drawn := [name for name in DESIGNS if {"all", name} & set(names)]:
         attacks = read_attacks(folders)
@@ -209,11 +219,23 @@ def make_table(
         DataError: If records cannot be read, or a cell would average runs that differ.
     """
     methods = list(dict.fromkeys(plugin_name("method", name) for name in rows))
-    runs = read_runs(folders)
+    runs = chosen.runs(folders)
     where = chosen.dataset, chosen.protocol, chosen.recipe
     name, described = by_values(methods, columns, runs, *where)
-    fitting = chosen.fitting(described)
-    return Made([chosen.table(name, fitting, of_setup(fitting, runs, chosen.recipe))], runs)
+    only = read_filter(chosen.filters or ())
+    said = assignments({key: ",".join(map(setting_text, only[key])) for key in only})
+    title = ", ".join([described.title, *said])
+    adapted = chosen.adapted(described.model_copy(update={"title": title}))
+    return Made(
+        [
+            chosen.table(
+                f"{name}-{slug(said)}" if said else name,
+                adapted,
+                of_setup(adapted, runs, chosen.recipe),
+            )
+        ],
+        runs,
+    )
 
 
 def _measuring(description: Description, metric: str, runs: Sequence[RecordedRun]) -> Description:
