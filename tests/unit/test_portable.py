@@ -18,7 +18,7 @@ from tests.helpers import refused
 pytestmark = pytest.mark.skipif(
     "avx2" not in environment.cpu_flags(), reason="this CPU has no AVX2"
 )
-NAMES = sorted(portable._FUNCTIONS)
+NAMES = sorted(portable._functions())
 
 
 @pytest.fixture(autouse=True)

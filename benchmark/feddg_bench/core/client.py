@@ -16,9 +16,8 @@ from feddg_bench.common.streams import torch_generator
 from feddg_bench.core.messages import Payload, copied, leaves
 
 if TYPE_CHECKING:
-    from lightning.fabric import Fabric
-
     from feddg_bench.config.schema import TrainSettings
+    from feddg_bench.core.lightning import Fabric
 
 Batch = tuple[Tensor, Tensor]
 """Images, float [B, 3, H, W] in [0, 1], and labels, int64 [B].

@@ -7,10 +7,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
-from lightning import LightningModule
 from torch import Tensor, nn
-from torchmetrics import Metric, PearsonCorrCoef
-from torchmetrics.classification import MulticlassAccuracy
 
 from feddg_bench.common.errors import DataError, top
 from feddg_bench.config.layers import validate
@@ -19,6 +16,7 @@ from feddg_bench.core.aggregation import server_step, streaming_mean
 from feddg_bench.core.batch_norm import batch_norm_state, batch_norm_statistics, freeze_batch_norm
 from feddg_bench.core.client import Batch, Client
 from feddg_bench.core.flaws import check_loss
+from feddg_bench.core.lightning import LightningModule
 from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Weights
 from feddg_bench.core.prediction import Accepts, Prediction, answer
 from feddg_bench.core.state import ModuleState
@@ -30,6 +28,8 @@ PREDICTED = 64
 """Most images that `Method.predict` computes at a time."""
 
 if TYPE_CHECKING:
+    from torchmetrics import Metric
+
     from feddg_bench.core.server import Server, Uplink
 
 
@@ -305,6 +305,9 @@ class Method(LightningModule):
 
     def setup(self, stage: str) -> None:
         """Create the metrics of validation and test, which exist only under a Trainer."""
+        from torchmetrics import PearsonCorrCoef
+        from torchmetrics.classification import MulticlassAccuracy
+
         classes = self.task is CLASSIFICATION
         metrics: dict[str, Metric] = {
             split: MulticlassAccuracy(self.num_classes, average="micro")
@@ -330,7 +333,7 @@ class Method(LightningModule):
     def _score(self, split: str, batch: Batch) -> None:
         images, labels = batch
         outputs = self(images).float()
-        metric = cast(Metric, self.metrics[split])
+        metric = cast("Metric", self.metrics[split])
         metric(self.task.predict(outputs), labels)
         loss = self.task.loss(outputs, labels, "mean")
         self.log(f"{split}_loss", loss, batch_size=len(labels))

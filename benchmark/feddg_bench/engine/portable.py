@@ -15,19 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy import special  # type: ignore[import-untyped]
 from torch import Tensor
 
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.portable import begin_portable
-
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **{name: getattr(np, name) for name in ("exp", "log", "log2", "log10", "sqrt", "tanh")},
-    **{name: getattr(np, name) for name in ("sin", "cos", "tan")},
-    **{name: getattr(np, f"arc{name[1:]}") for name in ("asin", "acos", "atan")},
-    **{name: getattr(special, name) for name in ("erf", "erfc", "erfinv")},
-}
-"""Functions that PyTorch leaves to MKL's vector mathematics."""
 
 _installed: list[torch.library.Library] = []
 
@@ -51,11 +42,23 @@ def use_portable(*, wanted: bool, device: str = "cpu", threads: int = 1) -> None
         _installed.append(_library())
 
 
+def _functions() -> dict[str, Callable[..., Any]]:
+    """Return the functions that PyTorch leaves to MKL's vector mathematics."""
+    from scipy import special  # type: ignore[import-untyped]  # costs other runs a tenth of a second
+
+    return {
+        **{name: getattr(np, name) for name in ("exp", "log", "log2", "log10", "sqrt", "tanh")},
+        **{name: getattr(np, name) for name in ("sin", "cos", "tan")},
+        **{name: getattr(np, f"arc{name[1:]}") for name in ("asin", "acos", "atan")},
+        **{name: getattr(special, name) for name in ("erf", "erfc", "erfinv")},
+    }
+
+
 def _library() -> torch.library.Library:
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they say that kernels are replaced, as intended
-        for name, function in _FUNCTIONS.items():
+        for name, function in _functions().items():
             for suffix, kernel in _kernels(function).items():
                 library.impl(f"{name}{suffix}", kernel, "CPU")
         for name, draw in _DRAWS.items():

@@ -19,10 +19,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from lightning.fabric import Fabric
-from lightning.fabric.plugins import MixedPrecision
-from lightning.fabric.plugins.environments.lightning import LightningEnvironment
-from lightning.fabric.strategies.single_device import SingleDeviceStrategy
 
 from feddg_bench.common.errors import PluginError, SettingsError, plugin_code
 from feddg_bench.common.streams import torch_stream
@@ -30,6 +26,12 @@ from feddg_bench.config.schema import RunSettings
 from feddg_bench.core.batch_norm import FrozenBatchNorm, Pair, foldable, folded
 from feddg_bench.core.client import Client, Received
 from feddg_bench.core.isolation import Isolation
+from feddg_bench.core.lightning import (
+    Fabric,
+    LightningEnvironment,
+    MixedPrecision,
+    SingleDeviceStrategy,
+)
 from feddg_bench.core.messages import (
     LocalUpdate,
     Reply,

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchvision import models
 
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.schema import TIMM, BackboneSettings
@@ -135,7 +134,7 @@ class BackboneArchitecture:
     num_features: int  # width after global pooling
     classifier: str = ""  # submodule that is left out; "" for none
     instead: Callable[[], nn.Module] = nn.Identity  # makes what replaces it
-    url: str | None = None  # torchvision's ImageNet weights, if there are any
+    url: Callable[[], str] | None = None  # gives the address of torchvision's ImageNet weights
     package: tuple[str, str, str] | None = None  # name, file, SHA-256 of weights from pip
     smallest_side: int = 8  # side in pixels below which the network has no map left to pool
     normalisation: str | Normalisation = "imagenet"  # what `auto` stands for
@@ -175,8 +174,17 @@ class BackboneArchitecture:
 def _torchvision(
     name: str, num_features: int, classifier: str, *, weights: str = "IMAGENET1K_V1", **more: Any
 ) -> BackboneArchitecture:
-    url = models.get_model_weights(name)[weights].url
-    build = partial(models.get_model, name)
+    def build() -> nn.Module:
+        from torchvision.models import get_model  # not for the small networks of this suite
+
+        net: nn.Module = get_model(name)
+        return net
+
+    def url() -> str:
+        from torchvision.models import get_model_weights
+
+        return str(get_model_weights(name)[weights].url)
+
     return BackboneArchitecture(build, num_features, classifier, url=url, **more)
 
 
@@ -378,15 +386,16 @@ def check_image_size(settings: BackboneSettings, image_size: int) -> None:
 
 def _load(net: nn.Module, architecture: BackboneArchitecture, settings: BackboneSettings) -> None:
     """Copy pretrained weights into ``net``, without its classifier."""
-    name, source = settings.name, settings.weights or architecture.url
+    name, source = settings.name, settings.weights
     if settings.weights is not None:
         tensors = load_tensors(settings.weights)
     elif architecture.package is not None:
         source = str(installed_weights(*architecture.package))
         tensors = dict(zip(net.state_dict(), load_tensors(source).values(), strict=False))
-    elif source is None:
+    elif architecture.url is None:
         raise SettingsError(f"{name} has no pretrained weights: set backbone.pretrained=false")
     else:
+        source = architecture.url()
         try:
             tensors = torch.hub.load_state_dict_from_url(
                 source, map_location="cpu", check_hash=True, weights_only=True

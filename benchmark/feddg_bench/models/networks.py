@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchvision.ops import Conv2dNormActivation
 
 
 def small_cnn() -> nn.Sequential:
@@ -150,6 +149,8 @@ def efficientnet_lite0() -> nn.Sequential:
     EfficientNet-B0 (Tan and Le, ICML 2019) with ReLU6 and without squeeze and excitation. Its
     tensors are in the order of timm's ``tf_efficientnet_lite0``; it pads as TensorFlow does.
     """
+    from torchvision.ops import Conv2dNormActivation
+
     norm = partial(nn.BatchNorm2d, eps=1e-3)
     layer = partial(Conv2dNormActivation, norm_layer=norm, activation_layer=nn.ReLU6)
     layers = [layer(3, 32, 3, 2)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -20,11 +21,9 @@ def environment(
     resources: Resources, workers: int, *, device: str | None = None, portable: bool = False
 ) -> EnvironmentRecord:
     """Return what the last bits of numbers may depend on, and nothing that identifies a machine."""
-    import lightning
-    import torchvision
-
     versions = {"python": platform.python_version(), "feddg_bench": feddg_bench.__version__}
-    versions |= {m.__name__: str(m.__version__) for m in (torch, torchvision, lightning)}
+    versions |= {"torch": str(torch.__version__)}
+    versions |= {name: version(name) for name in ("torchvision", "lightning")}
     return EnvironmentRecord(
         versions=versions,
         system=f"{platform.system()} {platform.machine()}",
