@@ -15,6 +15,7 @@ from PIL import Image
 
 from feddg_bench.analysis.figures.landscape import landscape_picture
 from feddg_bench.analysis.figures.training import trained_runs
+from feddg_bench.analysis.tables.titles import method_title
 from feddg_bench.config.schema import Resources
 from feddg_bench.data.heterogeneity import heterogeneous_counts
 from feddg_bench.records.record import RunRecord
@@ -70,7 +71,7 @@ def test_all_draws_what_records_are_enough_for(feddg: Run) -> None:
     assert done.out.count("clients: the records hold no two values of K/N") == 1
     records = [RunRecord.parse(path.read_bytes()) for path in Path("runs/runs").glob("*.json")]
     expected = {
-        (r.method, f"{r.settings['partition']['heterogeneity']:g}"): 100
+        (method_title(r.method), f"{r.settings['partition']['heterogeneity']:g}"): 100
         * r.rounds[-1].evaluation["test"]["chalk"]["accuracy"]
         for r in records
     }

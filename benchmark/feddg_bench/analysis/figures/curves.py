@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-REFERENCE = "fedavg"
+REFERENCE = "FedAvg"
 """Series that is drawn in every small panel, if it has runs."""
 COLUMNS = 5
 MARKED = 12
@@ -186,11 +187,13 @@ def _apart(
         axes.tick_params(axis="x", labelsize=6.5)  # lambda 0 and 0.1 stand side by side
         said_of = label if label in short else f"{label}  {numbers[label]:.1f}"
         axes.set_title(said_of, loc="left", pad=3)
+        if number + COLUMNS >= len(order):  # the lowest of its column
+            axes.set_xlabel(textwrap.fill(axis.label, 26), fontsize=7)
     figure.supylabel(ylabel, fontsize=8)
     if REFERENCE not in curves:
         del styles[REFERENCE]
     handles = [Line2D([], [], **style) for style in styles.values()]
-    entitle(figure, title, f"across: {axis.label}\n{said}", handles, list(styles))
+    entitle(figure, title, said, handles, list(styles))
     return figure
 
 

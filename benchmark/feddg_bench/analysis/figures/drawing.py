@@ -151,9 +151,19 @@ def entitle(
     handles: Sequence[Artist] = (),
     names: Sequence[str] = (),
 ) -> None:
-    """Write a title above a figure; below it what the numbers are and what the marks mean."""
+    """Write a title above a figure; below it what the numbers are and what the marks mean.
+
+    The title is one line: parts after a colon that do not fit begin the caption.
+    """
     points = 72 * figure.get_size_inches()[0]
-    figure.suptitle("\n".join(textwrap.wrap(title, int(0.18 * points))))
+    room = int(0.18 * points)
+    while len(title) > room and ": " in title:
+        title, _, rest = title.rpartition(": ")
+        caption = "\n".join(filter(None, (rest, caption)))
+    if len(title) > room:
+        caption = "\n".join(filter(None, (title, caption)))
+        title = textwrap.shorten(title, room, placeholder=" ...")
+    figure.suptitle(title)
     lines = [textwrap.wrap(line, int(0.23 * points)) for line in caption.splitlines()]
     if caption or names:
         widths = [38 + 5 * len(name) for name in names] or [1]  # a mark, its gaps, its letters

@@ -20,6 +20,7 @@ from feddg_bench.analysis.figures.drawing import (
 )
 from feddg_bench.analysis.figures.shared import figure_stem, title_of
 from feddg_bench.analysis.figures.training import Trained, sample
+from feddg_bench.analysis.tables.titles import method_title
 from feddg_bench.common.errors import DataError
 from feddg_bench.common.streams import derive_seed
 from feddg_bench.core.method import Method
@@ -91,7 +92,7 @@ def tsne_picture(runs: Sequence[Trained], count: int) -> Picture:
         for column, (number, weights) in enumerate(run.models.items()):
             found = features(run.load(weights), images.to(run.device))
             places = embed(found, run.plan.settings.seed)
-            model = f"{run.plan.settings.method}, round {number}"
+            model = f"{method_title(run.plan.settings.method)}, round {number}"
             _scatter(grid[2 * line, column], places, truth, _by_class)
             _scatter(grid[2 * line + 1, column], places, domains, _by_domain)
             grid[2 * line, column].set_title(f"{model}: classes")

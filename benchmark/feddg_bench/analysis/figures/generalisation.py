@@ -50,7 +50,7 @@ def generalisation(frame: Frame, choice: Selection) -> Picture | None:
     axis = Axis(frame.metric_label(KNOWN), "after the last round", xs.ticks, xs.names)
     title = f"{frame.title}: {SPLIT_NAMES[choice.split]} against {SPLIT_NAMES[KNOWN]}"
     said = over(scenarios, frame.scenario_labels(), points)
-    said += "; curves run through the evaluated rounds; above fedavg's: better at equal id_test"
+    said += "; curves run through the evaluated rounds; above FedAvg's: better at equal id_test"
     figure = draw_curves(
         drawn, axis, frame.metric_label(choice.split), title, said, ends, marked_ends=True
     )

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from feddg_bench.analysis.figures.drawing import Picture, entitle
 from feddg_bench.analysis.figures.shared import figure_stem, image_grid, pixels, title_of
 from feddg_bench.analysis.figures.training import Trained, sample
+from feddg_bench.analysis.tables.titles import method_title
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.core.method import Method
 
@@ -112,7 +113,7 @@ def gradcam_picture(runs: Sequence[Trained], count: int) -> Picture:
     for run in runs:
         for number, weights in run.models.items():
             run.load(weights)
-            heads.append(f"{run.plan.settings.method}\nround {number}")
+            heads.append(f"{method_title(run.plan.settings.method)}\nround {number}")
             for (_, index), (_, seen) in zip(parts, domains, strict=True):
                 heat, classes = explain(run.method, run.images(index)[0])
                 maps = heat.float().cpu().numpy()

@@ -21,6 +21,7 @@ from torch import Tensor
 from feddg_bench.analysis.figures.drawing import Picture, Sheet, entitle, new_figure
 from feddg_bench.analysis.figures.shared import figure_stem, holding, shares, title_of
 from feddg_bench.analysis.figures.training import Trained
+from feddg_bench.analysis.tables.titles import method_title
 from feddg_bench.common.errors import DataError, SettingsError, unknown
 from feddg_bench.common.streams import generator
 from feddg_bench.core.messages import Weights
@@ -147,7 +148,7 @@ def _measure(run: Trained, clients: tuple[str, str], count: int, steps: int) -> 
         )
 
     return Landscape(
-        run.plan.settings.method,
+        method_title(run.plan.settings.method),
         tuple(holding(run, client) for client in clients),
         grid_losses(lambda x, y: on_plane(*models, x, y, trainable), losses, steps),
         np.array([losses(model) for model in models]).T,

@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddg_bench.analysis.figures.drawing import Picture, Sheet, entitle, new_figure
+from feddg_bench.analysis.tables.titles import domain_title
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.files import file_name
+from feddg_bench.data.protocols import TITLES
 
 if TYPE_CHECKING:
     from feddg_bench.runs.request import Plan
@@ -53,7 +55,8 @@ def partition_picture(plans: Sequence[Plan], data: RunData, by: By) -> Picture:
     n = max(counts.shape[1] for counts in spreads.values())
     name = f"partition-{s.dataset}-{s.protocol}-{first.scenario.name}-{s.partition.kind}-{n}"
     name += "-by_label" if by == "label" else ""
-    title = f"{dataset.title}, {s.protocol}, scenario {first.scenario.name}, seed {s.seed}"
+    protocol = TITLES.get(s.protocol, s.protocol)
+    title = f"{dataset.title}, {protocol}, scenario {first.scenario.name}, seed {s.seed}"
     said = f"training images of {n} clients, partition {s.partition.kind}"
     return heat_maps(file_name(name), f"{title}: {said}", rows, spreads, by)
 
@@ -80,6 +83,7 @@ def heat_maps(
     most = max(int(counts.max()) for counts in spreads.values())
     clients = max(counts.shape[1] for counts in spreads.values())
     named = len(rows) <= _MANY
+    titles = [domain_title(row) if by == "domain" else row for row in rows]
     height = max(0.5, (0.19 if named else 0.04) * len(rows))
     figure = new_figure(7.2, 0.9 + (height + 0.35) * len(spreads))
     grid = figure.subplots(len(spreads), 1, sharex=True, squeeze=False)[:, 0]
@@ -98,7 +102,7 @@ def heat_maps(
         if clients <= FEW:
             _say_numbers(axes, counts, most)
         axes.invert_yaxis()
-        axes.set_yticks(range(len(rows)) if named else [], labels=rows if named else [])
+        axes.set_yticks(range(len(rows)) if named else [], labels=titles if named else [])
         axes.tick_params(length=0)
         pure = np.mean((counts > 0).sum(axis=0) == 1)
         kind = {"domain": "domain", "label": "class"}[by]

@@ -21,6 +21,8 @@ from feddg_bench.analysis.figures.series import (
     over,
 )
 from feddg_bench.analysis.tables.generic import Frame, frames
+from feddg_bench.analysis.tables.titles import dataset_title
+from feddg_bench.data.protocols import TITLES
 from feddg_bench.records.runs import RecordedRun
 from feddg_bench.records.statistics import LEVEL, performance_profile
 
@@ -90,6 +92,12 @@ def ranks(runs: Sequence[RecordedRun], choice: Selection) -> Picture | str:
     each = [_shared([r for r in runs if r.protocol == p], choice) for p in sorted(protocols)]
     enough = [found for found in each if min(found[0].shape) > 1]
     table, notes = max(enough, key=lambda found: found[0].size) if enough else _shared(runs, choice)
+    under = ""
+    if enough:
+        (protocol,) = (
+            p for p, found in zip(sorted(protocols), each, strict=True) if found[0] is table
+        )
+        under = f", {TITLES.get(protocol, protocol)}"
     if min(table.shape) < 2:
         there = Counter(run.dataset for run in runs)
         return (
@@ -108,7 +116,7 @@ def ranks(runs: Sequence[RecordedRun], choice: Selection) -> Picture | str:
     said += "" if math.isnan(p) else f"; Friedman's test of any difference: p = {p:.2g}"
     if len(table) <= _FEW:
         said += f"\n{len(table)} data sets are few: hardly any difference could be found"
-    entitle(figure, f"Ranks over data sets: {SPLIT_NAMES[choice.split]}", said)
+    entitle(figure, f"Ranks over data sets{under}: {SPLIT_NAMES[choice.split]}", said)
     shown = [(name, rank, *table[name]) for name, rank in found.items()]
     sheet = Sheet(("series", "average rank", *table.index), tuple(shown))
     notes = [note.replace("run of", "mean of") for note in notes]
@@ -117,12 +125,15 @@ def ranks(runs: Sequence[RecordedRun], choice: Selection) -> Picture | str:
 
 def _shared(runs: Sequence[RecordedRun], choice: Selection) -> tuple[pd.DataFrame, Sequence[str]]:
     """Return the means of the methods that data sets share, by data set, and what was left out."""
+    protocols = {run.protocol for run in runs}
     largest: dict[str, Frame] = {}
     for frame in sorted(frames(runs), key=lambda frame: (-len(frame.runs), frame.name)):
         largest.setdefault(frame.runs[0].dataset, frame)
     rows = []
     for frame in largest.values():
-        name = f"{frame.runs[0].dataset} {frame.runs[0].protocol}"
+        first = frame.runs[0]
+        under = f" ({TITLES.get(first.protocol, first.protocol)})"
+        name = dataset_title(first.dataset) + under * (len(protocols) > 1)
         values, scenarios, _ = comparable(measure_series(frame.runs, choice.value))
         rows += [(p.series, name, 0, 0, p.mean) for p in means(values, scenarios).itertuples()]
     measured = pd.DataFrame(rows, columns=["series", "scenario", "seed", "x", "value"])

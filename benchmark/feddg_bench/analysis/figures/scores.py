@@ -47,7 +47,7 @@ def convergence(frame: Frame, choice: Selection) -> Picture | None:
     title = f"{frame.title}: {SPLIT_NAMES[choice.split]}"
     label = frame.metric_label(choice.split)
     first, last = points.x.min(), points.x.max()
-    left = first - 0.04 * (last - first) if first >= last / 2 else 0  # at most half is empty
+    left = first - 0.04 * (last - first)  # a margin for its marker
     figure = draw_curves(points, Axis("round", end, left=left), label, title, said, numbers, LAST)
     name = f"convergence-{frame.name}{choice.suffix}"
     return Picture(name, figure, _sheet("round", points, scenarios), tuple(notes))

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from feddg_bench.analysis.tables.setups import split as split_variants
+from feddg_bench.analysis.tables.titles import method_title
 from feddg_bench.common.errors import DataError, SettingsError, unknown
 from feddg_bench.common.files import file_name
 from feddg_bench.config.reading import composed, read_names
@@ -101,7 +102,7 @@ class Selection:
 def series(
     runs: Iterable[RecordedRun], free: Collection[str] = ()
 ) -> Iterator[tuple[str, RecordedRun]]:
-    """Yield each run with the label of its series: the method, and what else sets it apart.
+    """Yield each run with the label of its series: the method's title, and what else differs.
 
     The settings ``free`` vary inside a series.
     """
@@ -110,7 +111,7 @@ def series(
         by_method.setdefault(run.method, []).append(run)
     for method, mine in sorted(by_method.items()):
         for variant in split_variants(mine, free):
-            label = f"{method} ({variant.label})" if variant.label else method
+            label = method_title(method) + f" ({variant.label})" * bool(variant.label)
             for run in sorted(variant.runs, key=lambda run: run.key):
                 yield label, run
 

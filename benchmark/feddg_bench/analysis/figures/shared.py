@@ -11,7 +11,9 @@ from torch import Tensor
 
 from feddg_bench.analysis.figures.drawing import PALE, bare, new_figure
 from feddg_bench.analysis.figures.training import Trained
+from feddg_bench.analysis.tables.titles import dataset_title, domain_title
 from feddg_bench.common.files import file_name
+from feddg_bench.data.protocols import TITLES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +25,8 @@ T = TypeVar("T")
 def title_of(run: Trained) -> str:
     """Return a title that says which experiment a figure is about."""
     s = run.plan.settings
-    return f"{s.dataset}, {s.protocol}, scenario {s.scenario}, recipe {run.plan.recipe}"
+    where = f"{dataset_title(s.dataset)}, {TITLES.get(s.protocol, s.protocol)}"
+    return f"{where}, scenario {s.scenario}, recipe {run.plan.recipe}"
 
 
 def figure_stem(figure: str, runs: Sequence[Trained]) -> str:
@@ -48,11 +51,13 @@ def shares(run: Trained, client: str) -> NDArray[np.float64]:
 
 
 def holding(run: Trained, client: str) -> str:
-    """Return what a client mostly holds, such as ``95 % ink, 5 % chalk``."""
+    """Return what a client mostly holds, such as ``95 % Ink, 5 % Chalk``."""
     found = shares(run, client)
     most = np.argsort(-found, kind="stable")[:2]
     return ", ".join(
-        f"{100 * found[d]:.0f} % {run.federation.sources[d]}" for d in most if found[d]
+        f"{100 * found[d]:.0f} % {domain_title(run.federation.sources[d])}"
+        for d in most
+        if found[d]
     )
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from feddg_bench.analysis.figures.drawing import Picture, entitle
 from feddg_bench.analysis.figures.shared import figure_stem, holding, image_grid, pixels, title_of
 from feddg_bench.analysis.figures.training import Trained, sample
+from feddg_bench.analysis.tables.titles import method_title
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.core.method import Method
 from feddg_bench.engine.worker import Worker
@@ -46,7 +47,7 @@ def styles_picture(runs: Sequence[Trained], count: int) -> Picture:
         rows = [[m[n] for m in made] for n in range(start, start + len(index))]
         domains.append((domain, rows))
         start += len(index)
-    heads = ("image", *(run.plan.settings.method for run in runs))
+    heads = ("image", *(method_title(run.plan.settings.method) for run in runs))
     figure = image_grid(heads, domains, _draw_line, row_height=0.98)
     said = f"images as {client} ({holding(first, client)}) restyles them in round 1"
     entitle(figure, title_of(first), said)

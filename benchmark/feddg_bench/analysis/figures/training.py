@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from feddg_bench.analysis.tables.titles import domain_title
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.streams import generator
 from feddg_bench.config.schema import KEEP, Resources
@@ -198,7 +199,7 @@ def sample(
         rng = generator(seed, "figures", split, domain)
         chosen = np.sort(rng.permutation(allowed)[:count])
         if len(chosen):
-            found.append((f"{domain} ({split})", chosen))
+            found.append((f"{domain_title(domain)} ({split})", chosen))
     return found
 
 

@@ -19,6 +19,7 @@ from feddg_bench.analysis.figures.drawing import (
 )
 from feddg_bench.analysis.figures.series import Selection
 from feddg_bench.analysis.tables.generic import Frame, frames
+from feddg_bench.analysis.tables.titles import method_title
 from feddg_bench.records.attacks import AttackRecord, Interval, overall
 from feddg_bench.records.runs import RecordedRun, flatten, key_metric
 
@@ -135,7 +136,7 @@ def _draw(frame: Frame, curves: Mapping[str, Sequence[Point]], choice: Selection
             marker=MARKERS[place % len(MARKERS)],
             linestyle=LINES[place % len(LINES)],
             elinewidth=0.5,
-            label=method,
+            label=method_title(method),
         )
         for point, at, height in zip(points, x, y, strict=True):
             axes.annotate(
@@ -144,7 +145,7 @@ def _draw(frame: Frame, curves: Mapping[str, Sequence[Point]], choice: Selection
             i = point.auc
             rows.append((method, point.noise, i.value, i.low, i.high, height, len(point.values)))
     axes.axvline(0.5, color=PALE, linewidth=0.6, zorder=0)
-    axes.set_xlabel("membership AUC from what clients send beside weights; 0.5 is chance")
+    axes.set_xlabel("membership AUC from what clients send besides weights; 0.5 is chance")
     axes.set_ylabel(frame.metric_label(choice.split))
     axes.grid()
     handles, labels = axes.get_legend_handles_labels()

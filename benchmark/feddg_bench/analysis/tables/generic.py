@@ -59,10 +59,14 @@ class Frame:
 
     name: str  # such as `digits4-ltdo-quick`, a stem for files
     setup: str  # the same for all frames of a data set, protocol and setup, likewise
-    title: str
     description: Description  # of a table with scenarios as columns; every method is a row
     runs: tuple[RecordedRun, ...]
     recipe: str  # label of the runs' recipe, with `, tuned` if their settings were tuned
+
+    @property
+    def title(self) -> str:
+        """Data set, protocol and recipe as papers write them, and what sets the frame apart."""
+        return self.description.title
 
     def metric_label(self, split: str) -> str:
         """Return an axis label for the data set's key metric on a split."""
@@ -72,7 +76,7 @@ class Frame:
         """Return each scenario's label: its test domain if these all differ, else its name."""
         tests = {run.scenario: run.test for run in self.runs}
         alike = len(set(tests.values())) < len(tests)
-        return {name: name if alike else tests[name] for name in sorted(tests)}
+        return {name: name if alike else domain_title(tests[name]) for name in sorted(tests)}
 
 
 def frames(
@@ -99,7 +103,6 @@ def frames(
                 Frame(
                     name + (f"-{slug(apart)}" if apart else ""),
                     name,
-                    f"{dataset}, {protocol}, recipe {setup.label}{more}",
                     _describe(_title(dataset, protocol, setup) + more, mine, known),
                     tuple(mine),
                     setup.label,
@@ -234,7 +237,7 @@ def varied(runs: Sequence[RecordedRun], recipe: str | None = None) -> list[Frame
             name = file_name(dataset, protocol, setup.recipe) + "-tuned" * setup.tuned
             title = f"{_title(dataset, protocol, setup)}: what was varied"
             described = _describe(title, setup.runs, None)
-            found.append(Frame(f"{name}-variants", name, title, described, setup.runs, setup.label))
+            found.append(Frame(f"{name}-variants", name, described, setup.runs, setup.label))
     return found
 
 
