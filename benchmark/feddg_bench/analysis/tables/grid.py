@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import groupby, pairwise
+from itertools import combinations, groupby, pairwise
 from typing import Literal
 
 from feddg_bench.analysis.tables.columns import Column
@@ -83,22 +83,31 @@ class Grid:
     ) -> list[list[int]]:
         """Return the positions of the columns that stand side by side, block by block.
 
-        If they do not fit beside each other, each group makes as few blocks as possible, of equal
-        numbers of columns where these fit. ``details`` asks for the columns of the notes.
+        If they do not fit beside each other, each group makes as few blocks as possible: without a
+        column alone, apart where summaries begin, and of equal numbers of columns, in this order.
+        ``details`` asks for the columns of the notes.
         """
         places = [n for n, column in enumerate(self.columns) if column.detail == details]
         if not places or fits(places):
             return [places] * bool(places)
+
+        def cost(blocks: Sequence[Sequence[int]]) -> tuple[int, bool, int]:
+            sizes = [len(block) for block in blocks]
+            first = [self.columns[block[0]].kind for block in blocks]
+            last = [self.columns[block[-1]].kind for block in blocks]
+            apart = any(a == "measured" != b for a, b in zip(last, first[1:], strict=False))
+            return sizes.count(1), not apart, max(sizes) - min(sizes)
+
         found: list[list[int]] = []
         for _, same in groupby(places, lambda n: self.columns[n].group):
-            group, filled = list(same), list[list[int]]()
-            for place in group:
-                if filled and fits([*filled[-1], place]):
-                    filled[-1].append(place)
-                else:
-                    filled.append([place])
-            number = len(filled)
-            cuts = [len(group) * n // number for n in range(number + 1)]
-            equal = [group[a:b] for a, b in pairwise(cuts)]
-            found += equal if all(map(fits, equal)) else filled
+            group = list(same)
+            for number in range(1, len(group) + 1):
+                ways = [
+                    [group[a:b] for a, b in pairwise((0, *cuts, len(group)))]
+                    for cuts in combinations(range(1, len(group)), number - 1)
+                ]
+                fitting = [way for way in ways if number == len(group) or all(map(fits, way))]
+                if fitting:
+                    found += min(fitting, key=cost)
+                    break
         return found
