@@ -5,7 +5,7 @@ BIN := .venv/bin
 # The same bits on every x86-64 CPU with AVX2, where this is one.
 PORTABLE := $(shell grep -qs '^flags.* avx2 ' /proc/cpuinfo && grep -qs '^flags.* fma ' /proc/cpuinfo && echo --portable)
 
-.PHONY: demo pacs test full check bench fix digests cards install clean
+.PHONY: demo pacs test nightly full check bench fix digests cards install clean
 
 demo: .venv/installed  ## PARDON on the embedded digits, four scenarios, one table
 	$(BIN)/feddg-bench run --method pardon --protocol ltdo --tuned --results demo $(PORTABLE)
@@ -27,8 +27,11 @@ pacs: $(if $(DATA),.venv/pretrained)  ## a first table of real images, half an h
 
 # Three processes on any machine, which take one test after the other: many wait for processes that
 # they start, each costs 20 s to begin, and none is left with all the slow tests.
-test: .venv/developed  ## all tests
+test: .venv/developed  ## the tests that take a moment each
 	$(BIN)/python -m pytest -n 3 --dist load --maxschedchunk 1
+
+nightly: .venv/developed  ## processes, kills, browser, large samples; properties with six times the examples
+	$(BIN)/python -m pytest -n 3 --dist load --maxschedchunk 1 -m "nightly or hypothesis" --hypothesis-profile nightly
 
 full: .venv/developed  ## every attack on large grids, of which `make test` tries a sample
 	$(BIN)/python -m tests.attacks --full

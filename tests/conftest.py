@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from feddg_bench import cli
 from feddg_bench.config.schema import RunSettings
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
     from feddg_bench import testing
     from feddg_bench.data.federated import Federation
 
+
+# `make nightly` names the second.
+settings.register_profile("daily", max_examples=10, deadline=None)
+settings.register_profile("nightly", max_examples=60, deadline=None)
+settings.load_profile("daily")
 
 # Three processes share two cores: threads of one matrix product would wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -44,11 +50,11 @@ class Outcome(NamedTuple):
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what is slow, so that nobody waits for it at the end.
+    """Begin with what takes longest, so that nobody waits for it at the end.
 
     Leave the stand-in for GPUs to the end: a process that has it cannot be rid of it.
     """
-    items.sort(key=lambda i: ("standin" in i.path.parts, i.get_closest_marker("slow") is None))
+    items.sort(key=lambda i: ("standin" in i.path.parts, i.get_closest_marker("nightly") is None))
 
 
 @pytest.fixture(scope="session")

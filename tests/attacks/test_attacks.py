@@ -10,7 +10,7 @@ from tests.attacks.groups import GROUPS, run
 from tests.attacks.settings import count
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="ends what hangs in a forked process")
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_attack_is_held_off(group: str) -> None:

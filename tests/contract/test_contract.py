@@ -95,7 +95,7 @@ KEPT = {"federation": {"per_round": None}, "train": {"optimizer_state": "persist
 RESET = {"federation": {"per_round": None}, "train": {"optimizer_state": "reset"}}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "train",
     [{"optimizer": "adam"}, {"optimizer": "sgd", "momentum": 0.9}],
@@ -173,7 +173,7 @@ def test_local_batch_normalisation(start_run, toy_federation, recorder):
     assert counted == [2, 2, 2, 2]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("bn", ["average", "local"])
 def test_batch_normalisation_in_processes(start_run, toy_federation, pool, bn):
     smaller = {"backbone": {"name": "mobilenet_v2"}}
@@ -269,7 +269,7 @@ def test_a_client_that_diverged_comes_back_with_the_memory_it_had(start_run):
     assert [len(r.ledger.dropped) for r in results] == [0, 1, 0]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_replies_that_nobody_takes_do_no_harm(start_run, pool):
     run = start_run("fedavg", {"federation": {"per_round": None}}, executor=pool)
     run.server.round = 1

@@ -28,7 +28,7 @@ from tests.helpers import KINDS, Sleeping, no_file, numbers, same_on
 ray = pytest.importorskip("ray")
 from feddg_bench.engine import ray_cluster  # noqa: E402 - after the check
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 SMALL = {"object_store_memory": 80 * 2**20, "include_dashboard": False}
 ALL = {"federation": {"per_round": None}}
 FOLDER = "FEDDG_TEST_RAY"

@@ -147,7 +147,7 @@ def link(real: Path, root: Path, most: int) -> Path:
     return root
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_real_pacs_is_clean(real, tmp_path):
     path = write_csv(tmp_path / "right.csv", PACS(real))
     found = examine(PACS(real), path)
@@ -168,7 +168,7 @@ def pictures(root: Path) -> dict[str, Finding]:
     return {finding.text: finding for finding in texts}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_pictures_saved_anew_are_the_same(real, tmp_path):
     root = link(real, tmp_path / "copy", 8)
     for i, path in enumerate(sorted(root.rglob("*.*"))):
@@ -182,7 +182,7 @@ def test_pictures_saved_anew_are_the_same(real, tmp_path):
     assert pictures(root) == {}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_wrong_pictures_in_the_real_pacs_are_found(real, tmp_path):
     root = link(real, tmp_path / "copy", 12)
     dogs, giraffes = (sorted((root / "photo" / name).iterdir()) for name in ("dog", "giraffe"))

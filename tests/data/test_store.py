@@ -319,7 +319,7 @@ def read_log(tmp_path: Path) -> list[tuple[int, int]]:
     return [(int(index), int(process)) for index, process in map(str.split, lines)]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_several_processes_give_the_bytes_of_one(many, cache, tmp_path):
     told: list[tuple[int, int]] = []
     store = open_store(many, 8, cache, lambda *n: told.append(n), processes=2)
@@ -343,7 +343,7 @@ def test_a_class_that_other_processes_cannot_find_is_decoded_here(many, cache, m
     assert np.array_equal(store.images, expected(many, 8))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_unreadable_image_is_named_by_any_process(many, cache, tmp_path):
     path = tmp_path / "many" / "night" / "disc" / "0805.png"
     path.write_bytes(path.read_bytes()[:40])
@@ -363,7 +363,7 @@ open_store(Many(Path(sys.argv[1])), 8, Path(sys.argv[2]), processes=2)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_script_without_a_main_guard_does_not_hang(many, cache, tmp_path):
     (tmp_path / "unguarded.py").write_text(UNGUARDED)
     roots = [*(Path(__file__).parents[2] / name for name in ("benchmark", "datasets")), tmp_path]
@@ -389,7 +389,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_after_a_kill_finished_blocks_are_not_decoded_again(many, cache, tmp_path):
     (tmp_path / "started.py").write_text(STARTED)
     roots = [*(Path(__file__).parents[2] / name for name in ("benchmark", "datasets")), tmp_path]
@@ -495,7 +495,7 @@ np.save(own, open_store(Many(root), 8, cache).images)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_that_build_at_once_are_both_right(many, cache, tmp_path):
     results = [tmp_path / "a.npy", tmp_path / "b.npy"]
     roots = [*(Path(__file__).parents[2] / name for name in ("benchmark", "datasets")), tmp_path]

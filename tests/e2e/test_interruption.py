@@ -64,6 +64,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> RunRecord:
     return record
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("number", "code", "workers"), [(signal.SIGINT, 130, "1"), (signal.SIGTERM, 143, "2")]
 )
@@ -174,7 +175,7 @@ def runs(process: int) -> bool:
         return False
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("feddg")
 def test_stopped_workers_do_not_hold_up_an_interrupt(tmp_path: Path) -> None:
     """And the run can go on."""

@@ -56,7 +56,7 @@ def only(results: Path) -> RunRecord:
     return record
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_avx2
 def test_portable_runs_are_the_same_everywhere(
     tmp_path: Path, cache: Path, feddg: Callable[..., Any]

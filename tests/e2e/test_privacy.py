@@ -138,7 +138,7 @@ def test_too_few_clients_for_a_sum_before_the_first_round_are_said(
     assert "privacy.dropout" in done.err.splitlines()[-1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_interrupted_run_ends_with_the_same_record(feddg: Run, tmp_path: Path) -> None:
     words = [*DP, *SECURE, "privacy.dropout=0.1", "privacy.sampling=fixed"]
     command = ["run", "--method", "fedavg", *TINY, *words, "--rounds", "12", "--workers"]

@@ -21,6 +21,8 @@ from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
 
 from tests import fabricate_records as fabricate  # noqa: E402
 
+pytestmark = pytest.mark.nightly
+
 HOSTILE = "</script><script>window.hit=1</script><img src=http://e.invalid/ onerror='window.hit=2'>"
 PHONE = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
 

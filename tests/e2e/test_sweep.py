@@ -144,7 +144,7 @@ def test_data_that_is_not_there(feddg: Run, tmp_path: Path) -> None:
     assert "--data-root" in done.err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_ctrl_c_and_going_on(feddg: Run, tmp_path: Path) -> None:
     """Interrupted with two workers it says how to go on, and goes on where it was."""
     rounds = {"federation.rounds": {"value": 12}, "seed": {"values": [0, 1]}}
@@ -218,7 +218,7 @@ def test_a_worker_that_keeps_dying_is_given_up(
     assert "memory ran out" in kept["error"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the script forks")
 @pytest.mark.usefixtures("feddg")
 def test_killed_again_and_again(tmp_path: Path) -> None:

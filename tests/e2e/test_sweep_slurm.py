@@ -74,7 +74,7 @@ def test_slurm_is_given_an_array(feddg, tmp_path, monkeypatch):
     assert "--array=0-1%2" in (tmp_path / "taken").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(not Path("/proc").exists(), reason="finds a process by its parent")
 def test_equal_jobs_share_the_runs_and_go_on_when_their_time_is_up(tmp_path, cache):
     rounds = {"federation.rounds": {"value": 20}, "seed": {"values": [0, 1, 2]}}

@@ -118,7 +118,7 @@ def test_make_pacs_asks_for_the_data_before_it_installs() -> None:
     assert done.stderr.startswith("make pacs needs DATA")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_in_the_middle(feddg: Run, tmp_path: Path) -> None:
     """Killed and started again, it makes what is left, and the same choice."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
@@ -75,7 +75,6 @@ def test_content_statistics_are_per_image_and_unbiased() -> None:
 
 
 @given(shapes, st.integers(0, 2**32))
-@settings(max_examples=50, deadline=None)
 def test_full_strength_gives_the_style_and_none_gives_the_content(shape, seed: int) -> None:
     maps = random_maps(*shape).double()
     random = torch.Generator().manual_seed(seed)
@@ -94,7 +93,6 @@ def test_full_strength_gives_the_style_and_none_gives_the_content(shape, seed: i
 
 
 @given(shapes)
-@settings(max_examples=20, deadline=None)
 def test_images_of_a_batch_do_not_touch_each_other(shape) -> None:
     maps = random_maps(*shape)
     style = random_maps(shape[0] + 1, 2, maps.shape[1], 1, 1).flatten(1).abs()
@@ -156,7 +154,6 @@ def stacked_style(maps: Tensor, labels: Tensor, sigma: str) -> Tensor:
 
 
 @given(shapes, st.sampled_from(["mixture", "mean"]), st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
 def test_styles_from_moments_are_those_of_stacked_maps_in_any_order(shape, sigma, random) -> None:
     maps = random_maps(*shape)
     labels = finch(maps.flatten(1))[-1]
@@ -170,7 +167,6 @@ def test_styles_from_moments_are_those_of_stacked_maps_in_any_order(shape, sigma
 
 
 @given(shapes)
-@settings(max_examples=30, deadline=None)
 def test_the_mixture_is_at_least_as_wide_as_the_mean(shape) -> None:
     maps = random_maps(*shape)
     labels = torch.arange(len(maps))
@@ -222,7 +218,6 @@ def test_gram_and_moments_give_the_clients_style() -> None:
 @given(
     st.lists(st.floats(-100, 100), min_size=1, max_size=6), st.floats(0, 1), st.integers(0, 2**32)
 )
-@settings(max_examples=50, deadline=None)
 def test_perturbation_shrinks_adds_and_keeps_deviations_positive(mean, shrink, seed) -> None:
     style = torch.tensor([mean, [abs(v) for v in mean]])
     noise = torch.randn(style.shape, generator=torch.Generator().manual_seed(seed))
@@ -285,7 +280,6 @@ def test_one_style_is_the_interpolation_style(preset) -> None:
 
 
 @given(st.integers(1, 30), st.integers(0, 2**32), st.sampled_from(["released", "artefact"]))
-@settings(max_examples=30, deadline=None)
 def test_the_order_of_clients_does_not_matter(count: int, seed: int, preset) -> None:
     random = torch.Generator().manual_seed(seed)
     styles = torch.randn(count, 2, 6, generator=random, dtype=torch.float64)

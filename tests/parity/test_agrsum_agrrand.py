@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
@@ -122,7 +122,6 @@ def problem(seed, count, width=23):
     return rng.integers(-128, 128, width) / 64, deltas / 64
 
 
-@settings(deadline=None, max_examples=80)
 @given(
     seed=st.integers(0, 2**32 - 1),
     count=st.integers(1, 6),

@@ -378,7 +378,7 @@ def test_a_client_that_diverged_leaves_its_layers_out(start_run, run):
     assert all(bool(t.isfinite().all()) for t in other.server.memory["norm"].values())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_processes_equal_this_process(start_run, toy_federation):
     pool = ProcessExecutor(2)
     try:

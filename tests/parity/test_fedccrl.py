@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.testing import assert_close
@@ -167,7 +167,6 @@ READINGS = [
 ]
 
 
-@settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 2**32 - 1), size=st.integers(1, 6), reading=st.sampled_from(READINGS))
 def test_the_loss_equals_its_definition(seed, size, reading):
     values, expected = reading

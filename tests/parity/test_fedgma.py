@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
@@ -111,7 +111,6 @@ def oracle(deltas, sizes, *, eta, uniform_mean, votes, threshold, below, compare
     return np.array(step)
 
 
-@settings(deadline=None, max_examples=150)
 @given(
     seed=st.integers(0, 2**32 - 1),
     count=st.integers(1, 12),

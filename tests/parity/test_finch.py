@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
@@ -139,7 +139,6 @@ gaussian_rows = st.builds(
 
 
 @given(gaussian_rows, st.sampled_from([finch, by_gram]))
-@settings(max_examples=60, deadline=None)
 def test_partitions_are_numbered_nested_and_shrink(rows: Tensor, cluster) -> None:
     partitions = cluster(rows)
     counts = [int(labels.max()) + 1 for labels in partitions]
@@ -156,7 +155,6 @@ def test_partitions_are_numbered_nested_and_shrink(rows: Tensor, cluster) -> Non
 
 
 @given(gaussian_rows, st.integers(0, 2**32))
-@settings(max_examples=30, deadline=None)
 def test_the_order_of_rows_only_renumbers(rows: Tensor, seed: int) -> None:
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
     straight, shuffled = by_gram(rows), by_gram(rows[order])

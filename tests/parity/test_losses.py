@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feddg_bench.common.errors import SettingsError
@@ -20,7 +20,6 @@ from tests.helpers import refused
 
 NEGATIVES = ("random_one", "set_mean", "hardest")
 seeds = st.integers(0, 2**32 - 1)
-unhurried = settings(deadline=None, max_examples=60)
 
 
 def tensor(*rows):
@@ -150,7 +149,6 @@ def test_triplet_offset_is_added_to_each_coordinate_of_each_difference():
 
 
 @pytest.mark.parametrize("negatives", ["set_mean", "hardest"])
-@unhurried
 @given(seed=seeds, size=st.integers(1, 9), classes=st.integers(1, 4))
 def test_triplet_equals_its_definition(negatives, seed, size, classes):
     rng = np.random.default_rng(seed)
@@ -170,7 +168,6 @@ def test_triplet_equals_its_definition(negatives, seed, size, classes):
     assert loss.item() == pytest.approx(expected, rel=1e-6, abs=1e-12)
 
 
-@unhurried
 @given(seed=seeds, size=st.integers(1, 9), classes=st.integers(1, 4))
 def test_random_negative_loss_is_that_of_the_drawn_negatives(seed, size, classes):
     rng = np.random.default_rng(seed)
@@ -225,7 +222,6 @@ def test_set_mean_is_the_expectation_of_random_one():
     assert sample.std() > 0.01
 
 
-@unhurried
 @given(seed=seeds)
 def test_triplet_invariants(seed):
     rng = torch_rng(seed)
@@ -325,7 +321,6 @@ def test_contrastive_published_numbers(temperature, options, expected):
     assert loss.item() == pytest.approx(expected, abs=1e-6)
 
 
-@unhurried
 @given(
     seed=seeds,
     size=st.integers(2, 10),
@@ -348,7 +343,6 @@ def test_contrastive_equals_its_definition(seed, size, classes, count_self, temp
         assert loss.item() == pytest.approx(expected, rel=1e-6, abs=1e-10)
 
 
-@unhurried
 @given(seed=seeds)
 def test_contrastive_invariants(seed):
     rng = torch_rng(seed)
@@ -437,7 +431,6 @@ def test_jensen_shannon_published_numbers():
     np.testing.assert_allclose(each, [0.025993, 0.073355, 0.091606], atol=1e-6)
 
 
-@unhurried
 @given(seed=seeds, views=st.integers(1, 4), sharp=st.sampled_from([1.0, 30.0, 2000.0]))
 def test_jensen_shannon_equals_its_definition(seed, views, sharp):
     logits = sharp * torch.randn(views, 5, 3, dtype=torch.float64, generator=torch_rng(seed))
@@ -538,7 +531,6 @@ def test_prototype_published_numbers_of_a_batch(options, expected):
     assert loss.item() == pytest.approx(expected, abs=1e-6)
 
 
-@unhurried
 @given(
     seed=seeds,
     known=st.integers(1, 4),
@@ -566,7 +558,6 @@ def test_prototype_equals_its_definition(seed, known, pardon_bugs, divide_by, te
     assert loss.item() >= 0
 
 
-@unhurried
 @given(seed=seeds)
 def test_prototype_loss_does_not_depend_on_the_order_of_classes(seed):
     rng = torch_rng(seed)
@@ -667,7 +658,6 @@ def test_conditional_information_published_numbers_of_single_examples(row, expec
     assert loss.item() == pytest.approx(expected, abs=1e-6)
 
 
-@unhurried
 @given(seed=seeds, scale=st.floats(0.1, 5))
 def test_conditional_information_is_the_gaussian_divergence(seed, scale):
     rng = np.random.default_rng(seed)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feddg_methods.fedccrl import channel_statistics, restyle
 
 seeds = st.integers(0, 2**32 - 1)
-unhurried = settings(deadline=None, max_examples=60)
 
 
 def drawn(seed, size=3, side=4):
@@ -41,7 +40,6 @@ def test_published_numbers():
         assert channel.flatten().tolist() == pytest.approx([3.375, 3.375, 3.375, 5.875], abs=1e-6)
 
 
-@unhurried
 @given(seed=seeds)
 def test_equals_its_definition(seed):
     images, mean, std, mix = drawn(seed)
@@ -58,7 +56,6 @@ def test_equals_its_definition(seed):
     np.testing.assert_allclose(styled.numpy(), expected, rtol=1e-6, atol=1e-12)
 
 
-@unhurried
 @given(seed=seeds)
 def test_own_weight_one_changes_nothing_and_zero_gives_the_foreign_statistics(seed):
     images, mean, std, mix = tensors(*drawn(seed, side=8))
@@ -69,7 +66,6 @@ def test_own_weight_one_changes_nothing_and_zero_gives_the_foreign_statistics(se
     torch.testing.assert_close(foreign.std(dim=(2, 3)), std, rtol=1e-3, atol=0)
 
 
-@unhurried
 @given(seed=seeds)
 def test_commutes_with_the_normalisation_of_channels(seed):
     images, mean, std, mix = tensors(*drawn(seed, side=8))
@@ -86,7 +82,6 @@ def test_commutes_with_the_normalisation_of_channels(seed):
     )
 
 
-@unhurried
 @given(seed=seeds)
 def test_each_image_has_its_own_style(seed):
     images, mean, std, mix = tensors(*drawn(seed))

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feddg_bench.common.errors import SettingsError
@@ -22,7 +22,6 @@ from feddg_methods.shared.round_updates import gram_matrix
 from tests.helpers import refused
 
 seeds = st.integers(0, 2**32 - 1)
-unhurried = settings(deadline=None, max_examples=60)
 clients = st.integers(1, 6)
 READINGS = ("running", "algorithm1", "eq5", "pcgrad_style")
 
@@ -98,7 +97,6 @@ def test_agreement_at_the_threshold_is_equal_to_it_for_every_ratio(size, dtype):
             assert torch.equal(update, expected)
 
 
-@unhurried
 @given(
     seed=seeds,
     size=clients,
@@ -136,7 +134,6 @@ def test_masked_update_equals_its_definition(seed, size, threshold, below, compa
     np.testing.assert_allclose(update.numpy()[clear], expected[clear], rtol=1e-6, atol=1e-12)
 
 
-@unhurried
 @given(seed=seeds, size=clients, threshold=st.floats(0, 1))
 def test_masked_update_invariants(seed, size, threshold):
     rng, array = drawn(seed, size)
@@ -209,7 +206,6 @@ def test_agreement_random_published_numbers(monkeypatch):
     assert update.tolist() == approx([3.5, 0.675, 1.0, -2.7], 1e-6)
 
 
-@unhurried
 @given(seed=seeds, size=clients, reduction=st.sampled_from(["mean", "sum"]))
 def test_agreement_rules_equal_their_definitions(seed, size, reduction):
     _, deltas = drawn(seed, size)
@@ -366,7 +362,6 @@ def test_align_published_coefficients():
     assert rows.mean(dim=0).tolist() == approx([0.1488, 0.2192, 0.6320])
 
 
-@unhurried
 @given(
     seed=seeds,
     size=clients,
@@ -390,7 +385,6 @@ def test_align_equals_the_loop_on_vectors(seed, size, strength, reading, only_co
     np.testing.assert_allclose(update.numpy(), expected.mean(axis=0), rtol=1e-6, atol=1e-9)
 
 
-@unhurried
 @given(seed=seeds, size=clients, strength=st.floats(0, 0.499))
 def test_running_alignment_stays_a_convex_combination(seed, size, strength):
     _, deltas = drawn(seed, size)
@@ -400,7 +394,6 @@ def test_running_alignment_stays_a_convex_combination(seed, size, strength):
 
 
 @pytest.mark.parametrize("reading", READINGS)
-@unhurried
 @given(seed=seeds, size=clients)
 def test_align_invariants(reading, seed, size):
     rng, array = drawn(seed, size)
@@ -416,7 +409,6 @@ def test_align_invariants(reading, seed, size):
     torch.testing.assert_close(align(agreeing, strength=0.2, reading=reading), agreeing.mean(dim=0))
 
 
-@unhurried
 @given(seed=seeds, strength=st.floats(0.001, 0.499))
 def test_readings_agree_for_two_clients(seed, strength):
     """The paper's proof covers two clients: the second meets the first as already modified."""
@@ -508,7 +500,6 @@ def test_project_published_coefficients():
     torch.testing.assert_close(rows, tensor((1, 0.5, 0.6), (1, 1, 0.8), (0.5, 0.5, 1)))
 
 
-@unhurried
 @given(seed=seeds, size=clients)
 def test_project_equals_the_loop_on_vectors(seed, size):
     rng, deltas = drawn(seed, size)
@@ -523,7 +514,6 @@ def test_project_equals_the_loop_on_vectors(seed, size):
         np.testing.assert_allclose(ours.numpy(), update, rtol=1e-6, atol=1e-9)
 
 
-@unhurried
 @given(seed=seeds, size=clients)
 def test_project_invariants(seed, size):
     rng, array = drawn(seed, size)
@@ -695,7 +685,6 @@ def adjusted_oracle(weights, gaps, round, rounds, step, variant):
     return a / a.sum() if a.sum() else weights.copy()
 
 
-@unhurried
 @given(seed=seeds, size=st.integers(2, 7), variant=st.sampled_from(VARIANTS))
 def test_adjusted_weights_equal_their_definitions(seed, size, variant):
     rng = np.random.default_rng(seed)
@@ -714,7 +703,6 @@ def test_adjusted_weights_equal_their_definitions(seed, size, variant):
     np.testing.assert_allclose(new.numpy(), expected, rtol=1e-6, atol=1e-12)
 
 
-@unhurried
 @given(seed=seeds, size=st.integers(1, 7), step=st.floats(0.01, 0.99), absent=st.booleans())
 def test_default_weights_stay_in_the_simplex_and_absent_clients_keep_theirs(
     seed, size, step, absent

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from feddg_bench.core.aggregation import server_step, weighted_mean
 
-many = settings(max_examples=150, deadline=None)
 NUMBERS = st.floats(-100, 100, width=32)
 
 
@@ -33,7 +32,6 @@ def close(actual, expected):
     assert_close(actual, expected, rtol=1e-6, atol=1e-4)  # values up to 100: 1e-6 of the range
 
 
-@many
 @given(federations())
 def test_the_mean_is_the_textbook_sum(federation):
     states, sizes = federation
@@ -42,7 +40,6 @@ def test_the_mean_is_the_textbook_sum(federation):
     close(weighted_mean(states, sizes)["w"], (share @ rows).float())
 
 
-@many
 @given(federations())
 def test_the_mean_lies_between_the_states(federation):
     states, sizes = federation
@@ -53,7 +50,6 @@ def test_the_mean_lies_between_the_states(federation):
     assert bool((mean <= rows.amax(0) + slack).all())
 
 
-@many
 @given(federations(), st.randoms())
 def test_the_order_of_clients_does_not_matter(federation, random):
     states, sizes = federation
@@ -63,7 +59,6 @@ def test_the_order_of_clients_does_not_matter(federation, random):
     close(shuffled, weighted_mean(states, sizes))
 
 
-@many
 @given(federations(), st.data())
 def test_splitting_a_client_in_two_changes_nothing(federation, data):
     states, sizes = federation
@@ -75,14 +70,12 @@ def test_splitting_a_client_in_two_changes_nothing(federation, data):
     close(weighted_mean([*states, states[chosen]], halves), weighted_mean(states, sizes))
 
 
-@many
 @given(federations(), st.floats(0.001, 1000))
 def test_only_ratios_of_shares_matter(federation, factor):
     states, sizes = federation
     close(weighted_mean(states, [factor * n for n in sizes]), weighted_mean(states, sizes))
 
 
-@many
 @given(federations(), st.data())
 def test_clients_without_images_change_nothing_bit_for_bit(federation, data):
     states, sizes = federation
@@ -94,7 +87,6 @@ def test_clients_without_images_change_nothing_bit_for_bit(federation, data):
     assert_close(more, weighted_mean(states, sizes), rtol=0, atol=0)
 
 
-@many
 @given(federations())
 def test_inputs_are_not_changed(federation):
     states, sizes = federation
@@ -103,7 +95,6 @@ def test_inputs_are_not_changed(federation):
     assert_close(states, before, rtol=0, atol=0)
 
 
-@many
 @given(federations(), st.floats(0.125, 1.0))
 def test_a_server_step_lies_on_the_way(federation, lr):
     states, sizes = federation

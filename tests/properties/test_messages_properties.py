@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -13,7 +13,6 @@ from feddg_bench.common.errors import DataError
 from feddg_bench.core.messages import decode, encode, nbytes
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool]
-many = settings(max_examples=150, deadline=None)
 
 
 @st.composite
@@ -53,13 +52,11 @@ def description(payload):
     return f"{type(payload).__name__}:{payload!r}"
 
 
-@many
 @given(PAYLOADS)
 def test_decode_undoes_encode(payload):
     assert description(decode(encode(payload))) == description(payload)
 
 
-@many
 @given(PAYLOADS)
 def test_bytes_are_a_function_of_the_content(payload):
     data = encode(payload)
@@ -67,20 +64,17 @@ def test_bytes_are_a_function_of_the_content(payload):
     assert nbytes(decode(data)) == nbytes(payload)
 
 
-@many
 @given(st.lists(PAYLOADS, max_size=3))
 def test_the_size_of_a_list_is_the_sum_of_its_items(items):
     assert nbytes(items) == sum(nbytes(item) for item in items)
 
 
-@many
 @given(st.binary(max_size=200))
 def test_noise_is_refused(data):
     with contextlib.suppress(DataError):
         decode(data)
 
 
-@many
 @given(PAYLOADS, st.data())
 def test_damage_is_refused_or_harmless(payload, data):
     message = bytearray(encode(payload))
@@ -90,7 +84,6 @@ def test_damage_is_refused_or_harmless(payload, data):
         decode(bytes(message))
 
 
-@many
 @given(PAYLOADS, st.data())
 def test_a_part_of_a_message_is_refused(payload, data):
     message = encode(payload)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import pearsonr
 from sklearn.metrics import accuracy_score, f1_score
@@ -78,8 +78,7 @@ def wilds():
     )
 
 
-@pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@pytest.mark.nightly
 @given(pairs, number_pairs)
 def test_metrics_are_those_of_wilds(wilds, pair, number_pair):
     truth, predicted = map(torch.from_numpy, pair.T.copy())
@@ -95,7 +94,7 @@ def test_metrics_are_those_of_wilds(wilds, pair, number_pair):
     assert pearson(truth.numpy(), predicted.numpy()) == pytest.approx(float(theirs), abs=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_worst_group_is_that_of_wilds(wilds):
     rng = np.random.default_rng(0)
     truth, predicted = torch.from_numpy(rng.integers(0, 3, (2, 60)))
@@ -109,7 +108,7 @@ def test_the_worst_group_is_that_of_wilds(wilds):
     assert ours[0] == pytest.approx(float(found[metric.worst_group_metric_field]), abs=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_worst_correlation_is_that_of_wilds(wilds):
     rng = np.random.default_rng(0)
     truth, predicted = torch.from_numpy(rng.standard_normal((2, 60)))

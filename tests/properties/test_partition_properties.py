@@ -8,7 +8,7 @@ from math import floor
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from feddg_bench.data.heterogeneity import heterogeneous_counts
@@ -23,7 +23,6 @@ SIZES = st.lists(st.integers(0, 80), min_size=1, max_size=8).filter(any)
 NUM_CLIENTS = st.integers(1, 60)
 LAMBDAS = st.integers(0, 100).map(lambda percent: percent / 100)
 SEEDS = st.integers(0, 2**63 - 1)
-many = settings(max_examples=200, deadline=None)
 
 
 def main_domains(sizes, num_clients):
@@ -95,14 +94,12 @@ def oracle(sizes, num_clients, lam, rounding):
     return counts
 
 
-@many
 @given(SIZES, NUM_CLIENTS, LAMBDAS, ROUNDINGS)
 def test_counts_are_the_oracles(sizes, num_clients, lam, rounding):
     counts = heterogeneous_counts(sizes, num_clients, lam, rounding=rounding)
     assert counts.tolist() == oracle(sizes, num_clients, lam, rounding)
 
 
-@many
 @given(SIZES, NUM_CLIENTS, LAMBDAS, ROUNDINGS)
 def test_every_image_is_counted_once(sizes, num_clients, lam, rounding):
     counts = heterogeneous_counts(sizes, num_clients, lam, rounding=rounding)
@@ -111,14 +108,12 @@ def test_every_image_is_counted_once(sizes, num_clients, lam, rounding):
     assert counts.sum(axis=0).tolist() == sizes
 
 
-@many
 @given(SIZES, NUM_CLIENTS, ROUNDINGS)
 def test_at_one_all_clients_hold_the_same_mixture(sizes, num_clients, rounding):
     counts = heterogeneous_counts(sizes, num_clients, 1, rounding=rounding)
     assert np.ptp(counts, axis=0).max() <= 1
 
 
-@many
 @given(SIZES, NUM_CLIENTS)
 def test_at_zero_clients_are_pure_or_domains_whole(sizes, num_clients):
     counts = heterogeneous_counts(sizes, num_clients, 0)
@@ -128,7 +123,6 @@ def test_at_zero_clients_are_pure_or_domains_whole(sizes, num_clients):
         assert np.count_nonzero(counts, axis=0).max() == 1
 
 
-@many
 @given(SIZES, NUM_CLIENTS, LAMBDAS)
 def test_foreign_images_grow_with_lambda(sizes, num_clients, lam):
     assume(sum(n > 0 for n in sizes) <= num_clients)
@@ -140,7 +134,6 @@ def test_foreign_images_grow_with_lambda(sizes, num_clients, lam):
     assert abs(foreign - expected) < num_clients + 1e-6
 
 
-@many
 @given(SIZES, NUM_CLIENTS, LAMBDAS, ROUNDINGS, SEEDS)
 def test_index_lists_hold_every_image_once(sizes, num_clients, lam, rounding, seed):
     domains = np.repeat(np.arange(len(sizes)), sizes)
@@ -160,7 +153,6 @@ def test_index_lists_hold_every_image_once(sizes, num_clients, lam, rounding, se
     ]
 
 
-@many
 @given(SIZES, st.integers(1, 9), SEEDS)
 def test_clients_per_domain_are_pure_and_level(sizes, clients_per_domain, seed):
     domains = np.repeat(np.arange(len(sizes)), sizes)
@@ -172,7 +164,6 @@ def test_clients_per_domain_are_pure_and_level(sizes, clients_per_domain, seed):
     assert np.ptp(lengths, axis=1).max() <= 1
 
 
-@many
 @given(SIZES, NUM_CLIENTS, st.floats(1e-3, 1e3), SEEDS)
 def test_dirichlet_holds_every_image_once(sizes, num_clients, alpha, seed):
     domains = np.repeat(np.arange(len(sizes)), sizes)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.layers import dotted_keys, merge, parse_override, validate
 from feddg_bench.config.schema import RunSettings
 
-many = settings(max_examples=100, deadline=None)
 BASE = {"method": "fedavg", "scenario": "ac-p-s"}
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
@@ -39,13 +38,11 @@ def flat(layer, prefix=""):
     return found
 
 
-@many
 @given(LAYERS, LAYERS, LAYERS)
 def test_merging_is_associative(a, b, c):
     assert flat(merge(merge(a, b), c)) == flat(merge(a, merge(b, c))) == flat(merge(a, b, c))
 
 
-@many
 @given(st.lists(LAYERS, max_size=4))
 def test_the_last_layer_that_names_a_key_wins(layers):
     expected = {}
@@ -54,7 +51,6 @@ def test_the_last_layer_that_names_a_key_wins(layers):
     assert flat(merge(*layers)) == expected
 
 
-@many
 @given(LAYERS)
 def test_an_empty_layer_changes_nothing(layer):
     assert flat(merge({}, layer)) == flat(merge(layer, {})) == flat(merge(layer)) == flat(layer)
@@ -74,7 +70,6 @@ JSON = st.recursive(
 )
 
 
-@many
 @given(st.sampled_from(list(dotted_keys())), JSON)
 def test_any_value_is_taken_or_refused_in_one_line(key, value):
     for part in reversed(key.split(".")):
@@ -83,7 +78,6 @@ def test_any_value_is_taken_or_refused_in_one_line(key, value):
     assert text is None or ("\n" not in text and key.split(".")[0] in text)
 
 
-@many
 @given(st.text(max_size=12), st.text(max_size=6))
 def test_an_unknown_key_is_refused_in_one_line(key, value):
     text = refusal(parse_override, f"{key}={value}")
@@ -92,13 +86,11 @@ def test_an_unknown_key_is_refused_in_one_line(key, value):
     assert known if text is None else "\n" not in text
 
 
-@many
 @given(st.sampled_from(["0", "1", "3", "0.25", "1e-3", "2.5e-05", "1e+2"]))
 def test_numbers_are_read_as_numbers(text):
     assert parse_override(f"lr={text}")["train"]["lr"] == float(text)
 
 
-@many
 @given(
     st.text(max_size=10),
     st.floats(1e-12, 1e3),
@@ -120,7 +112,6 @@ def test_settings_survive_yaml(scenario, lr, per_round, hyper):
     assert validate(RunSettings, yaml.safe_load(text)) == given_
 
 
-@many
 @given(st.floats(1e-300, 1e300))
 def test_overrides_are_exact(lr):
     layer = parse_override(f"train.lr={lr!r}")

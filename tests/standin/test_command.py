@@ -164,7 +164,7 @@ def rounds(done: Any) -> list[Any]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_on_two_devices_compute_what_the_cpu_does(
     feddg: Callable[..., Any], standin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,7 +187,7 @@ def test_two_processes_on_two_devices_compute_what_the_cpu_does(
     assert (cpu, name) == ("cpu", "Stand-in")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_stopped_on_a_gpu_goes_on_elsewhere(
     feddg: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feddg_bench.common.errors import DataError
@@ -75,7 +75,6 @@ def test_no_file_becomes_a_program_of_another_user(tmp_path):
         max_size=4,
     )
 )
-@settings(max_examples=100, deadline=None)
 def test_nothing_ever_lands_outside(names, tmp_path_factory):
     root = tmp_path_factory.mktemp("names")
     (root / "inner").mkdir()
@@ -127,7 +126,6 @@ def test_an_archive_cut_short(tmp_path, keep):
 
 
 @given(noise=st.binary(max_size=2000), magic=st.sampled_from([b"", b"\x1f\x8b\x08\0"]))
-@settings(max_examples=60, deadline=None)
 def test_noise(noise, magic, tmp_path_factory):
     folder = tmp_path_factory.mktemp("noise")
     (folder / "archive").write_bytes(magic + noise)

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.v2 import functional as reference
@@ -173,7 +173,6 @@ def test_boxes_have_torchvisions_distribution():
 strength = st.floats(0, 1)
 
 
-@settings(max_examples=40)
 @given(
     batch=st.integers(1, 9),
     values=st.fixed_dictionaries(

@@ -210,7 +210,7 @@ def test_frozen_batch_normalisation_is_not(fold):
 # ------------------------------------------------------------------------------------- engines
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_processes_give_the_same_bits():
     """Groups are those of the cohort, whoever trains them."""
     layers = ALL, {"engine": {"clients": "batched", "together": 3}}

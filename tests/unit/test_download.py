@@ -273,9 +273,7 @@ lies = st.sampled_from([instead(SMALL[:-1]), instead(SMALL + b"x"), instead(b"")
 
 class TestAnything:
     @given(data=st.data())
-    @settings(
-        max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-    )
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
     def test_a_name_stands_for_the_right_file_or_for_none(
         self,
         data: st.DataObject,

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from torch import nn
@@ -676,7 +676,6 @@ def test_the_plane_goes_through_its_three_models() -> None:
     torch.testing.assert_close(middle["weight"], expected)
 
 
-@settings(max_examples=50)
 @given(st.floats(-0.5, 1.5), st.floats(-0.5, 1.5))
 def test_variances_stay_among_those_of_the_three_models(x: float, y: float) -> None:
     three = models()

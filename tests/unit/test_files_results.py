@@ -537,9 +537,7 @@ LEAVES = st.one_of(
 )
 
 
-@settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_whatever_a_record_holds_no_table_is_stopped(tmp_path, data):
     """Records are changed anywhere, and given the key that fits; tables and frames come out."""

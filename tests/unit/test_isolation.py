@@ -62,7 +62,7 @@ def test_what_a_client_leaves_behind_changes_nothing(deed, clean):
     assert outcome(deed) == ("", clean)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_say_the_same():
     with closing(ProcessExecutor(2)) as two:
         assert {deed: outcome(deed, two) for deed in SAMPLE} == {

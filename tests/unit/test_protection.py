@@ -511,7 +511,7 @@ def state(run):
     return encode(run.server.state())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @protected
 def test_processes_have_the_bits_of_one(method, layers, pool):
     here, there = start_toy_run(method, *layers), start_toy_run(method, *layers, executor=pool)

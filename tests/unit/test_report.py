@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 import typer
 from hypothesis import given
-from hypothesis import settings as examples
 from hypothesis import strategies as st
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
@@ -522,7 +521,6 @@ def test_hostile_records_stay_text(tmp_path: Path) -> None:
     assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
 
 
-@examples(max_examples=40, deadline=None)
 @given(st.recursive(st.text() | st.integers() | st.none(), lambda inner: st.lists(inner)))
 def test_embedded_json_holds_no_markup_and_comes_back(value: Any) -> None:
     text = embedded({"a": value})

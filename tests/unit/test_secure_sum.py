@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feddg_bench.protection.secure_sum import (
@@ -16,9 +16,6 @@ from feddg_bench.protection.secure_sum import (
     wrap,
 )
 
-few = settings(max_examples=25, deadline=None)
-
-
 # -------------------------------------------------------------------------------- fixed point
 
 
@@ -29,7 +26,6 @@ def test_fixed_point_has_known_integers():
     assert from_ring(numbers, fraction=2, bits=8).tolist() == [1.0, -1.0, 0.25, 0.25, -0.25]
 
 
-@few
 @given(
     st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=5),
     st.integers(1, 50),
@@ -112,7 +108,6 @@ def test_a_threshold_above_the_number_of_clients_is_refused():
         SecureSum(["a", "b"], 1, threshold=3, bits=64)
 
 
-@few
 @given(st.integers(1, 9), st.integers(1, 40), st.sampled_from([16, 32, 64]), st.data())
 def test_the_sum_has_the_bits_of_the_plain_sum_whoever_drops_out(count, length, bits, data):
     draws = np.random.default_rng(data.draw(st.integers(0, 99)))

@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feddg_bench.common.streams import derive_seed, generator, torch_generator, torch_stream
@@ -66,7 +66,6 @@ def test_a_root_is_not_a_name():
 words = st.text(st.characters(codec="ascii", min_codepoint=32), max_size=6) | st.integers(0, 999)
 
 
-@settings(deadline=None)
 @given(st.lists(words, max_size=4), st.lists(words, max_size=4), st.integers(0, 9))
 def test_seeds_differ_where_names_do(first, second, root):
     assert 0 <= derive_seed(root, *first) < 2**63

@@ -544,7 +544,7 @@ def test_accuracy_alone_needs_no_whole(start_run, toy_federation):
     assert found["test"]["all"] == found["test"]["bright"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_metrics_do_not_depend_on_the_number_of_workers(start_run):
     found = []
     for executor in (None, _pool()):

@@ -109,7 +109,7 @@ def test_what_a_client_gets_is_its_own():
     assert encode(run.server.state()) == encode(other.server.state())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_a_client_gets_is_its_own_in_processes(two):
     here, there = start_toy_run(Writing, ALL), start_toy_run(Writing, ALL, executor=two)
     here.rounds(2)
@@ -162,7 +162,7 @@ def test_a_training_step_without_a_loss(plugin, found, clients):
         start_toy_run(plugin, ALL, {"engine": {"clients": clients}}).rounds(1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_exception_in_a_process_is_the_same(two):
     with pytest.raises(ClientError) as here:
         start_toy_run(Raising, ALL).rounds(1)
@@ -176,7 +176,7 @@ def test_an_exception_in_a_process_is_the_same(two):
 STARTS = "from feddg_bench.engine.executors import ProcessExecutor\nProcessExecutor(2)"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -200,7 +200,7 @@ def test_what_a_script_does_that_its_workers_run_again_is_told(
     assert "Traceback" not in capfd.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_process_that_dies_is_replaced_and_its_task_repeated(two, caplog):
     there = start_toy_run(Dying, ALL, executor=two)
     there.rounds(1)
@@ -213,14 +213,14 @@ def test_a_process_that_dies_is_replaced_and_its_task_repeated(two, caplog):
     assert two.peak_memory_mib() > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_task_that_kills_two_processes_ends_the_run(two):
     run = start_toy_run(AlwaysDying, ALL, executor=two)
     with refused(FeddgError, "two worker", "client_1 in round 2", "fewer --workers"):
         run.rounds(2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_client_that_hangs_ends_the_run_and_its_workers_serve_the_next():
     with closing(ProcessExecutor(2, timeout=8)) as limited:
         with refused(FeddgError, "client_1 in round 1 (fit)", "--client-timeout", "checkpoint"):
@@ -255,7 +255,7 @@ def test_clients_that_train_together_have_the_sum_of_their_times():
     assert member.due == math.inf
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_workers_begin_without_the_socket_of_their_server(tmp_path, monkeypatch):
     """As where /tmp was swept; what they do needs no PyTorch, which takes long to import."""
     from multiprocessing.forkserver import _forkserver
