@@ -163,6 +163,15 @@ def load_dataset(name: str) -> type[DomainDataset]:
     return loaded
 
 
+@cache
+def dataset_title(dataset: str) -> str:
+    """Return a data set's title, or its name if it is not installed here."""
+    try:
+        return load_dataset(dataset).title
+    except FeddgError:
+        return dataset
+
+
 def make_dataset(name: str, data_root: Path | None = None) -> DomainDataset:
     """Return a data set, opened.
 

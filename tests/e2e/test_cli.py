@@ -472,7 +472,8 @@ def test_a_card_is_rendered_on_a_terminal_and_is_markdown_in_a_file(
     for said in ("https://arxiv.org/abs/2410.22622", "booktitle = {ICDCS}", "Our results"):
         assert said in written
         assert said in bare
-    assert "- pacs-ltdo-laptop-tuned: accuracy 49.08 ± 1.79 on the test domains" in written
+    setup = "PACS, leave two domains out, recipe laptop, tuned"
+    assert f"- {setup}: accuracy 49.08 ± 1.79 on the test domains; difference to FedAvg" in written
     assert "Requirements\n\n- Learns: classification.\n- Images: red, green" in written
 
 

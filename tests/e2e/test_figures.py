@@ -250,7 +250,7 @@ def test_figures_of_trained_models(feddg: Run) -> None:
         "tsne-digits4-ltdo-oc-i-p-fedsr",
     ]
     placed = rows(Path("f", "tsne-digits4-ltdo-oc-i-p-fedsr.csv"))
-    assert {row["model"] for row in placed} == {"fedsr, round 0", "fedsr, round 1"}
+    assert {row["model"] for row in placed} == {"FedSR, round 0", "FedSR, round 1"}
     assert len(placed) == 2 * 4 * 4  # models, domains, images
     before = {path.name: path.read_bytes() for path in Path("f").iterdir()}
     assert feddg("figures", "landscape", "--rounds", 1, "--images", 8, "--steps", 5, *out).code == 0

@@ -370,6 +370,7 @@ def exposure_text(name: str, method: type[Method], records: Sequence[AttackRecor
             for head, found in row.found.items():
                 texts = "; ".join(f.text + (f.settings and f" with {f.settings}") for f in found)
                 if texts:
-                    measured.append(f"- {dataset}, {recipe}: {head} from `{row.item}`: {texts}.")
+                    where = f"{dataset_title(dataset)}, recipe {recipe}"
+                    measured.append(f"- {where}: {head} from `{row.item}`: {texts}.")
     lines += measured or [f"- Nothing is measured yet: `feddg-bench attack --method {name}`."]
     return "\n".join(lines) + "\n"

@@ -16,7 +16,8 @@ from pydantic import TypeAdapter
 
 from feddg_bench.config.layers import dotted, paragraph
 from feddg_bench.config.schema import PrivacySettings, Resources
-from feddg_bench.plugins import module_of, outline
+from feddg_bench.data.protocols import TITLES
+from feddg_bench.plugins import dataset_title, module_of, outline
 from feddg_bench.runs.observer import Observer
 from feddg_bench.runs.references import references
 from feddg_bench.runs.request import Plan, Request
@@ -271,16 +272,21 @@ def _result(path: Path, method: str) -> Iterator[str]:
         rows = [
             row
             for row in csv.DictReader(file)
-            if (row.get("table"), row.get("method"), row.get("variant")) == (path.stem, method, "")
+            if (row.get("table"), row.get("variant")) == (path.stem, "")
             and row.get("group") == "test"
         ]
-    kinds = {row["kind"]: row for row in rows if row.get("kind") in ("mean", "difference")}
+    own = (row for row in rows if row.get("method") == method)
+    kinds = {row["kind"]: row for row in own if row.get("kind") in ("mean", "difference")}
     mean = kinds.get("mean")
     if mean and mean["text"] and path.stem.startswith(f"{mean['dataset']}-"):
-        said = f"- {path.stem}: {mean['metric']} {mean['text']} on the test domains"
+        setup = mean["recipe"] + ", tuned" * path.stem.endswith("-tuned")
+        protocol = TITLES.get(mean["protocol"], mean["protocol"])
+        said = f"- {dataset_title(mean['dataset'])}, {protocol}, recipe {setup}: "
+        said += f"{mean['metric']} {mean['text']} on the test domains"
         gap = kinds.get("difference", {})
         if gap.get("value"):  # the reference method itself has none
-            said += f"; difference to the reference method {gap['text'].lstrip(chr(39))}"
+            other = next(row["row"] for row in rows if row["text"] == "reference")
+            said += f"; difference to {other} {gap['text'].lstrip(chr(39))}"
         yield said
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 from feddg_bench.common.errors import FeddgError
-from feddg_bench.plugins import load_dataset, outline
+from feddg_bench.plugins import dataset_title as dataset_title
+from feddg_bench.plugins import outline
 
 
 @cache
@@ -15,15 +16,6 @@ def method_title(method: str) -> str:
         return vars(outline(method)).get("title") or method  # a subclass has no title of its own
     except FeddgError:
         return method
-
-
-@cache
-def dataset_title(dataset: str) -> str:
-    """Return a data set's title, or its name if it is not installed here."""
-    try:
-        return load_dataset(dataset).title
-    except FeddgError:
-        return dataset
 
 
 def domain_title(domain: str) -> str:
