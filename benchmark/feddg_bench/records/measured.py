@@ -117,18 +117,22 @@ def tabulate(evaluations: Sequence[tuple[int, Evaluation]]) -> Measured:
     places: list[int] = []
     for position, (number, evaluation) in enumerate(evaluations):
         try:
-            parts = [
-                (split, domain, measured)
+            mine = [
+                (split, domain, *measured)
                 for split, inside in evaluation.items()
                 for domain, measured in inside.items()
             ]
-            mine = [(split, domain, *measured) for split, domain, measured in parts]
-            row = [value for *_, measured in parts for value in measured.values()]
+            row = [
+                value
+                for inside in evaluation.values()
+                for measured in inside.values()
+                for value in measured.values()
+            ]
         except (AttributeError, TypeError):
             raise ValueError(f"round {number}: it holds no names with values") from None
         here = list(map(type, row))
         if mine != names or here != kinds:  # rounds of one form need not be looked at singly
-            row = _check(number, parts)
+            row = _check(number, evaluation)
             here = list(map(type, row))
             names, kinds = mine, here
             keys = [(split, domain, name) for split, domain, *metrics in mine for name in metrics]
@@ -157,9 +161,7 @@ def tabulate(evaluations: Sequence[tuple[int, Evaluation]]) -> Measured:
     low, high = _ranges(tuple(columns))
     if not ((table >= low) & (table <= high)).all():  # a round may lack the column, too
         for number, evaluation in evaluations:
-            _check(
-                number, [(s, d, m) for s, inside in evaluation.items() for d, m in inside.items()]
-            )
+            _check(number, evaluation)
     return Measured([number for number, _ in evaluations], list(columns), table, texts)
 
 
@@ -176,20 +178,22 @@ def _ranges(columns: Sequence[tuple[str, str, str]]) -> NDArray[np.float64]:
     return np.array(ends).reshape(-1, 2).T
 
 
-def _check(number: int, parts: Sequence[tuple[str, str, dict[str, Any]]]) -> list[Any]:
+def _check(number: int, evaluation: Evaluation) -> list[Any]:
     """Return the values of an evaluation, after checking each of them."""
-    for split, domain, measured in parts:
-        if "images" not in measured:
-            raise ValueError(
-                f"round {number}: {split}.{domain}: it does not say of how many images"
-            )
-        task = "regression" if "pearson" in measured else "classification"
-        for name, value in measured.items():
-            try:
-                measured[name] = _value(find_metric(name, task), value)
-            except ValueError as error:
-                raise ValueError(f"round {number}: {split}.{domain}: {error}") from None
-    return [value for *_, measured in parts for value in measured.values()]
+    row: list[Any] = []
+    for split, inside in evaluation.items():
+        for domain, measured in inside.items():
+            where = f"round {number}: {split}.{domain}"
+            if "images" not in measured:
+                raise ValueError(f"{where}: it does not say of how many images")
+            task = "regression" if "pearson" in measured else "classification"
+            for name, value in measured.items():
+                try:
+                    measured[name] = _value(find_metric(name, task), value)
+                except ValueError as error:
+                    raise ValueError(f"{where}: {error}") from None
+            row += measured.values()
+    return row
 
 
 def _value(metric: Metric, value: Any) -> Any:

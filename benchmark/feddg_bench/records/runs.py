@@ -7,23 +7,20 @@ again and again is kept in an `Index`.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from feddg_bench.common.errors import DataError, printable
 from feddg_bench.records.index import Content, Index
 from feddg_bench.records.measured import Evaluation, Measured
 from feddg_bench.records.metrics import Metric, find_metric
-from feddg_bench.records.record import PrivacyRecord, RunRecord, TunedRecord
+from feddg_bench.records.record import CountedRecord, PrivacyRecord, RunRecord, TunedRecord
 from feddg_bench.records.rules import Rule, choose_measured, split_metric
 from feddg_bench.records.sources import Source, find_records
 
@@ -66,13 +63,13 @@ class RecordedRun:
     rounds: int  # how many there were
     skipped: int  # in how many of them every client was dropped
     lost: int | None  # the first round whose loss is not finite, or `None`
-    costs: Mapping[str, float]  # see `RunRecord.costs`
+    costs: Mapping[str, float]  # see `CountedRecord.counts`
     metric: Metric  # the data set's key metric
     # Settings by dotted key, such as `train.lr`, without `OWN`; one object for all runs that agree
     # in them.
     settings: Mapping[str, Any]
     nested: Mapping[str, Any]  # the same as records hold them: by section, files by their hash
-    usage: Mapping[str, Any]  # see `RunRecord.usage`
+    usage: Mapping[str, Any]  # see `CountedRecord.counts`
     environment: Mapping[str, Any]  # see `EnvironmentRecord`
     tuned: TunedRecord | None
     privacy: PrivacyRecord | None
@@ -249,7 +246,7 @@ def _read_file(source: Source) -> Content:
     for line, text in enumerate(texts):
         try:
             key = None if source.packed else source.path.stem
-            record, measured = RunRecord.parse_with_table(text, key)
+            record, measured = CountedRecord.parse_with_table(text, key)
         except DataError as error:
             where = f"line {line + 1}: " if source.packed else ""
             said.append({"problem": printable(f"{where}{error}")[:LONGEST], "skipped": True})
@@ -258,14 +255,12 @@ def _read_file(source: Source) -> Content:
             said.append({"problem": printable(", ".join(unknown))[:LONGEST], "skipped": False})
         frame, values = measured.packed()
         numbers.append(values)
-        trained = (value for entry in record.rounds for value in entry.train.values())
-        sound = np.isfinite(measured.numbers).all() and all(map(math.isfinite, trained))
-        head = _head(line, text, record) | {"lost": None if sound else record.lost()}
+        head = _head(line, text, record) | record.counts(measured)
         said.append(head | {"frame": frame, "numbers": len(values)})
     return said, b"".join(numbers)
 
 
-def _head(line: int, text: bytes, record: RunRecord) -> dict[str, Any]:
+def _head(line: int, text: bytes, record: CountedRecord) -> dict[str, Any]:
     """Return the fields of a `RecordedRun`; what many runs share as JSON text."""
     head = {name: getattr(record, name) for name in ("key", *OWN, "recipe", "task")}
     return head | {
@@ -279,15 +274,11 @@ def _head(line: int, text: bytes, record: RunRecord) -> dict[str, Any]:
         "fingerprint": record.data.fingerprint,
         "code": record.code,
         "labels": list(record.labels),
-        "rounds": len(record.rounds),
         "tuned": None if record.tuned is None else record.tuned.model_dump(mode="json"),
         "imbalance": record.data.imbalance,
         "privacy": None if record.privacy is None else record.privacy.model_dump(mode="json"),
-        "skipped": sum(entry.skipped for entry in record.rounds),
-        "costs": record.costs(),
         "metric": record.metric.name,
-        "nested": json.dumps({k: v for k, v in record.settings.items() if k not in OWN}),
-        "usage": record.usage(),
+        "nested": to_json({k: v for k, v in record.settings.items() if k not in OWN}).decode(),
         "environment": record.environment.model_dump_json(),
     }
 

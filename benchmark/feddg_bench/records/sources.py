@@ -146,8 +146,8 @@ def read_json(text: str | bytes) -> Any:
     try:
         value = from_json(data)
         # As many keys as after reading, in a text in which only they end in `":`: none is repeated.
-        plain = b"\\" not in data and not re.search(rb'"\s+:', data)
-        if not plain or data.count(b'":') != to_json(value).count(b'":'):
+        keys = data.translate(None, b" \t\r\n").count(b'":')
+        if b"\\" in data or keys != to_json(value).count(b'":'):
             json.loads(data, object_pairs_hook=_once)
     except ValueError as error:
         raise DataError(f"it is no JSON: {error}") from error
