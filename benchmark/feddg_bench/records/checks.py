@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import islice
 from typing import Any, Final
 
@@ -32,6 +33,12 @@ def is_evaluated(number: int, *, rounds: int, every: int, start: int) -> bool:
     return number == rounds or (number >= start and number % every == 0)
 
 
+@lru_cache(maxsize=100)
+def _evaluated(made: int, **timing: int) -> list[int]:
+    """Return the evaluated ones of the first rounds."""
+    return [number for number in range(1, made + 1) if is_evaluated(number, **timing)]
+
+
 def fault_of_names(settings: Mapping[str, Any], names: Mapping[str, Any]) -> str:
     """Return the first name that a record's settings do not say, a part of a sentence."""
     for name, value in names.items():
@@ -52,7 +59,7 @@ def fault_of_key(settings: Mapping[str, Any], version: int, key: str) -> str:
 def _digests(value: Any) -> Iterator[Any]:
     """Yield the digests that stand for files in settings."""
     if isinstance(value, dict):
-        if value.keys() == {"sha256"}:
+        if len(value) == 1 and "sha256" in value:
             yield value["sha256"]
         else:
             for inner in value.values():
@@ -120,10 +127,12 @@ def fault_of_evaluations(
             ("start", "evaluation.start"),
         )
     }
-    for number, evaluation in enumerate(evaluations, 1):
-        if is_evaluated(number, **timing) != (evaluation is not None):
-            no = "no" if evaluation is None else "an"
-            return f"round {number}: it holds {no} evaluation, unlike its settings say"
+    held_rounds = [number for number, e in enumerate(evaluations, 1) if e is not None]
+    asked_rounds = _evaluated(len(evaluations), **timing)
+    if held_rounds != asked_rounds:
+        number = min({*held_rounds} ^ {*asked_rounds})
+        no = "an" if number in held_rounds else "no"
+        return f"round {number}: it holds {no} evaluation, unlike its settings say"
     evaluated = ((n, e) for n, e in enumerate(evaluations, 1) if e is not None)
     for number, evaluation in islice(evaluated, 1 if alike else None):
         for split, parts in evaluation.items():
