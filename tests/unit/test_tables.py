@@ -24,6 +24,7 @@ from feddg_bench.analysis.tables.describe import (
 )
 from feddg_bench.analysis.tables.generic import frames
 from feddg_bench.analysis.tables.grid import Grid
+from feddg_bench.analysis.tables.make import TableOptions, make_table
 from feddg_bench.analysis.tables.rows import of_setup
 from feddg_bench.analysis.tables.setups import departing, least_departing
 from feddg_bench.analysis.tables.summary import compared
@@ -767,6 +768,47 @@ def test_wrong_descriptions_are_refused(
     with refused(SettingsError, "mine.yaml") as error:
         load_description(str(path))
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"recip": "quick"}, ("unknown argument of tables 'recip'", "did you mean 'recipe'")),
+        ({"select": "best"}, ("unknown selection rule 'best'", "best_by_val")),
+        ({"bold": "all"}, ("unknown kind of mark 'all'", "tested")),
+        ({"metric": "f1"}, ("unknown metric 'f1'", "macro_f1")),
+        ({"against": "fedavgg"}, ("unknown method 'fedavgg'", "fedavg")),
+    ],
+)
+def test_wrong_options_are_refused(given: dict[str, str], words: tuple[str, ...]) -> None:
+    with refused(SettingsError, *words):
+        TableOptions.of(**given)
+
+
+def test_a_number_of_clients_is_a_column_where_the_others_agree(add: Add, tmp_path: Path) -> None:
+    for clients, sampled in ((10, 5), (20, 5), (20, 10)):
+        layer = {"partition__clients": clients, "federation__per_round": sampled}
+        add("fedavg", test=(clients / 100 + sampled / 1000,), **layer)
+    chosen = TableOptions.of(filters=["K=5"])
+    (grid,) = make_table((), "N", [tmp_path], chosen).grids
+    assert grid.name == "digits4-ltdo-by-N-K-5"
+    found = {head: cell["value"] for (_, head), cell in cells(grid).items()}
+    assert (found["test N 10"], found["test N 20"]) == ("10.5", "20.5")
+
+
+def test_wide_tables_are_cut_where_summaries_begin(add: Add, tmp_path: Path) -> None:
+    for scenario in SCENARIOS:
+        for method in ("fedavg", "moon"):
+            add(method, scenario)
+    grid = generic(tmp_path)
+    heads = lambda most: [  # noqa: E731
+        [grid.columns[n].head for n in block] for block in grid.blocks(lambda b: len(b) <= most)
+    ]
+    scenarios, summaries = ["Chalk", "Ink", "Outline", "Poster"], ["mean", "difference", "p"]
+    assert heads(7) == [[*scenarios, *summaries]]
+    assert heads(5) == heads(4) == [scenarios, summaries]
+    assert heads(3) == [["Chalk", "Ink"], ["Outline", "Poster"], summaries]
+    assert heads(0) == [[head] for head in (*scenarios, *summaries)]
 
 
 # -------------------------------------------------------------------------------- setups
