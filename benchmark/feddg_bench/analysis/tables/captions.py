@@ -15,21 +15,11 @@ from feddg_bench.data.protocols import TITLES
 from feddg_bench.plugins import harmless
 from feddg_bench.records.differences import assignments, differences, setting_text, values
 from feddg_bench.records.metrics import find_metric
-from feddg_bench.records.rules import LAST, Rule
+from feddg_bench.records.rules import CHOOSING, LAST, Rule
 from feddg_bench.records.runs import RecordedRun
 from feddg_bench.records.statistics import FEWEST
 
 RULE_SENTENCES: Mapping[Rule, str] = {
-    "last": "the last round",
-    "mean_last_5": f"the mean over the last {LAST} evaluated rounds",
-    "best_by_val": "the round with the best {metric} on the validation domain (the earliest)",
-    "best_by_id_val": "the round with the best {metric} on held-out images of the training domains "
-    "(the earliest)",
-    "oracle": "ORACLE: the round with the best {metric} on the test domain itself, which nobody "
-    "can choose in practice",
-}
-
-SHORT_RULES: Mapping[Rule, str] = {
     "last": "last round",
     "mean_last_5": f"mean of the last {LAST} evaluated rounds",
     "best_by_val": "round of the best {metric} on the validation domain",
@@ -120,7 +110,7 @@ def caption(
     rules = dict.fromkeys(c.rule for c in columns if c.split and c.number in filled)
     said = f"{_measure(description, columns)}{', mean ± SD over' if len(seeds) > 1 else ','} "
     said += ", ".join(
-        [seeds_text(seeds), *(SHORT_RULES[r].format(metric=_key(runs)) for r in rules)]
+        [seeds_text(seeds), *(RULE_SENTENCES[r].format(metric=_key(runs)) for r in rules)]
     )
     datasets, protocols, recipes, scenarios = (
         sorted({getattr(run, name) for run in runs})
@@ -156,8 +146,9 @@ def definitions(
     over = ", mean ± sample standard deviation over seeds" if len(seeds) > 1 else ""
     when = seeds_text(seeds) if seeds else "no run of this table is recorded yet"
     said = [f"{_measure(description, columns)}{over}; {when}"]
-    if rules := [column.rule for column in columns if column.split is not None]:
-        said.append(rule_sentence(rules, _key(runs)))
+    for rule in dict.fromkeys(column.rule for column in columns if column.split is not None):
+        words = f"Selection rule {rule}: {RULE_SENTENCES[rule].format(metric=_key(runs))}"
+        said.append(words + ", the earliest of equal ones" * (rule in CHOOSING))
     for dataset in sorted({run.dataset for run in runs}):
         mine = [run for run in runs if run.dataset == dataset]
         recipes = ", ".join(sorted({run.recipe for run in mine}))
@@ -368,14 +359,6 @@ def equal_rows(rows: Sequence[Row]) -> list[str]:
             why = ", as it must where the network has no batch normalisation" * (len(bn) > 1)
             said.append(f"row {row.label} has the numbers of row {first.label} in every run{why}")
     return said
-
-
-def rule_sentence(rules: Iterable[Rule], metric: str = "accuracy") -> str:
-    """Return how rounds were chosen; ``metric`` is the key metric that rules look at."""
-    said = (
-        f"{rule}: {RULE_SENTENCES[rule].format(metric=metric)}" for rule in dict.fromkeys(rules)
-    )
-    return f"Selection rule {'; '.join(said)}"
 
 
 def seeds_text(seeds: Iterable[int]) -> str:

@@ -16,6 +16,7 @@ CSV_COLUMNS = (
     *("value", "std", "seeds", "text", "mark", "low", "high"),
     *("published", "published_source", "difference", "run_keys", "footnotes"),
 )
+RAISED, TEX_RAISED = " <sup>{}</sup>", "$^{{{}}}$"
 WIDTH = 8
 """Most numeric columns that stand side by side in Markdown."""
 
@@ -66,7 +67,7 @@ def _md_blocks(grid: Grid, *, details: bool = False) -> list[str]:
                 continue
             label = _md(line.label) if line.kind == "ours" else f"*{_md(line.label)}*"
             cells = [_md_entry(grid, line.entries[n]) for n in places]
-            lines.append(_row([label + _raised(grid, line), *cells]))
+            lines.append(_row([label + _numbers(grid, line, RAISED), *cells]))
         lines.append("")
     return lines
 
@@ -94,16 +95,17 @@ def _code(text: str) -> str:
     return f"`` {printable(text)} ``" if "`" in text else f"`{printable(text)}`"
 
 
-def _raised(grid: Grid, part: Line | Entry) -> str:
+def _numbers(grid: Grid, part: Line | Entry, form: str) -> str:
+    """Return the numbers of footnotes, written in a form."""
     numbers = ",".join(map(str, grid.numbers(part.footnotes)))
-    return f" <sup>{numbers}</sup>" if numbers else ""
+    return form.format(numbers) if numbers else ""
 
 
 def _md_entry(grid: Grid, entry: Entry | None) -> str:
     if entry is None:
         return ""
     form = {"best": "**{}**", "second": "<u>{}</u>", None: "{}"}[entry.mark]
-    return form.format(entry.text) + _raised(grid, entry)
+    return form.format(entry.text) + _numbers(grid, entry, RAISED)
 
 
 def csv_text(grid: Grid) -> str:
@@ -268,7 +270,7 @@ def _tabular(grid: Grid, places: Sequence[int]) -> list[str]:
         lines += [_tex_row(heads), " ".join(rules)]
     lines += [_tex_row(["", *(tex(column.head) for column in columns)]), r"\midrule"]
     for line in grid.lines:
-        label = tex(line.label) + _superscript(grid, line)
+        label = tex(line.label) + _numbers(grid, line, TEX_RAISED)
         first = label if line.kind == "ours" else rf"\quad\textit{{{label}}}"
         lines.append(_tex_row([first, *(_tex_entry(grid, line.entries[n]) for n in places)]))
     return [*lines, r"\bottomrule", r"\end{tabular}"]
@@ -276,11 +278,6 @@ def _tabular(grid: Grid, places: Sequence[int]) -> list[str]:
 
 def _tex_row(cells: Sequence[str]) -> str:
     return " & ".join(cells) + r" \\"
-
-
-def _superscript(grid: Grid, part: Line | Entry) -> str:
-    numbers = ",".join(map(str, grid.numbers(part.footnotes)))
-    return f"$^{{{numbers}}}$" if numbers else ""
 
 
 def _tex_entry(grid: Grid, entry: Entry | None) -> str:
@@ -292,7 +289,7 @@ def _tex_entry(grid: Grid, entry: Entry | None) -> str:
         text = rf"\{'textbf' if entry.mark == 'best' else 'underline'}{{{text}}}"
     if std:
         text += rf"{{\scriptsize$\pm${std}}}"
-    return text + _superscript(grid, entry)
+    return text + _numbers(grid, entry, TEX_RAISED)
 
 
 def latex_document(names: Sequence[str]) -> str:
