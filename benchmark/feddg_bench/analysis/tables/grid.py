@@ -91,7 +91,7 @@ class Grid:
         if not places or fits(places):
             return [places] * bool(places)
 
-        def cost(blocks: Sequence[Sequence[int]]) -> tuple[int, bool, int]:
+        def cost(blocks: list[list[int]]) -> tuple[int, bool, int]:
             sizes = [len(block) for block in blocks]
             first = [self.columns[block[0]].kind for block in blocks]
             last = [self.columns[block[-1]].kind for block in blocks]
@@ -108,6 +108,7 @@ class Grid:
                 ]
                 fitting = [way for way in ways if number == len(group) or all(map(fits, way))]
                 if fitting:
-                    found += min(fitting, key=cost)
+                    best = min(fitting, key=cost)
+                    found += best
                     break
         return found
