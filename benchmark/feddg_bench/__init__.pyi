@@ -1,5 +1,6 @@
 """The public names for type checkers and editors, who cannot follow `_FACE`."""
 
+from feddg_bench.analysis.tables.make import TableOptions as TableOptions
 from feddg_bench.api import run as run
 from feddg_bench.api import table as table
 from feddg_bench.api import tables as tables

@@ -32,6 +32,7 @@ def attack(feddg: Run, root: Path, *words: str) -> Any:
     return feddg("attack", *SMALL, "--results", str(root), *words)
 
 
+@pytest.mark.nightly
 def test_an_attack_is_recorded_with_both_controls_is_not_repeated_and_is_in_the_table(
     feddg: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -640,6 +640,7 @@ def test_no_command_shows_the_help(feddg: Run) -> None:
 # --------------------------------------------------------------------------- several at once
 
 
+@pytest.mark.nightly
 def test_several_methods_under_several_protocols(feddg):
     tiny = (*TINY, "--rounds", "1", "--results", "r")
     first = feddg("run", "--method", "fedavg", "--protocol", "lodo", *tiny, "--json")
@@ -715,6 +716,7 @@ def test_profiles_side_by_side(feddg):
 # ----------------------------------------------------------------------------------- cards
 
 
+@pytest.mark.nightly
 def test_a_card_counts_real_bytes(feddg):
     done = feddg("methods", "show", "pardon", "--backbone", "resnet18", "--json")
     assert done.code == 0, done.err

@@ -87,7 +87,9 @@ def test_terraincognita(feddg: Run, tmp_path: Path) -> None:
     assert found.settings["federation"]["bn"] == "frozen"
 
 
-@pytest.mark.parametrize("backbone", ["lenet", "domainbed_mnist"])
+@pytest.mark.parametrize(
+    "backbone", ["lenet", pytest.param("domainbed_mnist", marks=pytest.mark.nightly)]
+)
 def test_rmnist_with_both_networks(feddg: Run, tmp_path: Path, backbone: str) -> None:
     root = fabricate("rmnist", tmp_path / "data")
     chosen = ("--protocol", "lodo", "--scenario", "75", "--method", "ppdg", "data.image_size=28")
@@ -298,6 +300,7 @@ def test_fmow(feddg: Run, tmp_path: Path) -> None:
     assert test["all"]["worst_group_name"] in ("Africa", "Americas", "Asia", "Europe", "Oceania")
 
 
+@pytest.mark.nightly
 @needs_wilds
 def test_poverty_in_two_of_its_folds(feddg: Run, tmp_path: Path) -> None:
     root = fabricate("poverty", tmp_path / "data")

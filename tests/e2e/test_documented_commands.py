@@ -241,6 +241,7 @@ def fault_of(
         sys.modules.pop(package, None)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("page", TEXTS, ids=str)
 def test_commands_work(page: str, fault_of: Fault) -> None:
     """A command that several pages show runs for the first of them."""
