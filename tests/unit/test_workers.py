@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 import time
+from concurrent.futures import Future
 from contextlib import closing
 from multiprocessing import Pipe
 from pathlib import Path
@@ -240,10 +241,10 @@ class Deaf(RemoteWorker):
     def begin(self):
         super().begin()
 
-    def tell(self, word, thing):
-        pass
+    def submit(self, *calls):
+        return Future()
 
-    take = end = begin
+    end = begin
 
 
 def test_clients_that_train_together_have_the_sum_of_their_times():

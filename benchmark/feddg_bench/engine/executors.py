@@ -6,15 +6,17 @@ import logging
 import math
 import pickle
 import signal
+import threading
 import time
 import traceback
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 import numpy as np
@@ -153,10 +155,6 @@ class PoolExecutor(Executor):
         self._timeout = timeout
         self._together = 1
 
-    @abstractmethod
-    def ready(self, busy: Sequence[RemoteWorker], seconds: float | None) -> list[RemoteWorker]:
-        """Return the busy workers that answered or died; wait up to ``seconds`` for the first."""
-
     def placed(self, spec: WorkerSpec) -> list[WorkerSpec]:
         """Return the `WorkerSpec` of each worker."""
         return [spec] * len(self.members)
@@ -209,15 +207,14 @@ class PoolExecutor(Executor):
         for member in self.members:
             with suppress(OSError, EOFError):  # one that is gone needs no memory
                 if member.job is None:  # else it is being replaced
-                    member.tell("work", encode({"peak memory": True}))
+                    member.future = member.submit(("work", encode({"peak memory": True})))
                     workers += member.receive()["mib"]
         return round(peak_memory_mib() + workers, 1)
 
     def _share(self, shared: Payload, jobs: Iterator[WorkerJob]) -> Iterator[Any]:
         """Spread jobs over the workers and yield their answers in order.
 
-        A worker gets a job only when it is idle and therefore reading: if both ends wrote large
-        messages at once, neither would ever finish.
+        A worker gets a job only when it is idle, so that a job waits for the first that is free.
         """
         self._settle()
         posted = self.post(encode(shared))
@@ -276,8 +273,10 @@ class PoolExecutor(Executor):
 
     def _ready(self, busy: Sequence[RemoteWorker]) -> list[RemoteWorker]:
         """Return the busy workers that answered or died; wait for the first until one is late."""
+        futures = {member.future: member for member in busy}
         due = min(member.due for member in busy)
-        return self.ready(busy, None if due == math.inf else max(0.0, due - time.monotonic()))
+        left = None if due == math.inf else max(0.0, due - time.monotonic())
+        return [futures[future] for future in wait(futures, left, FIRST_COMPLETED).done]
 
     def _bury(self, member: RemoteWorker, job: WorkerJob) -> None:
         """Replace a worker that died.
@@ -349,6 +348,7 @@ class RemoteWorker(ABC):
     Attributes:
         job: What the worker is doing; ``None`` if it is idle.
         due: When it must have answered, in seconds of the monotonic clock.
+        future: The encoded answer to its job.
         shared: Model and broadcast of its jobs, encoded and posted.
     """
 
@@ -362,19 +362,21 @@ class RemoteWorker(ABC):
         """Start a worker that is idle and not built yet."""
         self.job: WorkerJob | None = None
         self.due = math.inf
+        self.future: Future[bytes] = Future()
         self._has: Any = b""
 
     @abstractmethod
-    def tell(self, word: str, thing: Any) -> None:
-        """Call the named method of its `WorkerEnd`; `take` gets the answer, or finds it dead."""
+    def submit(self, *calls: tuple[str, Any]) -> Future[bytes]:
+        """Call methods of its `WorkerEnd` by name, each with its argument; the last one answers."""
 
-    @abstractmethod
     def take(self) -> bytes:
-        """Return the worker's answer.
+        """Return the worker's answer, and forget it.
 
         Raises:
             EOFError: If the worker died; this may also be an ``OSError``.
         """
+        future, self.future = self.future, Future()
+        return future.result()
 
     @abstractmethod
     def end(self) -> str:
@@ -386,7 +388,7 @@ class RemoteWorker(ABC):
             self.end()
             self.begin()
         self._spec, self._build = spec, WorkerJob("its start", building=True)
-        self.tell("build", spec)
+        self.future = self.submit(("build", spec))
         self.job, self.due = self._build, math.inf
 
     def replace(self) -> None:
@@ -394,7 +396,7 @@ class RemoteWorker(ABC):
         self.end()
         self.begin()
         if self._spec is not None:
-            self.tell("build", self._spec)
+            self.future = self.submit(("build", self._spec))
             self.job = self._build
 
     def give(self, job: WorkerJob, seconds: float | None) -> None:
@@ -402,10 +404,9 @@ class RemoteWorker(ABC):
 
         Clients that train together have ``seconds`` each.
         """
-        if self._has is not self.shared:
-            self.tell("share", self.shared)
-            self._has = self.shared
-        self.tell("work", encode(job.payload))
+        shared = [] if self._has is self.shared else [("share", self.shared)]
+        self._has = self.shared
+        self.future = self.submit(*shared, ("work", encode(job.payload)))
         self.job = job
         self.due = math.inf if seconds is None else time.monotonic() + seconds * job.clients
 
@@ -491,17 +492,9 @@ class ProcessExecutor(PoolExecutor):
             self._checked = True
         return [replace(spec, device=place, sharing=places.count(place)) for place in places]
 
-    def ready(self, busy: Sequence[RemoteWorker], seconds: float | None) -> list[RemoteWorker]:
-        """Return the busy workers that answered or died; wait up to ``seconds`` for the first."""
-        pipes = {member.pipe: member for member in busy if isinstance(member, _Process)}
-        return [pipes[pipe] for pipe in wait(list(pipes), seconds) if isinstance(pipe, Connection)]
-
     def close(self) -> None:
         """End the processes; all that they hold is in this process too."""
-        processes = [member for member in self.members if isinstance(member, _Process)]
-        for process in processes:
-            process.pipe.close()
-        end_processes([process.process for process in processes])
+        end_processes([m.process for m in self.members if isinstance(m, _Process)])
 
 
 class _Process(RemoteWorker):
@@ -524,22 +517,28 @@ class _Process(RemoteWorker):
         self.process = start_process(_serve, (theirs,), self.place)
         theirs.close()
 
-    def tell(self, word: str, thing: Any) -> None:
-        """Call the named method of its `WorkerEnd`."""
-        with suppress(OSError):
-            self.pipe.send_bytes(word.encode())
-            self.pipe.send_bytes(thing)
+    def submit(self, *calls: tuple[str, Any]) -> Future[bytes]:
+        """Call methods of its `WorkerEnd` by name; a thread waits, since it may not even read."""
+        future: Future[bytes] = Future()
+        pipe = self.pipe
 
-    def take(self) -> bytes:
-        """Return the worker's answer."""
-        return self.pipe.recv_bytes()
+        def exchange() -> None:
+            try:
+                for word, argument in calls:
+                    pipe.send_bytes(word.encode())
+                    pipe.send_bytes(argument)
+                future.set_result(pipe.recv_bytes())
+            except Exception as error:
+                future.set_exception(error)
+
+        threading.Thread(target=exchange, daemon=True).start()
+        return future
 
     def end(self) -> str:
         """End the worker, and return how it ended."""
         self.process.join(0.1)  # its pipe closes before it has ended
         code = self.process.exitcode
-        self.pipe.close()
-        end_processes([self.process])
+        end_processes([self.process])  # then nobody reads from the pipe, which is closed with it
         if code is None:
             return "its pipe was closed"
         return f"signal {-code}" if code < 0 else f"exit status {code}"

@@ -151,16 +151,14 @@ class RayExecutor(PoolExecutor):
                     f"images, best in one --cache-dir that they share"
                 )
 
-    def ready(self, busy: Sequence[RemoteWorker], seconds: float | None) -> list[RemoteWorker]:
-        """Return the busy workers that answered or died; wait up to ``seconds`` for the first."""
-        # Python's own futures, because a signal that arrives within Ray's `wait` is lost.
-        futures = {member.future: member for member in busy if isinstance(member, _Actor)}
-        done = wait(futures, PATIENCE if seconds is None else seconds, FIRST_COMPLETED).done
-        while not done and seconds is None:
-            if all(member.job and member.job.building for member in busy):
-                logger.warning("waiting for room for workers on the Ray cluster")
-            done = wait(futures, PATIENCE, FIRST_COMPLETED).done
-        return [futures[future] for future in done]
+    def _ready(self, busy: Sequence[RemoteWorker]) -> list[RemoteWorker]:
+        """Return the busy workers that answered or died; say if none of them has room."""
+        futures = [member.future for member in busy]
+        while all(member.job and member.job.building for member in busy):
+            if wait(futures, PATIENCE, FIRST_COMPLETED).done:
+                break
+            logger.warning("waiting for room for workers on the Ray cluster")
+        return super()._ready(busy)
 
     def close(self) -> None:
         """End the actors, and the cluster if it was started here."""
@@ -180,18 +178,19 @@ class _Actor(RemoteWorker):
         """Start a worker that is idle and not built yet."""
         super().begin()
         self.actor = self._make()
-        self.future: Future[Any] = Future()
         self._how = "it did not answer"
 
-    def tell(self, word: str, thing: Any) -> None:
-        """Call the named method of its `WorkerEnd`; an actor runs its calls in order."""
-        self.future = getattr(self.actor, word).remote(thing).future()
+    def submit(self, *calls: tuple[str, Any]) -> Future[bytes]:
+        """Call methods of its `WorkerEnd` by name; an actor runs its calls in order."""
+        # Python's own futures, because a signal that arrives within Ray's `wait` is lost.
+        asked = [getattr(self.actor, word).remote(argument).future() for word, argument in calls]
+        future: Future[bytes] = asked[-1]
+        return future
 
     def take(self) -> bytes:
-        """Return the worker's answer."""
-        future, self.future = self.future, Future()
+        """Return the worker's answer, and forget it."""
         try:
-            return bytes(future.result())
+            return super().take()
         except RayError as error:
             self._how = type(error).__name__
             if isinstance(error, RayTaskError) or "creation task" in str(error):
