@@ -18,7 +18,7 @@ from feddg_bench.common.parallel import prepare_processes
 from feddg_bench.common.terminal import say, terminal
 from feddg_bench.config.reading import read_names
 from feddg_bench.config.schema import KEEP, Resources
-from feddg_bench.records.store import ResultsStore
+from feddg_bench.records.store import open_results
 from feddg_bench.runs.request import Datasets, Plan, plan_again, read_seeds, say_cautions
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def resume_command(
     json_: Json = False,
 ) -> None:
     """Go on with an interrupted run from its last checkpoint."""
-    store = ResultsStore(recording.results)
+    store = open_results(recording.results)
     key = Path(run).stem
     begun = {path.stem: path for path in sorted(store.checkpoints.glob("*.safetensors"))}
     found = [path for stem, path in begun.items() if stem.startswith(key)]
@@ -138,7 +138,7 @@ def _list(
     """
     import yaml
 
-    store = ResultsStore(resources.results)
+    store = open_results(resources.results)
     keys = {plan.key for plan in plans}
     done = {key for key in keys if store.has_models(key, keep) and store.holds(key)}
     begun = {path.stem for path in store.checkpoints.glob("*.safetensors")}
@@ -189,7 +189,7 @@ def _to_do(
     plans: Sequence[Plan], resources: Resources, keep: Sequence[str], *, again: bool
 ) -> list[Plan]:
     """Return the plans without a record, or without a model that is to be kept."""
-    store = ResultsStore(resources.results)
+    store = open_results(resources.results)
     done = set() if again else store.keys()
     return [p for p in plans if not (p.key in done and store.has_models(p.key, keep))]
 
@@ -208,7 +208,7 @@ def _run_all(
     from feddg_bench.runs.run import execute_all
     from feddg_bench.tracking.tracker import Tracker
 
-    store = ResultsStore(resources.results)
+    store = open_results(resources.results)
     records: list[RunRecord] = []
     try:
         with ConsoleReport(len(plans)) as report, Tracker(resources, report.say) as tracker:

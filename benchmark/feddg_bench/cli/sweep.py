@@ -16,7 +16,7 @@ from feddg_bench.common.files import from_here
 from feddg_bench.common.parallel import cores
 from feddg_bench.common.terminal import say
 from feddg_bench.config.schema import Resources
-from feddg_bench.records.store import ResultsStore
+from feddg_bench.records.store import open_results
 from feddg_bench.runs.request import Datasets, check_weights, say_cautions
 from feddg_bench.sweeps.failures import Failures
 
@@ -123,7 +123,7 @@ def _run(search: Search, datasets: Datasets, resources: Resources, *, retry_fail
     from feddg_bench.sweeps.progress import Board
     from feddg_bench.sweeps.work import SweepWorker
 
-    store, failures = ResultsStore(resources.results), Failures(resources.results)
+    store, failures = open_results(resources.results), Failures(resources.results)
     store.check_writable()
     devices = ["cpu"] if resources.engine == "ray" else find_devices(resources.device)
     if retry_failed:
@@ -205,7 +205,7 @@ def _prepare(search: Search, datasets: Datasets, resources: Resources, progress:
     from feddg_bench.runs.code import check_same_code
     from feddg_bench.runs.setup import RunData
 
-    store = ResultsStore(resources.results)
+    store = open_results(resources.results)
     data = RunData(resources.cache_dir)
     for job in search.jobs():
         dataset = datasets.open(job.dataset).adjusted(job.world)
@@ -226,13 +226,13 @@ def _prepare(search: Search, datasets: Datasets, resources: Resources, progress:
 def _finished(search: Search, results: Path) -> tuple[set[str], int]:
     """Return the jobs that are recorded or have failed, and how many there will be."""
     keys = {job.key for job in search.jobs()}
-    over = keys & (ResultsStore(results).keys() | Failures(results).keys())
+    over = keys & (open_results(results).keys() | Failures(results).keys())
     return over, len(keys) + search.left()
 
 
 def listing(name: str, search: Search, results: Path) -> str:
     """Return the runs of a sweep with the state of each, as text."""
-    store, failed = ResultsStore(results), Failures(results).keys()
+    store, failed = open_results(results), Failures(results).keys()
     begun = {path.stem for path in (results / "checkpoints").glob("*.safetensors")}
     lines = []
     groups = [set(job.group.split()) for job in search.jobs()]
@@ -257,7 +257,7 @@ def _summary(sweep: Sweep, search: Search, results: Path) -> str:
     from feddg_bench.sweeps.progress import failures_text
     from feddg_bench.sweeps.search import mean_objective
 
-    store, failures = ResultsStore(results), Failures(results)
+    store, failures = open_results(results), Failures(results)
     found = list(search.jobs())
     recorded = store.keys()
     titles = {job.key: job.title for job in found}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 from feddg_bench.common.errors import DataError, printable
@@ -135,6 +135,15 @@ class ResultsStore:
     def __iter__(self) -> Iterator[RunRecord]:
         for run in read_runs(self.root) if self.root.is_dir() else ():
             yield run.record()
+
+
+@lru_cache(maxsize=8)
+def open_results(root: Path) -> ResultsStore:
+    """Return the store of a results folder: one for all who ask, so that its files are read once.
+
+    It looks at the folder whenever it is asked, so that files may come and go.
+    """
+    return ResultsStore(root)
 
 
 def _is_sound(source: Source) -> bool:

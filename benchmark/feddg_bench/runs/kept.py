@@ -30,7 +30,7 @@ from feddg_bench.data.dataset import pixels_of
 from feddg_bench.engine.build import Images, build_on
 from feddg_bench.plugins import load_dataset, load_method
 from feddg_bench.records.sources import read_json
-from feddg_bench.records.store import ResultsStore
+from feddg_bench.records.store import open_results
 
 logger = logging.getLogger(__name__)
 
@@ -178,7 +178,7 @@ def load_model(key: str, results: str | Path = "runs", which: str = "last", **hy
         raise SettingsError(f"cannot load the {which!r} model: expected {' or '.join(KEEP)}")
     path = Path(key)
     if path.suffix != ".safetensors":
-        store = ResultsStore(Path(results))
+        store = open_results(Path(results))
         path = store.model(key, which)
         if not path.exists() and key not in store.keys():  # noqa: SIM118 - a store is no mapping
             raise DataError(

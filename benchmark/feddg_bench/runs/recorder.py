@@ -17,7 +17,7 @@ from feddg_bench.core.messages import Reply, Task
 from feddg_bench.engine.flop import Tally
 from feddg_bench.records.record import Costs, RoundRecord, RunRecord, TimeRecord
 from feddg_bench.records.rules import best_round, one_class_splits
-from feddg_bench.records.store import ResultsStore
+from feddg_bench.records.store import open_results
 from feddg_bench.runs.checkpoints import (
     Checkpoint,
     going_on,
@@ -60,7 +60,7 @@ class Recorder(Observer):
     ) -> None:
         assert run.record is not None  # noqa: S101 - only runs on a data set are recorded
         self.record = run.record
-        self.store = ResultsStore(resources.results)
+        self.store = open_results(resources.results)
         self.resources = resources
         self.keep = set(keep)
         self.again = again

@@ -47,7 +47,7 @@ from feddg_bench.data.protocols import PROTOCOLS, Scenario, scenarios
 from feddg_bench.data.splits import scenarios_with_files
 from feddg_bench.plugins import check_name, make_dataset, names, outline
 from feddg_bench.records.record import TunedRecord
-from feddg_bench.records.store import ResultsStore
+from feddg_bench.records.store import open_results
 from feddg_bench.records.tuning import TuningLedger, load_ledger
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ class Request:
 
         With ``again``, those of all plans.
         """
-        done = set() if again else ResultsStore(self.resources.results).keys()
+        done = set() if again else open_results(self.resources.results).keys()
         to_do = [plan for plan in plans if plan.key not in done]
         say_cautions(to_do)
         check_data(to_do)

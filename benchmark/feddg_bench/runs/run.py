@@ -12,7 +12,7 @@ from feddg_bench.engine.devices import open_executor
 from feddg_bench.engine.evaluation import evaluate
 from feddg_bench.engine.executors import Executor
 from feddg_bench.records.record import RunRecord
-from feddg_bench.records.store import ResultsStore
+from feddg_bench.records.store import open_results
 from feddg_bench.runs.checkpoints import tidy
 from feddg_bench.runs.code import check_same_code
 from feddg_bench.runs.observer import Observer
@@ -100,7 +100,7 @@ def execute_all(
     Raises:
         FeddgError: If the data, a file or a setting cannot be used.
     """
-    store = ResultsStore(resources.results)
+    store = open_results(resources.results)
     data = RunData(resources.cache_dir)
     executor: Executor | None = None
     try:

@@ -12,7 +12,7 @@ from typing import Any
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.common.files import write_whole
 from feddg_bench.common.streams import derive_seed
-from feddg_bench.records.store import ResultsStore
+from feddg_bench.records.store import ResultsStore, open_results
 from feddg_bench.runs.request import Datasets
 from feddg_bench.sweeps.claims import Claims
 from feddg_bench.sweeps.definition import Choice, Point, Range, Sweep
@@ -54,7 +54,7 @@ class BayesSearch(Search):
     def __init__(self, sweep: Sweep, root: Path, datasets: Datasets) -> None:
         self.sweep = sweep
         self.datasets = datasets
-        self.store = ResultsStore(root)
+        self.store = open_results(root)
         self.folder = root / "sweeps" / sweep.id
         self.claims = Claims(root / "claims")
         self._points: list[tuple[Point, list[Job]]] = []

@@ -28,7 +28,7 @@ from feddg_bench.records.record import RunRecord
 from feddg_bench.records.runs import read_runs
 from feddg_bench.records.sources import holds_records
 from feddg_bench.records.statistics import FEWEST
-from feddg_bench.records.store import ResultsStore
+from feddg_bench.records.store import open_results
 from feddg_bench.records.tuning import (
     Trial,
     TuningLedger,
@@ -75,7 +75,7 @@ class Tuning:
 
     def is_done(self, root: Path) -> bool:
         """Return whether every trial is recorded in a results folder, or failed."""
-        over = ResultsStore(root).keys() | Failures(root).keys()
+        over = open_results(root).keys() | Failures(root).keys()
         return over.issuperset(job.key for job in self.jobs)
 
     def ledger(self, root: Path) -> TuningLedger:
@@ -84,7 +84,7 @@ class Tuning:
         Raises:
             DataError: If a record cannot be read.
         """
-        store, failures = ResultsStore(root), Failures(root)
+        store, failures = open_results(root), Failures(root)
         trials = with_leads(
             [
                 _trial(point, {job.key: store.load(job.key) for job in runs}, failures)

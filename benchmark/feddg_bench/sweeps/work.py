@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from feddg_bench.common.errors import DataError, FeddgError
 from feddg_bench.config.schema import Resources
-from feddg_bench.records.store import ResultsStore
+from feddg_bench.records.store import open_results
 from feddg_bench.runs.observer import Observer
 from feddg_bench.runs.request import Datasets, Plan
 from feddg_bench.sweeps.claims import Claim, Claims
@@ -45,7 +45,7 @@ class SweepWorker:
 
         self.resources = resources
         self.tell = tell
-        self.store = ResultsStore(resources.results)
+        self.store = open_results(resources.results)
         self.failures = Failures(resources.results)
         self.claims = Claims(resources.results / "claims")
         self.executor = SerialExecutor()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 from feddg_bench.common.errors import RunInterruptedError, SettingsError
 from feddg_bench.config.schema import Resources
 from feddg_bench.records.record import RunRecord
-from feddg_bench.records.store import ResultsStore
+from feddg_bench.records.store import open_results
 from feddg_bench.runs.observer import Observer
 from feddg_bench.tracking.values import config, identity, metrics, run_summary
 
@@ -57,7 +57,7 @@ class Tracker(Observer):
     def __init__(self, resources: Resources, say: Callable[[str], None]) -> None:
         self.mode: str = resources.wandb
         self.project = resources.wandb_project
-        self.store = ResultsStore(resources.results)
+        self.store = open_results(resources.results)
         self.in_sweep = self.mode != "off" and bool(os.environ.get("WANDB_SWEEP_ID"))
         self._say_all = say
         self._said: set[str] = set()

@@ -25,7 +25,7 @@ from feddg_bench.data.client_images import ImageBank
 from feddg_bench.data.federated import Federation
 from feddg_bench.engine.devices import open_executor
 from feddg_bench.engine.worker import WorkerSpec
-from feddg_bench.records.store import ResultsStore
+from feddg_bench.records.store import ResultsStore, open_results
 from feddg_bench.runs.kept import read_model
 from feddg_bench.runs.observer import Observer
 from feddg_bench.runs.request import Plan
@@ -129,7 +129,7 @@ def trained_runs(
             trained = Trained(
                 plan, run.federation, plan.dataset.classes, run.method, run.spec, run.private
             )
-            kept = _kept_models(ResultsStore(resources.results), plan, rounds)
+            kept = _kept_models(open_results(resources.results), plan, rounds)
             if kept and updates:
                 last = kept[max(rounds)]
                 run.server.weights = {
