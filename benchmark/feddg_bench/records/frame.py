@@ -57,8 +57,8 @@ def load_records(
     frame = run_frame(runs, settings)
     columns: dict[tuple[str, str, str], int] = {}
     parts = []
-    for position, run in enumerate(runs):
-        table = run.table
+    for position in reversed(range(len(runs))):
+        table = runs.pop().table  # the run's memory is free again
         first = len(table.rounds) - 1 if rounds == "last" else 0
         numbers = table.numbers[first:]
         places = np.array([columns.setdefault(c, len(columns)) for c in table.columns], np.int32)
@@ -73,7 +73,9 @@ def load_records(
             )
         )
     empty = [np.empty(0, dtype) for dtype in (np.int32, np.int64, np.int32, np.float64)]
-    run_of, round_of, column_of, values = map(np.concatenate, zip(empty, *parts, strict=True))
+    run_of, round_of, column_of, values = map(
+        np.concatenate, zip(empty, *reversed(parts), strict=True)
+    )
     del parts
     whole = frame.take(run_of)
     whole.index = pd.RangeIndex(len(whole))
