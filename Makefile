@@ -25,10 +25,10 @@ pacs: $(if $(DATA),.venv/pretrained)  ## a first table of real images, half an h
 	$(BIN)/feddg-bench tables generic --results demo-pacs
 	cat demo-pacs/tables/pacs-ltdo-laptop.md
 
-# Three processes on any machine, which take one test after the other: many wait for processes that
-# they start, each costs 20 s to begin, and none is left with all the slow tests.
+# Processes on any machine, which take one test after the other; each costs ten seconds to begin.
+# By day two keep two cores busy; at night a third works while many wait for what they started.
 test: .venv/developed  ## the tests that take a moment each
-	$(BIN)/python -m pytest -n 3 --dist load --maxschedchunk 1
+	$(BIN)/python -m pytest -n 2 --dist load --maxschedchunk 1
 
 nightly: .venv/developed  ## processes, kills, browser, large samples; properties with six times the examples
 	$(BIN)/python -m pytest -n 3 --dist load --maxschedchunk 1 -m "nightly or hypothesis" --hypothesis-profile nightly

@@ -30,7 +30,7 @@ settings.register_profile("daily", max_examples=10, deadline=None)
 settings.register_profile("nightly", max_examples=60, deadline=None)
 settings.load_profile("daily")
 
-# Three processes share two cores: threads of one matrix product would wait for one another.
+# Processes share two cores: threads of one matrix product would wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Of the user's environment, tests know FEDDG_TEST_DATA alone.

@@ -20,8 +20,8 @@ from feddg_methods.fedavg import FedAvg
 from tests.helpers import bitwise, no_file, numbers, refused
 
 NARROW = {"fedadg": {"hyper": {"hidden": 32, "projection": 16}}}
-CASES = [
-    *((name, NARROW.get(name, no_file(name))) for name in names("method")),
+CASES = [(name, NARROW.get(name, no_file(name))) for name in names("method")]
+VARIANTS = [
     ("fedprox", {"hyper": {"mu": 0.5, "norm": "l2"}}),
     ("moon", {"hyper": {"first_visit": "initial"}}),
     ("pardon", {"hyper": {"style": "pixel", "transfer": "cached"}}),
@@ -33,7 +33,11 @@ CASES = [
     ("feddg_ga", {"hyper": {"variant": "pardon"}}),
     ("ppdg", {"hyper": {"granularity": "tensor"}}),
 ]
-every_method = pytest.mark.parametrize(("name", "layer"), CASES, ids=str)
+every_method = pytest.mark.parametrize(
+    ("name", "layer"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.nightly) for case in VARIANTS)],
+    ids=str,
+)
 
 RESNET = {
     "backbone": {"name": "resnet18", "pretrained": False},

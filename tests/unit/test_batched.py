@@ -253,6 +253,7 @@ def test_short_keys_mean_what_they_meant():
 # -------------------------------------------------------------------------------- the command
 
 
+@pytest.mark.nightly
 def test_the_command(feddg, tmp_path, caplog):
     given = ("run", "--method", "fedavg,scaffold", "--scenario", "ip-o-c", "--clients", 4,
              "--per-round", 2, "--rounds", 1, "--workers", 1, "data.image_size=16")  # fmt: skip

@@ -109,7 +109,7 @@ def test_an_error_while_it_runs_is_raised_each_time():
             import_module("deferred_one.broken").other  # noqa: B018
 
 
-LIBRARIES = """
+STEP = """
 import sys
 import torch
 from feddg_bench.core.lightning import Fabric, LightningModule
@@ -127,6 +127,8 @@ net(torch.ones(1, 2)).sum().backward()
 optimizer.zero_grad()
 optimizer.step()
 assert heavy() == [], heavy()
+"""
+USE = """
 from lightning.fabric.wrappers import OptimizedModule
 assert not isinstance(net, OptimizedModule)
 
@@ -160,5 +162,6 @@ assert torchvision.ops.nms(torch.rand(1, 4), torch.rand(1), 0.5).tolist() == [0]
 """
 
 
-def test_a_worker_imports_no_compiler_and_whoever_needs_it_gets_it():
-    subprocess.run([sys.executable, "-W", "ignore", "-c", LIBRARIES], check=True)
+@pytest.mark.parametrize("more", ["", pytest.param(USE, marks=pytest.mark.nightly)], ids=bool)
+def test_a_worker_imports_no_compiler_and_whoever_needs_it_gets_it(more):
+    subprocess.run([sys.executable, "-W", "ignore", "-c", STEP + more], check=True)
