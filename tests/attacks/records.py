@@ -191,7 +191,6 @@ def whole(lab: Lab) -> None:
 def packed(lab: Lab) -> None:
     """Packed files: several streams, garbage, and records that would be lost."""
     from feddg_bench.records.runs import read_runs
-    from feddg_bench.records.store import pack, unpack
 
     made = [record("fedavg", seed=seed) for seed in range(4)]
     lines = [json.dumps(one.as_json()).encode() + b"\n" for one in made]
@@ -212,11 +211,11 @@ def packed(lab: Lab) -> None:
         lab.add(f"packed: {attack}", failed or f"{len(left)} of 4 are left", left == honest)
 
     streams = b"".join(map(lzma.compress, lines))
-    for name, command in (("read", read_runs), ("pack", pack), ("unpack", unpack)):
+    for name, command in (("read", read_runs), ("pack", pack_runs), ("unpack", unpack_runs)):
         attempt(f"a stream for each record, {name}", streams, command)
         attempt(f"two streams and padding, {name}", streams + bytes(4), command)
     for more in (b"garbage", bytes(3), b"\xfd7zXZ\0", streams[:-5]):
-        for name, command in (("pack", pack), ("unpack", unpack)):
+        for name, command in (("pack", pack_runs), ("unpack", unpack_runs)):
             data = lzma.compress(b"".join(lines)) + more
             attempt(f"{more[:6]!r} behind the stream, {name}", data, command, refused=True)
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from feddg_bench import cli
-from feddg_bench.records.store import pack
+from feddg_bench.records.store import pack_runs
 
 TINY = (
     *("--clients", "4", "--per-round", "2", "--rounds", "2", "--workers", "1"),
@@ -201,7 +201,7 @@ def test_two_folders_are_read_as_one(feddg: Run, results: Path, tmp_path: Path) 
         (tmp_path / folder / "runs").mkdir(parents=True)
         for key in mine:
             shutil.copy(results / "runs" / f"{key}.json", tmp_path / folder / "runs")
-    pack(tmp_path / "results")
+    pack_runs(tmp_path / "results")
     done = feddg("all", "--results", results, "--out", "whole")
     assert done.code == 0
     done = feddg("all", "--results", "runs", "--results", "results", "--out", "both")

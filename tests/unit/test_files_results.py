@@ -35,7 +35,7 @@ from feddg_bench.records.record import CountedRecord, PrivacyRecord, RunRecord
 from feddg_bench.records.rules import split_metric
 from feddg_bench.records.runs import read_runs
 from feddg_bench.records.statistics import mean_and_std
-from feddg_bench.records.store import ResultsStore, pack, unpack
+from feddg_bench.records.store import ResultsStore, pack_runs, unpack_runs
 from feddg_methods.fedavg import FedAvg
 from tests import helpers
 from tests.helpers import refused
@@ -589,7 +589,7 @@ def several():
 def test_packing_and_unpacking_change_nothing(tmp_path, several):
     store = ResultsStore(tmp_path)
     texts = {path.name: path.read_bytes() for path in map(store.save, several)}
-    paths = pack(tmp_path)
+    paths = pack_runs(tmp_path)
     assert sorted(path.name for path in paths) == [
         "digits4-ltdo-quick.jsonl.xz",
         "digits4-ltdo-quick_-702ca7.jsonl.xz",
@@ -599,9 +599,9 @@ def test_packing_and_unpacking_change_nothing(tmp_path, several):
     assert store.keys() == {record.key for record in several}
     assert all(store.load(record.key) == record for record in several)
     assert store.path(several[0].key) in paths
-    assert sorted(unpack(tmp_path)) == sorted(paths)
+    assert sorted(unpack_runs(tmp_path)) == sorted(paths)
     assert {path.name: path.read_bytes() for path in store.runs.iterdir()} == texts
-    assert {path: path.read_bytes() for path in pack(tmp_path)} == packed
+    assert {path: path.read_bytes() for path in pack_runs(tmp_path)} == packed
 
 
 def test_many_records_are_packed_into_several_files(tmp_path, several, monkeypatch):
@@ -611,10 +611,10 @@ def test_many_records_are_packed_into_several_files(tmp_path, several, monkeypat
     store = ResultsStore(tmp_path)
     for record in several[:2]:
         store.save(record)
-    (first,) = pack(tmp_path)
+    (first,) = pack_runs(tmp_path)
     content = first.read_bytes()
     store.save(several[2])
-    paths = pack(tmp_path)
+    paths = pack_runs(tmp_path)
     assert [path.name for path in paths] == [
         "digits4-ltdo-quick.jsonl.xz",
         "digits4-ltdo-quick@2.jsonl.xz",
@@ -623,7 +623,7 @@ def test_many_records_are_packed_into_several_files(tmp_path, several, monkeypat
     assert [store.load(record.key) for record in several[:3]] == several[:3]
     monkeypatch.setattr(sources, "MOST_TEXT", 10 * two)
     store.save(several[2])
-    assert pack(tmp_path) == [first]
+    assert pack_runs(tmp_path) == [first]
     assert list((tmp_path / "records").iterdir()) == [first]
     assert [store.load(record.key) for record in several[:3]] == several[:3]
 
@@ -634,7 +634,7 @@ def test_a_full_disk_loses_no_record_that_was_to_move(tmp_path, several, monkeyp
     store = ResultsStore(tmp_path)
     for record in (several[0], several[2]):
         store.save(record)
-    pack(tmp_path)
+    pack_runs(tmp_path)
     store.save(several[1])  # the last one has to make room for it
     whole = Path.open
 
@@ -646,9 +646,9 @@ def test_a_full_disk_loses_no_record_that_was_to_move(tmp_path, several, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", full)
         with refused(DataError, "No space left"):
-            pack(tmp_path)
+            pack_runs(tmp_path)
     assert [store.load(record.key) for record in several[:3]] == several[:3]
-    pack(tmp_path)
+    pack_runs(tmp_path)
     assert [store.load(record.key) for record in several[:3]] == several[:3]
 
 
@@ -656,7 +656,7 @@ def test_packed_and_single_records_are_read_together(tmp_path, several, caplog):
     store = ResultsStore(tmp_path)
     for record in several[:3]:
         store.save(record)
-    pack(tmp_path)
+    pack_runs(tmp_path)
     store.save(several[3])
     store.save(several[0])  # the same again, which nobody needs to hear of
     assert [run.record() for run in read_runs(tmp_path)] == sorted(several, key=lambda r: r.key)
@@ -668,16 +668,16 @@ def test_packed_and_single_records_are_read_together(tmp_path, several, caplog):
     assert run.evaluation("last")["test"]["sketch"]["accuracy"] == 1.0
     assert f"its run {better.key} differs from that in" in caplog.text
     assert store.load(better.key) == better
-    assert len(pack(tmp_path)) == 2
+    assert len(pack_runs(tmp_path)) == 2
     assert [store.load(record.key) for record in several] == [several[0], better, *several[2:]]
 
 
 def test_unpacking_keeps_what_a_broken_single_file_stands_before(tmp_path, several, caplog):
     store = ResultsStore(tmp_path)
     path = store.save(several[0])
-    pack(tmp_path)
+    pack_runs(tmp_path)
     path.write_text("{ broken")
-    unpack(tmp_path)
+    unpack_runs(tmp_path)
     assert store.load(several[0].key) == several[0]
     assert path.with_name(f"{path.name}.broken").read_text() == "{ broken"
     assert "set aside" in caplog.text
@@ -687,17 +687,17 @@ def test_packing_a_run_again_under_another_recipe_drops_the_old_record(tmp_path,
     store = ResultsStore(tmp_path)
     for record in several[:2]:
         store.save(record)
-    (first,) = pack(tmp_path)
+    (first,) = pack_runs(tmp_path)
     again = several[0].model_copy(update={"recipe": "mine"}, deep=True)
     again.rounds[1].evaluation["test"]["sketch"]["accuracy"] = 1.0
     store.save(again)
-    pack(tmp_path)
+    pack_runs(tmp_path)
     assert store.load(again.key) == again
     assert [run.record() for run in read_runs(tmp_path) if run.key == again.key] == [again]
     store.save(several[1].model_copy(update={"recipe": "mine"}))
-    pack(tmp_path)
+    pack_runs(tmp_path)
     assert not first.exists()
-    unpack(tmp_path)
+    unpack_runs(tmp_path)
     assert store.load(again.key) == again
     assert len(store.keys()) == 2
 
@@ -705,17 +705,17 @@ def test_packing_a_run_again_under_another_recipe_drops_the_old_record(tmp_path,
 def test_a_packed_file_with_a_bad_line_is_not_packed_over(tmp_path, several, caplog):
     store = ResultsStore(tmp_path)
     store.save(several[0])
-    (path,) = pack(tmp_path)
+    (path,) = pack_runs(tmp_path)
     text = lzma.decompress(path.read_bytes())
     path.write_bytes(lzma.compress(text + b"{}\n"))
     store.save(several[1])
     before = path.read_bytes()
     with refused(DataError, "cannot be added to: line 2"):
-        pack(tmp_path)
+        pack_runs(tmp_path)
     assert path.read_bytes() == before
     assert len(read_runs(tmp_path)) == 2
     assert "line 2" in caplog.text
-    assert unpack(tmp_path) == []
+    assert unpack_runs(tmp_path) == []
     assert store.keys() == {record.key for record in several[:2]}
 
 
@@ -723,14 +723,14 @@ def test_a_packed_file_of_several_streams_is_read_whole(tmp_path, several, caplo
     store = ResultsStore(tmp_path)
     for record in several[:3]:
         store.save(record)
-    (path,) = pack(tmp_path)
+    (path,) = pack_runs(tmp_path)
     lines = lzma.decompress(path.read_bytes()).splitlines(keepends=True)
     path.write_bytes(b"".join(map(lzma.compress, lines)) + bytes(8))  # as `cat` does; padded
     assert len(read_runs(tmp_path)) == 3
     store.save(several[3].model_copy(update={"recipe": "quick"}))
-    assert pack(tmp_path) == [path]
+    assert pack_runs(tmp_path) == [path]
     assert len(read_runs(tmp_path)) == 4
-    assert unpack(tmp_path) == [path]
+    assert unpack_runs(tmp_path) == [path]
     assert store.keys() == {record.key for record in several}
     assert caplog.messages == []
 
@@ -739,15 +739,15 @@ def test_a_packed_file_of_several_streams_is_read_whole(tmp_path, several, caplo
 def test_a_packed_file_with_something_else_behind_it_is_refused(tmp_path, several, more, caplog):
     store = ResultsStore(tmp_path)
     store.save(several[0])
-    (path,) = pack(tmp_path)
+    (path,) = pack_runs(tmp_path)
     path.write_bytes(path.read_bytes() + more)
     before = path.read_bytes()
     assert read_runs(tmp_path) == []
     assert path.name in caplog.text
     store.save(several[1])
     with refused(DataError, path.name, "cannot be added to"):
-        pack(tmp_path)
-    assert unpack(tmp_path) == []
+        pack_runs(tmp_path)
+    assert unpack_runs(tmp_path) == []
     assert path.read_bytes() == before
 
 
@@ -764,7 +764,7 @@ def test_nothing_packed_goes_before_it_is_counted(tmp_path, several, monkeypatch
 
     monkeypatch.setattr(sources.lzma, "compress", forget)
     with refused(DataError, "would hold 1 records instead of 2"):
-        pack(tmp_path)
+        pack_runs(tmp_path)
     assert lost
     assert len(store.keys()) == 2
     assert not (tmp_path / "records").exists()
@@ -773,10 +773,10 @@ def test_nothing_packed_goes_before_it_is_counted(tmp_path, several, monkeypatch
 def test_a_packed_record_unlike_the_single_one_is_not_deleted(tmp_path, several, caplog):
     store = ResultsStore(tmp_path)
     store.save(several[0])
-    (path,) = pack(tmp_path)
+    (path,) = pack_runs(tmp_path)
     other = several[0].model_copy(update={"recipe": "mine"})
     store.save(other)
-    assert unpack(tmp_path) == []
+    assert unpack_runs(tmp_path) == []
     assert path.exists()
     assert "holds other contents" in caplog.text
 
@@ -784,12 +784,12 @@ def test_a_packed_record_unlike_the_single_one_is_not_deleted(tmp_path, several,
 def test_two_packed_records_of_a_run_that_differ_are_not_packed_into_one(tmp_path, several):
     store = ResultsStore(tmp_path)
     store.save(several[0])
-    (path,) = pack(tmp_path)
+    (path,) = pack_runs(tmp_path)
     other = several[0].as_json() | {"recipe": "mine"}
     path.write_bytes(path.read_bytes() + lzma.compress(json.dumps(other).encode()))
     store.save(several[1])
     with refused(DataError, several[0].key, "other contents", "keep one of the two"):
-        pack(tmp_path)
+        pack_runs(tmp_path)
     assert len(lzma.decompress(path.read_bytes()).splitlines()) == 2
 
 

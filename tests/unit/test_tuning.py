@@ -657,5 +657,5 @@ def test_rows_whose_rate_one_run_chose_are_marked(tmp_path: Path) -> None:
     save(tmp_path, tuned_record("fedavg", 0, 8), several.model_copy(update=seeds))
     (table,) = [t for t in frames(read_runs(tmp_path)) if t.name.endswith("tuned")]
     grid = build("t", table.description, table.runs)
-    said = {line.label: [grid.footnotes[n] for n in line.footnotes] for line in grid.lines}
+    said = {line.label: [*line.footnotes] for line in grid.lines}
     assert said == {"FedAvg": [], "FedProx": ["lr, mu chosen by one run"], "MOON": []}

@@ -14,7 +14,7 @@ from feddg_bench.common.terminal import say
 from feddg_bench.plugins import load_method
 from feddg_bench.records.attacks import pack_attacks, unpack_attacks
 from feddg_bench.records.runs import first_of_each, read_folder
-from feddg_bench.records.store import pack, unpack
+from feddg_bench.records.store import pack_runs, unpack_runs
 from feddg_bench.records.tuning import pack_ledgers, unpack_ledgers
 
 results_app = typer.Typer(
@@ -82,12 +82,12 @@ def pack_command(results: _Where = Path("runs")) -> None:
 
     All commands read packed records just as they read single ones.
     """
-    for path in (*pack(results), *pack_attacks(results), *pack_ledgers(results)):
+    for path in (*pack_runs(results), *pack_attacks(results), *pack_ledgers(results)):
         say(f"{path} ({path.stat().st_size / 1e6:.2f} MB)")
 
 
 @results_app.command("unpack")
 def unpack_command(results: _Where = Path("runs")) -> None:
     """Move packed records into single JSON files. RESULTS/runs/KEY.json, easy to read."""
-    for path in (*unpack(results), *unpack_attacks(results), *unpack_ledgers(results)):
+    for path in (*unpack_runs(results), *unpack_attacks(results), *unpack_ledgers(results)):
         say(f"{path} is unpacked")

@@ -168,7 +168,7 @@ def _packables(root: Path) -> tuple[list[Packable], dict[Path, str]]:
     ], {p.path: p.reason for p in problems if p.skipped and p.path.parent.name == "records"}
 
 
-def pack(root: Path) -> list[Path]:
+def pack_runs(root: Path) -> list[Path]:
     """Move the single records of a results folder into packed files; see `sources.pack`.
 
     There is one for each data set, protocol and recipe, or several if its records are many.
@@ -176,6 +176,6 @@ def pack(root: Path) -> list[Path]:
     return sources.pack(partial(_packables, root))
 
 
-def unpack(root: Path) -> list[Path]:
+def unpack_runs(root: Path) -> list[Path]:
     """Move packed records of a results folder into single files; see `sources.unpack`."""
     return sources.unpack(partial(_packables, root))

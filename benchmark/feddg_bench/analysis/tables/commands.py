@@ -78,7 +78,7 @@ def _head(base: RecordedRun | None, recipe: str | None, where: Mapping[str, Any]
 
 def _settings(row: Row, base: RecordedRun | None, where: Mapping[str, Any]) -> str:
     """Return the settings in which the runs differ from their recipe, as ``KEY=VALUE``."""
-    wanted = {} if base is None else overrides(base)
+    wanted = {} if base is None else {**overrides(base)}
     for source in (row.variant.differences if row.variant else {}, where):
         wanted |= {
             key: value
@@ -101,7 +101,8 @@ def _settings(row: Row, base: RecordedRun | None, where: Mapping[str, Any]) -> s
     return shlex.join([*tuning, *pairs])
 
 
-def overrides(run: RecordedRun) -> dict[str, Any]:
+@cache
+def overrides(run: RecordedRun) -> Mapping[str, Any]:
     """Return the settings in which a run differs from its recipe, except the method's own."""
     recipe = usual_settings(run.recipe, run.dataset, run.method)
     if recipe is None:

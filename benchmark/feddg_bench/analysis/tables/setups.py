@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from feddg_bench.common.errors import FeddgError
@@ -89,10 +89,14 @@ def departing(run: RecordedRun, aside: Collection[str] = ()) -> dict[str, Differ
 
     Tuned settings, files and the settings ``aside`` are left out.
     """
+    return {key: pair for key, pair in _departing(run).items() if key not in aside}
+
+
+@cache
+def _departing(run: RecordedRun) -> Mapping[str, Difference]:
     usual = usual_settings(run.recipe, run.dataset, run.method) or {}
     tuned = run.tuned.settings if run.tuned else {}
-    left_out = {*FILES, *tuned, *aside}
-    kept = (key for key in run.settings if key in usual and key not in left_out)
+    kept = (key for key in run.settings if key in usual and key not in (*FILES, *tuned))
     return differences(run.settings, usual, kept)
 
 
@@ -201,13 +205,18 @@ def modal(runs: Sequence[RecordedRun]) -> Mapping[str, Any]:
 
     A method's variants do not outvote other methods.
     """
+    firsts = {(run.method, id(run.settings)): run for run in runs}
+    return _modal(frozenset(firsts.values()))
+
+
+@lru_cache(maxsize=1000)  # the views of a table ask again for the same runs
+def _modal(runs: Iterable[RecordedRun]) -> Mapping[str, Any]:
     votes: dict[str, dict[str, list[str]]] = {}
     values: dict[tuple[str, str], Any] = {}
-    kinds = {(run.method, id(run.settings)): run.settings for run in runs}
-    for (method, _), settings in kinds.items():
-        for key, value in settings.items():
+    for run in sorted(runs, key=lambda run: (run.method, run.key)):
+        for key, value in run.settings.items():
             if not key.startswith("hyper."):
-                votes.setdefault(key, {}).setdefault(repr(value), []).append(method)
+                votes.setdefault(key, {}).setdefault(repr(value), []).append(run.method)
                 values[key, repr(value)] = value
     found = {}
     for key, methods in votes.items():
