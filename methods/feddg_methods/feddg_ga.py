@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
@@ -162,7 +162,7 @@ class FedDGGA(Method):
         )
         if server.memory["by_samples"]:
             return
-        late = s.variant == "official"  # counts rounds from 0, up to R itself
+        late = RULES[s.variant].late  # counts rounds from 0, up to R itself
         server.memory["a"] = adjusted_weights(
             server.memory["a"],
             gaps,
@@ -261,10 +261,7 @@ def adjusted_weights(
     for full participation, they have a gap of 0 after centring, and all weights are divided by
     their sum. Gaps of 0 change nothing, nor do equal gaps where their mean is subtracted.
 
-    Source: FedDG-GA (Zhang et al., CVPR 2023). ``paper`` is its formula, ``official`` its code
-    (no centring, largest absolute gap, a factor 1/3, decay one round late), ``pardon`` and
-    ``fedccrl`` the rules in those codes. ``default`` is the paper's with the largest absolute gap,
-    and with its step relative to the uniform weight 1/N, as in the official code, where N is 3.
+    Source: FedDG-GA (Zhang et al., CVPR 2023). The variants are in `RULES`.
 
     Args:
         weights: Weights of all clients, [N], in the simplex.
@@ -281,30 +278,15 @@ def adjusted_weights(
     Raises:
         SettingsError: If ``variant`` is unknown.
     """
-    choose("variant", variant, VARIANTS)
-    known = {i: gap for i, gap in gaps.items() if math.isfinite(gap)}
+    rule = choose("variant", variant, RULES)
+    known = [i for i, gap in gaps.items() if math.isfinite(gap)]
     if not known:
         return weights.clone()
-    g = weights.new_tensor(list(known.values()))
-    if variant in ("default", "paper", "fedccrl"):
-        g = g - g.mean()
-    largest = g.max() if variant in ("paper", "fedccrl") else g.abs().max()
-    if largest < NO_SPREAD:
-        return weights.clone()
-
-    r = round - 1 if variant == "official" else round  # its decay comes one round late
-    d = step * (1 - r / rounds)
-    if variant == "default":
-        d /= len(weights)
-    elif variant in ("official", "fedccrl"):
-        d /= 3
+    d = step * (1 - (round - rule.late) / rounds)
     a = weights.clone()
-    a[list(known)] += d * g / largest
-    if variant == "paper":
-        a = a.clamp(min=0)
-    elif variant != "fedccrl":
-        a = a.clamp(0, 1)
-    group = list(known) if variant == "default" else list(range(len(weights)))
+    a[known] += rule.move(weights.new_tensor([gaps[i] for i in known]), d, len(weights))
+    a = a.clamp(*rule.limits)
+    group = known if rule.absent_keep else list(range(len(weights)))
     if a[group].sum() == 0:
         return weights.clone()
     a[group] *= weights[group].sum() / a[group].sum()
@@ -351,6 +333,65 @@ def signed_mean(
         for name, sum_taken in taken.items():
             mean[name] = (gained * mean[name] - sum_taken) / (gained - lost)
     return mean
+
+
+# ------------------------------------------------------------------------------- rules for a
+
+
+def _paper(gaps: Tensor, d: float, clients: int) -> Tensor:  # noqa: ARG001
+    g = gaps - gaps.mean()
+    return _ratio(d * g, g.max())
+
+
+def _default(gaps: Tensor, d: float, clients: int) -> Tensor:
+    """Return the paper's, over the largest absolute gap and relative to the weight 1/N."""
+    g = gaps - gaps.mean()
+    return _ratio(d / clients * g, g.abs().max())
+
+
+def _official(gaps: Tensor, d: float, clients: int) -> Tensor:  # noqa: ARG001
+    """Return a third of raw gaps over the largest absolute one; N is 3 in the authors' script."""
+    return _ratio(d / 3 * gaps, gaps.abs().max())
+
+
+def _pardon(gaps: Tensor, d: float, clients: int) -> Tensor:  # noqa: ARG001
+    return _ratio(d * gaps, gaps.abs().max())
+
+
+def _fedccrl(gaps: Tensor, d: float, clients: int) -> Tensor:  # noqa: ARG001
+    g = gaps - gaps.mean()
+    return _ratio(d / 3 * g, g.max())
+
+
+def _ratio(moves: Tensor, largest: Tensor) -> Tensor:
+    """Return moves [K] over the largest gap; 0 if clients count as equal."""
+    return torch.zeros_like(moves) if largest < NO_SPREAD else moves / largest
+
+
+class Rule(NamedTuple):
+    """A rule for the weights a.
+
+    Attributes:
+        move: Moves [K] of the participants, from their gaps [K], the decayed step d and N.
+        limits: Least and largest weight before all are divided by their sum.
+        late: Rounds by which the decay is late.
+        absent_keep: Whether clients without a gap keep their weights.
+    """
+
+    move: Callable[[Tensor, float, int], Tensor]
+    limits: tuple[float, float] = (0, 1)
+    late: int = 0
+    absent_keep: bool = False
+
+
+RULES = {
+    "paper": Rule(_paper, limits=(0, math.inf)),
+    "default": Rule(_default, absent_keep=True),
+    "official": Rule(_official, late=1),
+    "pardon": Rule(_pardon),
+    "fedccrl": Rule(_fedccrl, limits=(-math.inf, math.inf)),
+}
+"""Rules of the paper, of this module, and of the codes of its authors, PARDON and FedCCRL."""
 
 
 DEVIATIONS = (

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -23,16 +24,6 @@ from feddg_methods.shared.round_updates import (
     one_each,
 )
 from feddg_methods.shared.sign_votes import SignVotes, sign_tally
-
-TIE = 1e-6
-"""Agreement this close to the threshold counts as equal: it is a ratio rounded in float32."""
-
-VOTE_TIE = 1e-9
-"""How far the product of a threshold and a number of votes may be from an integer and still count
-as one."""
-
-
-SHARES: dict[str | None, Share] = {"samples": image_count, "uniform": one_each}
 
 
 class FedGMASettings(MethodSettings):
@@ -79,35 +70,28 @@ class FedGMA(Method):
         "Tenison, Sreeramadas, Mugunthan, Oyallon, Rish and Belilovsky: Gradient Masked Averaging "
         "for Federated Learning, TMLR 2023, arXiv 2201.11986"
     )
-
     singles = ""
-
-    def tally(self, reply: Reply[LocalUpdate], received: Weights) -> Payload:
-        voice = image_count if self.settings.agreement_weights == "samples" else one_each
-        return sign_tally(reply, received, self.trainable, voice)
 
     def prepare(self, server: Server) -> None:
         check_share(server, SHARES.get(self.settings.mean_weights, server.share))
 
     def aggregate(self, server: Server, updates: Iterable[Reply[LocalUpdate]]) -> Weights:
         s, old = self.settings, server.weights
-        all_pass = (s.variant, s.compare, s.threshold) == ("paper", "ge", 0)
-        votes = SignVotes(old, [] if all_pass else self.trainable)
-        voice = image_count if s.agreement_weights == "samples" else one_each
+        votes = SignVotes(old, self.trainable)
+        counted = votes.count(updates, SHARES[s.agreement_weights])
         share = SHARES.get(s.mean_weights, server.share)
-        new = average_updates(server, votes.count(updates, voice), self.trainable, share=share)
+        new = average_updates(server, counted, self.trainable, share=share)
         for name, signs in votes.sums.items():
-            mask = agreement_mask(
-                signs.abs(),
-                s.threshold,
-                total=votes.total,
-                below=s.below,
-                compare=s.compare,
-                variant=s.variant,
+            m = agreement_mask(
+                signs.abs(), s.threshold, total=votes.total, **s.model_dump(include=READINGS)
             )
             # Not w + m * step: this gives the step's end bit for bit where the factor is 1.
-            new[name] = torch.lerp(old[name], new[name], mask.to(old[name]))
+            new[name] = torch.lerp(old[name], new[name], m.to(old[name]))
         return new
+
+    def tally(self, reply: Reply[LocalUpdate], received: Weights) -> Payload:
+        voice = SHARES[self.settings.agreement_weights]
+        return sign_tally(reply, received, self.trainable, voice)
 
 
 def agreement_mask(
@@ -129,8 +113,8 @@ def agreement_mask(
         total: Votes that were cast, where ``agreement`` is a sum of votes.
         below: Factor below the threshold: the agreement itself, or 0.
         compare: Whether a coordinate at the threshold passes.
-        variant: ``reference`` is what FedDG_Benchmark and PARDON compute by mistake, 1 + A from
-            the threshold on and 0 below; ``below`` has no effect on it.
+        variant: ``reference``: the factors of FedDG_Benchmark and PARDON (`FACTORS`), on which
+            ``below`` has no effect.
 
     Returns:
         Factors of the shape of ``agreement``, float32 where it holds integers.
@@ -138,19 +122,9 @@ def agreement_mask(
     Raises:
         SettingsError: For an unknown name.
     """
-    if agreement.is_floating_point():
-        limits = {"ge": threshold - TIE, "gt": threshold + TIE}
-    else:  # the threshold as a whole number of votes, exact in spite of rounding
-        needed = threshold * total
-        limits = {"ge": math.ceil(needed - VOTE_TIE), "gt": math.floor(needed + VOTE_TIE)}
-    limit = choose("comparison", compare, limits)
-    passes = agreement >= limit if compare == "ge" else agreement > limit
-    agreement = agreement / total
-    nothing = torch.zeros_like(agreement)
-    rest = choose("factor below the threshold", below, {"score": agreement, "zero": nothing})
-    if choose("variant", variant, {"paper": False, "reference": True}):
-        return torch.where(passes, 1 + agreement, nothing)
-    return torch.where(passes, torch.ones_like(agreement), rest)
+    factors = choose("factor below the threshold", below, choose("variant", variant, FACTORS))
+    passes = reaches(agreement, threshold * total, compare)
+    return torch.where(passes, *factors(agreement / total))
 
 
 def masked_update(
@@ -184,6 +158,63 @@ def masked_update(
     agreement = deltas.sign().sum(dim=0).abs() / len(deltas)
     mask = agreement_mask(agreement, threshold, below=below, compare=compare, variant=variant)
     return mask * (shares @ deltas)
+
+
+# ------------------------------------------------------------------------------------ variants
+
+READINGS = {"below", "compare", "variant"}
+"""Settings of the mask besides its threshold."""
+
+SHARES: dict[str | None, Share] = {"samples": image_count, "uniform": one_each}
+"""Votes of a client on the sign, and its share in the mean."""
+
+Factors = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Factors m at and below the threshold, from A in [0, 1]."""
+
+
+def _paper(a: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.ones_like(a), a
+
+
+def _zero_below(a: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.ones_like(a), torch.zeros_like(a)
+
+
+def _reference(a: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the factors that FedDG_Benchmark and PARDON have by mistake."""
+    return 1 + a, torch.zeros_like(a)
+
+
+FACTORS: dict[str, dict[str, Factors]] = {
+    "paper": {"score": _paper, "zero": _zero_below},
+    "reference": {"score": _reference, "zero": _reference},
+}
+"""Factors by ``variant`` and ``below``."""
+
+TIE = 1e-6
+"""Agreement this close to the threshold counts as equal: it is a ratio rounded in float32."""
+
+VOTE_TIE = 1e-9
+"""How far the product of a threshold and a number of votes may be from an integer and still count
+as one."""
+
+
+def reaches(agreement: Tensor, needed: float, compare: Literal["ge", "gt"]) -> Tensor:
+    """Return where agreement passes, in spite of rounding: A >= tau, or A > tau for ``gt``.
+
+    Args:
+        agreement: A in [0, 1], or votes as integers.
+        needed: The threshold, or the votes that it means.
+        compare: Whether agreement equal to it passes.
+    """
+    if agreement.is_floating_point():
+        least, most = needed - TIE, needed + TIE
+    else:
+        least, most = math.ceil(needed - VOTE_TIE), math.floor(needed + VOTE_TIE)
+    rules = {"ge": (operator.ge, least), "gt": (operator.gt, most)}
+    passes, limit = choose("comparison", compare, rules)
+    reached: Tensor = passes(agreement, limit)
+    return reached
 
 
 DEVIATIONS = (

@@ -114,33 +114,57 @@ class Pardon(Method):
     # ------------------------------------------------------------------- styles, once
 
     def prepare(self, server: Server) -> None:
-        if self.settings.ablation == "v4":
+        if self.settings.ablation == "v4":  # without styles
             return
         replies = server.ask(self.local_style, everyone=True, weights=False)
-        styles = torch.stack([reply.value["style"] for reply in replies])  # [N, 2, C]
-        if self.settings.ablation == "v2":
-            server.broadcast["style"] = styles.mean(0)
-        else:
-            centres = cluster_centres(styles, self.settings.server_style)
-            server.broadcast["style"] = median_of(centres, self.settings.median)
+        styles = torch.stack([reply.value["style"] for reply in replies])  # S_k: [N, 2, C]
+        server.broadcast["style"] = server_style(styles, self.settings)
 
     @torch.no_grad()
     def local_style(self, client: Client) -> dict[str, Tensor]:
         """Return the client's style S_k, [2, C]; each cluster of its images counts once."""
-        s = self.settings
 
         def maps() -> Iterator[Tensor]:
-            for images, _ in client.batches(train=False, augment=s.style_augment):
+            for images, _ in client.batches(train=False, augment=self.settings.style_augment):
                 yield self.style.style_maps(images)
 
-        if s.ablation == "v1":
-            style = pooled_style(torch.cat([image_moments(m) for m in maps()]))
-        else:
-            gram, moments = gram_and_moments(maps)
-            style = style_from_moments(moments, finch_gram(gram)[-1], sigma=s.client_sigma)
-        return {"style": s.perturbed(style, client)}
+        return {"style": self.settings.perturbed(client_style(maps, self.settings), client)}
 
     # -------------------------------------------------------------- training, each round
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        s = self.settings
+        images, labels = batch
+        if images.dim() == 5:  # [2, B, 3, H, W]: the second half was made beforehand
+            images, styled = images.unbind(0)
+        elif self.alone:  # nobody gave it a style
+            return super().training_step(batch, batch_idx)
+        else:
+            styled = self.restyle(images)
+        z, z_styled = features_of_each(self, [images, styled])  # [B, D] each
+        loss = F.cross_entropy(self.classifier(z), labels)
+        if s.ablation == "v3":  # without the triplet loss
+            loss = (loss + F.cross_entropy(self.classifier(z_styled), labels)) / 2
+        else:
+            l_con = triplet_loss(
+                z,
+                z_styled,
+                labels,
+                margin=s.margin,
+                negatives=s.negatives,
+                generator=self.generator,
+            )
+            loss = loss + s.triplet_weight * l_con
+        return loss + s.feature_weight * feature_penalty(z, z_styled, s.feature_reduction)
+
+    def restyle(self, images: Tensor) -> Tensor:
+        """Return images [B, 3, H, W] in the interpolation style S_g, without gradients."""
+        return self.style.transfer(images, self.client.broadcast["style"], self.settings.strength)
+
+    def styled(self, client: Client) -> Tensor | None:
+        return None if self.settings.ablation == "v4" else self.restyle(client.broadcast["images"])
+
+    # --------------------------------------------------------- where second views come from
 
     def fit(self, client: Client) -> LocalUpdate:
         self.generator = client.generator("negatives")
@@ -161,37 +185,6 @@ class Pardon(Method):
         parts = [self.restyle(images) for images, _ in client.batches(train=False)]
         return to_bytes(torch.cat(parts)).permute(0, 2, 3, 1).contiguous()
 
-    def restyle(self, images: Tensor) -> Tensor:
-        """Return images [B, 3, H, W] in the interpolation style S_g, without gradients."""
-        return self.style.transfer(images, self.client.broadcast["style"], self.settings.strength)
-
-    def styled(self, client: Client) -> Tensor | None:
-        return None if self.settings.ablation == "v4" else self.restyle(client.broadcast["images"])
-
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        s = self.settings
-        images, labels = batch
-        if images.dim() == 5:  # [2, B, 3, H, W]: the second half was made beforehand
-            images, styled = images.unbind(0)
-        elif self.alone:  # nobody gave it a style
-            return super().training_step(batch, batch_idx)
-        else:
-            styled = self.restyle(images)
-        z, z_styled = features_of_each(self, [images, styled])  # [B, D] each
-        loss = F.cross_entropy(self.classifier(z), labels)
-        if s.ablation == "v3":
-            loss = (loss + F.cross_entropy(self.classifier(z_styled), labels)) / 2
-        else:
-            loss = loss + s.triplet_weight * triplet_loss(
-                z,
-                z_styled,
-                labels,
-                margin=s.margin,
-                negatives=s.negatives,
-                generator=self.generator,
-            )
-        return loss + s.feature_weight * feature_penalty(z, z_styled, s.feature_reduction)
-
 
 # -------------------------------------------------------------------------------------- styles
 
@@ -203,6 +196,74 @@ def cluster_style(maps: Tensor, labels: Tensor, *, sigma: Sigma = "mixture") -> 
     C_j count equally, however many images they hold; see `style_from_moments`.
     """
     return style_from_moments(image_moments(maps), labels, sigma=sigma)
+
+
+def client_style(maps: Callable[[], Iterable[Tensor]], settings: PardonSettings) -> Tensor:
+    """Return S_k [2, C] of maps [B, C, H, W], batch by batch, in FINCH's coarsest clusters."""
+    if settings.ablation == "v1":  # without clusters
+        return pooled_style(torch.cat([image_moments(batch) for batch in maps()]))
+    gram, moments = gram_and_moments(maps)
+    return style_from_moments(moments, finch_gram(gram)[-1], sigma=settings.client_sigma)
+
+
+def server_style(styles: Tensor, settings: PardonSettings) -> Tensor:
+    """Return S_g [2, C], the median of the clusters of styles S_k [N, 2, C]."""
+    if settings.ablation == "v2":  # without clusters
+        return styles.mean(0)
+    return median_of(cluster_centres(styles, settings.server_style), settings.median)
+
+
+def interpolation_style(styles: Tensor, *, preset: Preset = "released") -> Tensor:
+    """Return S_g, the style that the server broadcasts: the median of FINCH's finest clusters.
+
+    S_g = median_j mu(C_j), every coordinate by itself, so that mean and std may come from different
+    clusters; over an even number of clusters the lower of the middle two.
+
+    Args:
+        styles: S_k of the clients [K, 2, C], K >= 1; not weighted.
+        preset: See `cluster_centres`.
+
+    Returns:
+        [2, C].
+    """
+    return median_of(cluster_centres(styles, preset), "lower")
+
+
+def cluster_centres(styles: Tensor, preset: Preset = "released") -> Tensor:
+    """Return the centres [J, 2, C] of FINCH's finest clusters of styles [K, 2, C].
+
+    Args:
+        styles: The clients' styles, K >= 1.
+        preset: ``released`` and ``paper``: cosine distance, mean inside a cluster; ``artefact``:
+            that of `artefact_centres`.
+    """
+    rows = styles.flatten(1)
+    if preset == "artefact":
+        centres = artefact_centres(rows)
+    else:
+        centres = [cluster.mean(0) for cluster in clusters(rows, "cosine")]
+    return torch.stack(centres).view(-1, *styles.shape[1:])
+
+
+def artefact_centres(rows: Tensor) -> list[Tensor]:
+    """Return Euclidean FINCH and medians, which reproduce the files shipped with PARDON's code.
+
+    A median of an even number is the average of the middle two.
+    """
+    return [median_of(cluster, "average") for cluster in clusters(rows, "euclidean")]
+
+
+def clusters(rows: Tensor, distance: Literal["cosine", "euclidean"]) -> list[Tensor]:
+    """Return FINCH's finest clusters of rows [K, P], each [n, P]."""
+    labels = finch(rows, distance=distance)[0]
+    return [rows[labels == j] for j in range(int(labels.max()) + 1)]
+
+
+def median_of(rows: Tensor, middle: Literal["lower", "average"]) -> Tensor:
+    """Return the median over the first axis; ``middle`` settles an even number of rows."""
+    ordered = rows.sort(0).values  # torch.median has no deterministic algorithm on a GPU
+    lower = ordered[(len(rows) - 1) // 2]
+    return lower if middle == "lower" else (lower + ordered[len(rows) // 2]) / 2
 
 
 def gram_and_moments(
@@ -251,46 +312,6 @@ def gram_and_moments(
     return gram, torch.cat(moments)
 
 
-def interpolation_style(styles: Tensor, *, preset: Preset = "released") -> Tensor:
-    """Return S_g, the style that the server broadcasts: the median of FINCH's finest clusters.
-
-    S_g = median_j mu(C_j), every coordinate by itself, so that mean and std may come from different
-    clusters; over an even number of clusters the lower of the middle two.
-
-    Args:
-        styles: S_k of the clients [K, 2, C], K >= 1; not weighted.
-        preset: See `cluster_centres`.
-
-    Returns:
-        [2, C].
-    """
-    return median_of(cluster_centres(styles, preset), "lower")
-
-
-def cluster_centres(styles: Tensor, preset: Preset = "released") -> Tensor:
-    """Return the centres [J, 2, C] of FINCH's finest clusters of styles [K, 2, C].
-
-    Args:
-        styles: The clients' styles, K >= 1.
-        preset: ``released`` and ``paper``: cosine distance, mean inside a cluster; ``artefact``:
-            Euclidean distance, median inside a cluster (the average of the middle two of an even
-            number), which reproduces the files shipped with PARDON's code.
-    """
-    rows = styles.flatten(1)
-    artefact = preset == "artefact"
-    labels = finch(rows, distance="euclidean" if artefact else "cosine")[0]
-    clusters = [rows[labels == j] for j in range(int(labels.max()) + 1)]
-    centres = [median_of(c, "average") if artefact else c.mean(0) for c in clusters]
-    return torch.stack(centres).view(-1, *styles.shape[1:])
-
-
-def median_of(rows: Tensor, middle: Literal["lower", "average"]) -> Tensor:
-    """Return the median over the first axis; ``middle`` settles an even number of rows."""
-    ordered = rows.sort(0).values  # torch.median has no deterministic algorithm on a GPU
-    lower = ordered[(len(rows) - 1) // 2]
-    return lower if middle == "lower" else (lower + ordered[len(rows) // 2]) / 2
-
-
 # -------------------------------------------------------------------------------------- losses
 
 
@@ -334,51 +355,11 @@ def triplet_loss(
     """
     anchors = F.normalize(widened(z), dim=1, eps=1e-12)
     styled = F.normalize(widened(z_styled), dim=1, eps=1e-12)
-    near = F.pairwise_distance(anchors, styled, eps=DISTANCE_EPS)  # [B]
     differs = labels[:, None] != labels  # [B, B]
-    counts = differs.sum(dim=1)
-    all_negatives = choose(
-        "choice of negatives",
-        negatives,
-        {"random_one": False, "set_mean": True, "hardest": True},
-    )
-    if all_negatives:
-        far = F.pairwise_distance(anchors[:, None], styled, eps=DISTANCE_EPS)  # [B, B]
-        every = F.relu(near[:, None] - far + margin) * differs
-        mean = every.sum(dim=1) / counts.clamp(min=1)
-        hinges = every.amax(dim=1) if negatives == "hardest" else mean
-    elif generator is None:
-        raise SettingsError(
-            "negatives='random_one' needs randomness: pass generator=torch.Generator(), "
-            "or choose 'set_mean' or 'hardest'"
-        )
-    else:
-        other = styled[random_negatives(labels, generator)]
-        hinges = F.relu(near - F.pairwise_distance(anchors, other, eps=DISTANCE_EPS) + margin)
+    rule = choose("choice of negatives", negatives, NEGATIVES)
+    hinges = rule(anchors, styled, differs, margin, generator)
     # Either every image of a batch has a negative in it, or none has.
-    return (hinges * (counts > 0)).mean()
-
-
-def random_negatives(labels: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw one index for each anchor, uniformly among the examples of other classes.
-
-    The generator advances by one number an anchor, whatever the labels are.
-
-    Args:
-        labels: Class ids, [B].
-        generator: Source of randomness, usually on the CPU whatever device the labels are on.
-
-    Returns:
-        Indices [B], int64; meaningless in a batch of one class.
-    """
-    differs = labels[:, None] != labels  # [B, B]
-    uniform = torch.rand(
-        len(labels), dtype=torch.float64, generator=generator, device=generator.device
-    )
-    rank = (uniform.to(labels.device) * differs.sum(dim=1)).long()
-    # The negative of rank r is the first column where more than r negatives have been counted.
-    index = (differs.cumsum(dim=1) <= rank[:, None]).sum(dim=1)
-    return index.clamp(max=len(labels) - 1)
+    return (hinges * differs.any(dim=1)).mean()
 
 
 def feature_penalty(
@@ -402,6 +383,80 @@ def feature_penalty(
     """
     count = choose("reduction", reduction, {"elements": z.numel(), "samples": len(z)})
     return (widened(z).square() + widened(z_styled).square()).sum() / count
+
+
+# ----------------------------------------------------------------- negatives of the triplet loss
+
+
+def _random_one(
+    anchors: Tensor,
+    styled: Tensor,
+    differs: Tensor,
+    margin: float,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """Return the hinge [B] of each anchor with one negative."""
+    if generator is None:
+        raise SettingsError(
+            "negatives='random_one' needs randomness: pass generator=torch.Generator(), "
+            "or choose 'set_mean' or 'hardest'"
+        )
+    near = _distance(anchors, styled)
+    other = styled[drawn_negatives(differs, generator)]
+    return F.relu(near - _distance(anchors, other) + margin)
+
+
+def _every(anchors: Tensor, styled: Tensor, differs: Tensor, margin: float) -> Tensor:
+    """Return the hinges [B, B] of each anchor with every image; 0 where it is no negative."""
+    near, far = _distance(anchors, styled), _distance(anchors[:, None], styled)
+    return F.relu(near[:, None] - far + margin) * differs
+
+
+def _set_mean(
+    anchors: Tensor, styled: Tensor, differs: Tensor, margin: float, _: torch.Generator | None
+) -> Tensor:
+    every = _every(anchors, styled, differs, margin)
+    return every.sum(dim=1) / differs.sum(dim=1).clamp(min=1)
+
+
+def _hardest(
+    anchors: Tensor, styled: Tensor, differs: Tensor, margin: float, _: torch.Generator | None
+) -> Tensor:
+    return _every(anchors, styled, differs, margin).amax(dim=1)
+
+
+def _distance(ours: Tensor, others: Tensor) -> Tensor:
+    return F.pairwise_distance(ours, others, eps=DISTANCE_EPS)
+
+
+NEGATIVES = {"random_one": _random_one, "set_mean": _set_mean, "hardest": _hardest}
+"""Hinges [B] of anchors [B, D] with restyled images [B, D], by the choice of negatives."""
+
+
+def random_negatives(labels: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw one index for each anchor, uniformly among the examples of other classes.
+
+    The generator advances by one number an anchor, whatever the labels are.
+
+    Args:
+        labels: Class ids, [B].
+        generator: Source of randomness, usually on the CPU whatever device the labels are on.
+
+    Returns:
+        Indices [B], int64; meaningless in a batch of one class.
+    """
+    return drawn_negatives(labels[:, None] != labels, generator)
+
+
+def drawn_negatives(differs: Tensor, generator: torch.Generator) -> Tensor:
+    """Return `random_negatives` from which examples differ in class, bool [B, B]."""
+    uniform = torch.rand(
+        len(differs), dtype=torch.float64, generator=generator, device=generator.device
+    )
+    rank = (uniform.to(differs.device) * differs.sum(dim=1)).long()
+    # The negative of rank r is the first column where more than r negatives have been counted.
+    index = (differs.cumsum(dim=1) <= rank[:, None]).sum(dim=1)
+    return index.clamp(max=len(differs) - 1)
 
 
 DEVIATIONS = (
