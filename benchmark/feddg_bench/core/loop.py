@@ -19,7 +19,6 @@ from feddg_bench.common.errors import (
 )
 from feddg_bench.core.messages import Weights
 from feddg_bench.core.method import Method, written_in
-from feddg_bench.core.sampling import sample_clients
 from feddg_bench.core.server import Ledger, NoReplyError, Server
 from feddg_bench.records.checks import is_evaluated
 from feddg_bench.records.measured import Evaluation
@@ -69,40 +68,58 @@ def federate(
         PluginError: If the server half raises an exception of its own.
     """
     if not server.prepared:
-        with _phases(server):
-            try:
-                with server.checking_sums(), _server_half(method, server):
-                    method.prepare(server)
-            except NoReplyError as error:
-                raise DataError(
-                    f"before round 1 nothing sound came of {error}: {error.why}"
-                ) from error
+        with _exchange(method, server):
+            method.prepare(server)
         server.prepared = True
         yield RoundResult(0, server.clients, server.ledger, False, None)
     while server.round < rounds:
         server.round += 1
-        server.cohort = sample_clients(
-            server.clients,
-            per_round,
-            seed=server.seed,
-            round=server.round,
-            poisson=server.protection is not None and server.protection.poisson,
-        )
-        skipped = False
-        with _phases(server):
-            try:
-                with server.checking_sums(), _server_half(method, server):
-                    method.run_round(server)
-            except NoReplyError:
-                skipped = True
+        server.cohort = server.sampled(per_round)
+        with _exchange(method, server) as exchange:
+            method.run_round(server)
         evaluation = None
         if is_evaluated(server.round, rounds=rounds, every=every, start=start):
-            began = time.perf_counter()
-            with _server_half(method, server):
-                model = method.global_model(server)
-            evaluation = evaluate(model)
-            server.ledger.spend("evaluation", time.perf_counter() - began)
-        yield RoundResult(server.round, server.cohort, server.ledger, skipped, evaluation)
+            evaluation = _evaluated(method, server, evaluate)
+        yield RoundResult(server.round, server.cohort, server.ledger, exchange.skipped, evaluation)
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """Whether an exchange between server and clients had no valid result."""
+
+    skipped: bool = False
+
+
+@contextmanager
+def _exchange(method: Method, server: Server) -> Iterator[_Exchange]:
+    """Measure, protect and report an exchange; one of a round may fail, that of `prepare` not.
+
+    Raises:
+        DataError: If no client gave a valid reply before round 1.
+    """
+    exchange = _Exchange()
+    with _phases(server):
+        try:
+            with server.checking_sums(), _server_half(method, server):
+                yield exchange
+        except NoReplyError as error:
+            if not server.round:
+                raise DataError(
+                    f"before round 1 nothing sound came of {error}: {error.why}"
+                ) from error
+            exchange.skipped = True
+
+
+def _evaluated(
+    method: Method, server: Server, evaluate: Callable[[Weights], Evaluation]
+) -> Evaluation:
+    """Return the metrics of the global model, and enter their time in the ledger."""
+    began = time.perf_counter()
+    with _server_half(method, server):
+        model = method.global_model(server)
+    evaluation = evaluate(model)
+    server.ledger.spend("evaluation", time.perf_counter() - began)
+    return evaluation
 
 
 @contextmanager

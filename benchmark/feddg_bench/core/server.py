@@ -26,6 +26,7 @@ from feddg_bench.core.messages import (
     copied,
     nbytes,
 )
+from feddg_bench.core.sampling import sample_clients
 
 logger = logging.getLogger(__name__)
 
@@ -237,6 +238,13 @@ class Server:
     def weights(self, weights: Weights) -> None:
         self._weights = weights
         self.version += 1
+
+    def sampled(self, per_round: int | None) -> tuple[str, ...]:
+        """Return this round's cohort of K clients, or of all; see `sample_clients`."""
+        poisson = self.protection is not None and self.protection.poisson
+        return sample_clients(
+            self.clients, per_round, seed=self.seed, round=self.round, poisson=poisson
+        )
 
     def ask(
         self,
