@@ -191,6 +191,7 @@ def whole(lab: Lab) -> None:
 def packed(lab: Lab) -> None:
     """Packed files: several streams, garbage, and records that would be lost."""
     from feddg_bench.records.runs import read_runs
+    from feddg_bench.records.store import pack_runs, unpack_runs
 
     made = [record("fedavg", seed=seed) for seed in range(4)]
     lines = [json.dumps(one.as_json()).encode() + b"\n" for one in made]
