@@ -212,3 +212,24 @@ def test_a_record_holds_the_answers(feddg: Callable[..., Outcome], tmp_path: Pat
         {"invariant": 0.75, "erm": 0.1 / 3, "best": 0.9}
     )
     assert record["settings"]["world"]["images"] == 200
+
+
+def test_the_table_shows_the_part_that_is_undone(
+    feddg: Callable[..., Outcome],
+) -> None:
+    for name, more in (("planted_tint", ()), ("planted_null", ("world.q=0.5",))):
+        code, _, err = feddg(
+            "run", "--dataset", name, "world.images=200", "rounds=1", *more, "--results", "runs",
+            "--workers", 1,
+        )  # fmt: skip
+        assert code == 0, err
+    code, out, err = feddg("tables", "worlds", "--results", "runs", "--out", "tables")
+    assert code == 0, out + err
+    accuracy = {}
+    for path in Path("runs/runs").glob("*.json"):
+        record = json.loads(path.read_bytes())
+        accuracy[record["dataset"]] = record["rounds"][-1]["evaluation"]["test"]["four"]["accuracy"]
+    tint = 100 * (accuracy["planted_tint"] - 0.1 / 3) / (0.75 - 0.1 / 3)
+    null = 100 * (accuracy["planted_null"] - 0.5)
+    shown = Path("tables/worlds.md").read_text()
+    assert f"|FedAvg|{null:.2f}|{tint:.2f}|" in shown

@@ -37,7 +37,7 @@ def test_seeds_of_the_fullest_scenario(tmp_path: Path) -> None:
     (picture,) = draw(tmp_path)
     assert isinstance(picture, Picture)
     assert picture.name == "noise-digits4-ltdo-quick"
-    assert "fedavg on ip-o-c" in picture.figure.get_suptitle()
+    assert "FedAvg on ip-o-c" in picture.figure.get_suptitle()
     runs = {run.seed: run for run in read_runs(tmp_path) if run.method == "fedavg"}
     for rule in ("last", "mean_last_5"):
         expected = {

@@ -920,8 +920,10 @@ def test_every_named_table_is_whole_without_records() -> None:
         *("pardon-1", "pardon-2", "pardon-3", "pardon-5"),
         *("fisc-6", "fisc-7", "fisc-8", "fisc-10", "fedccrl-1", "fedccrl-2"),
         *(f"ppdg-{n}" for n in range(1, 8)),
+        "worlds",
     }
     counts = {
+        "worlds": 0,
         "pardon-1": 120,
         "pardon-2": 60,
         "pardon-3": 48,
@@ -950,7 +952,7 @@ def test_every_named_table_is_whole_without_records() -> None:
         assert description.select != "oracle"
         first = [e.fill for e in ours if e.fill]
         assert all(f.startswith("feddg-bench run --method ") for f in first), name
-        assert first, name
+        assert first or name == "worlds", name  # its rows are the methods with runs
 
 
 def pardon_on_sketch(folder: Path, **changed: Any) -> Grid:

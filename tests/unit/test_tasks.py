@@ -608,7 +608,7 @@ def test_a_regression_through_the_command(feddg):
     code, out, err = feddg("tables", "--out", "tables", "--select", "best_by_val")
     assert code == 0, err
     (notes,) = Path("tables").glob("landsat*.notes.md")
-    assert "the round with the best worst group on the validation domain" in notes.read_text()
+    assert "round of the best worst group on the validation domain" in notes.read_text()
     table = notes.with_name(notes.name.replace(".notes", "")).read_text()
     assert re.search(r"\|FedAvg\|0\.\d{3} ± 0\.\d{3}\|", table)
 

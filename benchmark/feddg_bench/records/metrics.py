@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -133,10 +133,39 @@ METRICS = {
         Metric("pearson", "Pearson's r", False, False, (-1, 1), ("regression",), pearson),
         Metric("worst_group", "worst group", range=(-1, 1)),
         Metric("loss", "loss", poolable=True, range=(0, math.inf)),
+        Metric("recovered", "recovered", True, tasks=()),
+        Metric("attained", "difference to the attainable accuracy", True, tasks=()),
     )
 }
 """All metrics by name. The first one of a task is its main metric; `worst_group` is the smallest
-value of that metric over groups of images, with its unit and range (see `find_metric`)."""
+value of that metric over groups of images, with its unit and range (see `find_metric`). Those of
+no task are not measured: `derived` computes them."""
+
+GAP = 0.2
+"""Accuracies of the invariant rule and of ERM's differ by more, or `recovered` has no value."""
+
+
+def derived(metric: str, accuracy: float, answers: Mapping[str, float]) -> float | None:
+    """Return a metric of a data set of which the accuracies of rules are known.
+
+    ``recovered`` is the share of the gap between ERM's rule and the invariant rule that is closed:
+    0 is ERM's rule, 1 the invariant one; ``None`` if the gap is at most `GAP`. ``attained`` is the
+    difference to the invariant rule.
+
+    Args:
+        metric: ``recovered`` or ``attained``.
+        accuracy: Accuracy on the test domain, in [0, 1].
+        answers: ``invariant`` and ``erm``: accuracies of the two rules there.
+
+    >>> derived("recovered", 0.25, {"invariant": 0.85, "erm": 0.05})
+    0.25
+    """
+    if not {"invariant", "erm"} <= answers.keys():
+        return None
+    gap = answers["invariant"] - answers["erm"]
+    if metric == "recovered":
+        return (accuracy - answers["erm"]) / gap if gap > GAP else None
+    return accuracy - answers["invariant"]
 
 
 def metrics_of(task: str) -> tuple[str, ...]:

@@ -19,9 +19,9 @@ from pydantic_core import from_json, to_json
 from feddg_bench.common.errors import DataError, printable
 from feddg_bench.records.index import Content, Index
 from feddg_bench.records.measured import Evaluation, Measured
-from feddg_bench.records.metrics import Metric, find_metric
+from feddg_bench.records.metrics import Metric, derived, find_metric
 from feddg_bench.records.record import CountedRecord, PrivacyRecord, RunRecord, TunedRecord
-from feddg_bench.records.rules import Rule, choose_measured, split_metric
+from feddg_bench.records.rules import Rule, choose_measured, pooled_metric, split_metric
 from feddg_bench.records.sources import Source, find_records
 
 logger = logging.getLogger(__name__)
@@ -74,6 +74,7 @@ class RecordedRun:
     tuned: TunedRecord | None
     privacy: PrivacyRecord | None
     imbalance: float | None  # see `DataRecord.imbalance`
+    answers: Mapping[str, float] | None  # see `DataRecord.answers`
     _frame: str = field(repr=False)  # see `Measured.packed`
     _numbers: bytes = field(repr=False)
     _chosen: dict[Rule, Evaluation | None] = field(default_factory=dict, repr=False)
@@ -123,6 +124,18 @@ class RecordedRun:
             return RunRecord.parse(self.text(), self.key)
         except (DataError, IndexError) as error:
             raise DataError(f"record {self.source.path} cannot be used: {error}") from error
+
+
+def metric_of(
+    run: RecordedRun, evaluation: Evaluation, split: str, metric: str, over: str = "images"
+) -> float | None:
+    """Return a metric on a split, measured or `derived`; ``None`` if there is none."""
+    if metric not in ("recovered", "attained"):
+        return pooled_metric(evaluation, split, metric, over)
+    accuracy = pooled_metric(evaluation, split, "accuracy", over)
+    if split != "test" or accuracy is None or run.answers is None:
+        return None
+    return derived(metric, accuracy, run.answers)
 
 
 def key_metric(run: RecordedRun, evaluation: Evaluation | None, split: str) -> float | None:
@@ -276,6 +289,7 @@ def _head(line: int, text: bytes, record: CountedRecord) -> dict[str, Any]:
         "labels": list(record.labels),
         "tuned": None if record.tuned is None else record.tuned.model_dump(mode="json"),
         "imbalance": record.data.imbalance,
+        "answers": record.data.answers,
         "privacy": None if record.privacy is None else record.privacy.model_dump(mode="json"),
         "metric": record.metric.name,
         "nested": to_json({k: v for k, v in record.settings.items() if k not in OWN}).decode(),

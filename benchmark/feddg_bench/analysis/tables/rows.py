@@ -15,8 +15,7 @@ from feddg_bench.common.errors import DataError
 from feddg_bench.records.differences import setting_text, varying
 from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.record import Evaluation
-from feddg_bench.records.rules import pooled_metric
-from feddg_bench.records.runs import RecordedRun
+from feddg_bench.records.runs import RecordedRun, metric_of
 from feddg_bench.records.statistics import Sample, Unit
 
 
@@ -215,5 +214,5 @@ def _value(run: RecordedRun, column: MeasuredColumn) -> float | None:
 def _measured(run: RecordedRun, column: MeasuredColumn, evaluation: Evaluation) -> float | None:
     if column.split is None:
         return None
-    value = pooled_metric(evaluation, column.split, column.metric, column.spec.over)
+    value = metric_of(run, evaluation, column.split, column.metric, column.spec.over)
     return None if value is None else find_metric(column.metric, run.task).display(value)
