@@ -96,9 +96,8 @@ class MiniDomainNet(ImageFolderDataset):
         places = {"train": 0, "test": 2}
         return np.array([places[self._listed[p]] for p in self.records().paths], dtype=np.int64)
 
-    @cached_property
-    def _records(self) -> Listing:
-        records = super()._records
+    def _promised(self) -> Listing:
+        records = super()._promised()
         if self.total is not None and len(records.paths) != self.total:
             raise DataError(
                 f"the lists in {self.list_folder} name {len(records.paths):,} images instead of "

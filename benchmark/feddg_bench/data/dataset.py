@@ -15,7 +15,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeGuard
 
@@ -140,6 +139,7 @@ class DomainDataset(ABC):
     """``data.background`` by which image files are decoded (`decoded`)."""
     exif: bool = False
     """``data.exif`` by which image files are decoded (`decoded`)."""
+    _listing_kept: Listing | None = None
 
     def __init__(self, data_root: Path | None = None) -> None:
         check_root(data_root)
@@ -253,7 +253,9 @@ class DomainDataset(ABC):
             PluginError: If the listing does not fit together, or a label or a domain is no
                 position.
         """
-        return self._records
+        if self._listing_kept is None:
+            self._listing_kept = self._promised()
+        return self._listing_kept
 
     def records_as_found(self) -> Listing:
         """Return the images, whatever promises they break; from now on `records` does so too.
@@ -263,8 +265,8 @@ class DomainDataset(ABC):
             PluginError: If the listing does not fit together, or a label or a domain is no
                 position.
         """
-        self.__dict__["_records"] = self._scanned()  # the value of the cached property
-        return self._records
+        self._listing_kept = self._scanned()
+        return self._listing_kept
 
     def _scanned(self) -> Listing:
         try:
@@ -297,8 +299,8 @@ class DomainDataset(ABC):
                 )
         return records
 
-    @cached_property
-    def _records(self) -> Listing:
+    def _promised(self) -> Listing:
+        """Return what `records` does, listed again."""
         records = self._scanned()
         found = self.count(records)
         if not np.isfinite(records.labels).all():

@@ -24,14 +24,16 @@ def sum_depthwise(module: nn.Module) -> None:
     5x5. Sums are then up to 60 times faster than the library; on other maps they can be slower.
     The choice decides last bits, so that it follows from sizes and never from a measured time.
 
-    Outputs and the gradients of inputs keep their bits, and parameters and names stay the same.
+    Such layers are replaced inside ``module`` by `DepthwiseConv2d` with the same parameters and
+    names. Outputs and the gradients of inputs keep their bits.
     Layers of a subclass of `nn.Conv2d` keep the library's gradient, for example timm's that pad as
     TensorFlow does; so do layers with dilation or with another padding than a number of zeros.
     Calling this twice changes nothing.
     """
-    for layer in module.modules():
-        if type(layer) is nn.Conv2d and _is_supported(layer):
-            layer.__class__ = DepthwiseConv2d
+    for parent in list(module.modules()):
+        for name, layer in list(parent.named_children()):
+            if type(layer) is nn.Conv2d and _is_supported(layer):
+                setattr(parent, name, DepthwiseConv2d.like(layer))
 
 
 def _is_supported(layer: nn.Conv2d) -> bool:
@@ -42,6 +44,24 @@ def _is_supported(layer: nn.Conv2d) -> bool:
 
 class DepthwiseConv2d(nn.Conv2d):
     """A depthwise convolution whose weight gradient is summed on a CPU (see `sum_depthwise`)."""
+
+    @classmethod
+    def like(cls, layer: nn.Conv2d) -> DepthwiseConv2d:
+        """Return a layer with the sizes, parameters and hooks of another; draws no number."""
+        channels = layer.in_channels
+        kernel, stride, padding = (
+            cast(Pair, each) for each in (layer.kernel_size, layer.stride, layer.padding)
+        )
+        new = cls(
+            *(channels, channels, kernel, stride, padding),
+            groups=channels,
+            bias=False,
+            device="meta",
+        )
+        new.weight, new.bias = layer.weight, layer.bias
+        for hook in layer._forward_pre_hooks.values():  # such as padding
+            new.register_forward_pre_hook(hook)
+        return new.train(layer.training)
 
     def _conv_forward(self, values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         padding = cast(Pair, self.padding)

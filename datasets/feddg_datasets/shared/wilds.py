@@ -192,8 +192,7 @@ class WildsDataset(FileDataset):
         """List the images of the official splits by domain, class and file."""
         return self._listing.records
 
-    @cached_property
-    def _records(self) -> Listing:
+    def _promised(self) -> Listing:
         # A copy that lacks a domain can be used, and `data check` says so. Only wrong cells are
         # errors here.
         return self.scan()

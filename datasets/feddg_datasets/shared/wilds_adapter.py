@@ -154,8 +154,7 @@ class AdaptedWilds(DomainDataset):
             groups=None if groups is None else groups[rows],
         )
 
-    @cached_property
-    def _records(self) -> Listing:
+    def _promised(self) -> Listing:
         return self.scan()
 
     @cached_property
