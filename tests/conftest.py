@@ -104,10 +104,10 @@ def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
 
     What a test found under a name would otherwise answer for it in later tests of its process.
     """
-    from feddg_bench import plugins
+    from feddg_bench import extensions, plugins
 
     def forget() -> None:
-        for cached in vars(plugins).values():
+        for cached in (*vars(plugins).values(), extensions.extensions):
             getattr(cached, "cache_clear", lambda: None)()
 
     forget()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from feddg_bench.records.attacks import AttackRecord, AttackResult, Control, Interval
+from feddg_attacks.records import AttackRecord, AttackResult, Control, Interval
 
 
 def interval(value: float, reach: float = 0.1) -> Interval:

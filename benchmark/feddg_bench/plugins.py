@@ -1,4 +1,4 @@
-"""Methods, data sets and attacks by name: modules of our packages, or entry points of others.
+"""Plugins of each kind by name: modules of our packages, or entry points of others.
 
 Only the plugin that is asked for is imported, so that one plugin's missing extra breaks no other,
 and the known names can be listed without importing any. What a method's class says about itself,
@@ -15,7 +15,7 @@ import json
 import pkgutil
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -48,36 +48,43 @@ if TYPE_CHECKING:
 _PACKAGES = {
     "method": "feddg_methods",
     "data set": "feddg_datasets",
-    "attack": "feddg_bench.privacy.attacks",
+    "attack": "feddg_attacks.kinds",
 }
 _GROUPS = {
     "method": "feddg_bench.methods",
     "data set": "feddg_bench.datasets",
     "attack": "feddg_bench.attacks",
+    "extension": "feddg_bench.extensions",
 }
+_EXTENSIONS = {"attacks": "feddg_attacks.extension"}
+"""Those that come with the suite. It works without them."""
 
 
 @cache
 def _found(kind: str) -> dict[str, EntryPoint]:
     """Return the entry point of each plugin of a kind; other packages' plugins replace ours."""
-    package, group = _PACKAGES[kind], _GROUPS[kind]
-    modules = pkgutil.iter_modules(importlib.import_module(package).__path__)
-    own = [
-        EntryPoint(_called(kind, m.name), f"{package}.{m.name}", group)
-        for m in modules
-        if not m.ispkg and m.name != "functional"
-    ]
+    group = _GROUPS[kind]
+    own = [EntryPoint(name, module, group) for name, module in _ours(kind)]
     theirs = reversed(list(entry_points(group=group)))  # the first of a name counts
     return {entry.name: entry for entry in (*own, *theirs)}
 
 
-def _called(kind: str, module: str) -> str:
-    """Return the name of a module's plugin; names of attacks have hyphens."""
-    return module.replace("_", "-") if kind == "attack" else module
+def _ours(kind: str) -> Iterator[tuple[str, str]]:
+    """Yield the name and the module of each of our plugins; names of attacks have hyphens."""
+    if kind == "extension":
+        for name, module in _EXTENSIONS.items():
+            if importlib.util.find_spec(top(module)) is not None:
+                yield name, module
+        return
+    package = _PACKAGES[kind]
+    for found in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        if not found.ispkg and found.name != "functional":
+            name = found.name.replace("_", "-") if kind == "attack" else found.name
+            yield name, f"{package}.{found.name}"
 
 
 def names(kind: str) -> tuple[str, ...]:
-    """Return the known names of a kind: ``method``, ``data set`` or ``attack``; imports none."""
+    """Return the known names of a kind, a key of `_GROUPS`, without importing any."""
     return tuple(sorted(_found(kind)))
 
 

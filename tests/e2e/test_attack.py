@@ -13,11 +13,11 @@ import torch
 import torchvision
 from safetensors.torch import save_file
 
+from feddg_attacks import shadow
+from feddg_attacks.kinds import membership
+from feddg_attacks.kinds.gradient_inversion import GradientInversion
+from feddg_attacks.perform import Lab
 from feddg_bench.common.errors import RunInterruptedError
-from feddg_bench.privacy import shadow
-from feddg_bench.privacy.attacks import membership
-from feddg_bench.privacy.attacks.gradient_inversion import GradientInversion
-from feddg_bench.privacy.perform import Lab
 from tests.e2e.test_cli import refused
 
 Run = Callable[..., Any]
@@ -72,8 +72,8 @@ def test_an_attack_is_recorded_with_both_controls_is_not_repeated_and_is_in_the_
 THEIRS = """
 import numpy as np
 from feddg_bench.core.messages import nbytes
-from feddg_bench.privacy.attack import Attack, interval, no_leak, planted_leak
-from feddg_bench.records.attacks import AttackResult
+from feddg_attacks.attack import Attack, interval, no_leak, planted_leak
+from feddg_attacks.records import AttackResult
 
 class Longest(Attack):
     kind = "longest"
@@ -152,7 +152,7 @@ def test_bad_words_are_refused(feddg: Run, tmp_path: Path) -> None:
 def test_what_the_messages_cannot_hold_is_refused_before_there_is_a_run(
     feddg: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feddg_bench.privacy.perform.train", None)  # no run
+    monkeypatch.setattr("feddg_attacks.perform.train", None)  # no run
     style = attack(feddg, tmp_path, "--kind", "style-inversion", "--method", "fedavg")
     assert style.code == 2
     assert "reads styles or statistics of images" in style.err
@@ -171,7 +171,7 @@ def test_what_the_messages_cannot_hold_is_refused_before_there_is_a_run(
 def test_a_place_that_cannot_be_written_is_refused_before_there_is_a_run(
     feddg: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feddg_bench.privacy.perform.train", None)  # no run
+    monkeypatch.setattr("feddg_attacks.perform.train", None)  # no run
     (tmp_path / "file").touch()
     done = attack(feddg, tmp_path / "file")
     assert done.code == 2

@@ -37,7 +37,7 @@ DRY = ("run", "sweep", "tune")
 """These train for long, or need a GPU, a cluster or real images: they run with ``--dry-run``."""
 
 STOPPED = {
-    "attack": "feddg_bench.privacy.judges.open_judges",
+    "attack": "feddg_attacks.judges.open_judges",
     "profile": "feddg_bench.runs.profile.profile",
     "data download vgg19": "feddg_bench.data.fetch.weights.obtain_weights",
     "data download": "feddg_bench.data.fetch.obtain.obtain",

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from feddg_attacks.attack import Scene
+from feddg_attacks.capture import Capture
+from feddg_attacks.perform import looked_at
 from feddg_bench.data.federated import Federation
-from feddg_bench.privacy.attack import Scene
-from feddg_bench.privacy.capture import Capture
-from feddg_bench.privacy.perform import looked_at
 from feddg_bench.testing.toy import ToyRun, start_toy_run
 
 CLIENTS, EACH = 8, 6

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from feddg_bench.privacy.capture import visible
-from feddg_bench.records.attacks import ATTACKERS
+from feddg_attacks.capture import visible
+from feddg_attacks.records import ATTACKERS
 from feddg_bench.testing.toy import TaskRecorder, start_toy_run
 from tests.privacy.scenes import CLIENTS, attacked_federation, captured
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from feddg_attacks.kinds.membership import Membership
+from feddg_attacks.kinds.property import Properties
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.plugins import load_method, names
-from feddg_bench.privacy.attacks.membership import Membership
-from feddg_bench.privacy.attacks.property import Properties
 from tests.privacy.scenes import scene_of, sorted_federation
 
 FEW = {"many": 3, "each": 3, "public": 6}

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from feddg_bench.analysis.exposure import (
-    exposure_text,
+from feddg_attacks.exposure import (
+    measured_text,
     privacy_csv,
     privacy_notes,
     privacy_text,
 )
-from feddg_bench.records.attacks import AttackRecord
+from feddg_attacks.records import AttackRecord
 from feddg_bench.records.record import PrivacyRecord
 from feddg_bench.records.runs import read_runs
+from feddg_bench.runs.cards import protection_text
 from feddg_methods.fedavg import FedAvg
 from feddg_methods.pardon import Pardon
 from tests.fabricate_attacks import attack, control, interval, result
@@ -48,7 +49,7 @@ def test_scenarios_and_seeds_are_averaged_and_other_settings_kept_apart() -> Non
     quiet, loud = (row_of(text, "pardon", f"style (noise={s})") for s in (0, 1))  # none is usual
     assert quiet[6:] == ["0.60 [0.50, 0.70] (n = 10)"]  # the other figures have no column
     assert loud[6:] == ["0.50 [0.40, 0.60] (n = 10)"]
-    card = exposure_text("pardon", Pardon, [*plain, record(0.5, hyper={"noise": 1})])
+    card = measured_text("pardon", Pardon, [*plain, record(0.5, hyper={"noise": 1})])
     assert "[0.40, 0.60] (n = 10) with noise=1." in card
 
 
@@ -126,11 +127,11 @@ def test_the_csv_has_a_row_a_figure() -> None:
 
 
 def test_a_card_says_why_a_protection_is_not_possible_and_what_was_measured() -> None:
-    text = exposure_text("pardon", Pardon, [record(0.6)])
+    text = protection_text(Pardon) + measured_text("pardon", Pardon, [record(0.6)])
     assert "`style` (`local_style`)" in text
     assert "dp_client`): no, " in text
     assert "membership AUC from `style`: 0.60 [0.50, 0.70] (n = 10)." in text
-    assert "feddg-bench attack --method fedavg" in exposure_text("fedavg", FedAvg, [])
+    assert "feddg-bench attack --method fedavg" in measured_text("fedavg", FedAvg, [])
 
 
 def guaranteed(epsilon: float) -> PrivacyRecord:

@@ -8,10 +8,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from feddg_bench.common.errors import SettingsError
-from feddg_bench.config.layers import merge
-from feddg_bench.engine.build import build_method
-from feddg_bench.privacy.attacks.gradient_inversion import (
+from feddg_attacks.kinds.gradient_inversion import (
     GradientInversion,
     gradient_of,
     invert,
@@ -21,7 +18,10 @@ from feddg_bench.privacy.attacks.gradient_inversion import (
     ssim,
     total_variation,
 )
-from feddg_bench.privacy.pictures import GAP, LEFT, TOP, cases, sheet
+from feddg_attacks.pictures import GAP, LEFT, TOP, cases, sheet
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.config.layers import merge
+from feddg_bench.engine.build import build_method
 from tests.privacy.scenes import CLIENTS, EACH, scene_of
 from tests.privacy.test_membership import pictures
 

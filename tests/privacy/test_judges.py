@@ -18,9 +18,7 @@ from torch import Tensor
 from torchmetrics.image.fid import _compute_fid
 from torchmetrics.image.kid import poly_mmd
 
-from feddg_bench.common.errors import DataError
-from feddg_bench.privacy.attacks.style_inversion import StyleInversion
-from feddg_bench.privacy.judges import (
+from feddg_attacks.judges import (
     Judges,
     Seen,
     fid,
@@ -30,7 +28,9 @@ from feddg_bench.privacy.judges import (
     kid,
     open_judges,
 )
-from feddg_bench.records.attacks import PERCEPTUAL
+from feddg_attacks.kinds.style_inversion import StyleInversion
+from feddg_attacks.records import PERCEPTUAL
+from feddg_bench.common.errors import DataError
 from tests.helpers import refused
 from tests.privacy.scenes import attacked_federation, scene_of
 

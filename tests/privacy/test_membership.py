@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from feddg_bench.common.errors import SettingsError
-from feddg_bench.privacy.attack import Pictures, interval, no_leak, planted_leak
-from feddg_bench.privacy.attacks.membership import (
+from feddg_attacks.attack import Pictures, interval, no_leak, planted_leak
+from feddg_attacks.kinds.membership import (
     ABSENT,
     RIDGE,
     Likelihood,
@@ -20,8 +19,9 @@ from feddg_bench.privacy.attacks.membership import (
     percentiles,
     planted,
 )
-from feddg_bench.privacy.shadow import Rows, Shadow
-from feddg_bench.records.attacks import AttackResult, Interval
+from feddg_attacks.records import AttackResult, Interval
+from feddg_attacks.shadow import Rows, Shadow
+from feddg_bench.common.errors import SettingsError
 from tests.privacy.scenes import CLIENTS, EACH, attacked_federation, scene_of
 
 PIXEL = {"hyper": {"style": "pixel", "style_augment": False}}

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from feddg_bench.privacy import perform
-from feddg_bench.privacy.attack import Attack, Scene
-from feddg_bench.privacy.attacks import membership
-from feddg_bench.privacy.attacks.gradient_inversion import GradientInversion
-from feddg_bench.privacy.attacks.membership import Membership
-from feddg_bench.privacy.attacks.property import Properties
-from feddg_bench.records.attacks import ATTACKERS, Attacker
+from feddg_attacks import perform
+from feddg_attacks.attack import Attack, Scene
+from feddg_attacks.kinds import membership
+from feddg_attacks.kinds.gradient_inversion import GradientInversion
+from feddg_attacks.kinds.membership import Membership
+from feddg_attacks.kinds.property import Properties
+from feddg_attacks.records import ATTACKERS, Attacker
 from tests.privacy.scenes import CLIENTS, attacked_federation, captured, scene_of
 
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from feddg_bench.privacy.attack import Pictures
-from feddg_bench.privacy.attacks.membership import MOST_CLIENTS
-from feddg_bench.privacy.attacks.property import Mixture, Properties, along, guess_ranks, plant
-from feddg_bench.privacy.shadow import Rows
+from feddg_attacks.attack import Pictures
+from feddg_attacks.kinds.membership import MOST_CLIENTS
+from feddg_attacks.kinds.property import Mixture, Properties, along, guess_ranks, plant
+from feddg_attacks.shadow import Rows
 from tests.privacy.scenes import CLIENTS, attacked_federation, scene_of, sorted_federation
 
 CELLS = np.array([[0, 0], [0, 1], [1, 0], [1, 1]])

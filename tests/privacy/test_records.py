@@ -1,19 +1,23 @@
 """Records of attacks, one a file and packed."""
 
+from functools import partial
+
 import pytest
 
+from feddg_attacks.records import attack_path, find_attack, packables, read_attacks, save_attack
 from feddg_bench.common.errors import DataError
-from feddg_bench.records.attacks import (
-    attack_path,
-    find_attack,
-    pack_attacks,
-    read_attacks,
-    save_attack,
-    unpack_attacks,
-)
+from feddg_bench.records.sources import pack, unpack
 from tests.privacy.test_exposure import record
 
 KEYS = ("0" * 16, "a" * 16, "b" * 16)
+
+
+def pack_attacks(root):
+    return pack(partial(packables, root))
+
+
+def unpack_attacks(root):
+    return unpack(partial(packables, root))
 
 
 @pytest.fixture

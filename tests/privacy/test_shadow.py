@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from feddg_attacks.attack import Scene
+from feddg_attacks.shadow import MOST_NUMBERS, Shadow, read, sketch
 from feddg_bench.core.messages import Task
-from feddg_bench.privacy.attack import Scene
-from feddg_bench.privacy.shadow import MOST_NUMBERS, Shadow, read, sketch
 from feddg_methods.fpl import FPL
 from feddg_methods.pardon import Pardon
 from feddg_methods.shared.adain import image_moments

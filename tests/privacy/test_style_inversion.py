@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from feddg_bench.common.errors import SettingsError
-from feddg_bench.privacy.attacks.gradient_inversion import psnr
-from feddg_bench.privacy.attacks.style_inversion import (
+from feddg_attacks.kinds.gradient_inversion import psnr
+from feddg_attacks.kinds.style_inversion import (
     Painter,
     StyleInversion,
     new_painter,
     train_painter,
 )
+from feddg_bench.common.errors import SettingsError
 from tests.privacy.scenes import CLIENTS, EACH, attacked_federation, scene_of
 
 PIXEL = {"hyper": {"style": "pixel", "style_augment": False}}

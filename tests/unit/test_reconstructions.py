@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from feddg_attacks.reconstructions import DESIGNS, reconstruction_grid
+from feddg_attacks.records import PERCEPTUAL, AttackRecord, AttackResult, save_attack
 from feddg_bench.analysis.tables.grid import Entry, Grid, Line
 from feddg_bench.analysis.tables.make import make_tables
-from feddg_bench.analysis.tables.reconstructions import DESIGNS, reconstruction_grid
 from feddg_bench.analysis.tables.writers import WRITERS
 from feddg_bench.common.errors import SettingsError
-from feddg_bench.records.attacks import PERCEPTUAL, AttackRecord, AttackResult, save_attack
 from tests.fabricate_attacks import attack, interval
 from tests.fabricate_attacks import result as fabricated
 from tests.helpers import refused

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from feddg_attacks.records import AttackRecord
+from feddg_attacks.utility import utility
 from feddg_bench.analysis.figures.drawing import Picture, styled
 from feddg_bench.analysis.figures.series import Selection
-from feddg_bench.analysis.figures.utility import utility
 from feddg_bench.config.layers import merge
 from feddg_bench.config.recipes import load_recipe
-from feddg_bench.records.attacks import AttackRecord
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.runs import read_runs
 from tests.fabricate_attacks import attack as fabricated

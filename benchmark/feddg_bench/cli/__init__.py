@@ -19,7 +19,6 @@ from typing import Annotated, Any
 import typer
 
 import feddg_bench
-from feddg_bench.cli.attack import attack_command
 from feddg_bench.cli.data import data_app
 from feddg_bench.cli.download import download_command
 from feddg_bench.cli.figures import figures_app
@@ -40,6 +39,7 @@ from feddg_bench.common.errors import (
     unknown,
 )
 from feddg_bench.config.layers import dotted_keys
+from feddg_bench.extensions import extensions
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """click's UsageError, whether Typer brings click along or depends on it."""
@@ -62,7 +62,9 @@ app.add_typer(figures_app, name="figures")
 app.command("report")(report_command)
 app.add_typer(results_app, name="results")
 app.command("profile")(profile_command)
-app.command("attack")(attack_command)
+for _extension in extensions():
+    for _name, _further in _extension.commands().items():
+        app.command(_name)(_further)
 app.add_typer(methods_app, name="methods")
 app.add_typer(datasets_app, name="datasets")
 app.add_typer(recipes_app, name="recipes")

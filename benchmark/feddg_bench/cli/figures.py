@@ -21,8 +21,8 @@ from feddg_bench.cli.options import Folders, record_folders, with_groups
 from feddg_bench.common.errors import DataError
 from feddg_bench.common.terminal import say
 from feddg_bench.config.reading import known_name, listed, read_names
+from feddg_bench.extensions import extensions
 from feddg_bench.plugins import names
-from feddg_bench.records.attacks import read_attacks
 from feddg_bench.records.runs import RecordedRun
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ OF_RECORDS = {
     "profiles": "Draw performance profiles. Which share of a method's runs reaches how much.",
     "ranks": "Draw average ranks over data sets. Bars join ranks that do not differ significantly.",
     "noise": "Draw how far seeds lie apart, and which difference three or five of them can show.",
-    "utility": "Draw the key metric against what an attacker learns, under more and more noise.",
     "overhead": "Draw the seconds of a round by phase. Those before round 1 are apart.",
+    **{name: text for extension in extensions() for name, text in extension.figures.items()},
 }
 """Figure -> its help. Most have a picture for each data set, protocol, recipe and federation."""
 
@@ -108,7 +108,6 @@ def _pictures(name: str, runs: list[RecordedRun], choice: Selection) -> Iterable
         overhead,
         rankings,
         scores,
-        utility,
     )
     from feddg_bench.analysis.tables.generic import frames
 
@@ -119,9 +118,10 @@ def _pictures(name: str, runs: list[RecordedRun], choice: Selection) -> Iterable
     if name == "noise":
         yield from noise.noise(runs, choice)
         return
-    if name == "utility":
-        yield from utility.utility(runs, read_attacks(choice.results), choice)
-        return
+    for extension in extensions():
+        if name in extension.figures:
+            yield from extension.draw(name, runs, choice)
+            return
     if name == "ranks":
         yield rankings.ranks(runs, choice)
         return

@@ -40,8 +40,8 @@ from feddg_bench.config.layers import (
 from feddg_bench.config.recipes import read_recipe, recipe_names
 from feddg_bench.config.settle import recipe_layers, settle
 from feddg_bench.data.protocols import PROTOCOLS, scenarios
+from feddg_bench.extensions import extensions
 from feddg_bench.plugins import load_dataset, make_dataset, outline, plugin_name
-from feddg_bench.records.attacks import read_attacks
 from feddg_bench.records.sources import FOLDERS
 from feddg_bench.records.tuning import load_ledger
 from feddg_bench.runs.request import Request
@@ -116,12 +116,12 @@ def show_method_command(
     """Print a method's card. Paper, requirements, messages in bytes, deviations, results."""
     given = [] if backbone is None else [f"backbone.name={backbone}", "backbone.pretrained=false"]
 
-    from feddg_bench.analysis.exposure import exposure_text
     from feddg_bench.runs.cards import (
         card_request,
         crossing_text,
         facts,
         facts_text,
+        protection_text,
         results_text,
         see_crossing,
         shipped_card,
@@ -139,8 +139,9 @@ def show_method_command(
         return
     print_markdown(crossing_text(seen))
     folders = [*FOLDERS, shipped("results")]
-    own = {a.key: a for a in read_attacks(f for f in folders if f.is_dir()) if a.method == name}
-    print_markdown(exposure_text(name, outline(name), list(own.values())))
+    there, method = [folder for folder in folders if folder.is_dir()], outline(name)
+    further = (extension.card(name, method, there) for extension in extensions())
+    print_markdown(protection_text(method) + "".join(further))
     print_markdown(results_text(name, [folder / "tables" for folder in folders]))
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -11,8 +13,9 @@ import typer
 from feddg_bench.cli.options import Folders, record_folders
 from feddg_bench.common.errors import PluginError, SettingsError
 from feddg_bench.common.terminal import say
+from feddg_bench.extensions import extensions
 from feddg_bench.plugins import load_method
-from feddg_bench.records.attacks import pack_attacks, unpack_attacks
+from feddg_bench.records import sources
 from feddg_bench.records.runs import first_of_each, read_folder
 from feddg_bench.records.store import pack_runs, unpack_runs
 from feddg_bench.records.tuning import pack_ledgers, unpack_ledgers
@@ -82,12 +85,14 @@ def pack_command(results: _Where = Path("runs")) -> None:
 
     All commands read packed records just as they read single ones.
     """
-    for path in (*pack_runs(results), *pack_attacks(results), *pack_ledgers(results)):
+    others = (sources.pack(partial(each.packables, results)) for each in extensions())
+    for path in (*pack_runs(results), *chain(*others), *pack_ledgers(results)):
         say(f"{path} ({path.stat().st_size / 1e6:.2f} MB)")
 
 
 @results_app.command("unpack")
 def unpack_command(results: _Where = Path("runs")) -> None:
     """Move packed records into single JSON files. RESULTS/runs/KEY.json, easy to read."""
-    for path in (*unpack_runs(results), *unpack_attacks(results), *unpack_ledgers(results)):
+    others = (sources.unpack(partial(each.packables, results)) for each in extensions())
+    for path in (*unpack_runs(results), *chain(*others), *unpack_ledgers(results)):
         say(f"{path} is unpacked")

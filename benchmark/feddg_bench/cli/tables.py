@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from feddg_bench.cli.options import Folders, Shown, each_usable, record_folders, with_groups
+from feddg_bench.cli.options import Folders, Shown, record_folders, with_groups
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.files import write_whole
 from feddg_bench.common.terminal import say
 from feddg_bench.config.reading import listed, read_names
-from feddg_bench.plugins import outline
-from feddg_bench.records.attacks import read_attacks
-from feddg_bench.records.runs import RecordedRun
+from feddg_bench.extensions import extensions
 
+_DOCUMENTS = {name: text for each in extensions() for name, text in each.documents.items()}
 TableNames = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[NAME]...",
         help="`all` (default), `generic` (one for each data set, protocol and recipe with runs), "
-        "a paper's table such as pardon-1, a YAML file that describes one, `privacy`: what attacks "
-        "found, or `claims`: what papers claim, and whether it holds in these records.",
+        "a paper's table such as pardon-1, a YAML file that describes one, "
+        f"{''.join(f'`{name}`: {text}, ' for name, text in _DOCUMENTS.items())}or `claims`: what "
+        "papers claim, and whether it holds in these records.",
     ),
 ]
 Out = Annotated[Path | None, typer.Option(help="Folder to write to; default RESULTS/tables.")]
@@ -44,7 +43,7 @@ Columns = Annotated[
         "such as lambda, N or K.",
     ),
 ]
-_APART = ("claims", "privacy")
+_APART = ("claims", *_DOCUMENTS)
 """Names that stand for more than a table."""
 
 
@@ -109,41 +108,21 @@ def tables_command(
     if found is not None:
         write_whole((out or folders[0]) / "claims.md", claims_text(found).encode(), sync=False)
         say(f"claims: {tally(found)}")
-    if {"all", "privacy"} & {*names}:
-        _privacy(folder, endings, folders, runs, anyway="privacy" in names)
+    for extension in extensions():
+        for name in [name for name in extension.documents if {"all", name} & {*names}]:
+            document = extension.make_document(name, folders, runs, anyway=name in names)
+            if document is not None:
+                for ending, content in document.texts.items():
+                    if ending.rpartition(".")[2] in endings:
+                        write_whole(folder / f"{name}.{ending}", content.encode(), sync=False)
+                say(document.summary)
     if written and "tex" in endings:
         there = [] if "all" in names else sorted(path.stem for path in folder.glob("*.tex"))
-        document = latex_document([*written, *(n for n in there if n not in {*written, "tables"})])
-        write_whole(folder / "tables.tex", document.encode(), sync=False)
+        whole = latex_document([*written, *(n for n in there if n not in {*written, "tables"})])
+        write_whole(folder / "tables.tex", whole.encode(), sync=False)
     where = f"written to {folder}: {', '.join(endings)}" if written else "no table has a run"
     if {*names} == {"claims"}:
         where = f"written to {(out or folders[0]) / 'claims.md'}"
-    elif not written and "privacy" in names:
-        where = f"written to {folder / 'privacy'}: md, csv"
+    elif not written and (apart := [name for name in _DOCUMENTS if name in names]):
+        where = f"written to {folder / apart[0]}: md, csv"
     say(f"{len(runs)} runs of {said}; {where}")
-
-
-def _privacy(
-    folder: Path,
-    endings: Sequence[str],
-    folders: Sequence[Path],
-    runs: Sequence[RecordedRun],
-    *,
-    anyway: bool,
-) -> None:
-    """Write the privacy table if there are attacks, or ``anyway``."""
-    from feddg_bench.analysis.exposure import privacy_csv, privacy_notes, privacy_text
-
-    attacks = read_attacks(folders)
-    if not attacks and not anyway:
-        return
-    methods = dict(each_usable("method", lambda name: (name, outline(name))))
-    texts = {}
-    if "md" in endings:
-        texts["md"] = privacy_text(methods, attacks)
-        texts["notes.md"] = privacy_notes(methods, attacks, runs)
-    if "csv" in endings:
-        texts["csv"] = privacy_csv(methods, attacks, runs)
-    for ending, text in texts.items():
-        write_whole(folder / f"privacy.{ending}", text.encode(), sync=False)
-    say(f"privacy: {len(attacks)} attacks")

@@ -18,6 +18,7 @@ from feddg_bench.config.layers import dotted, paragraph
 from feddg_bench.config.schema import PrivacySettings, Resources
 from feddg_bench.data.protocols import TITLES
 from feddg_bench.plugins import dataset_title, module_of, outline
+from feddg_bench.protection.possible import obstacles, sent_by
 from feddg_bench.runs.observer import Observer
 from feddg_bench.runs.references import references
 from feddg_bench.runs.request import Plan, Request
@@ -253,6 +254,25 @@ def _requirements(method: type[Method]) -> Iterator[str]:
         yield f"Files, for some of its settings: {named}."
     if not method.vectorised:
         yield "Clients train one by one: `engine.clients=batched` has no effect."
+
+
+def protection_text(method: type[Method]) -> str:
+    """Return a card's list of what leaves a client, who sees it, and what can protect it."""
+    why = obstacles(method)
+    sent = ", ".join(f"`{s.name}` (`{s.call}`)" for s in sent_by(method.uplink))
+    told = ", ".join(f"`{t}`" for t in ("weights", *method.downlink))
+    lines = ["", "## Privacy", ""]
+    lines.append(f"- Leaves a client: {sent}. The server sees each client's own, unless summed.")
+    lines.append(f"- A client sees what it is sent: {told}. An eavesdropper sees both ways.")
+    titles = {
+        "secure": "Secure sums (`privacy.aggregation=secure`)",
+        "dp_client": "A guarantee for clients (`privacy.mechanism=dp_client`)",
+        "dp_style": "A guarantee for what is sent once (`privacy.mechanism=dp_style`)",
+    }
+    lines += [
+        f"- {title}: {(why[key] and f'no, {why[key]}') or 'yes'}." for key, title in titles.items()
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def results_text(method: str, folders: Iterable[Path]) -> str:

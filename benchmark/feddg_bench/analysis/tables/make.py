@@ -27,13 +27,12 @@ from feddg_bench.analysis.tables.generic import (
     varied,
 )
 from feddg_bench.analysis.tables.grid import Bold, Grid
-from feddg_bench.analysis.tables.reconstructions import DESIGNS, reconstruction_grid
 from feddg_bench.analysis.tables.rows import of_setup
 from feddg_bench.analysis.tables.writers import csv_text, latex, markdown, notes_text
 from feddg_bench.common.errors import SettingsError, unknown
 from feddg_bench.config.reading import known_name
+from feddg_bench.extensions import extensions
 from feddg_bench.plugins import plugin_name
-from feddg_bench.records.attacks import read_attacks
 from feddg_bench.records.differences import assignments, setting_text
 from feddg_bench.records.metrics import METRICS, find_metric
 from feddg_bench.records.rules import RULES, Rule
@@ -171,10 +170,11 @@ def make_tables(
         SettingsError: If a name is unknown, or a description cannot be used.
         DataError: If records cannot be read.
     """
-    wanted = [name for name in names if name not in ("all", "generic", *DESIGNS)]
+    others = [name for extension in extensions() for name in extension.grids]
+    wanted = [name for name in names if name not in (*WORDS, *others)]
     if "all" in names:
         wanted = [*named_tables(), *wanted]
-    known = (*DESIGNS, *WORDS, *also)
+    known = (*others, *WORDS, *also)
     described = dict(load_description(name, known) for name in dict.fromkeys(wanted))
     runs, recipe = chosen.runs(folders), chosen.recipe
     if recipe is not None and recipe not in {run.recipe for run in runs}:
@@ -201,9 +201,9 @@ def make_tables(
             title = f"{adapted.title}: what was varied"
             whole_table = adapted.model_copy(update={"title": title})
             grids.append(chosen.table(f"{name}-variants{end}", whole_table, mine, variants=True))
-    if drawn := [name for name in DESIGNS if {"all", name} & set(names)]:
-        attacks = read_attacks(folders)
-        grids += [reconstruction_grid(name, attacks) for name in drawn]
+    for extension in extensions():
+        if asked := [name for name in extension.grids if {"all", name} & set(names)]:
+            grids += extension.make_grids(asked, folders)
     return Made(grids, runs, left)
 
 

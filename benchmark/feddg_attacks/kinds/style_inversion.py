@@ -28,11 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from feddg_bench.common.parallel import in_threads
-from feddg_bench.common.streams import torch_generator, torch_stream
-from feddg_bench.core.messages import leaves, nbytes
-from feddg_bench.data.augment import to_float
-from feddg_bench.privacy.attack import (
+from feddg_attacks.attack import (
     Attack,
     Pictures,
     Scene,
@@ -40,13 +36,17 @@ from feddg_bench.privacy.attack import (
     no_leak,
     planted_leak,
 )
-from feddg_bench.privacy.attacks.gradient_inversion import measures_of, nearest, psnr, rank
-from feddg_bench.privacy.attacks.membership import MOST_OTHERS, MOST_PLANTED, few_clients
-from feddg_bench.privacy.capture import Message, by_item
-from feddg_bench.privacy.judges import Perceptual, Seen, judged
-from feddg_bench.privacy.pictures import sheet
-from feddg_bench.privacy.shadow import Rows, Shadow
-from feddg_bench.records.attacks import PERCEPTUAL, AttackResult, Interval
+from feddg_attacks.capture import Message, by_item
+from feddg_attacks.judges import Perceptual, Seen, judged
+from feddg_attacks.kinds.gradient_inversion import measures_of, nearest, psnr, rank
+from feddg_attacks.kinds.membership import MOST_OTHERS, MOST_PLANTED, few_clients
+from feddg_attacks.pictures import sheet
+from feddg_attacks.records import PERCEPTUAL, AttackResult, Interval
+from feddg_attacks.shadow import Rows, Shadow
+from feddg_bench.common.parallel import in_threads
+from feddg_bench.common.streams import torch_generator, torch_stream
+from feddg_bench.core.messages import leaves, nbytes
+from feddg_bench.data.augment import to_float
 
 MOST_PUBLIC = 1000
 """Images on which the generator is trained and validated."""

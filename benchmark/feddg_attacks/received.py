@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from feddg_attacks.capture import Exchange, Message
+from feddg_attacks.shadow import Rows, Shadow, read
 from feddg_bench.core.messages import Task, leaves, nbytes
-from feddg_bench.privacy.capture import Exchange, Message
-from feddg_bench.privacy.shadow import Rows, Shadow, read
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ images,
 
     p = argmin n (S / a - M' p)' P (S / a - M' p) + |p - p0|^2 / t^2
 
-clipped at 0, where a is S's scale (`feddg_bench.privacy.attacks.membership`) and t how far a share
+clipped at 0, where a is S's scale (`feddg_attacks.kinds.membership`) and t how far a share
 may be from p0. If the rows of a message are of single images, their mean is taken; if they are of
 classes, the client holds these and no others. Source: Ateniese et al., IJSN 2015 (the question).
 """
@@ -21,17 +21,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddg_bench.core.messages import nbytes
-from feddg_bench.privacy.attack import Attack, Pictures, Scene, interval, no_leak, planted_leak
-from feddg_bench.privacy.attacks.membership import (
+from feddg_attacks.attack import Attack, Pictures, Scene, interval, no_leak, planted_leak
+from feddg_attacks.capture import Message, by_item
+from feddg_attacks.kinds.membership import (
     MOST_OTHERS,
     MOST_PUBLIC,
     Likelihood,
     few_clients,
 )
-from feddg_bench.privacy.capture import Message, by_item
-from feddg_bench.privacy.shadow import Rows, Shadow
-from feddg_bench.records.attacks import AttackResult
+from feddg_attacks.records import AttackResult
+from feddg_attacks.shadow import Rows, Shadow
+from feddg_bench.core.messages import nbytes
 
 SPREAD = 0.3
 """t, how far a group's share may be from that among public images."""

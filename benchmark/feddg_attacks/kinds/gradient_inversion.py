@@ -23,19 +23,19 @@ import torch
 from torch import Tensor
 from torchmetrics.functional.image import structural_similarity_index_measure
 
+from feddg_attacks.attack import Attack, Pictures, Scene, interval, no_leak, planted_leak
+from feddg_attacks.capture import Message
+from feddg_attacks.judges import Perceptual
+from feddg_attacks.kinds.membership import MOST_OTHERS, percentiles
+from feddg_attacks.pictures import sheet
+from feddg_attacks.records import AttackResult
+from feddg_attacks.shadow import PLAIN
 from feddg_bench.common.parallel import in_threads
 from feddg_bench.common.streams import torch_generator
 from feddg_bench.core.messages import nbytes
 from feddg_bench.core.method import Method
 from feddg_bench.data.augment import to_float
 from feddg_bench.engine.build import build_run_method
-from feddg_bench.privacy.attack import Attack, Pictures, Scene, interval, no_leak, planted_leak
-from feddg_bench.privacy.attacks.membership import MOST_OTHERS, percentiles
-from feddg_bench.privacy.capture import Message
-from feddg_bench.privacy.judges import Perceptual
-from feddg_bench.privacy.pictures import sheet
-from feddg_bench.privacy.shadow import PLAIN
-from feddg_bench.records.attacks import AttackResult
 
 Objective = Literal["cosine", "dlg"]
 OBJECTIVES: tuple[Objective, ...] = ("cosine", "dlg")

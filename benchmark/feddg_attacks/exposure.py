@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from feddg_attacks.records import AttackRecord, AttackResult, Interval, overall
 from feddg_bench.analysis.sheets import csv_lines
 from feddg_bench.analysis.tables.setups import usual_settings
 from feddg_bench.analysis.tables.titles import dataset_title, method_title
 from feddg_bench.config.layers import dotted
 from feddg_bench.protection.possible import obstacles, sent_by
-from feddg_bench.records.attacks import AttackRecord, AttackResult, Interval, overall
 from feddg_bench.records.differences import assignments, differences, values, varying
 from feddg_bench.records.record import rounded_up
 from feddg_bench.records.runs import RecordedRun, key_metric
@@ -348,22 +348,8 @@ def privacy_csv(
     return csv_lines((*head, "value", "low", "high", "runs"), rows)
 
 
-def exposure_text(name: str, method: type[Method], records: Sequence[AttackRecord]) -> str:
-    """Return a card's section: what leaves, who sees it, what protects it, what was measured."""
-    lines = ["", "## Privacy", ""]
-    why = obstacles(method)
-    sent = ", ".join(f"`{s.name}` (`{s.call}`)" for s in sent_by(method.uplink))
-    told = ", ".join(f"`{t}`" for t in ("weights", *method.downlink))
-    lines.append(f"- Leaves a client: {sent}. The server sees each client's own, unless summed.")
-    lines.append(f"- A client sees what it is sent: {told}. An eavesdropper sees both ways.")
-    titles = {
-        "secure": "Secure sums (`privacy.aggregation=secure`)",
-        "dp_client": "A guarantee for clients (`privacy.mechanism=dp_client`)",
-        "dp_style": "A guarantee for what is sent once (`privacy.mechanism=dp_style`)",
-    }
-    lines += [
-        f"- {title}: {(why[key] and f'no, {why[key]}') or 'yes'}." for key, title in titles.items()
-    ]
+def measured_text(name: str, method: type[Method], records: Sequence[AttackRecord]) -> str:
+    """Return the measurements of a card: a line for each attacked item and figure."""
     measured = []
     for (dataset, recipe), of in frames_of(records).items():
         for row in exposures({name: method}, *of):
@@ -372,5 +358,5 @@ def exposure_text(name: str, method: type[Method], records: Sequence[AttackRecor
                 if texts:
                     where = f"{dataset_title(dataset)}, recipe {recipe}"
                     measured.append(f"- {where}: {head} from `{row.item}`: {texts}.")
-    lines += measured or [f"- Nothing is measured yet: `feddg-bench attack --method {name}`."]
-    return "\n".join(lines) + "\n"
+    measured = measured or [f"- Nothing is measured yet: `feddg-bench attack --method {name}`."]
+    return "".join(f"{line}\n" for line in measured)

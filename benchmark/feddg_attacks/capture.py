@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from feddg_attacks.records import Attacker
 from feddg_bench.core.messages import content, copied
-from feddg_bench.records.attacks import Attacker
 from feddg_bench.runs.observer import Observer
 
 if TYPE_CHECKING:

@@ -16,15 +16,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from feddg_attacks.capture import Exchange, Message, visible
+from feddg_attacks.judges import NOBODY, Judges
+from feddg_attacks.records import Attacker, AttackResult, Control, Interval
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.streams import generator
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.core.server import Uplink
 from feddg_bench.data.federated import Federation
 from feddg_bench.plugins import load_plugin
-from feddg_bench.privacy.capture import Exchange, Message, visible
-from feddg_bench.privacy.judges import NOBODY, Judges
-from feddg_bench.records.attacks import Attacker, AttackResult, Control, Interval
 
 RESAMPLES = 1000
 """Resamples of a bootstrap."""

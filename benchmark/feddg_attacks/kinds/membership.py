@@ -25,8 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddg_bench.core.messages import nbytes
-from feddg_bench.privacy.attack import (
+from feddg_attacks.attack import (
     Attack,
     Pictures,
     Scene,
@@ -34,10 +33,11 @@ from feddg_bench.privacy.attack import (
     no_leak,
     planted_leak,
 )
-from feddg_bench.privacy.capture import Message, by_item
-from feddg_bench.privacy.received import read_received
-from feddg_bench.privacy.shadow import Rows, Shadow
-from feddg_bench.records.attacks import Attacker, AttackResult
+from feddg_attacks.capture import Message, by_item
+from feddg_attacks.received import read_received
+from feddg_attacks.records import Attacker, AttackResult
+from feddg_attacks.shadow import Rows, Shadow
+from feddg_bench.core.messages import nbytes
 
 RIDGE = 0.05
 """Added to the public covariance, times its mean variance: there are few public images."""

@@ -19,10 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from feddg_attacks.records import Interval
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.config.keys import file_digest
 from feddg_bench.models.weights import load_tensors
-from feddg_bench.records.attacks import Interval
 
 BATCH = 64
 SIDE = 64

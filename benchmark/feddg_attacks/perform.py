@@ -10,6 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from feddg_attacks.attack import OnStep, Scene, load_attack, silent
+from feddg_attacks.capture import Capture
+from feddg_attacks.judges import NOBODY, Judges
+from feddg_attacks.kinds.gradient_inversion import DRAWS
+from feddg_attacks.kinds.membership import MOST_ROUNDS, few_clients
+from feddg_attacks.records import (
+    Attacker,
+    AttackRecord,
+    attack_key,
+    attack_path,
+    find_attack,
+    save_attack,
+)
 from feddg_bench.common.errors import DataError, SettingsError, unknown
 from feddg_bench.common.files import check_writable, write_whole
 from feddg_bench.common.streams import generator
@@ -20,19 +33,6 @@ from feddg_bench.data.federated import Federation, spread
 from feddg_bench.data.partition import PARTITION_RULES
 from feddg_bench.engine.devices import open_executor
 from feddg_bench.plugins import load_method
-from feddg_bench.privacy.attack import OnStep, Scene, load_attack, silent
-from feddg_bench.privacy.attacks.gradient_inversion import DRAWS
-from feddg_bench.privacy.attacks.membership import MOST_ROUNDS, few_clients
-from feddg_bench.privacy.capture import Capture
-from feddg_bench.privacy.judges import NOBODY, Judges
-from feddg_bench.records.attacks import (
-    Attacker,
-    AttackRecord,
-    attack_key,
-    attack_path,
-    find_attack,
-    save_attack,
-)
 from feddg_bench.records.rules import split_metric
 from feddg_bench.runs.request import Datasets, Plan, Request
 from feddg_bench.runs.run import train

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from feddg_attacks.records import AttackRecord, Interval, overall
 from feddg_bench.analysis.figures.drawing import (
     COLOURS,
     LINES,
@@ -20,7 +21,6 @@ from feddg_bench.analysis.figures.drawing import (
 from feddg_bench.analysis.figures.series import Selection
 from feddg_bench.analysis.tables.generic import Frame, frames
 from feddg_bench.analysis.tables.titles import method_title
-from feddg_bench.records.attacks import AttackRecord, Interval, overall
 from feddg_bench.records.runs import RecordedRun, flatten, key_metric
 
 NOISE = ("hyper.perturb_noise", "privacy.noise_multiplier")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from feddg_attacks.records import ATTACKERS, Attacker, AttackRecord, Interval
 from feddg_bench.cli.options import (
     Experiment,
     Json,
@@ -23,7 +24,6 @@ from feddg_bench.common.terminal import Display, terminal, text, text_table
 from feddg_bench.config.reading import listed, read_names
 from feddg_bench.config.schema import MANY
 from feddg_bench.plugins import names
-from feddg_bench.records.attacks import ATTACKERS, Attacker, AttackRecord, Interval
 from feddg_bench.records.sources import FOLDERS
 from feddg_bench.runs.request import Datasets
 
@@ -90,9 +90,9 @@ def attack_command(
     if request.scenario is None:
         request = request.one_scenario(datasets)
 
-    from feddg_bench.privacy.attack import load_attack
-    from feddg_bench.privacy.judges import open_judges
-    from feddg_bench.privacy.perform import Lab, attack_plans, check_items
+    from feddg_attacks.attack import load_attack
+    from feddg_attacks.judges import open_judges
+    from feddg_attacks.perform import Lab, attack_plans, check_items
 
     plans = [
         (name, plan) for name in kinds for plan in attack_plans(request, name, datasets, wanted)

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from feddg_attacks.attack import Pictures
+from feddg_attacks.capture import Message
 from feddg_bench.common.streams import derive_seed, torch_generator
 from feddg_bench.config.schema import AugmentSettings, PrivacySettings, RunSettings
 from feddg_bench.core.messages import Task, content
@@ -24,8 +26,6 @@ from feddg_bench.data.client_images import ClientImages
 from feddg_bench.data.federated import Federation
 from feddg_bench.engine.build import build_run_method
 from feddg_bench.engine.worker import Worker, WorkerSpec
-from feddg_bench.privacy.attack import Pictures
-from feddg_bench.privacy.capture import Message
 
 MOST_NUMBERS = 2048
 """Most numbers of a vector: a longer one, such as one of weights, is sketched."""

@@ -21,9 +21,7 @@ from feddg_bench.records.sources import (
     Packable,
     Source,
     find_sources,
-    pack,
     read_json,
-    unpack,
     write_record,
 )
 
@@ -185,7 +183,8 @@ def read_attacks(roots: Iterable[Path]) -> list[AttackRecord]:
     return [found[key] for key in sorted(found)]
 
 
-def _packables(root: Path) -> tuple[list[Packable], dict[Path, str]]:
+def packables(root: Path) -> tuple[list[Packable], dict[Path, str]]:
+    """Return the records of attacks in a results folder, and packed files that cannot be read."""
     folder = root / "attacks"
     found = list(_read(root))
     packed = {source.path for source in find_sources(folder, ENDING, packed=True)}
@@ -201,16 +200,6 @@ def _packables(root: Path) -> tuple[list[Packable], dict[Path, str]]:
         )
         for source, line, record in found
     ], dict.fromkeys(faults, "it cannot be read")
-
-
-def pack_attacks(root: Path) -> list[Path]:
-    """Move single records of attacks into packed files; see `sources.pack`."""
-    return pack(partial(_packables, root))
-
-
-def unpack_attacks(root: Path) -> list[Path]:
-    """Move packed records of attacks into single files; see `sources.unpack`."""
-    return unpack(partial(_packables, root))
 
 
 def _read(root: Path, key: str = "") -> Iterator[tuple[Source, int, AttackRecord]]:

@@ -1,0 +1,93 @@
+"""What packages beside the core add to it: commands, figures, tables, sections of cards, records.
+
+The core names no part of an extension. It asks every one of the group ``feddg_bench.extensions``,
+the attacks among them (`feddg_attacks.extension`), and works without any.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from feddg_bench.common.errors import PluginError
+from feddg_bench.plugins import load_plugin, names
+from feddg_bench.records.runs import RecordedRun
+from feddg_bench.records.sources import Packable
+
+if TYPE_CHECKING:
+    from feddg_bench.core.method import Method
+
+logger = logging.getLogger(__name__)
+
+
+class Document(NamedTuple):
+    """A finished table that is no grid."""
+
+    summary: str  # one line for the terminal
+    texts: Mapping[str, str]  # text by the ending of its file: `md`, `notes.md`, `csv`
+
+
+class Extension:
+    """The parts that a package adds; each is optional, and its names must be new.
+
+    Lists of methods, help and completion load the class, so import nothing slow at the top of its
+    module.
+    """
+
+    figures: ClassVar[Mapping[str, str]] = {}
+    """Figures of records for ``feddg-bench figures NAME``: name -> help."""
+    grids: ClassVar[Sequence[str]] = ()
+    """Names for ``feddg-bench tables NAME``; ``all`` includes them."""
+    documents: ClassVar[Mapping[str, str]] = {}
+    """Likewise, for tables that are no grids: name -> content in a few words."""
+
+    def commands(self) -> Mapping[str, Callable[..., None]]:
+        """Return further commands by name, as Typer takes them."""
+        return {}
+
+    def draw(self, figure: str, runs: Sequence[RecordedRun], choice: Any) -> Iterable[Any]:
+        """Yield the pictures of one of `figures`, or texts with the reason why there is none.
+
+        ``choice`` is an `analysis.figures.series.Selection`, the pictures are
+        `analysis.figures.drawing.Picture`.
+        """
+        raise NotImplementedError
+
+    def make_grids(self, wanted: Sequence[str], folders: Sequence[Path]) -> Sequence[Any]:
+        """Return some of `grids`, made from results folders: `analysis.tables.grid.Grid`."""
+        raise NotImplementedError
+
+    def make_document(
+        self, name: str, folders: Sequence[Path], runs: Sequence[RecordedRun], *, anyway: bool
+    ) -> Document | None:
+        """Return one of `documents`; ``None`` without records of its own, unless ``anyway``."""
+        raise NotImplementedError
+
+    def card(self, name: str, method: type[Method], folders: Sequence[Path]) -> str:
+        """Return what follows in a method's card under *Privacy*: Markdown list items, or ``""``.
+
+        ``method`` may be an outline (`plugins.outline`).
+        """
+        return ""
+
+    def packables(self, root: Path) -> tuple[list[Packable], dict[Path, str]]:
+        """Return the extension's own records in a results folder, and its broken packed files.
+
+        They are the arguments of `records.sources.pack` and ``unpack``.
+        """
+        return [], {}
+
+
+@cache
+def extensions() -> tuple[Extension, ...]:
+    """Return all extensions; one that cannot be imported is left out with a warning."""
+    loaded: list[Extension] = []
+    for name in names("extension"):
+        try:
+            loaded.append(load_plugin("extension", name, Extension)())
+        except PluginError as error:
+            logger.warning("the extension %s is left out: %s", name, error)
+    return tuple(loaded)
