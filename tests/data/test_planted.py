@@ -225,6 +225,10 @@ def test_the_table_shows_the_part_that_is_undone(
         assert code == 0, err
     code, out, err = feddg("tables", "worlds", "--results", "runs", "--out", "tables")
     assert code == 0, out + err
+    Path("none").mkdir()
+    code, out, err = feddg("tables", "all", "--results", "none", "--out", "empty")
+    assert "worlds" not in out + err
+    assert not list(Path("empty").glob("worlds*"))
     accuracy = {}
     for path in Path("runs/runs").glob("*.json"):
         record = json.loads(path.read_bytes())
@@ -233,3 +237,17 @@ def test_the_table_shows_the_part_that_is_undone(
     null = 100 * (accuracy["planted_null"] - 0.5)
     shown = Path("tables/worlds.md").read_text()
     assert f"|FedAvg|{null:.2f}|{tint:.2f}|" in shown
+
+
+def test_a_curve_over_the_strength_of_the_invariant_cue(feddg: Callable[..., Outcome]) -> None:
+    for q in (0.5, 1):
+        code, _, err = feddg(
+            "run", "--dataset", "planted_tint", "world.images=200", "rounds=1", f"world.q={q}",
+            "--results", "runs", "--workers", 1,
+        )  # fmt: skip
+        assert code == 0, err
+    code, out, err = feddg("figures", "strength", "--results", "runs", "--out", "figures")
+    assert code == 0, out + err
+    (sheet,) = Path("figures").glob("strength-planted_tint*.csv")
+    rows = sheet.read_text().splitlines()
+    assert [row.split(",")[1] for row in rows[1:]] == ["0.5", "1"]

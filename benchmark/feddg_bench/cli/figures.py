@@ -37,6 +37,7 @@ OF_RECORDS = {
     "leaderboard": "Draw the key metric of each method, best first. Marks are scenarios.",
     "lambda": "Draw the key metric against the heterogeneity lambda.",
     "clients": "Draw the key metric against K/N, the clients of a round.",
+    "strength": "Draw the key metric against Q of a planted world.",
     "profiles": "Draw performance profiles. Which share of a method's runs reaches how much.",
     "ranks": "Draw average ranks over data sets. Bars join ranks that do not differ significantly.",
     "noise": "Draw how far seeds lie apart, and which difference three or five of them can show.",
@@ -141,7 +142,7 @@ def _pictures(name: str, runs: list[RecordedRun], choice: Selection) -> Iterable
 def _unswept(name: str, choice: Selection) -> str:
     """Return the message that there are no two values to compare, and which command makes some."""
     on = f" dataset={choice.dataset}" if choice.dataset not in (None, "digits4") else ""
-    what = "lambda" if name == "lambda" else "K/N"
+    what = {"lambda": "lambda", "clients": "K/N", "strength": "Q"}[name]
     return (
         f"{name}: the records hold no two values of {what} that could be compared; make some: "
         f"feddg-bench sweep {name}{on}{choice.into}"

@@ -80,6 +80,11 @@ class RecordedRun:
     _chosen: dict[Rule, Evaluation | None] = field(default_factory=dict, repr=False)
 
     @property
+    def images(self) -> str:
+        """What images a run had, for comparison; empty if its settings say it all."""
+        return "" if self.answers else self.fingerprint[:8]
+
+    @property
     def changed(self) -> bool:
         """Whether tuning chose other settings than the recipe's."""
         return bool(self.tuned and self.tuned.settings)

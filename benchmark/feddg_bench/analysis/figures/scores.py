@@ -76,6 +76,9 @@ SWEEPS = {
         ("clients in a round K; N = {:g} in all", "all clients N; K = {:g} in a round"),
         ("N", "K"),
     ),
+    "strength": SweptSetting(
+        "strength", ("world.q",), ("probability Q that the invariant cue is right",), ("Q",)
+    ),
 }
 
 

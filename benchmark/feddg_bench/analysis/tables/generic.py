@@ -368,12 +368,12 @@ def _together(
 
 def _shared(run: RecordedRun, free: Collection[str]) -> dict[str, Any]:
     """Return what methods must share to be compared."""
-    prefixes, settings = ("partition.", "backbone.", "data."), {**ADDED, **run.settings}
+    prefixes, settings = ("partition.", "backbone.", "data.", "world."), {**ADDED, **run.settings}
     keys = [key for key in run.settings if key.startswith(prefixes)]
     keys += ["federation.rounds", "federation.per_round"]
     shared = {key: settings.get(key) for key in keys if key not in {*free, "partition.kind", SPLIT}}
     shared["split file"] = settings.get(SPLIT) is not None
-    shared["images"] = run.fingerprint[:8]
+    shared["images"] = run.images
     return shared | {key: settings[key] for key in ADDED}
 
 

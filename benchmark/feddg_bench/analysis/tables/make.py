@@ -196,7 +196,10 @@ def make_tables(
     for name, description in described.items():
         adapted = chosen.adapted(description)
         mine = of_setup(adapted, runs, recipe)
-        grids.append(chosen.table(name + end, adapted, mine))
+        grid = chosen.table(name + end, adapted, mine)
+        if not grid.lines and name not in names:  # rows are the methods with runs, and none has any
+            continue
+        grids.append(grid)
         if chosen.variants:
             title = f"{adapted.title}: what was varied"
             whole_table = adapted.model_copy(update={"title": title})

@@ -344,7 +344,7 @@ def alike(runs: Iterable[RecordedRun], free: Collection[str]) -> list[Alike]:
         first = members[0]
         named = {**first.settings, "method": first.method, "protocol": first.protocol}
         found = {key: value for key, value in named.items() if key not in free}
-        found |= {"version": first.version, "images": first.fingerprint[:8]}
+        found |= {"version": first.version, "images": first.images}
         if one_file and found.get(SPLIT) is not None:
             found[SPLIT] = "file"
         whole = (first.dataset, repr(sorted(found.items())))
