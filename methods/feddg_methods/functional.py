@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from feddg_methods.afl import simplex_projection as simplex_projection
     from feddg_methods.agrrand import agreement_random as agreement_random
     from feddg_methods.agrsum import agreement_sum as agreement_sum
     from feddg_methods.fedccrl import jensen_shannon as jensen_shannon
@@ -46,6 +47,7 @@ _HOMES = {
     "project_conflicts": "pcgrad",
     "prototype_loss": "fpl",
     "restyle": "fedccrl",
+    "simplex_projection": "afl",
     "supervised_contrastive": "fedccrl",
     "triplet_loss": "pardon",
 }

@@ -51,6 +51,13 @@ def labels(batches):
     return [batch[1].tolist() for batch in batches]
 
 
+def domain_client(**train):
+    """Return a client whose images 0, 3, 6, ... are of domain 0, 1, 4, 7, ... of domain 1."""
+    client = make_client(augment=AugmentSettings(), **train)
+    client.domain_ids = torch.arange(COUNT) % 3
+    return client
+
+
 def images(batches):
     return torch.cat([batch[0] for batch in batches])
 
@@ -148,6 +155,30 @@ def test_shuffling_can_be_asked_for_without_augmentation():
     client = make_client(augment=AugmentSettings())
     for batch, label in client.batches(train=True, augment=False):
         assert_close(batch[:, 0, 0, 0] * 255, label.float())
+
+
+# -------------------------------------------------------------------------------- domains
+
+
+@pytest.mark.parametrize("given", [{}, {"parts": [torch.tensor([4, 4, 9]), torch.tensor([0])]}])
+def test_batches_with_domains_are_the_same_batches(given):
+    client = domain_client()
+    plain = list(client.batches(train=True, **given))
+    named = list(client.batches(train=True, domains=True, **given))
+    for (some_images, some_labels), (same_images, same_labels, ids) in zip(
+        plain, named, strict=True
+    ):
+        assert torch.equal(some_images, same_images)
+        assert torch.equal(some_labels, same_labels)
+        assert ids.tolist() == [label % 3 for label in some_labels.tolist()]
+        assert ids.dtype == torch.int64
+
+
+def test_domains_of_batches_without_a_last_single_image():
+    client = domain_client(batch_size=5, drop_last_if_single=True)
+    found = list(client.batches(train=True, domains=True, views=2))
+    assert [len(ids) for _, _, ids in found] == [5, 5]
+    assert all(torch.equal(ids, labels % 3) for _, labels, ids in found)
 
 
 # ------------------------------------------------------------------------- the last batch

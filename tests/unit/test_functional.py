@@ -30,6 +30,7 @@ SIGNATURES = {
     "agreement_sum": "deltas, *, reduction='mean'",
     "agreement_random": "deltas, *, reduction='mean', generator",
     "adjusted_weights": "weights, gaps, *, round, rounds, step, variant='default'",
+    "simplex_projection": "point",
     "restyle": "images, mean, std, mix",
 }
 

@@ -44,6 +44,7 @@ from feddg_bench.testing.contract import _pool
 from tests.helpers import refused
 
 ABLE = [
+    "afl",
     "agrrand",
     "agrsum",
     "erm",
@@ -54,10 +55,12 @@ ABLE = [
     "fedomg",
     "fedprox",
     "fedsam",
+    "groupdro",
     "moon",
     "pcgrad",
     "ppdg",
     "scaffold",
+    "vrex",
 ]
 BARE = dict.fromkeys(("brightness", "contrast", "saturation", "hue", "grayscale"), 0.0)
 

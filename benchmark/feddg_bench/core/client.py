@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from feddg_bench.config.schema import TrainSettings
     from feddg_bench.core.lightning import Fabric
 
-Batch = tuple[Tensor, Tensor]
-"""Images, float [B, 3, H, W] in [0, 1], and labels, int64 [B].
+Batch = tuple[Tensor, ...]
+"""Images, float [B, 3, H, W] in [0, 1], labels, int64 [B], and domain ids, int64 [B], if requested.
 
 Other data sets may have another number of channels, values that are already normalised, or
 regression targets, float32 [B], as labels.
@@ -42,6 +42,7 @@ class ClientData(Protocol):
         companions: Tensor | None,
         generator: torch.Generator,
         parts: Iterable[Tensor] | None = None,
+        domains: Tensor | None = None,
     ) -> Iterator[Batch]:
         """Yield every image once, or only the given parts, in batches."""
 
@@ -131,6 +132,7 @@ class Client:
         views: int = 1,
         companions: Tensor | None = None,
         parts: Iterable[Tensor] | None = None,
+        domains: bool = False,
     ) -> Iterator[Batch]:
         """Yield one epoch of batches on the worker's device.
 
@@ -145,6 +147,7 @@ class Client:
                 [n, H, W, 3]. It is added as a further view, with the same draws as the first.
             parts: The images of each batch, instead of every image once: positions among the
                 client's images, int64 [b] for each batch, on the CPU.
+            domains: Add the images' domains to each batch, as indices into ``sources``: int64 [B].
         """
         return self.data.batches(
             shuffle=train,
@@ -153,6 +156,7 @@ class Client:
             companions=companions,
             parts=parts,
             generator=self.generator("loader", epoch),
+            domains=self.domain_ids if domains else None,
         )
 
     def validation_batches(self) -> Iterator[Batch]:

@@ -43,7 +43,7 @@ class ImageBank:
             if self.images.nbytes * sharing < RESIDENT_SHARE * free:
                 self.images = self.images.to(device)
 
-    def take(self, index: Tensor) -> Batch:
+    def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Return copies of images, [B, H, W, C] as stored, and their labels [B], on the device.
 
         Args:
@@ -83,8 +83,12 @@ class ClientImages:
         companions: Tensor | None,
         generator: torch.Generator,
         parts: Iterable[Tensor] | None = None,
+        domains: Tensor | None = None,
     ) -> Iterator[Batch]:
-        """Yield every image once, or the parts given, in batches on the device."""
+        """Yield every image once, or the parts given, in batches on the device.
+
+        With ``domains``, the domain of each of the client's images, a batch ends with its part.
+        """
         count = len(self.index)
         if parts is None:
             order = torch.randperm(count, generator=generator) if shuffle else torch.arange(count)
@@ -103,7 +107,8 @@ class ClientImages:
             if companions is not None:
                 beside = companions[part.to(companions.device)].to(labels.device)
                 copies.append(self.augment(beside, twin) if augment else to_float(beside))
-            yield (copies[0] if len(copies) == 1 else torch.stack(copies)), labels
+            batch = (copies[0] if len(copies) == 1 else torch.stack(copies)), labels
+            yield batch if domains is None else (*batch, domains[part].to(labels.device))
 
 
 class Lent:

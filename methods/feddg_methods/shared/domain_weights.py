@@ -1,0 +1,125 @@
+"""Weights of the source domains that the server raises where the global model's loss is high."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from feddg_bench.config.schema import MethodSettings
+from feddg_bench.core.aggregation import RunningMean, server_step, streaming_mean
+from feddg_bench.core.client import Batch, Client
+from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Weights
+from feddg_bench.core.server import Server
+from feddg_methods.shared.domains import DomainBatches, parted
+
+LAST_RESORT = 1e-300
+"""Least weight of a client: it counts only if lambda is 0 on the domains of all others too."""
+
+
+class DomainWeightSettings(MethodSettings):
+    """How far the weights move in a round, and where they start."""
+
+    step: float = Field(0.1, ge=0)
+    """Step of the weights in each round; 0 measures nothing and keeps them."""
+    start: Literal["uniform", "images"] = "uniform"
+    """First weights: equal, or the domains' shares of all images, which are FedAvg's."""
+
+
+class DomainWeighted(DomainBatches):
+    """Minimises sum_d lambda_d L_d, with L_d the mean loss on source domain d.
+
+    lambda is a point of the simplex, kept by the server. An image of domain d has the weight
+    lambda_d / p_d, where p_d is the domain's share of all images; so the mean loss over all images
+    is the sum above. It has two factors: the mean weight omega_k of a client's images multiplies
+    the client's share in the server's mean, and what is left of the weights those of its images.
+    Thus it also acts where a client has one domain and its optimizer, such as Adam, ignores the
+    scale of the loss.
+
+    Before local training each client measures the received model on its domains, and sends losses
+    and shares with its weights. The server computes L from them and moves lambda. A domain without
+    images in the round takes the mean of the other L_d, which leaves its weight near its value.
+
+    Domains are those of the data set: clients must agree on them.
+    """
+
+    Settings = DomainWeightSettings
+    settings: DomainWeightSettings
+    tasks = ("classification", "regression")
+    uplink: ClassVar = {
+        "domain_shares": {"share": "float32 [S]"},
+        "fit": {"weights": "model", "loss": "float32 [S]", "share": "float32 [S]"},
+    }
+    downlink = ("image_weights",)
+    singles = "gives each client a weight of its own"
+
+    def moved(self, weights: Tensor, losses: Tensor) -> Tensor:
+        """Return lambda after a round, float64 [S], from lambda and L before it."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------------ client half
+
+    def domain_shares(self, client: Client) -> Payload:
+        """Return each source domain's fraction of the client's images, float32 [S]."""
+        count = client.domain_ids.bincount(minlength=len(client.sources))
+        return {"share": count / count.sum()}
+
+    def fit(self, client: Client) -> LocalUpdate:
+        measured = self.domain_losses(client) if self.settings.step else self.domain_shares(client)
+        weights = client.broadcast["image_weights"]
+        omega = self.domain_shares(client)["share"] @ weights
+        self.image_weights = (weights / omega if omega > 0 else torch.ones_like(weights)).to(
+            self.device
+        )
+        return LocalUpdate(super().fit(client).weights, measured)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        images, labels, domains = parted(batch)
+        losses = self.task.loss(self(images), labels, "none")
+        return losses.mean() if self.alone else (self.image_weights[domains] * losses).mean()
+
+    # ------------------------------------------------------------------------ server half
+
+    def prepare(self, server: Server) -> None:
+        replies = server.ask(self.domain_shares, everyone=True, weights=False)
+        p = streaming_mean((reply.value, server.share(reply)) for reply in replies)["share"]
+        server.memory["p"] = p = p.double() / p.double().sum()
+        start = p if self.settings.start == "images" else (p > 0).double()
+        self.publish(server, start / start.sum())
+
+    def publish(self, server: Server, weights: Tensor) -> None:
+        """Keep lambda, float64 [S], and tell clients the weights of images, float32 [S]."""
+        server.memory["lambda"], p = weights, server.memory["p"]
+        server.broadcast["image_weights"] = torch.where(p > 0, weights / p, 0.0).float()
+
+    def aggregate(self, server: Server, updates: Iterable[Reply[LocalUpdate]]) -> Weights:
+        seen = RunningMean()
+
+        def weighted(reply: Reply[LocalUpdate]) -> tuple[Weights, float]:
+            seen.add(reply.value.extra, server.share(reply))
+            omega = float(reply.value.extra["share"].cpu() @ server.broadcast["image_weights"])
+            return reply.value.weights, max(server.share(reply) * omega, LAST_RESORT)
+
+        mean = streaming_mean(map(weighted, updates))
+        if "loss" in seen.mean:
+            losses = mean_losses(seen.mean["loss"].cpu(), seen.mean["share"].cpu())
+            self.publish(server, self.moved(server.memory["lambda"], losses))
+        return server_step(server.weights, mean, server.federation.server_lr, self.trainable)
+
+
+def mean_losses(loss: Tensor, share: Tensor) -> Tensor:
+    """Return the mean loss of each domain; the mean over the others where a domain has no images.
+
+    Args:
+        loss: Sum of each domain's losses, divided by the number of all images, [S].
+        share: Each domain's share of these images, [S].
+
+    Returns:
+        float64 [S].
+    """
+    measured = share > 0
+    losses = (loss.double() / share.double())[measured]
+    return torch.full(share.shape, losses.mean().item()).double().masked_scatter(measured, losses)
