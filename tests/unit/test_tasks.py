@@ -460,7 +460,7 @@ def test_the_methods_that_can_learn_a_number():
 def test_other_methods_refuse_a_regression(name, start_run):
     with pytest.raises(
         SettingsError,
-        match=rf"^{name} cannot learn a regression such as digits4: choose one of agrrand, .*ppdg",
+        match=rf"^{name} cannot learn a regression such as digits4: choose one of afl, .*ppdg",
     ):
         start_run(name, federation=toy_regression())
 

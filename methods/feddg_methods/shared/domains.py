@@ -89,6 +89,6 @@ class AnnealedSettings(MethodSettings):
     where it is 190 of 501 steps, so that the model learns something first."""
 
     def annealed(self, weight: float, client: Client | None) -> float:
-        """Return the weight of a penalty in the client's round; the full one without a client."""
-        early = client is not None and client.round <= self.anneal * client.rounds
+        """Return the weight of a penalty in the client's round; at most 1 without a client."""
+        early = client is None or client.round <= self.anneal * client.rounds
         return min(weight, 1.0) if early else weight
