@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from feddg_attacks.records import AttackRecord, AttackResult, Interval, overall
+from feddg_attacks.records import AttackRecord, AttackResult, overall
 from feddg_bench.analysis.sheets import csv_lines
 from feddg_bench.analysis.tables.setups import usual_settings
 from feddg_bench.analysis.tables.titles import dataset_title, method_title
 from feddg_bench.config.layers import dotted
-from feddg_bench.protection.possible import obstacles, sent_by
+from feddg_bench.protection.possible import Sent, obstacles, sent_by
 from feddg_bench.records.differences import assignments, differences, values, varying
 from feddg_bench.records.record import rounded_up
 from feddg_bench.records.runs import RecordedRun, key_metric
@@ -48,66 +48,31 @@ FRAME = ("backbone.name", "data.image_size")
 """Dotted keys of the settings that say what was attacked; a kind of attack may set its own."""
 
 
-@dataclass(frozen=True)
-class Found:
-    """A figure over records that differ only in settings of `SAME`, such as scenario and seed."""
+class Figure(NamedTuple):
+    """A figure of one item that a method's clients send, over records that differ in `SAME` alone.
 
-    images: int  # of a client
+    Such records may differ in scenario and seed. A guarantee is a figure, too; it has no images.
+    """
+
+    method: str
+    sent: Sent
+    head: str  # of a column: one of `MEASURED`, or `EPSILON`
+    images: int | None  # of a client
     bytes: int  # of its message
     how: str  # settings that vary between records and are not the usual ones here
     frame: str  # settings of `FRAME` that all attacks of the kind share, unlike the recipe
-    interval: Interval | None  # `None` where a control failed
+    settings: str  # both, or the guarantee
+    numbers: tuple[float | None, float | None, float | None]  # value and interval; none: withheld
     runs: int
-
-    @property
-    def settings(self) -> str:
-        """The unusual settings: `how`, then `frame`; empty if there are none."""
-        return ", ".join(filter(None, (self.how, self.frame)))
-
-    @property
-    def text(self) -> str:
-        """The mean over runs, the interval or the range of intervals, and the client's images."""
-        i = self.interval
-        figure = "withheld" if i is None else f"{i.value:.2f} [{i.low:.2f}, {i.high:.2f}]"
-        return f"{figure} (n = {self.images})"
+    text: str  # for a cell
 
 
-@dataclass(frozen=True)
-class Exposure:
-    """One item that a method's clients send, and what is known about it."""
-
-    method: str
-    item: str
-    secure: str  # why the method does not work under secure sums; "" if it does
-    client: str  # why there is no guarantee for clients' updates; "" if there can be one
-    style: str  # likewise for what is sent once
-    found: Mapping[str, Sequence[Found]]  # figures by head of column
-    guarantees: Sequence[Guarantee]  # of recorded runs
-
-
-@dataclass(frozen=True)
-class Guarantee:
-    """The guarantee of some runs, and the key metric of their models."""
-
-    epsilon: float  # the largest among the runs
-    delta: float
-    value: float  # mean of the key metric on test, as shown
-    runs: int
-    clients: int
-
-    @property
-    def text(self) -> str:
-        """The guarantee at the accuracy that it leaves; epsilon is rounded up."""
-        said = f"{rounded_up(self.epsilon)} at {self.value:.1f}"
-        return f"{said} (delta {self.delta:g}, N = {self.clients}, {self.runs} runs)"
-
-
-def exposures(
+def figures(
     methods: Mapping[str, type[Method]],
     records: Iterable[AttackRecord],
     runs: Sequence[RecordedRun] = (),
-) -> Iterator[Exposure]:
-    """Yield each item that a method's clients send, with what the server's attacks learn from it.
+) -> Iterator[Figure]:
+    """Yield what the server's attacks learn from each item that clients send, and its guarantees.
 
     ``records`` and ``runs`` must be of one data set and recipe.
     """
@@ -115,28 +80,20 @@ def exposures(
     for name, method in methods.items():
         own = [record for record in by_server if record.method == name]
         usual = (own and usual_settings(own[0].recipe, own[0].dataset, name)) or {}
-        why = obstacles(method)
+        done = [run for run in runs if run.method == name]
         for sent in sent_by(method.uplink):
-            yield Exposure(
-                method=name,
-                item=sent.name,
-                secure=why["secure"],
-                client=why["dp_client"],
-                style=why["dp_style"],
-                found={
-                    head: list(_found(own, usual, sent.name, *which))
-                    for head, which in MEASURED.items()
-                },
-                guarantees=_guarantees([run for run in runs if run.method == name], sent.name),
-            )
+            yield from _guarantees(done, name, sent)
+            for head in MEASURED:
+                yield from _measured(own, usual, name, sent, head)
 
 
-def _guarantees(runs: Sequence[RecordedRun], item: str) -> list[Guarantee]:
-    """Return a guarantee per set of runs that differ only in scenario and seed, strictest first.
+def _guarantees(runs: Sequence[RecordedRun], method: str, sent: Sent) -> Iterator[Figure]:
+    """Yield a guarantee per set of runs that differ only in scenario and seed, strictest first.
 
-    Those of another protocol, version or data differ in more.
+    Those of another protocol, version or data differ in more. The largest epsilon of a set counts,
+    at the mean key metric on test; a cell shows it rounded up.
     """
-    mechanism = "dp_client" if item == "weights" else "dp_style"
+    mechanism = "dp_client" if sent.name == "weights" else "dp_style"
     found: dict[tuple[str, float, int], list[tuple[float, float]]] = {}
     for run in runs:
         p, s = run.privacy, run.settings
@@ -144,34 +101,33 @@ def _guarantees(runs: Sequence[RecordedRun], item: str) -> list[Guarantee]:
             continue
         value = key_metric(run, run.evaluation("last"), "test")
         # With `dp_style`, the text of `protects` names the items that were sent.
-        if value is not None and (mechanism == "dp_client" or item in str(p.protects)):
+        if value is not None and (mechanism == "dp_client" or sent.name in str(p.protects)):
             frame = run.protocol, run.version, run.fingerprint, sorted(s.items())
             alike = (repr(frame), p.delta, s["partition.clients"])
             found.setdefault(alike, []).append((p.epsilon, value))
-    return sorted(
-        (
-            Guarantee(
-                epsilon=max(e for e, _ in of),
-                delta=delta,
-                value=statistics.mean(v for _, v in of),
-                runs=len(of),
-                clients=clients,
-            )
-            for (_, delta, clients), of in found.items()
-        ),
-        key=lambda guarantee: guarantee.epsilon,
-    )
+    for (_, delta, clients), of in sorted(found.items(), key=lambda pair: max(pair[1])[0]):
+        epsilon, mean = max(of)[0], statistics.mean(value for _, value in of)
+        shown = f"{rounded_up(epsilon)} at {mean:.1f}"
+        yield Figure(
+            method=method,
+            sent=sent,
+            head=EPSILON,
+            images=None,
+            bytes=0,
+            how="",
+            frame="",
+            settings=f"epsilon {epsilon:.6g}, delta {delta:g}",
+            numbers=(mean, None, None),
+            runs=len(of),
+            text=f"{shown} (delta {delta:g}, N = {clients}, {len(of)} runs)",
+        )
 
 
-def _found(
-    records: Sequence[AttackRecord],
-    usual: Mapping[str, Any],
-    item: str,
-    kind: str,
-    about: str,
-    figure: str,
-) -> Iterator[Found]:
+def _measured(
+    records: Sequence[AttackRecord], usual: Mapping[str, Any], method: str, sent: Sent, head: str
+) -> Iterator[Figure]:
     """Yield one figure for each client size and each combination of differing settings."""
+    item, (kind, about, figure) = sent.name, MEASURED[head]
     of_kind = [record for record in records if record.kind == kind]
     flat = [dotted(record.settings) for record in of_kind]
     varied = {*varying(flat)} - SAME
@@ -196,7 +152,23 @@ def _found(
     for (images, how, frame), results in sorted(alike.items()):
         there = [r.figures[figure] for r in results if figure in r.figures]
         size = max(result.bytes for result in results)
-        yield Found(images, size, how, frame, overall(there) if there else None, len(there))
+        mean = overall(there) if there else None
+        shown = (
+            "withheld" if mean is None else f"{mean.value:.2f} [{mean.low:.2f}, {mean.high:.2f}]"
+        )
+        yield Figure(
+            method=method,
+            sent=sent,
+            head=head,
+            images=images,
+            bytes=size,
+            how=how,
+            frame=frame,
+            settings=", ".join(filter(None, (how, frame))),
+            numbers=(None, None, None) if mean is None else (mean.value, mean.low, mean.high),
+            runs=len(there),
+            text=f"{shown} (n = {images})",
+        )
 
 
 class Of(NamedTuple):
@@ -228,11 +200,11 @@ def privacy_text(methods: Mapping[str, type[Method]], records: Sequence[AttackRe
     lines = ["# What attacks make of clients' messages", ""]
     for (dataset, recipe), (attacks, _) in frames_of(records).items():
         reached: dict[tuple[str, ...], list[str]] = {}
-        for row in exposures(methods, attacks):
-            usual = [[f for f in row.found[head] if not f.how] for head in IN_SHORT]
-            if any(usual):
-                cells = (_reached(found) for found in usual)
-                reached.setdefault((row.item, *cells), []).append(method_title(row.method))
+        usual = (f for f in figures(methods, attacks) if f.head in IN_SHORT and not f.how)
+        for (name, sent), each in groupby(usual, lambda f: (f.method, f.sent)):
+            of = list(each)
+            cells = (_reached([f for f in of if f.head == head]) for head in IN_SHORT)
+            reached.setdefault((sent.name, *cells), []).append(method_title(name))
         rows = [(", ".join(names), *cells) for cells, names in reached.items()]
         lines += [f"## {dataset_title(dataset)}, recipe {recipe}", ""]
         lines += [*_table(("method", "sends", *IN_SHORT), rows), ""]
@@ -247,12 +219,12 @@ def privacy_text(methods: Mapping[str, type[Method]], records: Sequence[AttackRe
     return "\n".join(lines)
 
 
-def _reached(found: Sequence[Found]) -> str:
+def _reached(found: Sequence[Figure]) -> str:
     """Return the mean that an attack reaches on the smallest clients."""
     if not found:
         return "-"
-    interval = min(found, key=lambda f: f.images).interval
-    return "withheld" if interval is None else f"{interval.value:.2f}"
+    value = min(found, key=lambda f: f.images or 0).numbers[0]
+    return "withheld" if value is None else f"{value:.2f}"
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -275,25 +247,25 @@ def privacy_notes(
     first = ["method", "sends", "bytes", "secure sums", "dp_client", "dp_style"]
     frames = frames_of(records, runs) or {("no data set", "none"): Of([], [])}
     for (dataset, recipe), of in frames.items():
-        rows = list(exposures(methods, *of))
-        measured = [head for head in MEASURED if any(row.found[head] for row in rows)]
-        heads = [*first, *measured, *([EPSILON] if any(row.guarantees for row in rows) else [])]
+        found = list(figures(methods, *of))
+        seen = {figure.head for figure in found}
+        shown = [head for head in (*MEASURED, EPSILON) if head in seen]
+        heads = [*first, *shown]
         table: list[list[str]] = []
-        for row in rows:
-            possible = ["no" if why else "yes" for why in (row.secure, row.client, row.style)]
-            hows = sorted({f.how for head in measured for f in row.found[head]}) or [""]
+        for name, sent in ((n, s) for n, method in methods.items() for s in sent_by(method.uplink)):
+            why = obstacles(methods[name])
+            possible = ["no" if why[key] else "yes" for key in ("secure", "dp_client", "dp_style")]
+            own = [f for f in found if (f.method, f.sent) == (name, sent)]
+            hows = sorted({f.how for f in own if f.head != EPSILON}) or [""]
             for how in hows:
-                cells = [
-                    "; ".join(f.text for f in row.found[head] if f.how == how) for head in measured
-                ]
-                if EPSILON in heads:
-                    guarantees = row.guarantees if how == hows[0] else ()
-                    cells.append("; ".join(g.text for g in guarantees))
-                item = f"{row.item} ({how})" if how else row.item
-                own = [method_title(row.method), item, _bytes(row, how), *possible]
-                table.append(own + [cell or "-" for cell in cells])
+                alike = [f for f in own if f.head != EPSILON and f.how == how]
+                there = alike + [f for f in own if f.head == EPSILON and how == hows[0]]
+                cells = ["; ".join(f.text for f in there if f.head == head) for head in shown]
+                item = f"{sent.name} ({how})" if how else sent.name
+                line = [method_title(name), item, _bytes(alike), *possible]
+                table.append(line + [cell or "-" for cell in cells])
         lines += [f"## {dataset_title(dataset)}, recipe {recipe}", "", *_table(heads, table), ""]
-        lines += _other_frames(rows, measured)
+        lines += _other_frames(found)
     lines += [
         "The server sees single replies, unless sums are secure. n: images of a client. AUC and "
         "ranks: 0.5 is chance, 1 is all; means over scenarios and seeds, with the range of their "
@@ -306,21 +278,18 @@ def privacy_notes(
     return "\n".join(lines)
 
 
-def _bytes(row: Exposure, how: str) -> str:
+def _bytes(alike: Sequence[Figure]) -> str:
     """Return a message's bytes as text, in the recipe's frame if it was attacked there."""
-    alike = [f for found in row.found.values() for f in found if f.how == how]
     own = [f for f in alike if not f.frame]
     size = f"{max(f.bytes for f in own or alike):,}" if alike else "-"
     return size if own or not alike else f"{size} (another frame)"
 
 
-def _other_frames(rows: Sequence[Exposure], heads: Sequence[str]) -> list[str]:
+def _other_frames(found: Iterable[Figure]) -> list[str]:
     """Return a sentence for each kind of attack made in a frame other than the recipe's."""
     frames = {
-        f"Not the recipe's: `{head.partition(',')[0]}` is of runs with {f.frame}."
-        for row in rows
-        for head in heads
-        for f in row.found[head]
+        f"Not the recipe's: `{f.head.partition(',')[0]}` is of runs with {f.frame}."
+        for f in found
         if f.frame
     }
     return [*sorted(frames), ""] if frames else []
@@ -335,16 +304,10 @@ def privacy_csv(
     head = ("dataset", "recipe", "method", "item", "figure", "images", "settings")
     rows: list[tuple[Any, ...]] = []
     for frame, of in frames_of(records, runs).items():
-        for row in exposures(methods, *of):
-            own = (*frame, row.method, row.item)
-            for g in row.guarantees:
-                said = f"epsilon {g.epsilon:.6g}, delta {g.delta:g}"
-                rows.append((*own, EPSILON, None, said, g.value, None, None, g.runs))
-            for name, found in row.found.items():
-                for f in found:
-                    i = f.interval
-                    values = (i and i.value, i and i.low, i and i.high)
-                    rows.append((*own, name, f.images, f.settings, *values, f.runs))
+        rows += [
+            (*frame, f.method, f.sent.name, f.head, f.images, f.settings, *f.numbers, f.runs)
+            for f in figures(methods, *of)
+        ]
     return csv_lines((*head, "value", "low", "high", "runs"), rows)
 
 
@@ -352,11 +315,10 @@ def measured_text(name: str, method: type[Method], records: Sequence[AttackRecor
     """Return the measurements of a card: a line for each attacked item and figure."""
     measured = []
     for (dataset, recipe), of in frames_of(records).items():
-        for row in exposures({name: method}, *of):
-            for head, found in row.found.items():
-                texts = "; ".join(f.text + (f.settings and f" with {f.settings}") for f in found)
-                if texts:
-                    where = f"{dataset_title(dataset)}, recipe {recipe}"
-                    measured.append(f"- {where}: {head} from `{row.item}`: {texts}.")
+        each = figures({name: method}, *of)
+        for (sent, head), found in groupby(each, lambda f: (f.sent, f.head)):
+            texts = "; ".join(f.text + (f.settings and f" with {f.settings}") for f in found)
+            where = f"{dataset_title(dataset)}, recipe {recipe}"
+            measured.append(f"- {where}: {head} from `{sent.name}`: {texts}.")
     measured = measured or [f"- Nothing is measured yet: `feddg-bench attack --method {name}`."]
     return "".join(f"{line}\n" for line in measured)
