@@ -31,7 +31,7 @@ def build_run_method(
         plugin: The method's class, if it is not the one registered under its name.
 
     Raises:
-        SettingsError: If method and settings do not suit the images and the task.
+        SettingsError: If a setting of the method's own cannot be used.
     """
     use_portable(wanted=settings.portable)
     return build_on(
@@ -106,20 +106,23 @@ def build_method(
             raise SettingsError(unknown(f"{name} setting", key, known))
         given = merge(given, {found[0]: {key: value}})
     layers = recipe_layers("quick", "digits4", name, method)._replace(named=given)
-    return build_on(method, settle(layers), Images(task, channels), num_classes=num_classes)
+    checked, images = settle(layers), Images(task, channels)
+    check_fit(checked, method, images)
+    return build_on(method, checked, images, num_classes=num_classes)
 
 
 def build_on(
     method: type[Method], settings: RunSettings, images: ImageFacts, **arguments: Any
 ) -> Method:
-    """Build a module for images; ``arguments`` are the remaining ones of `Method`.
+    """Build a module for images that suit it (`check_fit`).
+
+    ``arguments`` are the remaining ones of `Method`.
 
     Raises:
-        SettingsError: If method and settings do not suit the images and the task.
+        SettingsError: If a setting of the method's own cannot be used.
         PluginError: If the class breaks its contract, or raises an exception of its own.
     """
     check_declared(method)
-    check_fit(settings, method, images)
     hyper = own_settings(method, settings)
     check_uplink(method.__name__, method.sends(hyper))
     backbone = {

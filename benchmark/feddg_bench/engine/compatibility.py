@@ -1,24 +1,29 @@
-"""Whether a method and its settings suit the images and the task of a data set.
+"""Which runs are possible: conditions and reasons, for each plan before anything is decoded.
 
-If they do not, the run is refused before anything is decoded or trained.
+Those that need the built network or the number of clients are for its start.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.schema import EngineSettings
-from feddg_bench.protection.possible import check_protection, own_classes
+from feddg_bench.protection.accounting import check_accountant
+from feddg_bench.protection.possible import obstacles, own_classes
 
 if TYPE_CHECKING:
     from feddg_bench.config.schema import RunSettings
     from feddg_bench.core.method import Method
 
 logger = logging.getLogger(__name__)
+
+FEWEST = 3
+"""Fewest clients of a secure sum: of two, each learns the other's numbers from the sum."""
 
 _COLOURS = ("brightness", "contrast", "saturation", "hue", "grayscale")
 """Settings of augmentation that need RGB in [0, 1]."""
@@ -45,41 +50,128 @@ def is_rgb(pictures: ImageFacts) -> bool:
     return pictures.channels == 3 and pictures.pixels == "uint8"
 
 
-def check_fit(settings: RunSettings, method: type[Method], pictures: ImageFacts) -> None:
-    """Check that a method can be run on a data set with these settings.
+class Rate(NamedTuple):
+    """The learning rate of a recipe, where a run takes it."""
+
+    recipe: str
+    optimizer: str  # what the recipe means it for
+
+
+def check_fit(
+    settings: RunSettings, method: type[Method], images: ImageFacts, rate: Rate | None = None
+) -> None:
+    """Check that a method can be run on images with these settings.
 
     Raises:
-        SettingsError: If the method cannot learn the task or does not allow the protection, or if
-            the method, the augmentation or the normalisation needs RGB images and these are not.
+        SettingsError: With the first reason why not, see `reasons_to_refuse`.
     """
-    check_protection(settings, method)
-    if pictures.task not in method.tasks:
-        raise SettingsError(
-            f"{settings.method} cannot learn a {pictures.task} such as {settings.dataset}: choose "
-            f"one of {', '.join(methods_for(pictures.task)) or 'no known method'}"
+    for why in reasons_to_refuse(settings, method, images, rate):
+        raise SettingsError(why)
+
+
+def check_start(settings: RunSettings, method: Method, clients: int) -> None:
+    """Check what only the built network and the number of clients with images tell.
+
+    Raises:
+        SettingsError: With the first reason why the run cannot start, see `reasons_to_stop`.
+    """
+    for why in reasons_to_stop(settings, method, clients):
+        raise SettingsError(why)
+
+
+# ------------------------------------------------------------------------- conditions, reasons
+
+
+def reasons_to_refuse(
+    settings: RunSettings, method: type[Method], images: ImageFacts, rate: Rate | None = None
+) -> Iterator[str]:
+    """Yield why a plan is impossible.
+
+    Args:
+        settings: The plan's.
+        method: The method's class, or its outline.
+        images: What a data set says about its images.
+        rate: The recipe's learning rate; ``None`` if the run has one of its own.
+
+    Raises:
+        SettingsError: If a package for the protection is not installed.
+    """
+    name, privacy, partition = settings.method, settings.privacy, settings.partition
+    protections = {privacy.mechanism, privacy.aggregation}
+    for protection, why in obstacles(method).items():
+        if why and protection in protections:
+            key = "aggregation" if protection == "secure" else "mechanism"
+            yield f"privacy.{key}={protection} does not go with {name}: {why}"
+
+    alone = partition.clients == 1 or partition.kind == "pooled"
+    if alone and protections & {"dp_client", "secure"}:
+        yield (
+            f"{name} has one client here, which holds all images: there is no crowd to hide it in; "
+            f"choose another method, or more clients"
         )
-    if is_rgb(pictures):
-        return
-    images = (
-        f"images of {settings.dataset} have {pictures.channels} channels of {pictures.pixels}, "
-        f"not 3 of uint8"
-    )
-    if method.rgb_only:
-        raise SettingsError(
-            f"{settings.method} changes the style of RGB images, but {images}: choose a method "
-            f"that leaves images as they are, such as fedavg"
+
+    if privacy.mechanism != "none":
+        check_accountant("opacus", f"privacy.mechanism={privacy.mechanism}")
+
+    if images.task not in method.tasks:
+        yield (
+            f"{name} cannot learn a {images.task} such as {settings.dataset}: choose one of "
+            f"{', '.join(methods_for(images.task)) or 'no known method'}"
         )
-    wrong = [f"augment.{name}=0" for name in _COLOURS if getattr(settings.augment, name)]
-    if wrong:
-        raise SettingsError(
-            f"augmentation of colours is for RGB images, but {images}: set {' '.join(wrong)}"
+
+    if not is_rgb(images):
+        but = (
+            f"RGB images, but images of {settings.dataset} have {images.channels} channels of "
+            f"{images.pixels}, not 3 of uint8"
         )
-    normalisation = settings.backbone.normalisation
-    if normalisation not in ("auto", "none"):
-        raise SettingsError(
-            f"backbone.normalisation={normalisation} is for RGB images, but {images}: "
-            f"set backbone.normalisation=none"
+        if method.rgb_only:
+            yield (
+                f"{name} changes the style of {but}: choose a method that leaves images as they "
+                f"are, such as fedavg"
+            )
+        wrong = [f"augment.{each}=0" for each in _COLOURS if getattr(settings.augment, each)]
+        if wrong:
+            yield f"augmentation of colours is for {but}: set {' '.join(wrong)}"
+        normalisation = settings.backbone.normalisation
+        if normalisation not in ("auto", "none"):
+            yield (
+                f"backbone.normalisation={normalisation} is for {but}: "
+                f"set backbone.normalisation=none"
+            )
+
+    needed = method.needs.get("train", {}).get("optimizer")
+    if rate is not None and needed not in (None, rate.optimizer):
+        yield (
+            f"{name} trains with {needed} and the learning rate of recipe {rate.recipe} is meant "
+            f"for {rate.optimizer}: give one for {needed}, such as train.lr=0.01"
         )
+
+
+def reasons_to_stop(settings: RunSettings, method: Method, clients: int) -> Iterator[str]:
+    """Yield why a run with a built network, and clients that hold images, cannot start."""
+    privacy, live = settings.privacy, method.live_batch_norm
+    batched = settings.engine.clients != "exact" and not one_by_one(type(method))
+    if live and batched:
+        yield (
+            f"engine.clients=batched cannot step through live batch normalisation, which "
+            f"{settings.backbone.name} has: set federation.bn=frozen or engine.clients=exact"
+        )
+
+    if live and settings.federation.bn == "average" and privacy.mechanism == "dp_client":
+        yield (
+            "the noise of privacy.mechanism=dp_client can make variances of batch normalisation "
+            "negative: set federation.bn=frozen or federation.bn=local"
+        )
+
+    asked = settings.federation.per_round or clients
+    if asked < FEWEST and privacy.aggregation == "secure" and privacy.mechanism != "dp_style":
+        yield (
+            f"a secure sum over {asked} clients hides nothing from them: ask {FEWEST} or more with "
+            f"--per-round"
+        )
+
+
+# ------------------------------------------------------------------------------------ engine
 
 
 def one_by_one(method: type[Method]) -> str:
@@ -92,15 +184,18 @@ def one_by_one(method: type[Method]) -> str:
     return f"its own {' and '.join(found)}" if found else ""
 
 
+def steps_together(settings: RunSettings, method: type[Method]) -> bool:
+    """Return whether clients step together; warns if they should and cannot."""
+    if settings.engine.clients == "exact":
+        return False
+    if why := one_by_one(method):
+        say_one_by_one(settings.method, why)
+    return not why
+
+
 def settled_engine(settings: RunSettings, method: type[Method]) -> EngineSettings:
     """Return the engine settings for the key: the defaults if clients cannot step together."""
-    engine = settings.engine
-    if engine.clients != "exact":
-        why = one_by_one(method)
-        if not why:
-            return engine
-        say_one_by_one(settings.method, why)
-    return EngineSettings()
+    return settings.engine if steps_together(settings, method) else EngineSettings()
 
 
 @cache

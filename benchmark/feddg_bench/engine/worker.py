@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from feddg_bench.common.errors import PluginError, SettingsError, plugin_code
+from feddg_bench.common.errors import PluginError, plugin_code
 from feddg_bench.common.streams import torch_stream
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.core.batch_norm import FrozenBatchNorm, Pair, foldable, folded
@@ -50,7 +50,7 @@ from feddg_bench.data.client_images import ClientImages, ImageBank, Lent
 from feddg_bench.data.federated import Federation
 from feddg_bench.engine.batched import fit_together
 from feddg_bench.engine.build import build_run_method
-from feddg_bench.engine.compatibility import one_by_one, say_one_by_one
+from feddg_bench.engine.compatibility import steps_together
 from feddg_bench.engine.flop import count_flop, peak_flops
 from feddg_bench.engine.gpu import use_gpu
 from feddg_bench.engine.portable import use_portable
@@ -150,7 +150,7 @@ class Worker:
         }
         self._initial_private = self.method.state.private_weights()
         self._folded = self._foldable()
-        self.batched = self._steps_together()
+        self.batched = steps_together(self.settings, type(self.method))
         self._counted: set[str] = set()
         self._firsts: dict[str, tuple[Task, bytes] | None] = {}
         self._modes: list[bool] = []
@@ -188,25 +188,6 @@ class Worker:
         if fold == "auto" and all(conv.groups == 1 for conv, _ in frozen):
             fold = False
         return {"train": frozen if fold else [], "evaluation": pairs if fuse else []}
-
-    def _steps_together(self) -> bool:
-        """Return whether clients step together.
-
-        Raises:
-            SettingsError: If the backbone's batch normalisation prevents it.
-        """
-        if self.settings.engine.clients == "exact":
-            return False
-        why = one_by_one(type(self.method))
-        if why:
-            say_one_by_one(self.settings.method, why)
-        elif self.method.live_batch_norm:
-            raise SettingsError(
-                f"engine.clients=batched cannot step through live batch normalisation, which "
-                f"{self.settings.backbone.name} has: set federation.bn=frozen or "
-                f"engine.clients=exact"
-            )
-        return not why
 
     def run(self, task: Task, *, stays: bool = False) -> Reply[Any]:
         """Load the global weights, do what the task asks, and forget.

@@ -30,32 +30,15 @@ logger = logging.getLogger(__name__)
 TOLERANCE = 1e-3
 """Largest difference between two computations of an epsilon, as by other versions of Opacus."""
 
-FEWEST = 3
-"""Fewest clients of a secure sum: of two, each learns the other's numbers from the sum."""
-
 
 def open_protection(settings: RunSettings, method: Method, clients: int) -> Protection | None:
-    """Return the protection between replies and the server half; ``None`` if there is none.
-
-    Raises:
-        SettingsError: If there are too few clients for it, or the network does not suit it.
-    """
-    privacy, asked = settings.privacy, settings.federation.per_round or clients
+    """Return the protection between replies and the server half; ``None`` if there is none."""
+    privacy = settings.privacy
     if privacy.mechanism == "dp_style":
         return SentOnce(settings.method)
-    private, averaged = privacy.mechanism == "dp_client", settings.federation.bn == "average"
-    if private and averaged and method.live_batch_norm:
-        raise SettingsError(
-            "the noise of privacy.mechanism=dp_client can make variances of batch normalisation "
-            "negative: set federation.bn=frozen or federation.bn=local"
-        )
-    if privacy.aggregation == "secure" and asked < FEWEST:
-        raise SettingsError(
-            f"a secure sum over {asked} clients hides nothing from them: ask {FEWEST} or more with "
-            f"--per-round"
-        )
-    hidden = private or privacy.aggregation == "secure"
-    return HiddenReplies(privacy, method, asked) if hidden else None
+    if privacy.mechanism == "dp_client" or privacy.aggregation == "secure":
+        return HiddenReplies(privacy, method, settings.federation.per_round or clients)
+    return None
 
 
 def guarantee(settings: RunSettings, method: type[Method], clients: int) -> PrivacyRecord | None:

@@ -6,10 +6,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from feddg_bench.common.errors import SettingsError
-from feddg_bench.config.schema import RunSettings
-from feddg_bench.protection.accounting import check_accountant
-
 if TYPE_CHECKING:
     from feddg_bench.core.method import Method
     from feddg_bench.core.server import Uplink
@@ -43,30 +39,6 @@ def obstacles(method: type[Method]) -> dict[str, str]:
         "dp_client": _not_weights_alone(method) or _no_sums(method),
         "dp_style": _nothing_sent_once(method),
     }
-
-
-def check_protection(settings: RunSettings, method: type[Method]) -> None:
-    """Check that a method can have the protection that is asked for.
-
-    Raises:
-        SettingsError: If it cannot, or a package for the protection is not installed.
-    """
-    privacy = settings.privacy
-    asked = {privacy.mechanism, privacy.aggregation}
-    for protection, why in obstacles(method).items():
-        if protection in asked and why:
-            key = "aggregation" if protection == "secure" else "mechanism"
-            raise SettingsError(
-                f"privacy.{key}={protection} does not go with {settings.method}: {why}"
-            )
-    alone = settings.partition.clients == 1 or settings.partition.kind == "pooled"
-    if alone and asked & {"dp_client", "secure"}:
-        raise SettingsError(
-            f"{settings.method} has one client here, which holds all images: there is no crowd to "
-            f"hide it in; choose another method, or more clients"
-        )
-    if privacy.mechanism != "none":
-        check_accountant("opacus", f"privacy.mechanism={privacy.mechanism}")
 
 
 def sent_by(uplink: Uplink) -> Iterator[Sent]:

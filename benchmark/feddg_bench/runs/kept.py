@@ -28,6 +28,7 @@ from feddg_bench.core.prediction import Accepts
 from feddg_bench.data.augment import to_float
 from feddg_bench.data.dataset import pixels_of
 from feddg_bench.engine.build import Images, build_on
+from feddg_bench.engine.compatibility import check_fit, is_rgb
 from feddg_bench.plugins import load_dataset, load_method
 from feddg_bench.records.sources import read_json
 from feddg_bench.records.store import open_results
@@ -55,8 +56,6 @@ class KeptModel(BaseModel, frozen=True, extra="forbid"):
 
 def save_model(path: Path, run: Run, number: int) -> None:
     """Write the global model after a round."""
-    from feddg_bench.engine.compatibility import is_rgb
-
     federation = run.federation
     facts = KeptModel(
         key=run.plan.key,
@@ -190,11 +189,14 @@ def load_model(key: str, results: str | Path = "runs", which: str = "last", **hy
     plugin = load_method(settings.method)
     blank = settings.backbone.model_copy(update={"pretrained": False})
     again = {"backbone": blank, "hyper": {**settings.hyper, **hyper}}
+    images = Images(facts.task, facts.channels, "uint8" if facts.rgb else "")
+    changed = settings.model_copy(update=again)
+    check_fit(changed, plugin, images)
     try:
         module = build_on(
             plugin,
-            settings.model_copy(update=again),
-            Images(facts.task, facts.channels, "uint8" if facts.rgb else ""),
+            changed,
+            images,
             num_classes=facts.num_classes,
             clients=facts.clients,
             sources=facts.sources,

@@ -45,6 +45,7 @@ from feddg_bench.data.image_folders import ImageFolderDataset
 from feddg_bench.data.partition import PARTITION_RULES
 from feddg_bench.data.protocols import PROTOCOLS, Scenario, scenarios
 from feddg_bench.data.splits import scenarios_with_files
+from feddg_bench.engine.compatibility import Rate, check_fit, is_rgb, settled_engine
 from feddg_bench.plugins import check_name, make_dataset, names, outline
 from feddg_bench.records.record import TunedRecord
 from feddg_bench.records.store import open_results
@@ -331,8 +332,6 @@ class Request:
         Raises:
             SettingsError: If the user's settings or the recipe cannot be used with any method.
         """
-        from feddg_bench.engine.compatibility import check_fit
-
         plugin = outline(method)
         layers = recipe_layers(recipe, self.dataset, method, plugin, self.readings)
         named = {**layers.named, "protocol": protocol}
@@ -342,7 +341,7 @@ class Request:
             check_fit(settings, plugin, dataset)
             ledger = self._ledger(protocol, method, recipe)
             tuned = read_settings(ledger.settings) if ledger else {}
-            _check_rate(layers._replace(tuned=tuned), recipe)
+            check_fit(settings, plugin, dataset, _rate(layers._replace(tuned=tuned), recipe))
         except SettingsError as error:  # the advice after the colon is for who named the method
             return str(error).partition(": ")[0]
         return None
@@ -525,18 +524,12 @@ def _holds(mine: Mapping[str, Any], pair: str) -> bool:
     return all(mine.get(key) == value for key, value in wanted.items())
 
 
-def _check_rate(layers: Layers, recipe: str) -> None:
-    """Refuse a learning rate that the recipe means for another optimizer than the method needs."""
-    name = layers.named["method"]
-    needed = outline(name).needs.get("train", {}).get("optimizer")
-    meant = layers.recipe.get("train", {}).get("optimizer", TrainSettings().optimizer)
-    if needed not in (None, meant) and not any(
-        "lr" in layer.get("train", {}) for layer in (layers.entry, layers.tuned, layers.user)
-    ):
-        raise SettingsError(
-            f"{name} trains with {needed} and the learning rate of recipe {Path(recipe).stem} is "
-            f"meant for {meant}: give one for {needed}, such as train.lr=0.01"
-        )
+def _rate(layers: Layers, recipe: str) -> Rate | None:
+    """Return the recipe's learning rate; ``None`` if a later layer gives another."""
+    if any("lr" in layer.get("train", {}) for layer in (layers.entry, layers.tuned, layers.user)):
+        return None
+    optimizer = layers.recipe.get("train", {}).get("optimizer", TrainSettings().optimizer)
+    return Rate(Path(recipe).stem, optimizer)
 
 
 def _settle(draft: Draft, seed: int) -> Plan:
@@ -544,18 +537,15 @@ def _settle(draft: Draft, seed: int) -> Plan:
 
     What the recipe says about this method wins over what the method needs.
     """
-    from feddg_bench.engine.compatibility import check_fit, settled_engine
-
     layers, scenario, recipe, dataset, tuned = draft
     name = layers.named["method"]
     method = outline(name)
     if files := set(layers.tuned.get("hyper", {})) & set(method.Settings.files):
         raise SettingsError(f"tuning chooses no files: the ledger of {name} has {files}")
-    _check_rate(layers, recipe)
     named = {**layers.named, "seed": seed}
     settings = settle(layers._replace(named=named), method, dataset)
     dataset = dataset.adjusted(settings.world)
-    check_fit(settings, method, dataset)
+    check_fit(settings, method, dataset, _rate(layers, recipe))
     dataset.decoded(settings.data)  # refuses settings that the data set cannot follow
     settings = settings.model_copy(update={"engine": settled_engine(settings, method)})
     canonical = canonical_settings(settings, method.Settings, dataset.Settings)
@@ -614,8 +604,6 @@ def check_weights(plans: Iterable[Plan]) -> None:
         SettingsError: If a file does not fit, or there is nothing to fetch.
         DataError: If a file is missing or damaged, or cannot be fetched.
     """
-    from feddg_bench.engine.compatibility import is_rgb
-
     seen = set()
     for plan in plans:
         s, dataset = plan.settings, plan.dataset

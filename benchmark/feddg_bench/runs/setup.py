@@ -23,6 +23,7 @@ from feddg_bench.data.federated import Federation, count_images, imbalance, make
 from feddg_bench.data.locations import cache_dir
 from feddg_bench.data.store import OnDecoded, Store, known_fingerprint, open_store
 from feddg_bench.engine.build import build_run_method
+from feddg_bench.engine.compatibility import check_start
 from feddg_bench.engine.devices import find_devices
 from feddg_bench.engine.executors import Executor
 from feddg_bench.engine.worker import WorkerSpec
@@ -125,6 +126,7 @@ def start(plan: Plan, federation: Federation, executor: Executor, resources: Res
     """Build a run's module and workers, and a server that can ask the clients."""
     settings = plan.settings
     method = build_run_method(settings, federation)
+    check_start(settings, method, len(federation.clients))
     # A Ray cluster has devices of its own, which its executor knows.
     device = "cpu" if resources.engine == "ray" else find_devices(resources.device)[0]
     if device == "cpu" and settings.train.precision == "bf16-mixed" and resources.engine != "ray":

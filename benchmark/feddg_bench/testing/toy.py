@@ -17,6 +17,7 @@ from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
 from feddg_bench.data.federated import Federation
 from feddg_bench.engine.build import build_run_method
+from feddg_bench.engine.compatibility import check_fit, check_start
 from feddg_bench.engine.evaluation import evaluate
 from feddg_bench.engine.executors import Executor, SerialExecutor
 from feddg_bench.engine.worker import WorkerSpec
@@ -155,7 +156,10 @@ def start_toy_run(
     own: Layer = {"method": name, "data": {"image_size": federation.size}}
     settings = toy_settings(own, found.needs, *layers)
     executor = executor or SerialExecutor()
-    method = method or build_run_method(settings, federation, found)
+    if method is None:
+        check_fit(settings, found, federation)
+        method = build_run_method(settings, federation, found)
+    check_start(settings, method, len(federation.clients))
     executor.start(WorkerSpec(settings, federation, device, plugin=found, counts=counts), method)
     server = open_server(settings, federation, method, executor, device)
     return ToyRun(settings, federation, executor, method, server)
