@@ -239,29 +239,8 @@ class CCST(Method):
         """Return copies of images [B, 3, H, W] in the styles that are drawn for them."""
         if self.alone:  # nobody gave it a style
             return []
-        s, told, generator = self.settings, self.client.broadcast, self.generator
-        assert generator is not None  # noqa: S101 - fit made it
-        if s.selection == "client":
-            return [self.transfer(images, style) for style in told.get("styles", ())]
-        if s.selection == "image":
-            drawn = draw_for_images(
-                told["bank"], self.client.name, len(images), s.styles, generator
-            )
-            return [
-                torch.where(
-                    own.to(images.device)[:, None, None, None],
-                    images,
-                    self.transfer(images, styles),
-                )
-                for styles, own in drawn
-            ]
-        passes = int(torch.randint(s.styles + 1, (), generator=generator)) if self.pools else 0
-        copies = []
-        for _ in range(passes):
-            pool = draw_kind(self.pools, generator)
-            rows = draw_rows(len(pool), len(images), generator)
-            copies.append(self.transfer(images, pool[rows.to(pool.device)]))
-        return copies
+        assert self.generator is not None  # noqa: S101 - fit made it
+        return SELECTIONS[self.settings.selection](self, images, self.generator)
 
     def transfer(self, images: Tensor, styles: Tensor) -> Tensor:
         """Return images in one style [2, C], or in one each [B, 2, C]."""
@@ -281,6 +260,41 @@ class CCST(Method):
             for z in features_of_each(self, [images, *views])
         ]
         return torch.stack(losses).sum()
+
+
+# ------------------------------------------------------------------------- selection of styles
+
+
+def _of_client(method: CCST, images: Tensor, _: torch.Generator) -> list[Tensor]:
+    styles = method.client.broadcast.get("styles", ())
+    return [method.transfer(images, style) for style in styles]
+
+
+def _of_image(method: CCST, images: Tensor, generator: torch.Generator) -> list[Tensor]:
+    bank, name = method.client.broadcast["bank"], method.client.name
+    return [
+        torch.where(
+            own.to(images.device)[:, None, None, None], images, method.transfer(images, styles)
+        )
+        for styles, own in draw_for_images(
+            bank, name, len(images), method.settings.styles, generator
+        )
+    ]
+
+
+def _of_pass(method: CCST, images: Tensor, generator: torch.Generator) -> list[Tensor]:
+    if not method.pools:
+        return []
+    copies = []
+    for _ in range(int(torch.randint(method.settings.styles + 1, (), generator=generator))):
+        pool = draw_kind(method.pools, generator)
+        rows = draw_rows(len(pool), len(images), generator)
+        copies.append(method.transfer(images, pool[rows.to(pool.device)]))
+    return copies
+
+
+SELECTIONS = {"client": _of_client, "image": _of_image, "pass": _of_pass}
+"""Restyled copies of images [B, 3, H, W], by who draws styles."""
 
 
 # ---------------------------------------------------------------------------------- style bank

@@ -208,23 +208,47 @@ class FedADG(Method):
         # One autocast block for each step: a block keeps the weights it has rounded to its end.
         with autocast():
             f, generated = self.features(images), self.generator(u, y)  # [B, D] each
-        if s.order == "discriminator_first":
-            self.discriminate(f, generated, y)
-        with autocast():
+        if s.order == "model_first":
+            return self.align_model_first(images, f, generated, y, labels, smoothing)
+        self.discriminate(f, generated, y)
+        loss = self.mislead(f, y, labels, smoothing)
+        self.generate(generated, y)
+        return loss
+
+    def align_model_first(
+        self,
+        images: Tensor,
+        f: Tensor,
+        generated: Tensor,
+        y: Tensor,
+        labels: Tensor,
+        smoothing: float,
+    ) -> Tensor:
+        """Train F and C, then D on new features, then G, as the derived programs do."""
+        loss = self.mislead(f, y, labels, smoothing)
+        self.eval()
+        with torch.no_grad(), self.client.fabric.autocast():
+            f = self.features(images)
+        self.discriminate(f, generated, y)
+        self.generate(generated, y)
+        return loss
+
+    def mislead(self, f: Tensor, y: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+        """Train F and C on features [B, D] of images; return w CE + (1 - w) (1 - D(F))^2."""
+        s = self.settings
+        with self.client.fabric.autocast():
             ce = smoothed_cross_entropy(self.classifier(f), labels, smoothing, s.spread)
             alignment = alignment_loss(self.discriminator(f, y))
             loss = s.ce_weight * ce + (1 - s.ce_weight) * alignment
         self.descend(loss, "F, C")
-        if s.order == "model_first":
-            self.eval()
-            with torch.no_grad(), autocast():
-                f = self.features(images)
-            self.discriminate(f, generated, y)
-        if s.train_generator:
-            with autocast():
-                loss_g = generator_loss(self.discriminator(generated, y), s.form)
-            self.descend(loss_g, "G")
         return loss
+
+    def generate(self, generated: Tensor, y: Tensor) -> None:
+        """Train G on its features [B, D], unless it keeps its initial weights."""
+        if self.settings.train_generator:
+            with self.client.fabric.autocast():
+                loss_g = generator_loss(self.discriminator(generated, y), self.settings.form)
+            self.descend(loss_g, "G")
 
     def discriminate(self, f: Tensor, generated: Tensor, y: Tensor) -> None:
         """Train D on features of images and generated ones, [B, D] each, with labels y [B, C]."""

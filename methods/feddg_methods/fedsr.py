@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -73,12 +73,12 @@ class FedSR(Method):
         backbone.projection = nn.Linear(width, 2 * d_z)
         backbone.num_features = 2 * d_z
 
-        self.squared = s.variant in ("bai", "pardon")
-        r_mu = torch.full((self.num_classes, d_z), 1.0 if self.squared else 0.0)
+        self.variant = VARIANTS[s.variant]
+        r_mu = torch.full((self.num_classes, d_z), self.variant.start)
         self.reference = nn.ParameterDict({"mu": r_mu, "sigma": torch.ones_like(r_mu)})
-        if not self.squared:  # the logarithm, so that C = exp(log_scale) stays positive
+        if self.variant.scaled:  # the logarithm, so that C = exp(log_scale) stays positive
             self.reference["log_scale"] = torch.zeros(())
-        if s.variant == "aggregated":
+        if self.variant.averaged:
             self.local = ()  # type: ignore[misc] # this variant sends it
         if s.test == "samples":
             # Drawn once: predictions depend neither on what else is in a batch nor on the worker.
@@ -109,7 +109,7 @@ class FedSR(Method):
         )
 
     def fit(self, client: Client) -> LocalUpdate:
-        if self.settings.variant == "pardon":
+        if self.variant.anew:
             for start in self.reference.values():
                 nn.init.ones_(start)
         return super().fit(client)
@@ -121,7 +121,7 @@ class FedSR(Method):
         z = draw(mu, sigma)
         loss = F.cross_entropy(widened(self.classifier(z)), labels)
         if s.l2_weight:
-            loss = loss + s.l2_weight * l2_regulariser(z, squared=self.squared)
+            loss = loss + s.l2_weight * l2_regulariser(z, squared=self.variant.squared)
         if s.cmi_weight:
             r = self.reference
             scale = r["log_scale"].exp() if "log_scale" in r else 1.0
@@ -183,6 +183,33 @@ def conditional_mutual_information(
     square = std.square() + (mean - target_mean).square()
     divergence = (target_std / std).log() + square / (2 * target_std.square()) - 0.5
     return divergence.sum(dim=1).mean()
+
+
+class Variant(NamedTuple):
+    """Readings of published code.
+
+    Attributes:
+        squared: Whether L2R is the squared norm.
+        scaled: Whether the scale C is learned; else it is 1.
+        start: Where the reference's means start.
+        anew: Whether they start anew, at 1, in each of a client's tasks.
+        averaged: Whether reference and scale are sent and averaged.
+    """
+
+    squared: bool = False
+    scaled: bool = True
+    start: float = 0.0
+    anew: bool = False
+    averaged: bool = False
+
+
+VARIANTS = {
+    "official": Variant(),
+    "bai": Variant(squared=True, scaled=False, start=1.0),
+    "pardon": Variant(squared=True, scaled=False, start=1.0, anew=True),
+    "aggregated": Variant(averaged=True),
+}
+"""The authors' code, and those of FedDG_Benchmark, PARDON and FedCCRL."""
 
 
 DEVIATIONS = (

@@ -197,11 +197,7 @@ def prototype_loss_by(
     *,
     pardon_bugs: bool,
 ) -> Tensor:
-    """Return `prototype_loss`, or PARDON's copy of it.
-
-    With ``pardon_bugs`` the class stored first has no contrastive term, and only the first
-    prototype of every other class is a negative.
-    """
+    """Return `prototype_loss`, or PARDON's copy of it (`CONTRASTS`)."""
     z = widened(z)
     if not prototypes:
         return 0 * z.sum()
@@ -214,15 +210,14 @@ def prototype_loss_by(
     hit = labels[:, None] == classes  # [B, classes]
     matched = hit.any(dim=1)
     own = labels[:, None] == row_class  # [B, M]
-    others = ~own & (row_rank == 0) if pardon_bugs else ~own
+    others, left_out = CONTRASTS[pardon_bugs](own, row_rank, hit)
 
     with torch.autocast(z.device.type, enabled=False):
         cosine = F.normalize(z, dim=1, eps=1e-12) @ F.normalize(table, dim=1, eps=1e-12).T
     s = cosine / temperature
     # -log(p / (p + q)) from log p - log q: exact where p is all but certain, and never negative.
     contrast = -F.logsigmoid(_masked_logsumexp(s, own) - _masked_logsumexp(s, others))
-    if pardon_bugs:
-        contrast = contrast.masked_fill(hit[:, 0], 0)
+    contrast = contrast.masked_fill(left_out, 0)
     spread = (z - u[hit.int().argmax(dim=1)]).square().mean(dim=1)
     losses = torch.where(matched, contrast + spread, 0)
     count = {"matched": matched.sum().clamp(min=1), "batch": torch.tensor(len(z))}
@@ -232,6 +227,23 @@ def prototype_loss_by(
 def _masked_logsumexp(values: Tensor, mask: Tensor) -> Tensor:
     # With -inf the gradient of rows without any entry would be NaN.
     return values.masked_fill(~mask, torch.finfo(values.dtype).min).logsumexp(dim=1)
+
+
+def _paper(own: Tensor, rank: Tensor, hit: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+    return ~own, torch.zeros_like(hit[:, 0])
+
+
+def _pardon(own: Tensor, rank: Tensor, hit: Tensor) -> tuple[Tensor, Tensor]:
+    """Take only the first prototype of every other class, and leave out the class stored first."""
+    return ~own & (rank == 0), hit[:, 0]
+
+
+CONTRASTS = {False: _paper, True: _pardon}
+"""Negatives [B, M] of images, and images without contrast [B], with and without `pardon_bugs`.
+
+They follow from prototypes of the image's class [B, M], their numbers inside a class [M] and the
+image's class [B, classes].
+"""
 
 
 DEVIATIONS = (
