@@ -11,7 +11,7 @@ from feddg_datasets.shared.planted import Cued
 class Weak(Cued):
     """Settings of `PlantedHard`."""
 
-    contrast: float = Field(0.1, gt=0, le=0.4)
+    contrast: float = Field(0.12, gt=0, le=0.4)
 
 
 class PlantedHard(PlantedTint):
