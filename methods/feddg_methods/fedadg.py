@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
@@ -60,6 +60,8 @@ class FedADGSettings(MethodSettings):
     """Readings, loss weights and sizes; defaults follow the program published for PACS."""
 
     labels: ClassVar[tuple[str, ...]] = ("variant",)
+    presets = VARIANTS
+    preset_of = "variant"
 
     variant: Literal["default", "released_bai", "released_fedccrl"] = "default"
     """Sets the defaults of the settings below, as in FedDG_Benchmark (Bai et al.) or FedCCRL; each
@@ -107,11 +109,6 @@ class FedADGSettings(MethodSettings):
     second_epochs: int | None = Field(None, ge=1)
     """E1, local epochs with alignment. None: what E0 leaves of ``train.local_epochs``, so that a
     client sees its images as often as under any other method."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _variant(cls, values: dict[str, Any]) -> dict[str, Any]:
-        return {**VARIANTS.get(str(values.get("variant")), {}), **values}
 
 
 class FedADG(Method):

@@ -42,6 +42,8 @@ class FedCCRLSettings(PerturbationSettings):
     """Readings, loss weights and ablation switches; defaults are the paper's."""
 
     labels: ClassVar[tuple[str, ...]] = ("variant", "ccdt", "difp", "ra", "js")
+    presets = VARIANTS
+    preset_of = "variant"
 
     variant: Literal["default", "released", "paper_mean_ce"] = "default"
     """Sets the defaults of the settings below; each can still be set individually."""
@@ -81,11 +83,6 @@ class FedCCRLSettings(PerturbationSettings):
     """Weight of the representation alignment."""
     lambda2: float = Field(1.0, ge=0)
     """Weight of the prediction alignment; 1.0 in the paper's study, 0.1 by default in the code."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _variant(cls, values: dict[str, Any]) -> dict[str, Any]:
-        return {**VARIANTS.get(str(values.get("variant")), {}), **values}
 
     @model_validator(mode="after")
     def _alignment_has_views(self) -> FedCCRLSettings:

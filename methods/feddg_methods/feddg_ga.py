@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from feddg_bench.common.errors import SettingsError
@@ -51,6 +51,8 @@ class FedDGGASettings(MethodSettings):
     """Readings of the gap and of the rule for the weights."""
 
     labels: ClassVar[tuple[str, ...]] = ("variant", "gap_timing")
+    presets = VARIANTS
+    preset_of = "variant"
 
     variant: Literal["default", "official", "paper", "pardon", "fedccrl"] = "default"
     """Rule for the weights (`adjusted_weights`); sets the defaults of the settings below, each of
@@ -74,11 +76,6 @@ class FedDGGASettings(MethodSettings):
     fallback: Literal["weights", "samples"] = "weights"
     """``samples``: image counts are the weights in the first round and in any round after a NaN
     gap, when the other gaps are ignored. ``weights``: a client without a gap keeps its weight."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _variant(cls, values: dict[str, Any]) -> dict[str, Any]:
-        return {**VARIANTS.get(str(values.get("variant")), {}), **values}
 
 
 class FedDGGA(Method):

@@ -7,7 +7,7 @@ plugin, so that a settings error is reported at once.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
@@ -383,6 +383,16 @@ class MethodSettings(Section):
     """Names of settings that a table's caption must mention, such as a variant."""
     added: ClassVar[tuple[str, ...]] = ()
     """Names of settings added after the first records: left out of the run key while default."""
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Defaults of other settings by the value of the setting that `preset_of` names."""
+    preset_of: ClassVar[str] = "preset"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, values: Any) -> Any:
+        if not (cls.presets and isinstance(values, Mapping)):
+            return values
+        return {**cls.presets.get(str(values.get(cls.preset_of)), {}), **values}
 
 
 class DatasetSettings(Section):

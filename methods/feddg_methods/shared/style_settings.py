@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import field_validator
 
 from feddg_bench.config.schema import MethodSettings
 from feddg_methods.shared.style_transfer import StyleBackend, build_style_backend
@@ -18,7 +17,6 @@ class StyleSettings(MethodSettings):
     """
 
     files: ClassVar[tuple[str, ...]] = ("style_weights",)
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """The defaults that each preset changes."""
 
     preset: str = ""
@@ -31,11 +29,6 @@ class StyleSettings(MethodSettings):
     """Input of ``vgg19``: normalised images as in the code, or [0, 1] as in its training."""
     style_layer: Literal["conv4_1", "relu4_1"] = "conv4_1"
     """Where styles are measured: before or after the last ReLU."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _preset(cls, values: dict[str, Any]) -> dict[str, Any]:
-        return {**cls.presets.get(str(values.get("preset")), {}), **values}
 
     @field_validator("style_weights", mode="before")
     @classmethod
