@@ -77,14 +77,12 @@ class FedGMA(Method):
 
     def aggregate(self, server: Server, updates: Iterable[Reply[LocalUpdate]]) -> Weights:
         s, old = self.settings, server.weights
-        votes = SignVotes(old, self.trainable)
+        votes, readings = SignVotes(old, self.trainable), s.model_dump(include=READINGS)
         counted = votes.count(updates, SHARES[s.agreement_weights])
         share = SHARES.get(s.mean_weights, server.share)
         new = average_updates(server, counted, self.trainable, share=share)
         for name, signs in votes.sums.items():
-            m = agreement_mask(
-                signs.abs(), s.threshold, total=votes.total, **s.model_dump(include=READINGS)
-            )
+            m = agreement_mask(signs.abs(), s.threshold, total=votes.total, **readings)
             # Not w + m * step: this gives the step's end bit for bit where the factor is 1.
             new[name] = torch.lerp(old[name], new[name], m.to(old[name]))
         return new
@@ -106,15 +104,13 @@ def agreement_mask(
     """Return the factor m of every coordinate: 1 where A >= tau, and A elsewhere.
 
     Args:
-        agreement: A, the absolute mean of the clients' signs, any shape, in [0, 1]; or the absolute
-            sum of their votes, integers in [0, total], which are compared as such: 2 of 5 votes
-            reach the threshold 0.4 whatever 2 / 5 is rounded to.
-        threshold: tau, the agreement from which a coordinate passes in full, in [0, 1].
+        agreement: A in [0, 1], any shape; or the absolute sum of votes, integers in [0, total],
+            compared as such: 2 of 5 votes reach 0.4 whatever 2 / 5 is rounded to.
+        threshold: tau, from which a coordinate passes in full, in [0, 1].
         total: Votes that were cast, where ``agreement`` is a sum of votes.
-        below: Factor below the threshold: the agreement itself, or 0.
-        compare: Whether a coordinate at the threshold passes.
-        variant: ``reference``: the factors of FedDG_Benchmark and PARDON (`FACTORS`), on which
-            ``below`` has no effect.
+        below: See `FedGMASettings`.
+        compare: See `FedGMASettings`.
+        variant: See `FedGMASettings`.
 
     Returns:
         Factors of the shape of ``agreement``, float32 where it holds integers.
