@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from feddg_bench.common.errors import PluginError
 from feddg_bench.plugins import load_plugin, names
-from feddg_bench.records.runs import RecordedRun
-from feddg_bench.records.sources import Packable
 
 if TYPE_CHECKING:
     from feddg_bench.core.method import Method
+    from feddg_bench.records.runs import RecordedRun
+    from feddg_bench.records.sources import Packable
 
 logger = logging.getLogger(__name__)
 
