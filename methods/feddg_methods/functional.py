@@ -15,13 +15,17 @@ if TYPE_CHECKING:
     from feddg_methods.afl import simplex_projection as simplex_projection
     from feddg_methods.agrrand import agreement_random as agreement_random
     from feddg_methods.agrsum import agreement_sum as agreement_sum
+    from feddg_methods.coral import coral_distance as coral_distance
     from feddg_methods.fedccrl import jensen_shannon as jensen_shannon
     from feddg_methods.fedccrl import restyle as restyle
     from feddg_methods.fedccrl import supervised_contrastive as supervised_contrastive
+    from feddg_methods.feddg import exchange_amplitudes as exchange_amplitudes
+    from feddg_methods.feddg import low_amplitudes as low_amplitudes
     from feddg_methods.feddg_ga import adjusted_weights as adjusted_weights
     from feddg_methods.fedgma import masked_update as masked_update
     from feddg_methods.fedsr import conditional_mutual_information as conditional_mutual_information
     from feddg_methods.fpl import prototype_loss as prototype_loss
+    from feddg_methods.mmd import squared_mmd as squared_mmd
     from feddg_methods.pardon import cluster_style as cluster_style
     from feddg_methods.pardon import interpolation_style as interpolation_style
     from feddg_methods.pardon import triplet_loss as triplet_loss
@@ -39,15 +43,19 @@ _HOMES = {
     "align": "ppdg",
     "cluster_style": "pardon",
     "conditional_mutual_information": "fedsr",
+    "coral_distance": "coral",
+    "exchange_amplitudes": "feddg",
     "finch": "shared.finch",
     "finch_gram": "shared.finch",
     "interpolation_style": "pardon",
     "jensen_shannon": "fedccrl",
+    "low_amplitudes": "feddg",
     "masked_update": "fedgma",
     "project_conflicts": "pcgrad",
     "prototype_loss": "fpl",
     "restyle": "fedccrl",
     "simplex_projection": "afl",
+    "squared_mmd": "mmd",
     "supervised_contrastive": "fedccrl",
     "triplet_loss": "pardon",
 }

@@ -22,6 +22,7 @@ from tests.helpers import bitwise, no_file, numbers, refused
 NARROW = {
     "fedadg": {"hyper": {"hidden": 32, "projection": 16}},
     "irm": {"hyper": {"penalty": 1.0}},  # three rounds are too few for the default
+    "mmd": {"hyper": {"weight": 0.1}},  # too
 }
 CASES = [(name, NARROW.get(name, no_file(name))) for name in names("method")]
 VARIANTS = [

@@ -31,6 +31,10 @@ SIGNATURES = {
     "agreement_random": "deltas, *, reduction='mean', generator",
     "adjusted_weights": "weights, gaps, *, round, rounds, step, variant='default'",
     "simplex_projection": "point",
+    "coral_distance": "source, target",
+    "squared_mmd": "x, y, gammas=(0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)",
+    "low_amplitudes": "images, alpha",
+    "exchange_amplitudes": "images, amplitudes, lam",
     "restyle": "images, mean, std, mix",
 }
 
