@@ -23,11 +23,11 @@ class FedDGSettings(MethodSettings):
     labels: ClassVar[tuple[str, ...]] = ("alpha",)
 
     alpha: float = Field(0.01, ge=0, lt=0.5)
-    """Half the width of the exchanged window of low frequencies, as a fraction of the image's side:
-    0.01 in the paper. Rounded down, it is 2 at 224 px, and 0, which is the mean colour, below
-    100 px."""
+    """Half the width of the exchanged window of low frequencies, as a fraction of the image's side.
+    Rounded down, 0.01 is 2 frequencies at 224 px, and 0, the mean colour, below 100 px; the
+    authors' released code takes 0 at 384 px."""
     beta: float = Field(1e-3, ge=0)
-    """Step of the inner update, beta in the paper."""
+    """Step of the inner update, beta in the paper; the value is that of the authors' code."""
     meta_weight: float = Field(1.0, ge=0)
     """Weight of the loss on transformed images. 0 is FedAvg."""
     first_order: bool = False
@@ -178,13 +178,16 @@ def _window(images: Tensor, half: int) -> tuple[slice, slice]:
 DEVIATIONS = (
     "Equation 1 scales amplitudes outside the window by 1 - lambda, so lambda = 1 would erase all "
     "details. As in the authors' code, ours leaves them as they are.",
-    "The paper transforms each image once for every other client. Ours transforms it once in each "
-    "step, for a random one of them: there may be 100.",
+    "The paper transforms each image once for every other client. As in the authors' code, ours "
+    "enters a step with one transformed image: there may be 100 clients.",
+    "The authors' released code exchanges the mean colour alone, entirely (lambda = 1), and clips "
+    "the result. We interpolate as the paper does, and do not clip.",
     "The paper adds a contrastive loss on the boundaries of segmented organs. Classes of whole "
     "images have none, so we leave it out.",
     "The paper's gradient passes through the inner step; the authors' code treats the inner "
     "gradient as a constant. We follow the paper (`first_order`).",
-    "The authors' code stores whole spectra of all images. We send the window that is exchanged.",
+    "The authors' code draws from whole spectra of an eighth of the images. Clients here send the "
+    "window that is exchanged, of all images.",
     "FedDG_Benchmark has no episodes: it trains on transformed images alone, with windows of "
     "random width up to the whole spectrum and a bank of all training images. We follow the paper.",
 )
