@@ -69,7 +69,7 @@ class DomainWeighted(DomainBatches):
 
     def fit(self, client: Client) -> LocalUpdate:
         measured = self.domain_losses(client) if self.settings.step else self.domain_shares(client)
-        weights = client.broadcast["image_weights"]
+        weights = client.broadcast["image_weights"].cpu()  # as the domain ids
         omega = self.domain_shares(client)["share"] @ weights
         self.image_weights = (weights / omega if omega > 0 else torch.ones_like(weights)).to(
             self.device
@@ -86,27 +86,28 @@ class DomainWeighted(DomainBatches):
     def prepare(self, server: Server) -> None:
         replies = server.ask(self.domain_shares, everyone=True, weights=False)
         p = streaming_mean((reply.value, server.share(reply)) for reply in replies)["share"]
-        server.memory["p"] = p = p.double() / p.double().sum()
+        p = p.cpu().double()
+        server.memory["p"] = p = p / p.sum()
         start = p if self.settings.start == "images" else (p > 0).double()
         self.publish(server, start / start.sum())
 
     def publish(self, server: Server, weights: Tensor) -> None:
         """Keep lambda, float64 [S], and tell clients the weights of images, float32 [S]."""
-        server.memory["lambda"], p = weights, server.memory["p"]
+        server.memory["lambda"], p = weights, server.memory["p"].cpu()
         server.broadcast["image_weights"] = torch.where(p > 0, weights / p, 0.0).float()
 
     def aggregate(self, server: Server, updates: Iterable[Reply[LocalUpdate]]) -> Weights:
-        seen = RunningMean()
+        seen, image_weights = RunningMean(), server.broadcast["image_weights"].cpu()
 
         def weighted(reply: Reply[LocalUpdate]) -> tuple[Weights, float]:
             seen.add(reply.value.extra, server.share(reply))
-            omega = float(reply.value.extra["share"].cpu() @ server.broadcast["image_weights"])
+            omega = float(reply.value.extra["share"].cpu() @ image_weights)
             return reply.value.weights, max(server.share(reply) * omega, LAST_RESORT)
 
         mean = streaming_mean(map(weighted, updates))
         if "loss" in seen.mean:
             losses = mean_losses(seen.mean["loss"].cpu(), seen.mean["share"].cpu())
-            self.publish(server, self.moved(server.memory["lambda"], losses))
+            self.publish(server, self.moved(server.memory["lambda"].cpu(), losses))
         return server_step(server.weights, mean, server.federation.server_lr, self.trainable)
 
 
