@@ -48,7 +48,7 @@ FRAME = ("backbone.name", "data.image_size")
 """Dotted keys of the settings that say what was attacked; a kind of attack may set its own."""
 
 
-class Figure(NamedTuple):
+class Measurement(NamedTuple):
     """A figure of one item that a method's clients send, over records that differ in `SAME` alone.
 
     Such records may differ in scenario and seed. A guarantee is a figure, too; it has no images.
@@ -67,11 +67,11 @@ class Figure(NamedTuple):
     text: str  # for a cell
 
 
-def figures(
+def measurements(
     methods: Mapping[str, type[Method]],
     records: Iterable[AttackRecord],
     runs: Sequence[RecordedRun] = (),
-) -> Iterator[Figure]:
+) -> Iterator[Measurement]:
     """Yield what the server's attacks learn from each item that clients send, and its guarantees.
 
     ``records`` and ``runs`` must be of one data set and recipe.
@@ -87,7 +87,7 @@ def figures(
                 yield from _measured(own, usual, name, sent, head)
 
 
-def _guarantees(runs: Sequence[RecordedRun], method: str, sent: Sent) -> Iterator[Figure]:
+def _guarantees(runs: Sequence[RecordedRun], method: str, sent: Sent) -> Iterator[Measurement]:
     """Yield a guarantee per set of runs that differ only in scenario and seed, strictest first.
 
     Those of another protocol, version or data differ in more. The largest epsilon of a set counts,
@@ -108,7 +108,7 @@ def _guarantees(runs: Sequence[RecordedRun], method: str, sent: Sent) -> Iterato
     for (_, delta, clients), of in sorted(found.items(), key=lambda pair: max(pair[1])[0]):
         epsilon, mean = max(of)[0], statistics.mean(value for _, value in of)
         shown = f"{rounded_up(epsilon)} at {mean:.1f}"
-        yield Figure(
+        yield Measurement(
             method=method,
             sent=sent,
             head=EPSILON,
@@ -125,7 +125,7 @@ def _guarantees(runs: Sequence[RecordedRun], method: str, sent: Sent) -> Iterato
 
 def _measured(
     records: Sequence[AttackRecord], usual: Mapping[str, Any], method: str, sent: Sent, head: str
-) -> Iterator[Figure]:
+) -> Iterator[Measurement]:
     """Yield one figure for each client size and each combination of differing settings."""
     item, (kind, about, figure) = sent.name, MEASURED[head]
     of_kind = [record for record in records if record.kind == kind]
@@ -156,7 +156,7 @@ def _measured(
         shown = (
             "withheld" if mean is None else f"{mean.value:.2f} [{mean.low:.2f}, {mean.high:.2f}]"
         )
-        yield Figure(
+        yield Measurement(
             method=method,
             sent=sent,
             head=head,
@@ -200,7 +200,7 @@ def privacy_text(methods: Mapping[str, type[Method]], records: Sequence[AttackRe
     lines = ["# What attacks make of clients' messages", ""]
     for (dataset, recipe), (attacks, _) in frames_of(records).items():
         reached: dict[tuple[str, ...], list[str]] = {}
-        usual = (f for f in figures(methods, attacks) if f.head in IN_SHORT and not f.how)
+        usual = (f for f in measurements(methods, attacks) if f.head in IN_SHORT and not f.how)
         for (name, sent), each in groupby(usual, lambda f: (f.method, f.sent)):
             of = list(each)
             cells = (_reached([f for f in of if f.head == head]) for head in IN_SHORT)
@@ -219,7 +219,7 @@ def privacy_text(methods: Mapping[str, type[Method]], records: Sequence[AttackRe
     return "\n".join(lines)
 
 
-def _reached(found: Sequence[Figure]) -> str:
+def _reached(found: Sequence[Measurement]) -> str:
     """Return the mean that an attack reaches on the smallest clients."""
     if not found:
         return "-"
@@ -247,7 +247,7 @@ def privacy_notes(
     first = ["method", "sends", "bytes", "secure sums", "dp_client", "dp_style"]
     frames = frames_of(records, runs) or {("no data set", "none"): Of([], [])}
     for (dataset, recipe), of in frames.items():
-        found = list(figures(methods, *of))
+        found = list(measurements(methods, *of))
         seen = {figure.head for figure in found}
         shown = [head for head in (*MEASURED, EPSILON) if head in seen]
         heads = [*first, *shown]
@@ -278,14 +278,14 @@ def privacy_notes(
     return "\n".join(lines)
 
 
-def _bytes(alike: Sequence[Figure]) -> str:
+def _bytes(alike: Sequence[Measurement]) -> str:
     """Return a message's bytes as text, in the recipe's frame if it was attacked there."""
     own = [f for f in alike if not f.frame]
     size = f"{max(f.bytes for f in own or alike):,}" if alike else "-"
     return size if own or not alike else f"{size} (another frame)"
 
 
-def _other_frames(found: Iterable[Figure]) -> list[str]:
+def _other_frames(found: Iterable[Measurement]) -> list[str]:
     """Return a sentence for each kind of attack made in a frame other than the recipe's."""
     frames = {
         f"Not the recipe's: `{f.head.partition(',')[0]}` is of runs with {f.frame}."
@@ -306,7 +306,7 @@ def privacy_csv(
     for frame, of in frames_of(records, runs).items():
         rows += [
             (*frame, f.method, f.sent.name, f.head, f.images, f.settings, *f.numbers, f.runs)
-            for f in figures(methods, *of)
+            for f in measurements(methods, *of)
         ]
     return csv_lines((*head, "value", "low", "high", "runs"), rows)
 
@@ -315,7 +315,7 @@ def measured_text(name: str, method: type[Method], records: Sequence[AttackRecor
     """Return the measurements of a card: a line for each attacked item and figure."""
     measured = []
     for (dataset, recipe), of in frames_of(records).items():
-        each = figures({name: method}, *of)
+        each = measurements({name: method}, *of)
         for (sent, head), found in groupby(each, lambda f: (f.sent, f.head)):
             texts = "; ".join(f.text + (f.settings and f" with {f.settings}") for f in found)
             where = f"{dataset_title(dataset)}, recipe {recipe}"

@@ -185,7 +185,7 @@ def conditional_mutual_information(
     return divergence.sum(dim=1).mean()
 
 
-class Variant(NamedTuple):
+class Choices(NamedTuple):
     """Readings of published code.
 
     Attributes:
@@ -204,10 +204,10 @@ class Variant(NamedTuple):
 
 
 VARIANTS = {
-    "official": Variant(),
-    "bai": Variant(squared=True, scaled=False, start=1.0),
-    "pardon": Variant(squared=True, scaled=False, start=1.0, anew=True),
-    "aggregated": Variant(averaged=True),
+    "official": Choices(),
+    "bai": Choices(squared=True, scaled=False, start=1.0),
+    "pardon": Choices(squared=True, scaled=False, start=1.0, anew=True),
+    "aggregated": Choices(averaged=True),
 }
 """The authors' code, and those of FedDG_Benchmark, PARDON and FedCCRL."""
 
