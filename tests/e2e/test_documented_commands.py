@@ -51,8 +51,11 @@ PARSED = (
     "data prepare pacs",
     "data show pacs",
     "run --methods all --dataset pacs --recipe laptop --tuned",
+    "sweep strength",
+    "figures strength",
 )
-"""These need the images of a published data set, or its tuning: only their words are checked."""
+"""These need the images of a published data set, its tuning, a process that is portable from its
+start, or runs of such a one: only their words are checked."""
 
 FEWER = {
     "figures all": ["--method", "ccst"],
@@ -158,6 +161,7 @@ def place(tmp_path: Path, trained: dict[str, str], monkeypatch: pytest.MonkeyPat
         shutil.copytree(ROOT / "results/leakage" / name, tmp_path / "runs" / name)
     shutil.copytree(ROOT / "results/noise/records", tmp_path / "runs/records", dirs_exist_ok=True)
     shutil.copytree(ROOT / "results/noise/records", tmp_path / "results/noise/records")
+    shutil.copytree(ROOT / "results/worlds/records", tmp_path / "results/worlds/records")
     (tmp_path / "mine.yaml").write_text(SWEEP)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("FEDDG_CONFIG", raising=False)
