@@ -28,7 +28,7 @@ pacs: $(if $(DATA),.venv/pretrained)  ## a first table of real images, half an h
 # Processes on any machine, which take one test after the other; each costs ten seconds to begin.
 # By day two keep two cores busy; at night a third works while many wait for what they started.
 test: .venv/developed  ## the tests that take a moment each
-	$(BIN)/python -m pytest -n 2 --dist load --maxschedchunk 1
+	$(BIN)/python -m pytest -n 2 --dist load --maxschedchunk 1 $(MORE)
 
 nightly: .venv/developed  ## processes, kills, browser, large samples; properties with six times the examples
 	$(BIN)/python -m pytest -n 3 --dist load --maxschedchunk 1 -m "nightly or hypothesis" --hypothesis-profile nightly
