@@ -285,11 +285,11 @@ class Request:
         for protocol in protocols:
             found = self._scenarios(protocol, dataset)
             for method in methods:
-                if everything and (why := self._unfit(method, protocol, dataset, recipe)):
-                    _say_once(f"{method} is left out: {why}")
-                    continue
                 plugin = outline(method)
                 frame = recipe_layers(recipe, self.dataset, method, plugin, self.readings)
+                if everything and (why := self._unfit(frame, protocol, dataset, recipe)):
+                    _say_once(f"{method} is left out: {why}")
+                    continue
                 for scenario, splits in found:
                     named: Layer = {
                         "method": method,
@@ -323,7 +323,9 @@ class Request:
             )
         return drafts
 
-    def _unfit(self, method: str, protocol: str, dataset: DomainDataset, recipe: str) -> str | None:
+    def _unfit(
+        self, frame: Layers, protocol: str, dataset: DomainDataset, recipe: str
+    ) -> str | None:
         """Return why a method cannot be run on a data set, ``None`` if it can.
 
         It may not suit the data, be untuned where tuned settings are asked for, or have no learning
@@ -332,10 +334,10 @@ class Request:
         Raises:
             SettingsError: If the user's settings or the recipe cannot be used with any method.
         """
+        method = frame.named["method"]
         plugin = outline(method)
-        layers = recipe_layers(recipe, self.dataset, method, plugin, self.readings)
-        named = {**layers.named, "protocol": protocol}
-        layers = layers._replace(user=dict(self.settings), named=named)
+        named = {**frame.named, "protocol": protocol}
+        layers = frame._replace(user=dict(self.settings), named=named)
         settings = settle(layers)
         try:
             check_fit(settings, plugin, dataset)
