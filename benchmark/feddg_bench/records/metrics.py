@@ -141,6 +141,9 @@ METRICS = {
 value of that metric over groups of images, with its unit and range (see `find_metric`). Those of
 no task are not measured: `derived` computes them."""
 
+DERIVED = tuple(metric.name for metric in METRICS.values() if not metric.tasks)
+"""Names of the metrics that `derived` computes."""
+
 GAP = 0.2
 """Accuracies of the invariant rule and of ERM's differ by more, or `recovered` has no value."""
 
@@ -153,7 +156,7 @@ def derived(metric: str, accuracy: float, answers: Mapping[str, float]) -> float
     difference to the invariant rule.
 
     Args:
-        metric: ``recovered`` or ``attained``.
+        metric: One of `DERIVED`.
         accuracy: Accuracy on the test domain, in [0, 1].
         answers: ``invariant`` and ``erm``: accuracies of the two rules there.
 

@@ -19,7 +19,7 @@ from pydantic_core import from_json, to_json
 from feddg_bench.common.errors import DataError, printable
 from feddg_bench.records.index import Content, Index
 from feddg_bench.records.measured import Evaluation, Measured
-from feddg_bench.records.metrics import Metric, derived, find_metric
+from feddg_bench.records.metrics import DERIVED, Metric, derived, find_metric
 from feddg_bench.records.record import CountedRecord, PrivacyRecord, RunRecord, TunedRecord
 from feddg_bench.records.rules import Rule, choose_measured, pooled_metric, split_metric
 from feddg_bench.records.sources import Source, find_records
@@ -135,7 +135,7 @@ def metric_of(
     run: RecordedRun, evaluation: Evaluation, split: str, metric: str, over: str = "images"
 ) -> float | None:
     """Return a metric on a split, measured or `derived`; ``None`` if there is none."""
-    if metric not in ("recovered", "attained"):
+    if metric not in DERIVED:
         return pooled_metric(evaluation, split, metric, over)
     accuracy = pooled_metric(evaluation, split, "accuracy", over)
     if split != "test" or accuracy is None or run.answers is None:
