@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from feddg_bench.common.errors import SettingsError
-from feddg_bench.data.locations import cache_dir, data_home, data_roots, remember_root
+from feddg_bench.common.files import cache_dir
+from feddg_bench.data.locations import data_home, data_roots, remember_root
 from tests.helpers import refused
 
 

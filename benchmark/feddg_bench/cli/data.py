@@ -37,7 +37,7 @@ def list_command(
     data_root: DataRoot = None, cache_dir: CacheDir = None, json_: Json = False
 ) -> None:
     """List the data sets and which of them are here."""
-    from feddg_bench.data.locations import cache_dir as find_cache
+    from feddg_bench.common.files import cache_dir as find_cache
     from feddg_bench.data.locations import check_root
 
     check_root(data_root)
@@ -122,8 +122,8 @@ def check_command(
 
     Exit status: 0 if nothing differs, 1 if something does, 2 if it cannot be checked.
     """
+    from feddg_bench.common.files import cache_dir as find_cache
     from feddg_bench.data.inspect.doctor import examine
-    from feddg_bench.data.locations import cache_dir as find_cache
 
     opened = _as_in_a_run(make_dataset(dataset, data_root))
     if split_csv is not None and not split_csv.is_file():
@@ -229,7 +229,7 @@ def prepare_command(
         raise SettingsError("give --size or --recipe, not both: a recipe says its own size")
     sizes = [] if size is None else _sizes(size)
 
-    from feddg_bench.data.locations import cache_dir as find_cache
+    from feddg_bench.common.files import cache_dir as find_cache
     from feddg_bench.data.store import open_store
 
     opened, cache = make_dataset(dataset, data_root), find_cache(cache_dir)

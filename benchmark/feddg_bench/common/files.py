@@ -112,6 +112,15 @@ def expanded(path: Path) -> Path:
         ) from error
 
 
+def cache_dir(explicit: Path | None = None) -> Path:
+    """Return the folder for decoded images, downloads and indexes.
+
+    It is the one given, else ``$FEDDG_CACHE``, else ``~/.cache/feddg-bench``.
+    """
+    chosen = explicit or Path(os.environ.get("FEDDG_CACHE") or "~/.cache/feddg-bench")
+    return expanded(chosen)
+
+
 def absolute(path: Path) -> Path:
     """Return a path that means the same wherever this process works later.
 

@@ -129,12 +129,3 @@ def data_home() -> Path:
     """
     shared = Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share")
     return next(iter(data_roots()), None) or expanded(shared / "feddg-bench")
-
-
-def cache_dir(explicit: Path | None = None) -> Path:
-    """Return the folder for decoded images and downloads.
-
-    It is the one given, else ``$FEDDG_CACHE``, else ``~/.cache/feddg-bench``.
-    """
-    chosen = explicit or Path(os.environ.get("FEDDG_CACHE") or "~/.cache/feddg-bench")
-    return expanded(chosen)

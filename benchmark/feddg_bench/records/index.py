@@ -19,6 +19,9 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from feddg_bench.common.errors import SettingsError
+from feddg_bench.common.files import cache_dir
+
 Content = tuple[list[dict[str, Any]], bytes]
 """What was read from a file: values for JSON, and the numbers of its runs."""
 
@@ -36,11 +39,10 @@ class Index:
         code = b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py")))
         self.version = zlib.crc32(code) & 0x7FFFFFFF
         name = hashlib.sha256(str(root.absolute()).encode()).hexdigest()[:16]
-        cache = Path(os.environ.get("FEDDG_CACHE") or "~/.cache/feddg-bench")
         self.path = root / ".index"
         if not os.access(root, os.W_OK):
-            with suppress(RuntimeError):  # there is no home folder
-                self.path = cache.expanduser() / "indexes" / name
+            with suppress(SettingsError):  # there is no home folder
+                self.path = cache_dir() / "indexes" / name
         self.files: dict[str, tuple[Any, ...]] = {}
         with suppress(sqlite3.Error, OSError):
             if self.path.is_file():

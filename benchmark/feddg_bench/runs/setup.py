@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from feddg_bench.common.errors import DataError, PluginError, top
+from feddg_bench.common.files import cache_dir
 from feddg_bench.common.portable import cpu_flags
 from feddg_bench.config.schema import DataSettings, Resources, RunSettings
 from feddg_bench.core.loop import RoundResult
@@ -20,7 +21,6 @@ from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
 from feddg_bench.data.dataset import DomainDataset
 from feddg_bench.data.federated import Federation, count_images, imbalance, make_federation, spread
-from feddg_bench.data.locations import cache_dir
 from feddg_bench.data.store import OnDecoded, Store, known_fingerprint, open_store
 from feddg_bench.engine.build import build_run_method
 from feddg_bench.engine.compatibility import check_start

@@ -152,7 +152,7 @@ class Array:
 
 def shared(resources: Resources) -> Resources:
     """Return resources with absolute folders, the same wherever a worker begins."""
-    from feddg_bench.data.locations import cache_dir
+    from feddg_bench.common.files import cache_dir
 
     folders = {"results": resources.results, "cache_dir": cache_dir(resources.cache_dir)}
     if resources.data_root is not None:
