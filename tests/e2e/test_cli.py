@@ -749,3 +749,13 @@ def test_a_new_method_comes_with_the_way_to_install_and_test_it(feddg, tmp_path)
     assert "pip install -e 'mine[test]'; feddg-bench run --method mine; pytest mine" in done.out
     package = tomllib.loads((tmp_path / "mine" / "pyproject.toml").read_text())["project"]
     assert package["optional-dependencies"] == {"test": ["pytest"]}
+
+
+def test_batches_of_one_image_end_in_one_message_that_names_the_settings(feddg):
+    code, _, err = feddg(
+        "run", "--scenario", "ip-o-c", "--rounds", "1", "--workers", "1", "train.batch_size=1",
+        "backbone.name=resnet18", "backbone.pretrained=false",
+    )  # fmt: skip
+    assert code == 2
+    assert "Traceback" not in err
+    assert "batch of one image: set train.batch_size=2" in err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from feddg_bench.common.errors import FeddgError
 from feddg_bench.common.terminal import duration
 from feddg_bench.config.schema import EvaluationSettings, Resources
 from feddg_bench.data.federated import spread
@@ -19,7 +20,12 @@ def outlook(plans: Sequence[Plan], resources: Resources) -> Iterator[str]:
     for words, names in methods.items():
         yield f"set-up: {', '.join(names)}: {words}"
     if plans and resources.engine == "processes":
-        seconds, train, evaluate = expected_seconds(plans, resources)
+        try:
+            seconds, train, evaluate = expected_seconds(plans, resources)
+        except FeddgError:
+            raise
+        except Exception:  # the run meets it, too, and names the client and the remedy
+            return
         runs = "1 run" if len(plans) == 1 else f"{len(plans)} runs"
         yield (
             f"estimate: {runs} in about {duration(max(1, seconds))} on this machine, if nothing "
