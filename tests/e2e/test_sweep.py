@@ -13,9 +13,15 @@ from typing import Any
 import pytest
 import yaml
 
+from feddg_bench.common.errors import FeddgError
+from feddg_bench.config.schema import Resources
 from feddg_bench.records.store import ResultsStore
+from feddg_bench.sweeps import copies
+from feddg_bench.sweeps.claims import Claims
+from feddg_bench.sweeps.copies import Copy
 from feddg_bench.sweeps.definition import load_sweep
-from feddg_bench.sweeps.search import open_search
+from feddg_bench.sweeps.search import Search, open_search
+from feddg_bench.sweeps.work import MAX_DEATHS
 from tests import kill_sweep
 from tests.helpers import ended, start, wait_until
 
@@ -169,53 +175,98 @@ def test_two_processes_ctrl_c_and_going_on(feddg: Run, tmp_path: Path) -> None:
     assert {record.key for record in ResultsStore(results)} == keys
 
 
-def test_a_worker_that_keeps_dying_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from feddg_bench.config.schema import Resources
-    from feddg_bench.sweeps import pool
-    from feddg_bench.sweeps.search import Search
+def killed(claims: Claims, key: str) -> None:
+    """Leave the claim of a worker of this machine that was killed."""
+    claim = claims.take(key, claims.held().get(key))
+    assert claim is not None
+    assert claim.life is not None
+    claim.life.release()
 
-    file = write(tmp_path / "s.yaml", {"seed": {"values": [0]}})
-    search = open_search(load_sweep(file), tmp_path)
-    (job,) = search.jobs()
 
-    class Dying:
-        """A process that takes the job and is killed, as by a machine out of memory."""
-
-        exitcode = -9
-
-        def __init__(self, _target: object, arguments: tuple[object, ...], _device: str) -> None:
-            arguments[0].send(("begin", job.key, None, 2))
-
-        def join(self, timeout: float | None = None) -> None:
-            pass
-
-        def terminate(self) -> None:
-            pass
-
-        def is_alive(self) -> bool:
-            return False
-
+def test_a_run_is_given_up_after_three_deaths(tmp_path: Path, cache: Path) -> None:
+    """Deaths count one after the other, and anew when the run gets further."""
+    file = write(tmp_path / "s.yaml", {"seed": {"values": [0, 1]}})
+    search = open_search(load_sweep(file), tmp_path / "runs")
+    lost, saved = search.jobs()
+    claims = Claims(tmp_path / "runs/claims")
+    for _ in range(MAX_DEATHS):
+        killed(claims, lost.key)
+    for _ in range(MAX_DEATHS - 1):
+        killed(claims, saved.key)
     heard: list[tuple[object, ...]] = []
-    started: list[str] = []
-    monkeypatch.setattr(pool, "start_process", Dying)
-    original = pool._Pool.start
 
-    def start(self: pool._Pool, place: str) -> None:
-        if len(started) < pool.MAX_DEATHS:
-            started.append(place)
-            original(self, place)
+    def tell(event: str, key: str, *_: object) -> None:
+        heard.append((event, key))
+        if event == "round":  # nobody died since then
+            assert {path.name for path in claims.folder.iterdir()} == {f"{key}.{MAX_DEATHS - 1}"}
 
-    monkeypatch.setattr(pool._Pool, "start", start)
-    find = {job.key: job}.get
-    pool.run_in_processes(
-        ["cuda:3"], Search(job), Resources(results=tmp_path), lambda *e: heard.append(e), find
-    )
-    assert [event[0] for event in heard] == ["begin", "begin", "begin", "failed"]
-    assert started == ["cuda:3"] * 3  # another process takes the dead one's device
-    kept = json.loads((tmp_path / f"failed/{job.key}.json").read_text())
-    assert "memory ran out" in kept["error"]
+    Copy(search, Resources(results=tmp_path / "runs", cache_dir=cache)).work(tell)
+    events = ["begin", "round", "round", "end"]
+    assert heard == [("failed", lost.key), *((event, saved.key) for event in events)]
+    kept = json.loads((tmp_path / f"runs/failed/{lost.key}.json").read_text())
+    assert "3 workers died" in kept["error"]
+    assert not list(claims.folder.iterdir())
+
+
+def test_a_new_command_counts_deaths_anew(tmp_path: Path) -> None:
+    claims = Claims(tmp_path)
+    for _ in range(MAX_DEATHS):
+        killed(claims, "dead")
+    alive = claims.take("alive")
+    claims.free()
+    assert claims.held() == {"alive": 0}
+    again = claims.take("dead")
+    assert alive is not None
+    assert again is not None
+    assert again.deaths == 0
+
+
+class Dying:
+    """A process that dies before it takes a run."""
+
+    exitcode = 1
+
+    def __init__(self, _target: object, arguments: tuple[Any, ...], device: str) -> None:
+        arguments[0].close()
+        started.append(device)
+
+    def join(self) -> None:
+        pass
+
+
+started: list[str] = []
+
+
+def test_workers_that_only_die_end_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then, another process takes the dead one's device."""
+    monkeypatch.setattr(copies, "start_process", Dying)
+    copy = Copy(Search(), Resources())
+    with pytest.raises(FeddgError, match="none reached a run"):
+        copies.work_in_processes(copy, ["cuda:3"], lambda *_: None)
+    assert started == ["cuda:3"] * (MAX_DEATHS + 1)
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not Path("/proc").exists(), reason="finds processes by what they hold")
+@pytest.mark.usefixtures("feddg")
+def test_a_killed_worker_is_replaced_and_its_run_goes_on(tmp_path: Path) -> None:
+    rounds = {"federation.rounds": {"value": 12}, "seed": {"values": [0, 1]}}
+    results, log = tmp_path / "runs", tmp_path / "log"
+    file = write(tmp_path / "s.yaml", rounds)
+    process = start(["sweep", file, "--results", results, "--workers", 2], log)
+    wait_until(lambda: list(results.glob("checkpoints/*.safetensors")), process, log)
+    (key,) = {path.stem for path in [*results.glob("checkpoints/*.safetensors")][:1]}
+    holders = [
+        int(p.name)
+        for p in Path("/proc").glob("[0-9]*")
+        if key in kill_sweep.held(results, int(p.name))
+    ]
+    os.kill(holders[0], signal.SIGKILL)
+    assert ended(process) == 0, log.read_text()
+    assert "goes on after round" in log.read_text()
+    for record in ResultsStore(results):
+        assert [entry.round for entry in record.rounds] == list(range(1, 13))
+    assert not list((results / "claims").iterdir())
 
 
 @pytest.mark.nightly

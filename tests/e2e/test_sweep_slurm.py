@@ -11,7 +11,7 @@ import pytest
 
 from feddg_bench.config.schema import Resources
 from feddg_bench.records.store import ResultsStore
-from feddg_bench.sweeps.cluster import Copy, shared
+from feddg_bench.sweeps.copies import Copy, shared
 from feddg_bench.sweeps.definition import load_sweep
 from feddg_bench.sweeps.search import open_search
 from tests.e2e.test_sweep import write

@@ -117,41 +117,39 @@ def _run(search: Search, datasets: Datasets, resources: Resources, *, retry_fail
     from feddg_bench.engine.devices import find_devices
     from feddg_bench.engine.gpu import placement
     from feddg_bench.runs.checkpoints import tidy
-    from feddg_bench.sweeps import cluster
     from feddg_bench.sweeps.claims import Claims
-    from feddg_bench.sweeps.pool import run_in_processes
+    from feddg_bench.sweeps.copies import Copy, work_in_processes, work_on_ray
     from feddg_bench.sweeps.progress import Board
-    from feddg_bench.sweeps.work import SweepWorker
 
     store, failures = open_results(resources.results), Failures(resources.results)
     store.check_writable()
     devices = ["cpu"] if resources.engine == "ray" else find_devices(resources.device)
     if retry_failed:
         failures.forget(job.key for job in search.jobs())
-    one = resources.model_copy(update={"workers": 1})
+    claims = Claims(resources.results / "claims")
+    claims.free()
+    copy = Copy(search, resources.model_copy(update={"workers": 1}))
+
+    def finished() -> tuple[set[str], int]:
+        return _finished(search, resources.results)
+
     with Board(
-        lambda key: next((job for job in search.jobs() if job.key == key), None),
-        lambda: _finished(search, resources.results),
+        lambda key: next((job for job in search.jobs() if job.key == key), None), finished
     ) as board:
         _prepare(search, datasets, resources, board.decoding)
-        over, total = _finished(search, resources.results)
+        over, total = finished()
         wanted = resources.workers or (cores() if devices == ["cpu"] else len(devices))
         count = max(1, min(wanted, total - len(over)))
         if resources.engine == "ray":
-            cluster.work_on_ray(
-                cluster.Copy(search, resources),
-                board.say,
-                lambda: _finished(search, resources.results),
-            )
+            work_on_ray(Copy(search, resources), board.say, finished)
         elif count == 1:
-            SweepWorker(one, board.tell).work(search)
+            copy.work(board.tell)
         else:
-            places = placement(devices, count)
-            run_in_processes(places, search, one, board.tell, board.job)
+            work_in_processes(copy, placement(devices, count), board.tell)
     keys = {job.key for job in search.jobs()}
     recorded = keys & store.keys()
     tidy(store, *recorded)
-    Claims(resources.results / "claims").forget(*recorded)
+    claims.forget(*recorded)
     return recorded != keys
 
 
@@ -165,12 +163,12 @@ def _submit(
     retry_failed: bool,
 ) -> None:
     """Submit workers for the runs that are left, or show the script."""
-    from feddg_bench.sweeps import cluster
+    from feddg_bench.sweeps.copies import Array, Copy, shared
 
     if resources.workers > 1:
         raise SettingsError("each job of Slurm makes one run at a time: give --jobs, not --workers")
     pairs = (option.partition("=") for option in slurm.slurm or ())
-    array = cluster.Array(
+    array = Array(
         jobs=slurm.jobs,
         threads=resources.threads,
         gpus=slurm.gpus_per_job,
@@ -187,7 +185,7 @@ def _submit(
         Failures(resources.results).forget(job.key for job in search.jobs())
     _prepare(search, datasets, resources, lambda _done, _total: None)
     over, total = _finished(search, resources.results)
-    worker = cluster.Copy(search, cluster.shared(resources))
+    worker = Copy(search, shared(resources))
     jobs = executor.map_array(worker, range(min(slurm.jobs, total - len(over))))
     say(
         f"{len(over)} of {total} runs are finished; {len(jobs)} jobs for the others: "

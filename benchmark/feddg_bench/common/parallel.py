@@ -159,11 +159,11 @@ def _with_environment(
     target(*arguments)
 
 
-def end_processes(processes: Sequence[BaseProcess]) -> None:
-    """End processes, in the middle of their work if need be, within a few seconds."""
+def end_processes(processes: Sequence[BaseProcess], grace: float = _GRACE) -> None:
+    """End processes, in the middle of their work if they take more than ``grace`` seconds."""
     for process in processes:
         process.terminate()
-    deadline = time.monotonic() + _GRACE
+    deadline = time.monotonic() + grace
     for process in processes:
         process.join(max(0.0, deadline - time.monotonic()))
         if process.is_alive():  # such as one that is stopped

@@ -114,6 +114,12 @@ class Claims:
             return None
         return claim
 
+    def free(self) -> None:
+        """Release the claims of dead holders: a new command counts deaths anew."""
+        for key, number in self.held().items():
+            if claim := self.take(key, number):
+                claim.release()
+
     def forget(self, *done: str) -> None:
         """Remove all claims of keys whose work is done, and files that killed processes left."""
         left = [path for (key, _), path in self._files().items() if key in done]
@@ -180,12 +186,25 @@ class Claim:
         self._thread.join()
         self.release()
 
+    @property
+    def deaths(self) -> int:
+        """How many holders died one after the other, without a `survive` between."""
+        return len(self.below)
+
+    def survive(self) -> None:
+        """Forget the deaths: work has got further than where the last holder died."""
+        self._remove(self.below)
+        self.below = {}
+
     def release(self) -> None:
         """Remove the claims that it took over and then itself, so that it holds to the end."""
-        for path, content in [*self.below.items(), (self.path, self.content)]:
+        self._remove({**self.below, self.path: self.content})
+        _end(self.life)
+
+    def _remove(self, claims: Mapping[Path, bytes | None]) -> None:
+        for path, content in claims.items():
             if not self.lost and _content(path) == content:
                 path.unlink(missing_ok=True)
-        _end(self.life)
 
     def beat(self) -> None:
         """Touch the claim, or find that another took it over."""

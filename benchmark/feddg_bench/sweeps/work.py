@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 POLL = 2.0
 """Seconds between two looks at runs that other workers compute."""
 
+MAX_DEATHS = 3
+"""Workers that may die over one run, without one more round, before it is given up."""
+
 Tell = Callable[..., None]
 """Called with ``begin``, ``round``, ``say``, ``end`` or ``failed``, the job's key, and facts."""
 
@@ -78,8 +81,16 @@ class SweepWorker:
                 continue
             with claim:
                 there = (self.store.path(job.key), self.failures.path(job.key))
-                if not any(path.exists() for path in there):  # the listing may be old
+                if any(path.exists() for path in there):  # the listing was old
+                    pass
+                elif claim.deaths < MAX_DEATHS:
                     self._run(job, claim)
+                else:
+                    self._fail(
+                        job,
+                        f"{claim.deaths} workers died, most likely because memory ran out; "
+                        f"run it again with fewer --workers and --retry-failed",
+                    )
             return True, others
         return False, others
 
@@ -97,11 +108,14 @@ class SweepWorker:
         except Exception as error:  # kept, and the other runs go on
             user = isinstance(error, FeddgError)
             sentence = str(error) if user else f"{type(error).__name__}: {error}"
-            self.failures.save(job, sentence, "" if user else traceback.format_exc())
-            self.tell("failed", job.key, sentence)
+            self._fail(job, sentence, "" if user else traceback.format_exc())
             return
         self.failures.forget([job.key])
         self.tell("end", job.key)
+
+    def _fail(self, job: Job, sentence: str, details: str = "") -> None:
+        self.failures.save(job, sentence, details)
+        self.tell("failed", job.key, sentence)
 
     def _plan(self, job: Job) -> Plan:
         """Return a job's plan, which must still have the job's key."""
@@ -131,4 +145,5 @@ class _Report(Observer):
         if self.claim.lost:
             raise ClaimLostError
         if result.round:
+            self.claim.survive()
             self.tell("round", self.key, result.round)

@@ -1,27 +1,38 @@
-"""A sweep on a cluster: equal workers on one results folder, whose claims share out the runs."""
+"""Equal workers of a sweep: processes of this machine, tasks on Ray, or jobs of Slurm.
+
+All are copies of one worker on one results folder, whose claims share out the runs.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from multiprocessing import Pipe, connection, parent_process
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from feddg_bench.common.errors import RunInterruptedError, SettingsError
+from feddg_bench.common.errors import FeddgError, RunInterruptedError, SettingsError
+from feddg_bench.common.parallel import end_processes, start_process
 from feddg_bench.common.terminal import say
 from feddg_bench.config.schema import Resources
 from feddg_bench.sweeps.search import Search
+from feddg_bench.sweeps.work import MAX_DEATHS, SweepWorker, Tell
 
 if TYPE_CHECKING:
     from submitit import Executor
 
+GRACE = 20.0
+"""Seconds in which a worker must let go of its run when asked."""
 NOTICE = 120
 """Seconds before its time limit in which a job lets go of its run."""
 AGAIN = 1000
@@ -40,19 +51,106 @@ class Copy:
     search: Search
     resources: Resources
 
-    def __call__(self, number: int) -> None:
+    def work(self, tell: Tell) -> None:
         """Work until every run is recorded or has failed, by this worker or by another."""
-        from feddg_bench.sweeps.work import SweepWorker
+        SweepWorker(self.resources, tell).work(self.search)
 
-        worker = SweepWorker(self.resources, lambda *event: say(" ".join(map(str, event))))
+    def __call__(self, number: int) -> None:
+        """Work on a cluster, and print what happens."""
         with _between_runs():
-            worker.work(self.search)
+            self.work(lambda *event: say(" ".join(map(str, event))))
 
     def checkpoint(self, number: int) -> Any:
         """Return what to submit to go on when the job runs again; its progress is on the disk."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self, number)
+
+
+# ------------------------------------------------------------------------------ this machine
+
+
+def work_in_processes(copy: Copy, places: Sequence[str], tell: Tell) -> None:
+    """Let equal workers, a process on each device of ``places``, finish a sweep.
+
+    One that dies is replaced. Its run is free at once, and given up after `MAX_DEATHS`.
+
+    Raises:
+        FeddgError: If a worker cannot go on, for example because nothing can be written.
+    """
+    members: dict[connection.Connection, tuple[str, BaseProcess]] = {}
+    silent = 0  # deaths since a worker was heard
+
+    def begin(place: str) -> None:
+        ours, theirs = Pipe(duplex=False)
+        own = replace(copy, resources=copy.resources.model_copy(update={"device": place}))
+        members[ours] = place, start_process(_serve, (theirs, own), place)
+        theirs.close()
+
+    try:
+        for place in places:
+            begin(place)
+        while members:
+            for pipe in connection.wait(list(members)):
+                assert isinstance(pipe, connection.Connection)  # noqa: S101 - all are pipes
+                try:
+                    event, *facts = pipe.recv()
+                except (EOFError, OSError):
+                    place, process = members.pop(pipe)
+                    pipe.close()
+                    process.join()
+                    silent += 1 if process.exitcode else 0
+                    if silent > MAX_DEATHS * len(places):
+                        raise FeddgError(
+                            f"{silent} worker processes died, and none reached a run: their error "
+                            f"is printed above, or memory ran out; run again with fewer --workers"
+                        ) from None
+                    if process.exitcode:
+                        begin(place)
+                    continue
+                silent = 0
+                if event == "stop":
+                    raise FeddgError(*facts)
+                tell(event, *facts)
+    finally:  # each lets go of its run, whose checkpoint stays
+        end_processes([process for _, process in members.values()], GRACE)
+        for pipe in members:
+            pipe.close()
+
+
+def _serve(pipe: connection.Connection, copy: Copy) -> None:
+    """Run as a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent decides
+    signal.signal(signal.SIGTERM, _interrupt)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    one_at_a_time = threading.Lock()  # W&B's messages come in a thread of their own
+
+    def tell(*event: object) -> None:
+        with one_at_a_time:
+            pipe.send(event)
+
+    try:
+        copy.work(tell)
+    except RunInterruptedError:
+        pass
+    except FeddgError as error:
+        tell("stop", str(error))
+
+
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    raise RunInterruptedError(number)
+
+
+def _end_with_parent() -> None:
+    """End at once when the parent is gone; unfinished work is left as after any other kill."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+# ---------------------------------------------------------------------------------- clusters
 
 
 @contextmanager
