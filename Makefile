@@ -49,7 +49,7 @@ fix: .venv/developed  ## format, and mend what ruff can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-digests: .venv/developed  ## list today's code of the methods as harmless changes
+digests: .venv/developed  ## list today's code of the methods as harmless changes, and write outlines
 	$(BIN)/python -m tests.digests
 
 cards: .venv/developed  ## look again at what our methods send and keep, for `methods show`

@@ -12,13 +12,13 @@ from feddg_bench.analysis.sheets import csv_lines
 from feddg_bench.analysis.tables.setups import usual_settings
 from feddg_bench.analysis.tables.titles import dataset_title, method_title
 from feddg_bench.config.layers import dotted
-from feddg_bench.protection.possible import Sent, obstacles, sent_by
+from feddg_bench.protection.possible import Sent, sent_by
 from feddg_bench.records.differences import assignments, differences, values, varying
 from feddg_bench.records.record import rounded_up
 from feddg_bench.records.runs import RecordedRun, key_metric
 
 if TYPE_CHECKING:
-    from feddg_bench.core.method import Method
+    from feddg_bench.outlines import Outline
 
 MEASURED: Mapping[str, tuple[str, str, str]] = {
     "membership AUC": ("membership", "", "auc"),
@@ -68,7 +68,7 @@ class Measurement(NamedTuple):
 
 
 def measurements(
-    methods: Mapping[str, type[Method]],
+    methods: Mapping[str, Outline],
     records: Iterable[AttackRecord],
     runs: Sequence[RecordedRun] = (),
 ) -> Iterator[Measurement]:
@@ -191,7 +191,7 @@ def frames_of(
     return dict(sorted(found.items()))
 
 
-def privacy_text(methods: Mapping[str, type[Method]], records: Sequence[AttackRecord]) -> str:
+def privacy_text(methods: Mapping[str, Outline], records: Sequence[AttackRecord]) -> str:
     """Return the table ``privacy`` as Markdown: what attacks reach on each message, in short.
 
     It shows runs with the usual settings, for each attack those of the smallest clients. All else
@@ -234,7 +234,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def privacy_notes(
-    methods: Mapping[str, type[Method]],
+    methods: Mapping[str, Outline],
     records: Sequence[AttackRecord],
     runs: Sequence[RecordedRun] = (),
 ) -> str:
@@ -253,7 +253,7 @@ def privacy_notes(
         heads = [*first, *shown]
         table: list[list[str]] = []
         for name, sent in ((n, s) for n, method in methods.items() for s in sent_by(method.uplink)):
-            why = obstacles(methods[name])
+            why = methods[name].obstacles
             possible = ["no" if why[key] else "yes" for key in ("secure", "dp_client", "dp_style")]
             own = [f for f in found if (f.method, f.sent) == (name, sent)]
             hows = sorted({f.how for f in own if f.head != EPSILON}) or [""]
@@ -296,7 +296,7 @@ def _other_frames(found: Iterable[Measurement]) -> list[str]:
 
 
 def privacy_csv(
-    methods: Mapping[str, type[Method]],
+    methods: Mapping[str, Outline],
     records: Sequence[AttackRecord],
     runs: Sequence[RecordedRun] = (),
 ) -> str:
@@ -311,7 +311,7 @@ def privacy_csv(
     return csv_lines((*head, "value", "low", "high", "runs"), rows)
 
 
-def measured_text(name: str, method: type[Method], records: Sequence[AttackRecord]) -> str:
+def measured_text(name: str, method: Outline, records: Sequence[AttackRecord]) -> str:
     """Return the measurements of a card: a line for each attacked item and figure."""
     measured = []
     for (dataset, recipe), of in frames_of(records).items():

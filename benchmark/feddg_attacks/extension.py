@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from feddg_bench.extensions import Document, Extension
 
 if TYPE_CHECKING:
-    from feddg_bench.core.method import Method
+    from feddg_bench.outlines import Outline
     from feddg_bench.records.runs import RecordedRun
     from feddg_bench.records.sources import Packable
 
@@ -64,7 +64,7 @@ class Attacks(Extension):
         }
         return Document(f"privacy: {len(attacks)} attacks", texts)
 
-    def card(self, name: str, method: type[Method], folders: Sequence[Path]) -> str:
+    def card(self, name: str, method: Outline, folders: Sequence[Path]) -> str:
         """Return what attacks reached on the method's messages."""
         from feddg_attacks.exposure import measured_text
         from feddg_attacks.records import read_attacks

@@ -16,7 +16,7 @@ from feddg_bench.common.errors import PluginError
 from feddg_bench.plugins import load_plugin, names
 
 if TYPE_CHECKING:
-    from feddg_bench.core.method import Method
+    from feddg_bench.outlines import Outline
     from feddg_bench.records.runs import RecordedRun
     from feddg_bench.records.sources import Packable
 
@@ -66,11 +66,8 @@ class Extension:
         """Return one of `documents`; ``None`` without records of its own, unless ``anyway``."""
         raise NotImplementedError
 
-    def card(self, name: str, method: type[Method], folders: Sequence[Path]) -> str:
-        """Return what follows in a method's card under *Privacy*: Markdown list items, or ``""``.
-
-        ``method`` may be an outline (`plugins.outline`).
-        """
+    def card(self, name: str, method: Outline, folders: Sequence[Path]) -> str:
+        """Return what follows under *Privacy* in a method's card: Markdown list items or ``""``."""
         return ""
 
     def packables(self, root: Path) -> tuple[list[Packable], dict[Path, str]]:

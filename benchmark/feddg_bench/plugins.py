@@ -1,30 +1,27 @@
 """Plugins of each kind by name: modules of our packages, or entry points of others.
 
 Only the plugin that is asked for is imported, so that one plugin's missing extra breaks no other,
-and the known names can be listed without importing any. What a method's class says about itself,
-including its settings, can be read without PyTorch (`outline`).
+and the known names can be listed without importing any. What a method's class declares, including
+its settings, is on file, so that it is known without PyTorch (`outline`).
 """
 
 from __future__ import annotations
 
-import builtins
+import hashlib
 import importlib
 import importlib.util
 import inspect
 import json
 import pkgutil
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from importlib.abc import InspectLoader
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import feddg_bench
 from feddg_bench.common.errors import (
@@ -37,16 +34,19 @@ from feddg_bench.common.errors import (
     top,
     unknown,
 )
+from feddg_bench.common.files import cache_dir, write_whole
 from feddg_bench.config.reading import known_name
 from feddg_bench.config.schema import MethodSettings
 from feddg_bench.core.forms import check_uplink
+from feddg_bench.outlines import Outline, outline_of, read_outline, write_outline
 
 if TYPE_CHECKING:
     from feddg_bench.core.method import Method
     from feddg_bench.data.dataset import DomainDataset
 
+_METHODS = "feddg_methods"
 _PACKAGES = {
-    "method": "feddg_methods",
+    "method": _METHODS,
     "data set": "feddg_datasets",
     "attack": "feddg_attacks.kinds",
 }
@@ -120,7 +120,7 @@ def load_method(name: str) -> type[Method]:
 
 
 def check_declared(method: type[Method]) -> None:
-    """Check what a method's class declares, before anything is computed; an outline will do.
+    """Check what a method's class declares, before anything is computed.
 
     Raises:
         PluginError: If its settings, its ``uplink``, its ``version``, its ``__init__`` or one of
@@ -157,7 +157,7 @@ def check_declared(method: type[Method]) -> None:
 @cache
 def harmless(method: str, version: int) -> frozenset[str]:
     """Return the digests with which one version of a built-in method gives the same numbers."""
-    path = resources.files("feddg_methods") / "digests.json"
+    path = resources.files(_METHODS) / "digests.json"
     known: dict[str, dict[str, list[str]]] = json.loads(path.read_bytes())
     return frozenset(known.get(method, {}).get(str(version), ()))
 
@@ -250,107 +250,81 @@ def _the_only(base: type, module: ModuleType) -> Any:
 
 # -------------------------------------------------------------------- without PyTorch
 
-_BASE = "feddg_bench.core.method"
-_QUICK = ("pydantic", "annotated_types", "numpy", "feddg_bench.common", "feddg_bench.config")
-"""Packages that an outline imports, besides Python's own: settings are made of these."""
+OUTLINES = "outlines.json"
+"""File of the package of our methods with their outlines, written by ``make digests``."""
 
 
 @cache
-def outline(name: str) -> type[Method]:
-    """Return the part of a method's class that needs no PyTorch: its attributes and its settings.
+def outline(name: str) -> Outline:
+    """Return what a method declares.
 
-    The class has the method's docstring, ``Settings``, ``version``, ``needs`` and so on, but none
-    of its mathematics, and cannot be built. This takes milliseconds instead of seconds, because the
-    module runs with a stand-in for every slow package. If that fails, or the slow packages are
-    loaded already, the class is the real one.
+    Its module takes seconds to import. This is done only if the outline is not on file for today's
+    source: in the user's cache folder, or in `OUTLINES`.
     """
     where = _where("method", name)
-    if _BASE not in sys.modules:
-        with suppress(
-            Exception, SystemExit, GeneratorExit
-        ):  # the import below reports any error better
-            outlines = _Outlines(top(where.module))
-            module, base = outlines.run(where.module), outlines.run(_BASE).Method
-            found = getattr(module, where.attr) if where.attr else _the_only(base, module)
-            if issubclass(found, base):
-                outlined: type[Method] = found
-                check_declared(outlined)
-                _outlined_in[outlined] = module
-                return outlined
-    return load_method(name)
+    source = _source(where)
+    with suppress(OSError, ValueError, LookupError, TypeError):  # not there, or not readable
+        return read_outline(json.loads(_on_file(where).read_bytes()))
+    shipped = _shipped_outlines()
+    if shipped.get("source") == source and where.name in shipped["outlines"]:
+        return read_outline(shipped["outlines"][where.name])
+    found = outline_of(load_method(name))
+    _keep(where, found)
+    return found
 
 
-_outlined_in: dict[type[Method], ModuleType] = {}
+def check_outline(name: str, method: type[Method]) -> None:
+    """Refuse a run that was planned by an outline which is out of date.
+
+    Raises:
+        PluginError: If the class declares something else, because another package changed.
+    """
+    now = outline_of(method)
+    written = write_outline(now)
+    if written is not None and written != write_outline(outline(name)):
+        _keep(_where("method", name), now)
+        outline.cache_clear()
+        raise PluginError(
+            f"the method {name} declares other values than when its source was last read, because "
+            f"a package that it uses has changed: give the same command again"
+        )
 
 
-def module_of(method: type[Method]) -> ModuleType:
-    """Return the module of a method, or of its outline."""
-    return _outlined_in.get(method) or sys.modules[method.__module__]
+def _keep(where: EntryPoint, found: Outline) -> None:
+    written = write_outline(found)
+    if written is not None:
+        with suppress(OSError, FeddgError):  # the next command imports the module again
+            write_whole(_on_file(where), json.dumps(written).encode())
 
 
-class _Outlines:
-    """Runs modules of one package, and the base of all methods, with stand-ins for the others."""
-
-    def __init__(self, package: str) -> None:
-        self.package = package
-        self.modules: dict[str, ModuleType] = {}
-
-    def run(self, name: str) -> ModuleType:
-        """Return a module that was run without its slow imports."""
-        if name in sys.modules:
-            return sys.modules[name]
-        if name not in self.modules:
-            spec = importlib.util.find_spec(name)
-            if spec is None or not isinstance(spec.loader, InspectLoader):
-                raise ImportError(name)
-            code = spec.loader.get_code(name) or ""
-            module = importlib.util.module_from_spec(spec)
-            vars(module)["__builtins__"] = {**vars(builtins), "__import__": self.fetch}
-            sys.modules[name] = module  # where pydantic and dataclasses look names up
-            try:
-                exec(code, vars(module))  # noqa: S102 - as importing it would
-            finally:
-                del sys.modules[name]
-            self.modules[name] = module
-        return self.modules[name]
-
-    def fetch(self, name: str, *rest: Any) -> Any:
-        """Act as ``import``, with a stand-in for every slow package."""
-        first = name.partition(".")[0]
-        if first in sys.stdlib_module_names or name.startswith(_QUICK):
-            return builtins.__import__(name, *rest)
-        if name == "feddg_bench":
-            return _Face(self.fetch)
-        return self.run(name) if first == self.package or name == _BASE else _STAND_IN
+def _on_file(where: EntryPoint) -> Path:
+    """Return the file of the cache folder that holds an outline of today's source."""
+    text = f"{where.value} {_source(where)}"
+    return cache_dir() / "outlines" / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
 
 
-@dataclass(frozen=True)
-class _Face:
-    """The suite's public names; each comes from its own module."""
-
-    fetch: Callable[..., Any]
-
-    def __getattr__(self, name: str) -> Any:
-        module = f"feddg_bench.{feddg_bench._FACE[name]}"
-        return getattr(self.fetch(module, None, None, (name,)), name)
+def _source(where: EntryPoint) -> str:
+    """Return the digest of the source that decides an outline: the plugin's, and our methods'."""
+    return source_digest(*dict.fromkeys((top(where.module), _METHODS)))
 
 
-class _StandIn:
-    """Its attributes, calls and items are all itself; as a base class it vanishes."""
-
-    def __getattr__(self, name: str) -> Self:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self
-
-    def __call__(self, *_: Any, **__: Any) -> Self:
-        return self
-
-    def __getitem__(self, _: Any) -> Self:
-        return self
-
-    def __mro_entries__(self, _: tuple[Any, ...]) -> tuple[type, ...]:
-        return ()
+@cache
+def source_digest(*packages: str) -> str:
+    """Return the SHA-256 of all Python files of packages, without importing them."""
+    digest = hashlib.sha256(feddg_bench.__version__.encode())
+    for package in packages:
+        spec = importlib.util.find_spec(package)
+        folders = (spec and spec.submodule_search_locations) or ()
+        files = [path for folder in folders for path in sorted(Path(folder).rglob("*.py"))]
+        for path in files or [Path(spec.origin or "")] if spec else ():
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
-_STAND_IN = _StandIn()
+@cache
+def _shipped_outlines() -> dict[str, Any]:
+    """Return the content of `OUTLINES`: the digest of the source, and outlines by name."""
+    with suppress(OSError, ValueError):
+        shipped: dict[str, Any] = json.loads((resources.files(_METHODS) / OUTLINES).read_bytes())
+        return shipped
+    return {}

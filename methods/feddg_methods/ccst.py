@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from feddg_bench.common.streams import torch_generator
@@ -55,11 +55,26 @@ Bank = Mapping[str, Styles]
 """What each client sent; all sent the same kinds."""
 
 
+_CHANGING = (
+    "transfer=cached needs styles that stay: set refresh=once and selection=client or "
+    "selection=image, or transfer=online"
+)
+
+
 class CCSTSettings(PerturbationSettings, StyleSettings):
     """Readings; defaults are those of PARDON's code, with which PARDON's tables compare."""
 
     labels: ClassVar[tuple[str, ...]] = ("preset", "style", "bank", "transfer")
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
+    impossible = (
+        ({"transfer": "cached", "selection": "pass"}, _CHANGING),
+        ({"transfer": "cached", "refresh": "round"}, _CHANGING),
+        (
+            {"transfer": "online", "selection": "image"},
+            "selection=image restyles the stored images once: set transfer=cached, or "
+            "selection=client or selection=pass",
+        ),
+    )
 
     preset: Literal["pardon", "official", "fedccrl"] = "pardon"
     """Sets the defaults of the settings below; each can still be set individually."""
@@ -83,20 +98,6 @@ class CCSTSettings(PerturbationSettings, StyleSettings):
     """Share of a client's images, at least one, from which its styles are taken."""
     style_augment: bool = True
     """Measure styles on augmented images, as PARDON's code does, or on the stored ones."""
-
-    @model_validator(mode="after")
-    def _possible(self) -> CCSTSettings:
-        if self.transfer == "cached" and (self.selection == "pass" or self.refresh == "round"):
-            raise ValueError(
-                "transfer=cached needs styles that stay: set refresh=once and selection=client or "
-                "selection=image, or transfer=online"
-            )
-        if self.transfer == "online" and self.selection == "image":
-            raise ValueError(
-                "selection=image restyles the stored images once: set transfer=cached, or "
-                "selection=client or selection=pass"
-            )
-        return self
 
 
 class CCST(Method):

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 from torchvision.transforms import v2
 
@@ -44,6 +44,14 @@ class FedCCRLSettings(PerturbationSettings):
     labels: ClassVar[tuple[str, ...]] = ("variant", "ccdt", "difp", "ra", "js")
     presets = VARIANTS
     preset_of = "variant"
+    impossible = tuple(
+        (
+            {alignment: True, "ccdt": False, "difp": False},
+            "ra and js align augmented views, but ccdt and difp, which make them, are both off: "
+            "turn one of these on, or ra and js off",
+        )
+        for alignment in ("ra", "js")
+    )
 
     variant: Literal["default", "released", "paper_mean_ce"] = "default"
     """Sets the defaults of the settings below; each can still be set individually."""
@@ -83,15 +91,6 @@ class FedCCRLSettings(PerturbationSettings):
     """Weight of the representation alignment."""
     lambda2: float = Field(1.0, ge=0)
     """Weight of the prediction alignment; 1.0 in the paper's study, 0.1 by default in the code."""
-
-    @model_validator(mode="after")
-    def _alignment_has_views(self) -> FedCCRLSettings:
-        if (self.ra or self.js) and not (self.ccdt or self.difp):
-            raise ValueError(
-                "ra and js align augmented views, but ccdt and difp, which make them, are both "
-                "off: turn one of these on, or ra and js off"
-            )
-        return self
 
 
 class FedCCRL(Method):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -36,11 +36,6 @@ class MoonSettings(MethodSettings):
     first_visit: Literal["received", "initial"] = "received"
     """Previous model of a client that never trained: ``received``, the global model that it
     receives, so that it has no contrast; ``initial``, the global model before round 1."""
-
-    @field_validator("proj_dim", mode="before")
-    @classmethod
-    def _none(cls, value: Any) -> Any:
-        return None if value == "none" else value
 
 
 class Moon(Method):

@@ -14,11 +14,10 @@ from feddg_attacks.exposure import (
     privacy_text,
 )
 from feddg_attacks.records import AttackRecord
+from feddg_bench.plugins import outline
 from feddg_bench.records.record import PrivacyRecord
 from feddg_bench.records.runs import read_runs
 from feddg_bench.runs.cards import protection_text
-from feddg_methods.fedavg import FedAvg
-from feddg_methods.pardon import Pardon
 from tests.fabricate_attacks import attack, control, interval, result
 from tests.fabricate_records import record as fabricated
 from tests.fabricate_records import save
@@ -32,7 +31,7 @@ def record(auc: float | None, images: int = 10, **settings: Any) -> AttackRecord
     return attack(found, scenario="oc-i-p", seed=seed, settings=settings, images=images)
 
 
-METHODS = {"fedavg": FedAvg, "pardon": Pardon}
+METHODS = {name: outline(name) for name in ("fedavg", "pardon")}
 TITLES = {"fedavg": "FedAvg", "pardon": "PARDON"}
 
 
@@ -49,7 +48,7 @@ def test_scenarios_and_seeds_are_averaged_and_other_settings_kept_apart() -> Non
     quiet, loud = (row_of(text, "pardon", f"style (noise={s})") for s in (0, 1))  # none is usual
     assert quiet[6:] == ["0.60 [0.50, 0.70] (n = 10)"]  # the other figures have no column
     assert loud[6:] == ["0.50 [0.40, 0.60] (n = 10)"]
-    card = measured_text("pardon", Pardon, [*plain, record(0.5, hyper={"noise": 1})])
+    card = measured_text("pardon", METHODS["pardon"], [*plain, record(0.5, hyper={"noise": 1})])
     assert "[0.40, 0.60] (n = 10) with noise=1." in card
 
 
@@ -99,7 +98,7 @@ def test_the_short_table_has_the_smallest_clients_and_the_usual_settings() -> No
     records = [record(0.6, 30), record(0.8, 10), record(0.9, 10, hyper={"noise": 1})]
     leaked = result({"rank": interval(0.9)}, item="weights", about="cosine")
     records.append(attack(leaked, kind="gradient-inversion"))
-    like = {name: type(name, (Pardon,), {}) for name in ("pardon", "fedavg")}
+    like = dict.fromkeys(("pardon", "fedavg"), METHODS["pardon"])
     same = [one.model_copy(update={"method": "fedavg"}) for one in records[-1:]]
     lines = privacy_text(like, [*records, *same]).splitlines()
     assert "## Digits4, recipe quick" in lines
@@ -127,11 +126,13 @@ def test_the_csv_has_a_row_a_figure() -> None:
 
 
 def test_a_card_says_why_a_protection_is_not_possible_and_what_was_measured() -> None:
-    text = protection_text(Pardon) + measured_text("pardon", Pardon, [record(0.6)])
+    text = protection_text(METHODS["pardon"]) + measured_text(
+        "pardon", METHODS["pardon"], [record(0.6)]
+    )
     assert "`style` (`local_style`)" in text
     assert "dp_client`): no, " in text
     assert "membership AUC from `style`: 0.60 [0.50, 0.70] (n = 10)." in text
-    assert "feddg-bench attack --method fedavg" in measured_text("fedavg", FedAvg, [])
+    assert "feddg-bench attack --method fedavg" in measured_text("fedavg", METHODS["fedavg"], [])
 
 
 def guaranteed(epsilon: float) -> PrivacyRecord:

@@ -9,22 +9,35 @@ import sys
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Annotated, Literal
 
 import pytest
 import torch
 import yaml
+from pydantic import AfterValidator, Field, ValidationError, field_validator
 from torch.testing import assert_close
 
+import feddg_methods
 from feddg_bench import plugins as registry
 from feddg_bench.common import files
 from feddg_bench.common.errors import PluginError, SettingsError
 from feddg_bench.common.files import shipped
 from feddg_bench.config.layers import merge, validate
 from feddg_bench.config.recipes import READINGS, load_recipe, recipe_names
-from feddg_bench.config.schema import RunSettings
+from feddg_bench.config.schema import MethodSettings, RunSettings
 from feddg_bench.engine.build import build_run_method
-from feddg_bench.plugins import check_name, load_dataset, load_method, names, outline
+from feddg_bench.outlines import outline_of, read_outline, write_outline
+from feddg_bench.plugins import (
+    check_name,
+    check_outline,
+    load_dataset,
+    load_method,
+    names,
+    outline,
+)
 from feddg_bench.runs.request import Request
+from feddg_methods.fedavg import FedAvg
+from tests.digests import outlines
 from tests.helpers import no_file
 
 METHODS = names("method")
@@ -249,17 +262,16 @@ import json, sys
 from feddg_bench.config.layers import dotted_fields, kind_of
 from feddg_bench.plugins import names, outline
 
-def facts(method):
+def facts(outline):
     settings = {
         key: [repr(field.get_default(call_default_factory=True)), kind_of(field), field.description]
-        for key, field in dotted_fields(method.Settings)
+        for key, field in dotted_fields(outline.Settings)
     }
-    own = [method.__doc__, method.version, method.citation, method.group, method.rgb_only]
-    own += [repr(method.needs), method.tasks, method.Settings.files, method.Settings.labels]
-    return json.loads(json.dumps([own, settings]))
+    rest = {name: value for name, value in vars(outline).items() if name != "Settings"}
+    return json.loads(json.dumps([rest, outline.Settings.files, outline.Settings.labels, settings]))
 
-def validated(method, hyper):
-    return method.Settings.model_validate(hyper).model_dump(mode="json")
+def validated(outline, hyper):
+    return outline.Settings.model_validate(hyper).model_dump(mode="json")
 """
 
 
@@ -273,8 +285,15 @@ def test_an_outline_says_what_the_class_does_and_needs_no_torch():
     outlined, paper = map(json.loads, run_python(script).splitlines())
     scope = {}
     exec(OUTLINES, scope)  # noqa: S102
-    assert outlined == {name: scope["facts"](load_method(name)) for name in METHODS}
-    assert paper == scope["validated"](load_method("pardon"), {"preset": "paper"})
+    real = {name: outline_of(load_method(name)) for name in METHODS}
+    assert outlined == {name: scope["facts"](found) for name, found in real.items()}
+    assert paper == scope["validated"](real["pardon"], {"preset": "paper"})
+
+
+def test_the_outlines_on_file_are_of_todays_source():
+    """`make digests` writes them; without, every list imports all methods."""
+    file = Path(feddg_methods.__file__).with_name(registry.OUTLINES)
+    assert json.loads(file.read_text()) == outlines()
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -284,15 +303,16 @@ def test_every_setting_of_a_method_has_a_meaning(name):
 
 
 @pytest.fixture
-def theirs(tmp_path):
-    """Install a package with one method; return a script that prints facts of its outline."""
+def theirs(tmp_path, monkeypatch):
+    """Install a package with one method; return what prints the facts of its outline."""
+    monkeypatch.setenv("FEDDG_CACHE", str(tmp_path / "cache"))
+    info = tmp_path / "theirs-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[feddg_bench.methods]\ntheirs = theirs:Theirs\n")
 
-    def make(text):
+    def facts(text):
         (tmp_path / "theirs.py").write_text(text)
-        info = tmp_path / "theirs-1.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1\n")
-        (info / "entry_points.txt").write_text("[feddg_bench.methods]\ntheirs = theirs:Theirs\n")
         return run_python(
             f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
             "from feddg_bench.plugins import outline\n"
@@ -300,37 +320,92 @@ def theirs(tmp_path):
             "print(method.version, *method.Settings.model_fields, 'torch' in sys.modules)\n"
         ).split()
 
-    return make
+    return facts
 
 
-@pytest.mark.parametrize(
-    "head",
-    [
-        "from feddg_bench import Client, Method, MethodSettings\n",
-        "import feddg_bench as fb\nMethod, MethodSettings = fb.Method, fb.MethodSettings\n",
-        "from feddg_bench.core.method import Method\n"
-        "from feddg_bench.config.schema import MethodSettings\n",
-    ],
-    ids=["names", "module", "rooms"],
-)
-def test_the_outline_of_a_method_of_another_package(theirs, head):
-    text = (
-        "from __future__ import annotations\nimport torch\nfrom torch import nn\n" + head + "\n"
-        "class Own(MethodSettings):\n    mu: float = 0.1\n"
-        "class Layer(nn.Module):\n    def forward(self, x: torch.Tensor): return x\n"
-        "class Theirs(Method):\n    Settings = Own\n    version = 7\n"
-        "    @torch.no_grad()\n    def features(self, images): return Layer()(images)\n"
+THEIRS = """
+import torch
+from feddg_bench import Method, MethodSettings
+class Own(MethodSettings):
+    mu: float = 0.1
+class Theirs(Method):
+    Settings = Own
+    version = 7
+"""
+
+
+def test_a_method_of_another_package_is_imported_when_its_source_is_new(theirs):
+    assert theirs(THEIRS) == ["7", "mu", "True"]
+    assert theirs(THEIRS) == ["7", "mu", "False"]
+    changed = THEIRS.replace("mu", "nu").replace("7", "8")
+    assert theirs(changed) == ["8", "nu", "True"]
+    assert theirs(changed) == ["8", "nu", "False"]
+
+
+class Plain(MethodSettings):
+    width: int | None = Field(None, ge=1)
+    sizes: tuple[int, ...] = (3,)
+    kind: Literal["a", 2] = "a"
+
+
+class Own(Plain):
+    @field_validator("kind")
+    @classmethod
+    def _lower(cls, value):
+        return str(value).lower()
+
+
+class Even(Plain):
+    width: Annotated[int, AfterValidator(lambda value: value - value % 2)] = 4
+
+
+class Drawn(Plain):
+    sizes: list[int] = Field(default_factory=lambda: [1])
+
+
+def test_settings_with_code_of_their_own_are_not_on_file():
+    found = {
+        kind: outline_of(FedAvg.__class__(kind.__name__, (FedAvg,), {"Settings": kind}))
+        for kind in (Plain, Own, Even, Drawn)
+    }
+    kept = {kind: write_outline(outline) for kind, outline in found.items()}
+    assert [kind for kind, written in kept.items() if written is None] == [Own, Even, Drawn]
+    again = read_outline(json.loads(json.dumps(kept[Plain]))).Settings
+    assert again(sizes="7", width="none", kind=2).model_dump() == {
+        "width": None,
+        "sizes": (7,),
+        "kind": 2,
+    }
+    for wrong in ({"width": 0}, {"width": True}, {"kind": "b"}, {"sizes": 3}, {"size": 3}):
+        with pytest.raises(ValidationError) as ours:
+            Plain(**wrong)
+        with pytest.raises(ValidationError) as theirs:
+            again(**wrong)
+        assert theirs.value.errors(include_url=False) == ours.value.errors(include_url=False)
+
+
+def test_a_run_that_was_planned_by_an_old_outline_is_refused_once(tmp_path, monkeypatch, anew):
+    monkeypatch.setenv("FEDDG_CACHE", str(tmp_path))
+    anew()
+    old = replace(outline("fedavg"), version=0)
+    registry._keep(registry._where("method", "fedavg"), old)
+    anew()
+    assert outline("fedavg").version == 0
+    assert "give the same command again" in refusal(
+        check_outline, "fedavg", FedAvg, kind=PluginError
     )
-    assert theirs(text) == ["7", "mu", "False"]
+    assert outline("fedavg").version == FedAvg.version
+    check_outline("fedavg", FedAvg)
 
 
-def test_a_module_that_has_no_outline_is_imported(theirs):
-    text = (
-        "import torch\nfrom feddg_bench.core.method import Method\n"
-        "TWO = torch.ones(3).sum() * 2\n"  # a stand-in has no such arithmetic
-        "class Theirs(Method):\n    version = 7\n"
-    )
-    assert theirs(text) == ["7", "True"]
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"doc": 1}'])
+def test_an_outline_that_cannot_be_read_is_made_anew(tmp_path, monkeypatch, anew, content):
+    monkeypatch.setenv("FEDDG_CACHE", str(tmp_path))
+    file = registry._on_file(registry._where("method", "fedavg"))
+    file.parent.mkdir()
+    file.write_bytes(content)
+    anew()
+    assert outline("fedavg").title == "FedAvg"
 
 
 def test_the_outline_of_a_wrong_name_is_refused():

@@ -36,7 +36,7 @@ from feddg_bench.engine.compatibility import check_fit, methods_for
 from feddg_bench.engine.evaluation import evaluate
 from feddg_bench.engine.timing import synthetic_federation
 from feddg_bench.models.backbones import BACKBONES, Grey, build_backbone
-from feddg_bench.plugins import load_method, names
+from feddg_bench.plugins import names, outline
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.runs.request import _say_once
 from feddg_bench.testing import toy_regression
@@ -494,7 +494,7 @@ def test_what_is_for_rgb_is_refused(toy_settings, name, layer, words):
         task = "classification"
 
     with pytest.raises(SettingsError, match=words):
-        check_fit(toy_settings({"method": name}, layer), load_method(name), Classes())
+        check_fit(toy_settings({"method": name}, layer), outline(name), Classes())
 
 
 def test_five_bands_are_trained_and_measured(start_run, toy_federation):

@@ -86,7 +86,7 @@ def _method(name: str) -> dict[str, Any]:
     return {
         "name": name,
         "group": method.group,
-        "title": paragraph((method.__doc__ or "").partition("\n")[0]),
+        "title": paragraph(method.doc.partition("\n")[0]),
         "settings": {
             key: to_jsonable_python(field.get_default())
             for key, field in method.Settings.model_fields.items()

@@ -7,9 +7,9 @@ plugin, so that a settings error is reported at once.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -386,6 +386,28 @@ class MethodSettings(Section):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Defaults of other settings by the value of the setting that `preset_of` names."""
     preset_of: ClassVar[str] = "preset"
+    impossible: ClassVar[Sequence[tuple[Mapping[str, Any], str]]] = ()
+    """Values of settings that cannot stand together, each group with the reason and the remedy."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _none_and_one(cls, value: Any, info: ValidationInfo) -> Any:
+        """Read ``none`` as null, which W&B cannot hand over, and a text as a list of one."""
+        kind = cls.model_fields[str(info.field_name)].annotation
+        if get_origin(kind) is tuple:
+            return (value,) if isinstance(value, str) else () if value is None else value
+        return (
+            None
+            if isinstance(value, str) and value == "none" and _names(kind, type(None))
+            else value
+        )
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        for values, why in self.impossible:
+            if all(getattr(self, name) == value for name, value in values.items()):
+                raise ValueError(why)
+        return self
 
     @model_validator(mode="before")
     @classmethod

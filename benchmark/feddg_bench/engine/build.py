@@ -17,6 +17,7 @@ from feddg_bench.core.method import Method, written_in
 from feddg_bench.data.federated import Federation
 from feddg_bench.engine.compatibility import ImageFacts, check_fit, is_rgb
 from feddg_bench.engine.portable import use_portable
+from feddg_bench.outlines import outline_of
 from feddg_bench.plugins import check_declared, load_method, plugin_name
 
 
@@ -107,7 +108,7 @@ def build_method(
         given = merge(given, {found[0]: {key: value}})
     layers = recipe_layers("quick", "digits4", name, method)._replace(named=given)
     checked, images = settle(layers), Images(task, channels)
-    check_fit(checked, method, images)
+    check_fit(checked, outline_of(method), images)
     return build_on(method, checked, images, num_classes=num_classes)
 
 

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.schema import EngineSettings
 from feddg_bench.protection.accounting import check_accountant
-from feddg_bench.protection.possible import obstacles, own_classes
+from feddg_bench.protection.possible import one_by_one
 
 if TYPE_CHECKING:
     from feddg_bench.config.schema import RunSettings
     from feddg_bench.core.method import Method
+    from feddg_bench.outlines import Outline
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class Rate(NamedTuple):
 
 
 def check_fit(
-    settings: RunSettings, method: type[Method], images: ImageFacts, rate: Rate | None = None
+    settings: RunSettings, method: Outline, images: ImageFacts, rate: Rate | None = None
 ) -> None:
     """Check that a method can be run on images with these settings.
 
@@ -83,13 +84,13 @@ def check_start(settings: RunSettings, method: Method, clients: int) -> None:
 
 
 def reasons_to_refuse(
-    settings: RunSettings, method: type[Method], images: ImageFacts, rate: Rate | None = None
+    settings: RunSettings, method: Outline, images: ImageFacts, rate: Rate | None = None
 ) -> Iterator[str]:
     """Yield why a plan is impossible.
 
     Args:
         settings: The plan's.
-        method: The method's class, or its outline.
+        method: What the method declares.
         images: What a data set says about its images.
         rate: The recipe's learning rate; ``None`` if the run has one of its own.
 
@@ -98,7 +99,7 @@ def reasons_to_refuse(
     """
     name, privacy, partition = settings.method, settings.privacy, settings.partition
     protections = {privacy.mechanism, privacy.aggregation}
-    for protection, why in obstacles(method).items():
+    for protection, why in method.obstacles.items():
         if why and protection in protections:
             key = "aggregation" if protection == "secure" else "mechanism"
             yield f"privacy.{key}={protection} does not go with {name}: {why}"
@@ -174,28 +175,18 @@ def reasons_to_stop(settings: RunSettings, method: Method, clients: int) -> Iter
 # ------------------------------------------------------------------------------------ engine
 
 
-def one_by_one(method: type[Method]) -> str:
-    """Return why a method's clients cannot step together; "" if they can."""
-    if not method.vectorised:
-        return "a training step that draws numbers or takes gradients itself"
-    own = own_classes(method)
-    names = ("fit", "batches", "configure_optimizers", "on_before_optimizer_step")
-    found = [name for name in names if any(name in vars(kind) for kind in own)]
-    return f"its own {' and '.join(found)}" if found else ""
-
-
-def steps_together(settings: RunSettings, method: type[Method]) -> bool:
-    """Return whether clients step together; warns if they should and cannot."""
+def steps_together(settings: RunSettings, why_not: str) -> bool:
+    """Return whether clients step together; warns if they should and cannot (`one_by_one`)."""
     if settings.engine.clients == "exact":
         return False
-    if why := one_by_one(method):
-        say_one_by_one(settings.method, why)
-    return not why
+    if why_not:
+        say_one_by_one(settings.method, why_not)
+    return not why_not
 
 
-def settled_engine(settings: RunSettings, method: type[Method]) -> EngineSettings:
+def settled_engine(settings: RunSettings, method: Outline) -> EngineSettings:
     """Return the engine settings for the key: the defaults if clients cannot step together."""
-    return settings.engine if steps_together(settings, method) else EngineSettings()
+    return settings.engine if steps_together(settings, method.one_by_one) else EngineSettings()
 
 
 @cache

@@ -55,6 +55,7 @@ from feddg_bench.engine.flop import count_flop, peak_flops
 from feddg_bench.engine.gpu import use_gpu
 from feddg_bench.engine.portable import use_portable
 from feddg_bench.protection.guarantee import noised
+from feddg_bench.protection.possible import one_by_one
 
 logging.getLogger("lightning.fabric").setLevel(logging.WARNING)  # it announces every precision
 
@@ -150,7 +151,7 @@ class Worker:
         }
         self._initial_private = self.method.state.private_weights()
         self._folded = self._foldable()
-        self.batched = steps_together(self.settings, type(self.method))
+        self.batched = steps_together(self.settings, one_by_one(type(self.method)))
         self._counted: set[str] = set()
         self._firsts: dict[str, tuple[Task, bytes] | None] = {}
         self._modes: list[bool] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import inspect
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,8 +16,8 @@ from pydantic import TypeAdapter
 from feddg_bench.config.layers import dotted, paragraph
 from feddg_bench.config.schema import PrivacySettings, Resources
 from feddg_bench.data.protocols import TITLES
-from feddg_bench.plugins import dataset_title, module_of, outline
-from feddg_bench.protection.possible import obstacles, sent_by
+from feddg_bench.plugins import dataset_title, outline
+from feddg_bench.protection.possible import sent_by
 from feddg_bench.runs.observer import Observer
 from feddg_bench.runs.references import references
 from feddg_bench.runs.request import Plan, Request
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
     from feddg_bench.core.loop import RoundResult
     from feddg_bench.core.messages import Reply, Task
-    from feddg_bench.core.method import Method
+    from feddg_bench.outlines import Outline
     from feddg_bench.runs.setup import Run
 
 CLIENTS, PER_ROUND, PER_CLIENT, ROUNDS = 4, 2, 8, 3
@@ -82,7 +81,7 @@ def facts(plan: Plan) -> dict[str, Any]:
     method, hyper = outline(plan.settings.method), plan.settings.hyper
     return {
         "name": plan.settings.method,
-        "summary": inspect.cleandoc(method.__doc__ or ""),
+        "summary": method.doc,
         "citation": method.citation,
         "papers": [
             {"link": paper.link, "bibtex": paper.bibtex(f"{plan.settings.method}{number or ''}")}
@@ -112,13 +111,7 @@ def shipped_card(method: str, key: str | None = None) -> Crossing | None:
     if entry is None or key not in (None, entry["key"]):
         return None
     seen = {k: v for k, v in entry.items() if k != "key"}
-    return _CROSSING.validate_python({**seen, "deviations": _deviations(method)})
-
-
-def _deviations(method: str) -> tuple[str, ...] | None:
-    """Return `Crossing.deviations`; needs no PyTorch."""
-    declared: tuple[str, ...] | None = getattr(module_of(outline(method)), "DEVIATIONS", None)
-    return declared
+    return _CROSSING.validate_python({**seen, "deviations": outline(method).deviations})
 
 
 @cache
@@ -156,7 +149,7 @@ def see_crossing(plan: Plan) -> Crossing:
         server=tuple(_items(run.server.memory)),
         client=tuple(_items(seen.kept)),
         passes=seen.passes(settings.train.local_epochs),
-        deviations=_deviations(settings.method),
+        deviations=outline(settings.method).deviations,
     )
 
 
@@ -241,7 +234,7 @@ def facts_text(card: Mapping[str, Any]) -> str:
     return "\n\n".join([*lines, "\n".join(settings or ["None of its own."])]) + "\n"
 
 
-def _requirements(method: type[Method]) -> Iterator[str]:
+def _requirements(method: Outline) -> Iterator[str]:
     """Yield what a method needs of data, settings and files, as sentences."""
     yield f"Learns: {', '.join(method.tasks)}."
     yield "Images: red, green and blue." if method.rgb_only else "Images: of any channels."
@@ -256,9 +249,9 @@ def _requirements(method: type[Method]) -> Iterator[str]:
         yield "Clients train one by one: `engine.clients=batched` has no effect."
 
 
-def protection_text(method: type[Method]) -> str:
+def protection_text(method: Outline) -> str:
     """Return a card's list of what leaves a client, who sees it, and what can protect it."""
-    why = obstacles(method)
+    why = method.obstacles
     sent = ", ".join(f"`{s.name}` (`{s.call}`)" for s in sent_by(method.uplink))
     told = ", ".join(f"`{t}`" for t in ("weights", *method.downlink))
     lines = ["", "## Privacy", ""]

@@ -29,6 +29,7 @@ from feddg_bench.data.augment import to_float
 from feddg_bench.data.dataset import pixels_of
 from feddg_bench.engine.build import Images, build_on
 from feddg_bench.engine.compatibility import check_fit, is_rgb
+from feddg_bench.outlines import outline_of
 from feddg_bench.plugins import load_dataset, load_method
 from feddg_bench.records.sources import read_json
 from feddg_bench.records.store import open_results
@@ -191,7 +192,7 @@ def load_model(key: str, results: str | Path = "runs", which: str = "last", **hy
     again = {"backbone": blank, "hyper": {**settings.hyper, **hyper}}
     images = Images(facts.task, facts.channels, "uint8" if facts.rgb else "")
     changed = settings.model_copy(update=again)
-    check_fit(changed, plugin, images)
+    check_fit(changed, outline_of(plugin), images)
     try:
         module = build_on(
             plugin,

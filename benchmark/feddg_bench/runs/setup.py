@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from feddg_bench.common.errors import DataError, PluginError, top
+from feddg_bench.common.errors import DataError, top
 from feddg_bench.common.files import cache_dir
 from feddg_bench.common.portable import cpu_flags
 from feddg_bench.config.schema import DataSettings, Resources, RunSettings
@@ -28,7 +28,7 @@ from feddg_bench.engine.devices import find_devices
 from feddg_bench.engine.executors import Executor
 from feddg_bench.engine.worker import WorkerSpec
 from feddg_bench.models.backbones import check_image_size
-from feddg_bench.plugins import load_method
+from feddg_bench.plugins import check_outline, load_method
 from feddg_bench.protection.guarantee import guarantee, open_protection
 from feddg_bench.records.record import DataRecord, PartitionRecord, RunRecord, ScenarioRecord
 from feddg_bench.runs.request import Plan
@@ -112,11 +112,7 @@ def open_run(
     """Decode what is not yet decoded, spread the images over clients, and build the module."""
     federation, record, partition = open_federation(plan, data, progress)
     run = start(plan, federation, executor, resources)
-    if run.method.version != plan.version:  # the plan may come from an outline of the source
-        raise PluginError(
-            f"{plan.settings.method} says version {plan.version} in its source and "
-            f"{run.method.version} when it is imported: give it one number"
-        )
+    check_outline(plan.settings.method, type(run.method))
     record.privacy = guarantee(plan.settings, type(run.method), len(federation.clients))
     run.record, run.partition = record, partition
     return run

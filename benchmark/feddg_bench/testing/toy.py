@@ -21,6 +21,7 @@ from feddg_bench.engine.compatibility import check_fit, check_start
 from feddg_bench.engine.evaluation import evaluate
 from feddg_bench.engine.executors import Executor, SerialExecutor
 from feddg_bench.engine.worker import WorkerSpec
+from feddg_bench.outlines import outline_of
 from feddg_bench.plugins import load_method
 from feddg_bench.runs.setup import open_server
 
@@ -157,7 +158,7 @@ def start_toy_run(
     settings = toy_settings(own, found.needs, *layers)
     executor = executor or SerialExecutor()
     if method is None:
-        check_fit(settings, found, federation)
+        check_fit(settings, outline_of(found), federation)
         method = build_run_method(settings, federation, found)
     check_start(settings, method, len(federation.clients))
     executor.start(WorkerSpec(settings, federation, device, plugin=found, counts=counts), method)

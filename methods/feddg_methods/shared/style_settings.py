@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
-
-from pydantic import field_validator
+from typing import ClassVar, Literal
 
 from feddg_bench.config.schema import MethodSettings
 from feddg_methods.shared.style_transfer import StyleBackend, build_style_backend
@@ -29,11 +27,6 @@ class StyleSettings(MethodSettings):
     """Input of ``vgg19``: normalised images as in the code, or [0, 1] as in its training."""
     style_layer: Literal["conv4_1", "relu4_1"] = "conv4_1"
     """Where styles are measured: before or after the last ReLU."""
-
-    @field_validator("style_weights", mode="before")
-    @classmethod
-    def _one_or_more(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value or ()
 
     def build_backend(self) -> StyleBackend:
         """Return the style back end that these settings describe.

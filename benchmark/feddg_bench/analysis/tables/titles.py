@@ -13,7 +13,7 @@ from feddg_bench.plugins import outline
 def method_title(method: str) -> str:
     """Return a method's title, or its name if it has none or is not installed here."""
     try:
-        return vars(outline(method)).get("title") or method  # a subclass has no title of its own
+        return outline(method).title or method
     except FeddgError:
         return method
 
