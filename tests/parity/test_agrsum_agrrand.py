@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import weakref
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,22 +13,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.streams import torch_generator
 from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import FederationSettings
-from feddg_bench.core.messages import LocalUpdate, Reply, decode, encode, nbytes
+from feddg_bench.core.messages import LocalUpdate, Reply, decode, encode
 from feddg_bench.core.server import Server
 from feddg_methods.agrrand import (
     AgrRand,
-    AgrRandSettings,
     agreement_random,
     noise_scale,
     normal_where,
 )
-from feddg_methods.agrsum import AgrSum, AgrSumSettings
+from feddg_methods.agrsum import AgrSum
 from feddg_methods.fedavg import FedAvg
 from tests.helpers import bitwise
+from tests.tester import MethodTester, Twin
 
 both = pytest.mark.parametrize("method", [AgrSum, AgrRand])
 
@@ -321,77 +319,9 @@ def test_scale_of_the_noise():
     assert noise_scale([]) == 0.0
 
 
-@both
-def test_one_reply_is_alive_at_a_time(method):
-    alive: list[weakref.ref] = []
-    most = 0
-
-    class State(dict):
-        pass
-
-    def replies():
-        nonlocal most
-        for i in range(20):
-            state = State(w=torch.full((3,), float(i)))
-            alive.append(weakref.ref(state))
-            most = max(most, sum(ref() is not None for ref in alive))
-            yield Reply(f"client_{i:03}", 1, LocalUpdate(state), {}, {})
-            del state
-
-    half = SimpleNamespace(trainable=["w"], settings=method.Settings())
-    method.aggregate(half, server_of({"w": torch.zeros(3)}), replies())
-    assert most == 1
-
-
 # ------------------------------------------------------------------------ toy federation
 
 NAMES = pytest.mark.parametrize("name", ["agrsum", "agrrand"])
-
-
-def trained(start_run, name, *layers, rounds=2):
-    run = start_run(name, *layers)
-    results = run.rounds(rounds)
-    return run.server.weights, [(r.ledger.means(), r.ledger.bytes) for r in results]
-
-
-@NAMES
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("lr", [1.0, 0.5])
-def test_one_client_a_round_is_fedavg_bit_for_bit(start_run, name, reduction, lr):
-    layer = {"federation": {"per_round": 1, "server_lr": lr}}
-    expected = trained(start_run, "fedavg", layer)
-    found = trained(start_run, name, layer, {"hyper": {"reduction": reduction}})
-    bitwise(found[0], expected[0])
-    assert found[1] == expected[1]
-
-
-def test_every_reading_runs_and_differs_from_the_others(start_run):
-    readings = [
-        ("fedavg", {}),
-        ("agrsum", {}),
-        ("agrsum", {"reduction": "sum"}),
-        ("agrrand", {}),
-        ("agrrand", {"reduction": "sum"}),
-        ("agrrand", {"randomize_zeros": True}),
-    ]
-    models = []
-    for name, hyper in readings:
-        model, _ = trained(start_run, name, {"hyper": hyper}, rounds=1)
-        models.append(torch.cat([tensor.flatten() for tensor in model.values()]))
-    assert all(bool(m.isfinite().all()) for m in models)
-    same = [(i, j) for i in range(6) for j in range(i) if torch.equal(models[i], models[j])]
-    assert same == []
-
-
-@NAMES
-def test_clients_send_what_fedavg_sends(start_run, recorder, name):
-    run = start_run(name, {"federation": {"per_round": 3}}, executor=recorder)
-    result = run.rounds(1)[-1]
-    model = nbytes(run.server.weights)
-    assert result.ledger.bytes == {"up": 3 * model, "down": 3 * model}
-    assert all(r.value.extra == {} for r in recorder.replies)
-    assert all(dict(task.broadcast) == {} for task in recorder.tasks)
-    assert run.server.memory == {}
 
 
 @pytest.fixture
@@ -429,21 +359,6 @@ def test_many_clients_are_warned_of_once_a_run(
 # ------------------------------------------------------------------------------ settings
 
 
-@pytest.mark.parametrize(
-    ("model", "hyper"),
-    [
-        (AgrSumSettings, {"reduction": "median"}),
-        (AgrSumSettings, {"randomize_zeros": True}),
-        (AgrRandSettings, {"reduction": "total"}),
-        (AgrRandSettings, {"randomize_zeros": "some"}),
-    ],
-    ids=str,
-)
-def test_settings_out_of_range_are_refused(model, hyper):
-    with pytest.raises(SettingsError, match=next(iter(hyper))):
-        validate(model, hyper)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @both
@@ -453,3 +368,20 @@ def test_on_a_gpu_as_on_the_cpu(method):
     there = aggregate(method, {"w": start["w"].cuda()}, [{"w": s["w"].cuda()} for s in states])
     assert there["w"].is_cuda
     assert_close(there["w"].cpu(), here["w"], rtol=1e-6, atol=1e-6)
+
+
+class TestAgrSum(MethodTester):
+    name = "agrsum"
+    twins = (
+        Twin({"reduction": "mean"}, {"federation": {"per_round": 1}}),
+        Twin({"reduction": "sum"}, {"federation": {"per_round": 1, "server_lr": 0.5}}),
+    )
+    apart = ({"reduction": "sum"},)
+    wrong = ({"reduction": "median"}, {"randomize_zeros": True})
+    models = (1, 1)
+
+
+class TestAgrRand(TestAgrSum):
+    name = "agrrand"
+    apart = ({"reduction": "sum"}, {"randomize_zeros": True})
+    wrong = ({"reduction": "total"}, {"randomize_zeros": "some"})

@@ -16,6 +16,7 @@ from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import TrainSettings
 from feddg_bench.core.messages import nbytes
+from feddg_bench.testing import toy_federation
 from feddg_methods.ccst import (
     CCST,
     PRESETS,
@@ -28,6 +29,7 @@ from feddg_methods.ccst import (
 from feddg_methods.shared.adain import adain
 from feddg_methods.shared.style_transfer import PixelBackend
 from tests.helpers import PLAIN, bitwise, pixel, refused, rng
+from tests.tester import ONE_CLIENT, MethodTester, Twin, alone
 
 
 def asked(recorder, call, round=None):
@@ -413,13 +415,18 @@ def test_fedccrl_rebuilds_its_bank_in_each_round(start_run, recorder):
 # ------------------------------------------------------------------------------ training
 
 
-@pytest.fixture
-def coloured(toy_federation):
+def tinted():
     """Every client has a tint of its own."""
-    images = toy_federation.images.copy()
-    for number, part in enumerate(toy_federation.clients.values()):
+    federation = toy_federation()
+    images = federation.images.copy()
+    for number, part in enumerate(federation.clients.values()):
         images[part, ..., number % 3] //= 3 + number
-    return replace(toy_federation, images=images)
+    return replace(federation, images=images)
+
+
+@pytest.fixture
+def coloured():
+    return tinted()
 
 
 def trained(start_run, federation, *layers, name="ccst", rounds=1):
@@ -433,61 +440,10 @@ def same(first, second):
     return all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.fixture
-def full(start_run, coloured):
-    return trained(start_run, coloured, pixel())
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"preset": "official"},
-        {"preset": "fedccrl"},
-        {"bank": "single"},
-        {"bank": "both"},
-        {"selection": "pass"},
-        {"selection": "image", "transfer": "cached"},
-        {"styles": 2},
-        {"strength": 1.0},
-        {"transfer": "cached"},
-        {"refresh": "round"},
-        {"upload_ratio": 0.5},
-        {"style_augment": False},
-    ],
-    ids=str,
-)
-def test_every_setting_changes_what_is_learnt(start_run, coloured, full, values):
-    assert not same(trained(start_run, coloured, pixel(**values)), full)
-
-
 @pytest.mark.parametrize("bank", ["overall", "single", "both"])
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_runs_with_every_bank(start_run, coloured, preset, bank):
     trained(start_run, coloured, pixel(preset=preset, bank=bank))
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_without_styles_it_is_fedavg(start_run, coloured, preset):
-    """Bit for bit, and nothing but models travels."""
-    plain = start_run("fedavg", federation=coloured)
-    run = start_run("ccst", pixel(preset=preset, styles=0), federation=coloured)
-    expected, found = plain.rounds(2), run.rounds(2)
-    bitwise(run.server.weights, plain.server.weights)
-    assert [r.ledger.bytes for r in found] == [r.ledger.bytes for r in expected]
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_one_client_alone_learns_as_with_fedavg(start_run, toy_federation, preset):
-    name, index = next(iter(toy_federation.clients.items()))
-    alone = replace(toy_federation, clients={name: index})
-    layer = {"federation": {"per_round": 1}}
-    plain = trained(start_run, alone, layer, name="fedavg")
-    bitwise(trained(start_run, alone, layer, pixel(preset=preset)), plain)
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_half_precision(start_run, coloured, preset):
-    trained(start_run, coloured, {"train": {"precision": "bf16-mixed"}}, pixel(preset=preset))
 
 
 def seen(start_run, recorder, federation, *layers, rounds=1):
@@ -639,3 +595,30 @@ def test_the_style_network_neither_travels_nor_trains(start_run):
     run = start_run("ccst", pixel())
     assert not any(name.startswith("style.") for name in run.server.weights)
     assert run.method.frozen == ("style.",)
+
+
+class TestCCST(MethodTester):
+    name = "ccst"
+    layer = pixel()
+    federation = staticmethod(tinted)
+    twins = (
+        *(Twin({"preset": preset, "styles": 0}, federation=tinted) for preset in PRESETS),
+        *(
+            Twin({"preset": preset}, ONE_CLIENT, rounds=1, federation=alone, sends=False)
+            for preset in PRESETS
+        ),
+    )
+    apart = (
+        {"preset": "official"},
+        {"preset": "fedccrl"},
+        {"bank": "single"},
+        {"bank": "both"},
+        {"selection": "pass"},
+        {"selection": "image", "transfer": "cached"},
+        {"styles": 2},
+        {"strength": 1.0},
+        {"transfer": "cached"},
+        {"refresh": "round"},
+        {"upload_ratio": 0.5},
+        {"style_augment": False},
+    )

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.autograd import gradcheck
-from torch.testing import assert_close
 
 from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import TrainSettings
-from feddg_bench.core.messages import nbytes
 from feddg_bench.plugins import load_method
 from feddg_methods.coral import coral_distance
 from feddg_methods.mmd import GAMMAS, squared_mmd
-from tests.helpers import ALL, bitwise, hyper
+from tests.helpers import ALL
+from tests.tester import MethodTester, Twin, one_domain
 
 METHODS = ("coral", "mmd")
 RNG = np.random.default_rng(1)
@@ -112,34 +109,13 @@ def test_the_penalty_brings_domains_together(name):
     assert ORACLES[name][1](torch.from_numpy(X), y) < 0.9 * start
 
 
-# --------------------------------------------------------------------------------- FedAvg
+class TestCoral(MethodTester):
+    name = "coral"
+    layer = ALL
+    twins = (Twin({"weight": 0.0}, ALL), Twin({}, ALL, rounds=1, federation=one_domain))
+    apart = ({"weight": 0.0},)
+    models = (1, 1)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_without_weight_it_is_fedavg_and_sends_as_much(start_run, name):
-    ours, theirs = start_run(name, ALL, hyper(weight=0.0)), start_run("fedavg", ALL)
-    first, second = ours.rounds(2), theirs.rounds(2)
-    bitwise(ours.server.weights, theirs.server.weights)
-    assert [r.ledger.bytes for r in first] == [r.ledger.bytes for r in second]
-    model = nbytes(ours.server.weights)
-    assert first[1].ledger.bytes == {"up": 4 * model, "down": 4 * model}
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_with_one_domain_a_client_it_is_fedavg(start_run, toy_federation, name):
-    one = replace(toy_federation, domain_ids=np.zeros(60, dtype=np.int64))
-    ours = start_run(name, ALL, federation=one)
-    theirs = start_run("fedavg", ALL, federation=one)
-    ours.rounds(1)
-    theirs.rounds(1)
-    bitwise(ours.server.weights, theirs.server.weights)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_the_weight_changes_what_is_learnt(start_run, name):
-    ours, theirs = start_run(name, ALL), start_run("fedavg", ALL)
-    ours.rounds(1)
-    theirs.rounds(1)
-    layer = "backbone.net.0.weight"
-    assert not torch.equal(ours.server.weights[layer], theirs.server.weights[layer])
-    assert_close(ours.server.weights[layer], theirs.server.weights[layer], rtol=0, atol=0.1)
+class TestMmd(TestCoral):
+    name = "mmd"

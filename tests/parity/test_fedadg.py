@@ -36,6 +36,7 @@ from feddg_methods.fedadg import (
     smoothed_cross_entropy,
 )
 from tests.helpers import PLAIN, bitwise, hyper, refused
+from tests.tester import MethodTester, Twin
 
 SMALL = {"hidden": 16, "projection": 8}
 small = partial(hyper, **SMALL)
@@ -400,11 +401,6 @@ def test_epochs_of_the_phases(given, local_epochs, expected):
     assert phases(validate(FedADGSettings, given), local_epochs) == expected
 
 
-def test_a_first_phase_that_leaves_nothing_is_refused(start_run):
-    with refused(SettingsError, "leaves none of"):
-        start_run("fedadg", small(first_epochs=1))
-
-
 def test_a_round_costs_as_many_epochs_as_the_frame_says(start_run, monkeypatch):
     epochs = []
     batches = FedADG.batches
@@ -419,22 +415,6 @@ def test_a_round_costs_as_many_epochs_as_the_frame_says(start_run, monkeypatch):
 
 
 # ------------------------------------------------------------------------------- whole rounds
-
-
-def trained(start_run, name, *layers, rounds=2):
-    run = start_run(name, *layers)
-    results = run.rounds(rounds)
-    return run.server.weights, [r.ledger.means() for r in results]
-
-
-@pytest.mark.parametrize("order", ["discriminator_first", "model_first"])
-def test_without_alignment_and_smoothing_it_is_fedavg_bit_for_bit(start_run, order):
-    layer = {"train": {"local_epochs": 3}}
-    expected, metrics = trained(start_run, "fedavg", layer)
-    degenerate = small(ce_weight=1.0, smoothing=0.0, order=order)
-    found, own = trained(start_run, "fedadg", layer, degenerate)
-    bitwise({name: found[name] for name in expected}, expected)
-    assert own == metrics
 
 
 @pytest.mark.parametrize(
@@ -670,3 +650,21 @@ def test_the_schedule_spans_the_frame(start_run):
     expected = [0.005 * (1 + np.cos(np.pi * e / 6)) for e in range(6)]
     assert model == pytest.approx(expected)
     assert {rate for player, rate in rates if player == "D"} == {7e-4}
+
+
+class TestFedADG(MethodTester):
+    name = "fedadg"
+    layer = small()
+    twins = tuple(
+        Twin(
+            {**SMALL, "ce_weight": 1.0, "smoothing": 0.0, "order": order},
+            {"train": {"local_epochs": 3}},
+            sends=False,
+        )
+        for order in ("discriminator_first", "model_first")
+    )
+
+
+def test_a_first_phase_that_leaves_nothing_is_refused(start_run):
+    with refused(SettingsError, "leaves none of"):
+        start_run("fedadg", small(first_epochs=1))

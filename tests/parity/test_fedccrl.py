@@ -22,6 +22,7 @@ from feddg_bench.core.server import Server
 from feddg_methods.fedccrl import VARIANTS, FedCCRL, FedCCRLSettings, draw_beta
 from feddg_methods.shared.draws import draw_rows
 from tests.helpers import PLAIN, bitwise, hyper, rng
+from tests.tester import MethodTester, Twin
 
 OFF = {"ccdt": False, "difp": False, "ra": False, "js": False}
 
@@ -475,50 +476,6 @@ def same(first, second):
     return all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.fixture
-def full(start_run):
-    return trained(start_run)[0]
-
-
-def test_without_views_it_is_fedavg(start_run):
-    """Bit for bit, and nothing but models travels."""
-    plain, expected = trained(start_run, "fedavg", rounds=2)
-    found, results = trained(start_run, "fedccrl", hyper(**OFF), rounds=2)
-    bitwise(found, plain)
-    assert [r.ledger.bytes for r in results] == [r.ledger.bytes for r in expected]
-    assert [r.evaluation for r in results] == [r.evaluation for r in expected]
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"variant": "released"},
-        {"variant": "paper_mean_ce"},
-        {"ccdt": False},
-        {"difp": False},
-        {"ra": False},
-        {"js": False},
-        {"ra": False, "js": False},
-        {"upload_ratio": 0.5},
-        {"upload_rounding": "floor"},
-        {"alpha": 1.0},
-        {"clamp": False},
-        {"chains": 1},
-        {"chains": None},
-        {"per_image": True},
-        {"classification": "mean"},
-        {"contrast": "sum"},
-        {"count_self": True},
-        {"temperature": 0.5},
-        {"lambda1": 0.5},
-        {"lambda2": 0.1},
-    ],
-    ids=str,
-)
-def test_every_setting_changes_what_is_learnt(start_run, full, values):
-    assert not same(trained(start_run, "fedccrl", hyper(**values))[0], full)
-
-
 @pytest.mark.parametrize(("weight", "switch"), [("lambda1", "ra"), ("lambda2", "js")])
 def test_a_weight_of_zero_switches_off(start_run, weight, switch):
     weightless = trained(start_run, "fedccrl", hyper(**{weight: 0.0}))[0]
@@ -552,10 +509,6 @@ def test_black_images(start_run, toy_federation):
     trained(start_run, "fedccrl", PLAIN, federation=black)
 
 
-def test_half_precision(start_run):
-    trained(start_run, "fedccrl", {"train": {"precision": "bf16-mixed"}})
-
-
 # ------------------------------------------------------------------- one pass or three passes
 
 RESNET = {"backbone": {"name": "resnet18", "pretrained": False}, "train": {"batch_size": 16}}
@@ -575,3 +528,30 @@ def test_views_share_a_pass_only_where_batch_statistics_are_frozen(
     with torch.no_grad():
         method.training_step((images, torch.arange(6) % 3), 0)
     assert sizes == [18 // passes] * passes
+
+
+class TestFedCCRL(MethodTester):
+    name = "fedccrl"
+    twins = (Twin(OFF),)
+    apart = (
+        {"variant": "released"},
+        {"variant": "paper_mean_ce"},
+        {"ccdt": False},
+        {"difp": False},
+        {"ra": False},
+        {"js": False},
+        {"ra": False, "js": False},
+        {"upload_ratio": 0.5},
+        {"upload_rounding": "floor"},
+        {"alpha": 1.0},
+        {"clamp": False},
+        {"chains": 1},
+        {"chains": None},
+        {"per_image": True},
+        {"classification": "mean"},
+        {"contrast": "sum"},
+        {"count_self": True},
+        {"temperature": 0.5},
+        {"lambda1": 0.5},
+        {"lambda2": 0.1},
+    )

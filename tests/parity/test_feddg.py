@@ -12,7 +12,8 @@ from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import TrainSettings
 from feddg_bench.core.messages import Task, nbytes
 from feddg_methods.feddg import FedDG, FedDGSettings, exchange_amplitudes, low_amplitudes
-from tests.helpers import ALL, PLAIN, bitwise, hyper
+from tests.helpers import ALL, PLAIN, hyper
+from tests.tester import MethodTester, Twin
 
 RNG = np.random.default_rng(0)
 X, OTHER = RNG.random((2, 3, 9, 12)), RNG.random((2, 3, 9, 12))
@@ -129,21 +130,8 @@ def test_spectra_travel_once_up_and_all_of_them_down(start_run):
     assert third == {"up": 4 * model, "down": 4 * model}
 
 
-# --------------------------------------------------------------------------------- FedAvg
-
-
-def test_without_the_second_loss_it_is_fedavg_and_sends_as_much(start_run):
-    ours, theirs = start_run("feddg", ALL, hyper(meta_weight=0.0)), start_run("fedavg", ALL)
-    first, second = ours.rounds(2), theirs.rounds(2)
-    bitwise(ours.server.weights, theirs.server.weights)
-    assert [r.ledger.bytes for r in first] == [r.ledger.bytes for r in second]
-
-
-@pytest.mark.parametrize("values", [{"first_order": True}, {"alpha": 0.2}, {"beta": 0.1}], ids=str)
-def test_settings_change_what_is_learnt(start_run, values):
-    found = []
-    for given in ({}, values):
-        run = start_run("feddg", ALL, hyper(**{"beta": 0.01, **given}))
-        run.rounds(1)
-        found.append(run.server.weights["backbone.net.0.weight"])
-    assert not torch.equal(*found)
+class TestFedDG(MethodTester):
+    name = "feddg"
+    layer = {**ALL, **hyper(beta=0.01)}
+    twins = (Twin({"meta_weight": 0.0}, ALL),)
+    apart = ({"first_order": True}, {"alpha": 0.2}, {"beta": 0.1})

@@ -21,6 +21,7 @@ from feddg_bench.core.messages import LocalUpdate, Reply, Task
 from feddg_bench.core.server import Server
 from feddg_methods.feddg_ga import VARIANTS, FedDGGA, FedDGGASettings, badness, signed_mean
 from tests.helpers import ALL, PLAIN, UNIFORM, bitwise, hyper
+from tests.tester import MethodTester, Twin
 
 # ---------------------------------------------------------------- whole rounds, answers given
 
@@ -595,20 +596,6 @@ def trained(start_run, name, *layers, **parts):
     return run.server.weights, [(r.ledger.means(), r.ledger.bytes) for r in results]
 
 
-@pytest.mark.parametrize("layer", [{}, ALL], ids=["sampled", "all"])
-@pytest.mark.parametrize(
-    "values", [{}, {"variant": "official"}, {"variant": "paper"}, {"gap_data": "client_train"}]
-)
-def test_without_a_step_it_is_uniform_fedavg_bit_for_bit(start_run, layer, values):
-    """Whatever the clients' sizes; here 9, 11, 12 and 12 images."""
-    expected = trained(start_run, "fedavg", layer, UNIFORM)
-    run = start_run("feddg_ga", layer, hyper(step=0.0, **values))
-    results = run.rounds(2)
-    bitwise(run.server.weights, expected[0])
-    assert [(r.ledger.means(), r.ledger.bytes) for r in results] == expected[1]
-    assert all(memory == {} for memory in run.executor.memories.values())
-
-
 def test_equal_weights_are_uniform_to_the_last_bit():
     """Tenths of float64 are not: 0.1 / (0.1 + 0.1 + 0.1) is below 1/3."""
     script = Script([0.0] * 10, num_clients=10)
@@ -648,12 +635,6 @@ def test_with_equal_gaps_and_sizes_it_is_fedavg_bit_for_bit(start_run, equal, we
     bitwise(run.server.weights, expected[0])
 
 
-def test_a_step_makes_a_difference(start_run):
-    expected = trained(start_run, "fedavg", ALL, UNIFORM)
-    found = trained(start_run, "feddg_ga", ALL)
-    assert any(not torch.equal(found[0][name], expected[0][name]) for name in found[0])
-
-
 # ------------------------------------------------------------------------------- variants
 
 
@@ -672,8 +653,20 @@ def test_variants_run_and_differ(start_run, layer):
     assert same == []
 
 
-def test_mixed_precision(start_run):
-    run = start_run("feddg_ga", ALL, {"train": {"precision": "bf16-mixed"}})
-    run.rounds(2)
-    assert all(bool(tensor.isfinite().all()) for tensor in run.server.weights.values())
-    assert float(run.server.memory["a"].sum()) == pytest.approx(1)
+class TestFedDGGA(MethodTester):
+    """Without a step, whatever the clients' sizes; here 9, 11, 12 and 12 images."""
+
+    name = "feddg_ga"
+    layer = ALL
+    twins = tuple(
+        Twin({"step": 0.0, **values}, layer, only_theirs=UNIFORM)
+        for values, layer in (
+            ({}, {}),
+            ({}, ALL),
+            ({"variant": "official"}, {}),
+            ({"variant": "paper"}, ALL),
+            ({"gap_data": "client_train"}, ALL),
+        )
+    )
+    apart = ({"step": 0.0},)
+    rounds = 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from fractions import Fraction
 from types import SimpleNamespace
 
@@ -13,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import FederationSettings
-from feddg_bench.core.messages import LocalUpdate, Reply, nbytes
+from feddg_bench.core.messages import LocalUpdate, Reply
 from feddg_bench.core.server import NoReplyError, Server
 from feddg_methods.fedavg import FedAvg
 from feddg_methods.fedgma import FedGMA, FedGMASettings, agreement_mask
 from feddg_methods.shared.sign_votes import SignVotes
 from tests.helpers import bitwise
+from tests.tester import MethodTester, Twin
 
 DELTAS = [[1, 1, -1, 0, 2], [2, -1, -1, 0, 0], [3, 1, 1, 0, 0], [4, 1, -3, 0, -2]]
 SIZES = [10, 20, 30, 40]
@@ -333,29 +332,6 @@ def test_a_round_without_replies_is_passed_on():
 # ------------------------------------------------------------------------ sums of votes
 
 
-def test_one_reply_is_alive_at_a_time():
-    start = {"w": torch.zeros(3)}
-    alive: list[weakref.ref] = []
-    most = 0
-
-    class State(dict):
-        pass
-
-    def replies():
-        nonlocal most
-        for i in range(20):
-            state = State(w=torch.full((3,), float(i)))
-            alive.append(weakref.ref(state))
-            most = max(most, sum(ref() is not None for ref in alive))
-            yield reply(i, 1, state)
-            del state
-
-    server = Server(start, (), None, seed=0, federation=FederationSettings(), uplink={})
-    half = SimpleNamespace(trainable=["w"], settings=FedGMASettings())
-    FedGMA.aggregate(half, server, replies())
-    assert most == 1
-
-
 @pytest.mark.parametrize(
     ("ballots", "dtype"),
     [
@@ -389,89 +365,7 @@ def test_the_least_change_has_a_sign():
     assert votes.changed["w"].all()
 
 
-# ------------------------------------------------------------------------ toy federation
-
-
-def trained(start_run, name, *layers, rounds=2):
-    run = start_run(name, *layers)
-    results = run.rounds(rounds)
-    return run.server.weights, [(r.ledger.means(), r.ledger.bytes) for r in results]
-
-
-@pytest.mark.parametrize(
-    "federation",
-    [{}, {"per_round": None, "server_lr": 0.5}, {"weighting": "uniform"}],
-    ids=str,
-)
-def test_threshold_0_is_fedavg_bit_for_bit(start_run, federation):
-    layer = {"federation": federation}
-    expected = trained(start_run, "fedavg", layer)
-    for hyper in (
-        {"threshold": 0.0},
-        {"threshold": 0, "below": "zero", "agreement_weights": "samples"},
-    ):
-        found = trained(start_run, "fedgma", layer, {"hyper": hyper})
-        bitwise(found[0], expected[0])
-        assert found[1] == expected[1]
-
-
-def test_one_client_a_round_is_fedavg_bit_for_bit(start_run):
-    layer = {"federation": {"per_round": 1}}
-    bitwise(trained(start_run, "fedgma", layer)[0], trained(start_run, "fedavg", layer)[0])
-
-
-def test_every_reading_runs_and_differs_from_the_others(start_run):
-    """Three clients: agreement is 1 or 1/3 where all have moved."""
-    layer = {"federation": {"per_round": 3}}
-    readings = [
-        {},
-        {"threshold": 0.0},
-        {"below": "zero"},
-        {"variant": "reference"},
-        {"variant": "reference", "threshold": 0.0},
-        {"agreement_weights": "samples"},
-        {"mean_weights": "uniform"},
-        {"threshold": 1.0, "compare": "gt", "below": "zero"},
-    ]
-    models = [trained(start_run, "fedgma", layer, {"hyper": h}, rounds=1)[0] for h in readings]
-    flat = [torch.cat([t.flatten().double() for t in m.values()]) for m in models]
-    assert all(bool(m.isfinite().all()) for m in flat)
-    same = [(i, j) for i in range(len(flat)) for j in range(i) if torch.equal(flat[i], flat[j])]
-    assert same == []
-    start = start_run("fedgma", layer).server.weights
-    bitwise(models[-1], dict(start)), "nothing is above an agreement of 1"
-
-
-def test_clients_send_what_fedavg_sends(start_run, recorder):
-    run = start_run("fedgma", {"federation": {"per_round": 3}}, executor=recorder)
-    result = run.rounds(1)[-1]
-    model = nbytes(run.server.weights)
-    assert result.ledger.bytes == {"up": 3 * model, "down": 3 * model}
-    assert all(r.value.extra == {} for r in recorder.replies)
-    assert all(dict(task.broadcast) == {} for task in recorder.tasks)
-    assert run.server.memory == {}
-
-
 # ------------------------------------------------------------------------------ settings
-
-
-@pytest.mark.parametrize(
-    "hyper",
-    [
-        {"threshold": 1.1},
-        {"threshold": -0.1},
-        {"below": "nothing"},
-        {"compare": "eq"},
-        {"variant": "official"},
-        {"agreement_weights": "steps"},
-        {"mean_weights": "equal"},
-        {"step": 0.4},
-    ],
-    ids=str,
-)
-def test_settings_out_of_range_are_refused(hyper):
-    with pytest.raises(SettingsError, match=next(iter(hyper))):
-        validate(FedGMASettings, hyper)
 
 
 @pytest.mark.gpu
@@ -488,3 +382,38 @@ def test_on_a_gpu_as_on_the_cpu(variant):
     )
     assert there["w"].is_cuda
     assert_close(there["w"].cpu(), here["w"], rtol=1e-6, atol=1e-7)
+
+
+class TestFedGMA(MethodTester):
+    """Three clients: agreement is 1 or 1/3 where all have moved."""
+
+    name = "fedgma"
+    layer = {"federation": {"per_round": 3}}
+    twins = (
+        Twin({"threshold": 0.0}),
+        Twin({"threshold": 0.0}, {"federation": {"per_round": None, "server_lr": 0.5}}),
+        Twin(
+            {"threshold": 0, "below": "zero", "agreement_weights": "samples"},
+            {"federation": {"weighting": "uniform"}},
+        ),
+        Twin({}, {"federation": {"per_round": 1}}),
+    )
+    apart = (
+        {"threshold": 0.0},
+        {"below": "zero"},
+        {"variant": "reference"},
+        {"agreement_weights": "samples"},
+        {"mean_weights": "uniform"},
+        {"threshold": 1.0, "compare": "gt", "below": "zero"},
+    )
+    wrong = (
+        {"threshold": 1.1},
+        {"threshold": -0.1},
+        {"below": "nothing"},
+        {"compare": "eq"},
+        {"variant": "official"},
+        {"agreement_weights": "steps"},
+        {"mean_weights": "equal"},
+        {"step": 0.4},
+    )
+    models = (1, 1)

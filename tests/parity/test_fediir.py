@@ -15,7 +15,6 @@ from torch import nn
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
-from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.streams import torch_generator
 from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import BackboneSettings, TrainSettings
@@ -31,6 +30,7 @@ from feddg_methods.fediir import (
     moving_average,
 )
 from tests.helpers import ALL, UNIFORM, bitwise, hyper
+from tests.tester import MethodTester, Twin
 
 near = partial(assert_close, rtol=0, atol=2e-10)
 
@@ -400,24 +400,6 @@ def test_the_first_exchange_comes_before_training_at_the_same_weights(start_run,
 # --------------------------------------------------------------------------- when it is FedAvg
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-@pytest.mark.parametrize(
-    "values", [{}, {"mean": "clients"}, {"ema_bias_correction": True}], ids=str
-)
-def test_without_penalty_it_is_uniform_fedavg_bit_for_bit(start_run, recorder, values, precision):
-    layer = {"train": {"precision": precision}}
-    ours = start_run("fediir", layer, hyper(gamma=0.0, **values), executor=recorder)
-    theirs = start_run("fedavg", layer, UNIFORM)
-    first, second = ours.rounds(3), theirs.rounds(3)
-    bitwise(ours.server.weights, theirs.server.weights)
-    for mine, other in zip(first, second, strict=True):
-        assert mine.evaluation == other.evaluation
-        assert mine.ledger.means() == other.ledger.means()
-        assert mine.ledger.bytes == other.ledger.bytes
-    assert {task.call for task in recorder.tasks} == {"fit"}
-    assert ours.server.memory == {}
-
-
 @pytest.mark.parametrize(
     ("layer", "shares"),
     [({}, [1, 1, 1, 1]), ({"federation": {"weighting": "samples"}}, [9, 11, 12, 12])],
@@ -429,12 +411,6 @@ def test_models_count_equally_unless_told_otherwise(start_run, recorder, layer, 
     rows = [reply.value.weights["classifier.weight"].double() for reply in recorder.replies[4:]]
     expected = sum(n * row for n, row in zip(shares, rows, strict=True)) / sum(shares)
     assert_close(run.server.weights["classifier.weight"].double(), expected, rtol=1e-6, atol=1e-7)
-
-
-def test_one_client_is_the_new_model_bit_for_bit(start_run, recorder):
-    run = start_run("fediir", {"federation": {"per_round": 1}}, executor=recorder)
-    run.rounds(1)
-    bitwise(run.server.weights, recorder.replies[-1].value.weights)
 
 
 # ---------------------------------------------------------------------------- what travels
@@ -473,44 +449,6 @@ def test_published_sizes_of_the_gradient(backbone, classes, head, expected):
 # -------------------------------------------------------------------------------- training
 
 
-def trained(start_run, *layers, rounds=2):
-    run = start_run("fediir", *layers)
-    results = run.rounds(rounds)
-    assert all(bool(t.isfinite().all()) for t in run.server.weights.values())
-    return run.server.weights, results
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"gamma": 0.0},
-        {"gamma": 1.0},
-        {"ema": 0.5, "gamma": 1.0},
-        {"ema_bias_correction": True, "gamma": 1.0},
-        {"mean": "clients", "gamma": 1.0},
-    ],
-    ids=str,
-)
-def test_settings_change_what_is_learnt(start_run, values):
-    """Down to the backbone's first layer; client_0 has one batch of 9 images, others have two."""
-    other = {"gamma": 1.0} if len(values) > 1 else {}
-    layers = ({"train": {"batch_size": 9}}, ALL)
-    found, _ = trained(start_run, *layers, hyper(**values))
-    plain, _ = trained(start_run, *layers, hyper(**other))
-    assert not torch.equal(found["backbone.net.0.weight"], plain["backbone.net.0.weight"])
-
-
-def test_a_hidden_layer(start_run):
-    weights, results = trained(start_run, hyper(head="mlp"), ALL, rounds=4)
-    shapes = [tuple(weights[f"classifier.{i}.weight"].shape) for i in (0, 2)]
-    assert shapes == [(64, 128), (3, 64)]
-    losses = [r.evaluation["id_val"]["dark"]["loss"] for r in results[1:]]
-    assert losses[-1] < losses[0]
-    # Kaiming's normal distribution: variance 2 / inputs
-    initial = start_run("fediir", hyper(head="mlp")).server.weights["classifier.0.weight"]
-    assert float(initial.std()) == pytest.approx((2 / 128) ** 0.5, rel=0.05)
-
-
 def test_the_penalty_pulls_the_gradient_to_the_mean():
     """Without it the gradient goes to zero, and the distance to the mean's norm."""
 
@@ -547,17 +485,35 @@ def test_half_precision_keeps_the_gradient_exact():
     assert bool((head.weight.grad != 0).any())
 
 
-def test_half_precision_trains(start_run):
-    half = {"train": {"precision": "bf16-mixed"}}
-    _, results = trained(start_run, half, hyper(gamma=0.1), ALL, rounds=4)
-    losses = [r.evaluation["id_val"]["dark"]["loss"] for r in results[1:]]
-    assert losses[-1] < losses[0]
-    assert all(r.ledger.dropped == [] for r in results)
+def test_a_hidden_layer(start_run):
+    """Kaiming's normal distribution: variance 2 / inputs."""
+    weights = start_run("fediir", hyper(head="mlp")).server.weights
+    assert [tuple(weights[f"classifier.{i}.weight"].shape) for i in (0, 2)] == [(64, 128), (3, 64)]
+    deviation = float(weights["classifier.0.weight"].std())
+    assert deviation == pytest.approx((2 / 128) ** 0.5, rel=0.05)
 
 
-@pytest.mark.parametrize(
-    "values", [{"gamma": -1.0}, {"ema": 1.0}, {"mean": "images"}, {"head": "deep"}], ids=str
-)
-def test_settings_out_of_range(values):
-    with pytest.raises(SettingsError, match=next(iter(values))):
-        validate(FedIIRSettings, values)
+class TestFedIIR(MethodTester):
+    """client_0 has one batch of 9 images, the others have two."""
+
+    name = "fediir"
+    layer = {"train": {"batch_size": 9}, **ALL, **hyper(gamma=1.0)}
+    rounds = 2
+    twins = (
+        Twin({"gamma": 0.0}, only_theirs=UNIFORM),
+        Twin({"gamma": 0.0, "mean": "clients"}, only_theirs=UNIFORM),
+        Twin(
+            {"gamma": 0.0, "ema_bias_correction": True},
+            {"train": {"precision": "bf16-mixed"}},
+            only_theirs=UNIFORM,
+        ),
+    )
+    apart = (
+        {"gamma": 0.0},
+        {"gamma": 0.1},
+        {"ema": 0.5},
+        {"ema_bias_correction": True},
+        {"mean": "clients"},
+        {"head": "mlp"},
+    )
+    wrong = ({"gamma": -1.0}, {"ema": 1.0}, {"mean": "images"}, {"head": "deep"})

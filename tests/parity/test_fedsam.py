@@ -15,6 +15,7 @@ from feddg_bench.config.layers import validate
 from feddg_bench.core.messages import Task
 from feddg_methods.fedsam import FedSAM, FedSAMSettings, perturbation
 from tests.helpers import ALL, bitwise, hyper, refused
+from tests.tester import MethodTester, Twin
 
 SGD = {"train": {"optimizer": "sgd", "lr": 0.1}}
 RESNET = {
@@ -199,28 +200,15 @@ def test_both_passes_drop_the_same_features(start_run):
 # -------------------------------------------------------------------------- degenerate, messages
 
 
-def trained(start_run, name, *layers):
-    run = start_run(name, ALL, *layers)
-    results = run.rounds(2)
-    return run.server.weights, [(r.ledger.means(), r.ledger.bytes) for r in results]
-
-
-@pytest.mark.parametrize("layer", [{}, SGD], ids=["adam", "sgd"])
-def test_without_radius_it_is_fedavg_bit_for_bit(start_run, layer):
-    expected = trained(start_run, "fedavg", layer)
-    found = trained(start_run, "fedsam", layer, hyper(rho=0.0))
-    bitwise(found[0], expected[0])
-    assert found[1] == expected[1]
-
-
-def test_it_sends_what_fedavg_sends_and_learns_something_else(start_run):
-    expected = trained(start_run, "fedavg")
-    found = trained(start_run, "fedsam")
-    assert [sent for _, sent in found[1]] == [sent for _, sent in expected[1]]
-    assert [n for n in found[0] if torch.equal(found[0][n], expected[0][n])] == []
-
-
 def test_a_radius_is_not_negative():
     with refused(SettingsError, "hyper.rho: -1 is not valid"):
         validate(FedSAMSettings, {"rho": -1}, "hyper.")
     assert validate(FedSAMSettings, {}).rho == 0.05
+
+
+class TestFedSAM(MethodTester):
+    name = "fedsam"
+    layer = ALL
+    twins = (Twin({"rho": 0.0}, ALL), Twin({"rho": 0.0}, {**ALL, **SGD}))
+    apart = ({"rho": 0.0}, {"rho": 0.5})
+    models = (1, 1)

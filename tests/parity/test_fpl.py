@@ -11,14 +11,14 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import FederationSettings, TrainSettings
 from feddg_bench.core.messages import LocalUpdate, Reply, Task, nbytes
 from feddg_bench.core.server import NoReplyError, Server
 from feddg_bench.engine.worker import Worker, WorkerSpec
 from feddg_methods.fpl import FPL, ClassSums, FPLSettings, cluster_prototypes
-from tests.helpers import ALL, PLAIN, bitwise, hyper, refused
+from tests.helpers import ALL, PLAIN, bitwise, hyper
+from tests.tester import MethodTester, Twin
 
 # ------------------------------------------------------------------- the server, by hand
 
@@ -378,16 +378,6 @@ def trained(start_run, *layers):
     return run.server.weights
 
 
-def test_the_first_round_is_fedavg_bit_for_bit(start_run):
-    ours, theirs = (start_run(name, ALL) for name in ("fpl", "fedavg"))
-    first, expected = ours.rounds(1)[1], theirs.rounds(1)[1]
-    bitwise(ours.server.weights, theirs.server.weights)
-    assert first.ledger.means() == expected.ledger.means()
-    ours.rounds(2)
-    theirs.rounds(2)
-    assert any(not torch.equal(t, theirs.server.weights[n]) for n, t in ours.server.weights.items())
-
-
 def test_without_a_match_a_client_trains_as_in_fedavg(start_run, toy_federation):
     """Class 2 is nowhere at the client, and the only one with prototypes."""
     rows = {n: i[toy_federation.labels[i] != 2] for n, i in toy_federation.clients.items()}
@@ -521,14 +511,6 @@ def test_where_every_batch_is_skipped_nobody_has_prototypes(start_run):
     assert run.server.broadcast["prototypes"] == {}
 
 
-@pytest.mark.parametrize(
-    "values", [{"temperature": 0}, {"divide_by": "match"}, {"keep_absent": -1}], ids=str
-)
-def test_senseless_settings_are_refused(values):
-    with refused(SettingsError, f"hyper.{next(iter(values))}"):
-        validate(FPLSettings, values, "hyper.")
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu(start_run):
@@ -539,3 +521,10 @@ def test_on_a_gpu(start_run):
     reply = worker.run(Task("client_0", "fit", 2, weights, broadcast))
     assert math.isfinite(reply.metrics["loss"])
     assert reply.value.extra["prototypes"].isfinite().all()
+
+
+class TestFPL(MethodTester):
+    name = "fpl"
+    layer = ALL
+    twins = (Twin({}, ALL, rounds=1, sends=False),)
+    wrong = ({"temperature": 0}, {"divide_by": "match"}, {"keep_absent": -1})

@@ -12,6 +12,7 @@ from feddg_methods.afl import simplex_projection
 from feddg_methods.groupdro import exponentiated
 from feddg_methods.shared.domain_weights import mean_losses
 from tests.helpers import ALL, PLAIN, hyper
+from tests.tester import MethodTester, Twin
 
 METHODS = ("groupdro", "afl")
 
@@ -157,16 +158,6 @@ def test_a_client_of_weightless_domains_counts_for_nothing(start_run, toy_federa
 # ------------------------------------------------------------------------- FedAvg, messages
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_without_steps_and_from_the_shares_of_images_it_is_fedavg(start_run, name):
-    ours = start_run(name, ALL, hyper(step=0.0, start="images"))
-    theirs = start_run("fedavg", ALL)
-    ours.rounds(2)
-    theirs.rounds(2)
-    for tensor_name, w in theirs.server.weights.items():
-        assert_close(ours.server.weights[tensor_name], w, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize(("step", "sent"), [(0.1, 2), (0.0, 1)])
 def test_two_numbers_a_domain_go_up_and_one_comes_down(start_run, step, sent):
     run = start_run("groupdro", ALL, hyper(step=step))
@@ -179,3 +170,13 @@ def test_two_numbers_a_domain_go_up_and_one_comes_down(start_run, step, sent):
     }
     down = 4 * domains if step else 0
     assert third["down"] == clients * (model + down)
+
+
+class TestGroupDRO(MethodTester):
+    name = "groupdro"
+    layer = ALL
+    twins = (Twin({"step": 0.0, "start": "images"}, ALL, logs=False, sends=False, close=True),)
+
+
+class TestAFL(TestGroupDRO):
+    name = "afl"

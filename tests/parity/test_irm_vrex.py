@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,11 +12,11 @@ from torch.testing import assert_close
 
 from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import TrainSettings
-from feddg_bench.core.messages import nbytes
 from feddg_bench.plugins import load_method
 from feddg_methods.irm import invariance_penalty, risk_slopes
 from feddg_methods.vrex import risk_variance
-from tests.helpers import ALL, bitwise, hyper
+from tests.helpers import ALL, hyper
+from tests.tester import MethodTester, Twin, one_domain
 
 RNG = np.random.default_rng(3)
 Z, Y = RNG.normal(size=(9, 4)), RNG.integers(0, 3, 9)
@@ -135,35 +134,20 @@ def test_one_domain_has_no_variance():
     assert step(method, one).item() == pytest.approx(expected, rel=1e-12)
 
 
-# ---------------------------------------------------------------------------------- FedAvg
+class TestIRM(MethodTester):
+    name = "irm"
+    layer = {**ALL, **hyper(anneal=0.0, penalty=5.0)}
+    twins = (Twin({"penalty": 0.0}, ALL),)
+    apart = ({"penalty": 0.0},)
+    models = (1, 1)
 
 
-@pytest.mark.parametrize(("name", "off"), [("irm", {"penalty": 0.0}), ("vrex", {"beta": 0.0})])
-def test_without_penalty_it_is_fedavg_and_it_sends_as_much(start_run, name, off):
-    ours, theirs = start_run(name, ALL, hyper(**off)), start_run("fedavg", ALL)
-    first, second = ours.rounds(2), theirs.rounds(2)
-    if name == "irm":
-        bitwise(ours.server.weights, theirs.server.weights)
-    assert_close(ours.server.weights, theirs.server.weights, rtol=1e-4, atol=1e-5)
-    assert [r.ledger.bytes for r in first] == [r.ledger.bytes for r in second]
-    model = nbytes(ours.server.weights)
-    assert first[1].ledger.bytes == {"up": 4 * model, "down": 4 * model}
-
-
-def test_vrex_with_one_domain_a_client_is_fedavg(start_run, toy_federation):
-    one = replace(toy_federation, domain_ids=np.zeros(60, dtype=np.int64))
-    ours = start_run("vrex", ALL, hyper(beta=100.0), federation=one)
-    theirs = start_run("fedavg", ALL, federation=one)
-    ours.rounds(2)
-    theirs.rounds(2)
-    bitwise(ours.server.weights, theirs.server.weights)
-
-
-@pytest.mark.parametrize(("name", "values"), [("irm", {"penalty": 5.0}), ("vrex", {"beta": 5.0})])
-def test_the_penalty_changes_what_is_learnt(start_run, name, values):
-    found = []
-    for weight in ({}, {next(iter(values)): 0.0}):
-        run = start_run(name, ALL, hyper(anneal=0.0, **(values | weight)))
-        run.rounds(1)
-        found.append(run.server.weights["backbone.net.0.weight"])
-    assert not torch.equal(*found)
+class TestVREx(MethodTester):
+    name = "vrex"
+    layer = {**ALL, **hyper(anneal=0.0, beta=5.0)}
+    twins = (
+        Twin({"beta": 0.0}, ALL, close=True),
+        Twin({"beta": 100.0}, ALL, federation=one_domain),
+    )
+    apart = ({"beta": 0.0},)
+    models = (1, 1)

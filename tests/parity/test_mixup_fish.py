@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -14,10 +13,11 @@ from torch.testing import assert_close
 from feddg_bench.common.streams import torch_generator
 from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import TrainSettings
-from feddg_bench.core.messages import Task, nbytes
+from feddg_bench.core.messages import Task
 from feddg_methods.fish import Fish
 from feddg_methods.mixup import Mixup, MixupSettings, partners
-from tests.helpers import ALL, bitwise, hyper
+from tests.helpers import ALL, hyper
+from tests.tester import MethodTester, Twin, one_domain
 
 # ---------------------------------------------------------------------------------- Mixup
 
@@ -118,36 +118,6 @@ def test_every_image_is_seen_once_and_no_piece_mixes_domains(start_run):
 # --------------------------------------------------------------------------------- FedAvg
 
 
-@pytest.fixture
-def one_domain(toy_federation):
-    return replace(toy_federation, domain_ids=np.zeros(60, dtype=np.int64))
-
-
-def test_mixup_without_mixing_is_fedavg_and_sends_as_much(start_run):
-    ours, theirs = start_run("mixup", ALL, hyper(alpha=0.0)), start_run("fedavg", ALL)
-    first, second = ours.rounds(2), theirs.rounds(2)
-    bitwise(ours.server.weights, theirs.server.weights)
-    model = nbytes(ours.server.weights)
-    assert first[1].ledger.bytes == {"up": 4 * model, "down": 4 * model}
-    assert [r.ledger.bytes for r in first] == [r.ledger.bytes for r in second]
-
-
-def test_mixup_changes_what_is_learnt(start_run):
-    ours, theirs = start_run("mixup", ALL), start_run("fedavg", ALL)
-    ours.rounds(1)
-    theirs.rounds(1)
-    name = "backbone.net.0.weight"
-    assert not torch.equal(ours.server.weights[name], theirs.server.weights[name])
-
-
-def test_fish_with_one_domain_and_full_outer_steps_is_fedavg(start_run, one_domain):
-    ours = start_run("fish", ALL, hyper(meta_lr=1.0), federation=one_domain)
-    theirs = start_run("fedavg", ALL, federation=one_domain)
-    first, second = ours.rounds(2), theirs.rounds(2)
-    bitwise(ours.server.weights, theirs.server.weights)
-    assert [r.ledger.bytes for r in first] == [r.ledger.bytes for r in second]
-
-
 def test_fish_without_outer_steps_stays(start_run):
     run = start_run("fish", ALL, hyper(meta_lr=0.0))
     before = {n: w.clone() for n, w in run.server.weights.items()}
@@ -162,3 +132,19 @@ def test_fish_trains_live_batch_normalisation(start_run, toy_federation):
     run = start_run("fish", layers, federation=toy_federation)
     (_, result) = run.rounds(1)
     assert result.ledger.dropped == []
+
+
+class TestMixup(MethodTester):
+    name = "mixup"
+    layer = ALL
+    twins = (Twin({"alpha": 0.0}, ALL),)
+    apart = ({"alpha": 0.0},)
+    models = (1, 1)
+
+
+class TestFish(MethodTester):
+    name = "fish"
+    layer = ALL
+    twins = (Twin({"meta_lr": 1.0}, ALL, federation=one_domain),)
+    apart = ({"meta_lr": 1.0},)
+    models = (1, 1)

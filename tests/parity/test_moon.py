@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.testing import assert_close
 
-from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.streams import torch_generator
 from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import TrainSettings
 from feddg_bench.core.messages import Task, decode, encode, nbytes
 from feddg_bench.engine.worker import Worker, WorkerSpec
 from feddg_methods.moon import Moon, MoonSettings, model_contrast
-from tests.helpers import ALL, bitwise, hyper, refused
+from tests.helpers import ALL, bitwise, hyper
+from tests.tester import MethodTester, Twin
 
 SGD = {"train": {"batch_size": 4, "optimizer": "sgd", "lr": 0.05, "local_epochs": 2}}
 
@@ -175,13 +175,6 @@ def trained(start_run, name, *layers, rounds=3):
     run = start_run(name, *layers)
     results = run.rounds(rounds)
     return run.server.weights, [r.ledger.means() for r in results]
-
-
-def test_without_contrast_it_is_fedavg_bit_for_bit(start_run):
-    expected = trained(start_run, "fedavg", ALL)
-    found = trained(start_run, "moon", ALL, hyper(mu=0.0))
-    bitwise(found[0], expected[0])
-    assert found[1] == expected[1]
 
 
 @pytest.mark.parametrize("proj_dim", [None, 16])
@@ -409,13 +402,6 @@ def test_a_kept_model_that_crossed_processes_gives_the_same_bits(start_run, reco
     bitwise(crossed.value.weights, kept.value.weights)
 
 
-def test_it_sends_what_fedavg_sends(start_run):
-    def sent(name):
-        return [r.ledger.bytes for r in start_run(name).rounds(3)]
-
-    assert sent("moon") == sent("fedavg")
-
-
 # ------------------------------------------------------------------------------------ the head
 
 
@@ -455,18 +441,6 @@ def test_the_default_trains_the_network_of_fedavg(start_run):
 # ---------------------------------------------------------------------------------- settings
 
 
-@pytest.mark.parametrize(
-    "values",
-    [{"mu": 5.0}, {"temperature": 0.1}, {"proj_dim": 32}],
-    ids=str,
-)
-def test_every_setting_changes_what_is_learnt(start_run, values):
-    base, _ = trained(start_run, "moon", ALL)
-    found, _ = trained(start_run, "moon", ALL, hyper(**values))
-    assert all(bool(t.isfinite().all()) for t in found.values())
-    assert any(n not in found or not torch.equal(found[n], base[n]) for n in base)
-
-
 @pytest.mark.parametrize(("given", "expected"), [("none", None), (None, None), (256, 256)])
 def test_width_of_the_head(given, expected):
     settings = validate(MoonSettings, {"proj_dim": given})
@@ -474,24 +448,7 @@ def test_width_of_the_head(given, expected):
     assert validate(MoonSettings, settings.model_dump(mode="json")) == settings
 
 
-@pytest.mark.parametrize(
-    "values", [{"proj_dim": 0}, {"proj_dim": "wide"}, {"mu": -1}, {"temperature": 0}], ids=str
-)
-def test_senseless_settings_are_refused(values):
-    with refused(SettingsError, f"hyper.{next(iter(values))}"):
-        validate(MoonSettings, values, "hyper.")
-
-
 # ------------------------------------------------------------------------------------- edges
-
-
-def test_half_precision(start_run):
-    layer = {"train": {"precision": "bf16-mixed"}}
-    run = start_run("moon", ALL, layer, hyper(proj_dim=8))
-    results = run.rounds(3)
-    assert all(bool(t.isfinite().all()) for t in run.server.weights.values())
-    assert all(t.dtype == torch.float32 for t in run.server.weights.values())
-    assert results[-1].ledger.dropped == []
 
 
 def test_one_client_with_one_image(start_run, toy_federation):
@@ -512,3 +469,13 @@ def test_on_a_gpu(start_run):
     assert {t.device.type for t in first.memory["previous"].values()} == {"cpu"}
     second = worker.run(Task("client_0", "fit", 2, weights, {}, first.memory))
     assert math.isfinite(second.metrics["loss"])
+
+
+class TestMoon(MethodTester):
+    name = "moon"
+    layer = ALL
+    rounds = 3
+    twins = (Twin({"mu": 0.0}, ALL, rounds=3),)
+    apart = ({"mu": 5.0}, {"temperature": 0.1}, {"proj_dim": 32})
+    wrong = ({"proj_dim": 0}, {"proj_dim": "wide"}, {"mu": -1}, {"temperature": 0})
+    models = (1, 1)

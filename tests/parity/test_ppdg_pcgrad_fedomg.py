@@ -12,14 +12,14 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import FederationSettings, TrainSettings
-from feddg_bench.core.messages import LocalUpdate, Reply, nbytes
+from feddg_bench.core.messages import LocalUpdate, Reply
 from feddg_bench.core.server import NoReplyError, Server
 from feddg_bench.plugins import load_method
 from feddg_methods.fedomg import conflict_averse_coefficients
-from tests.helpers import bitwise, refused
+from tests.helpers import bitwise
+from tests.tester import MethodTester, Twin
 
 approx = partial(pytest.approx, rel=1e-6, abs=1e-6)
 NAMES = ("ppdg", "pcgrad", "fedomg")
@@ -214,25 +214,6 @@ def test_ppdg_of_one_client_and_of_updates_of_zero(reading):
     still = step("ppdg", [[0, 0, 0]] * 3, w=[0.1, -7.3, 1e-9], **options)
     assert still.tolist() == [0, 0, 0]
     assert step("ppdg", [[1, -1], [0, 0]], **options).tolist() == approx([0.5, -0.5])
-
-
-@pytest.mark.parametrize("strength", [-0.1, 0.5, 1.0, math.nan])
-def test_ppdg_strength_out_of_range_is_refused(strength):
-    with refused(SettingsError, "setting hyper.strength"):
-        validate(load_method("ppdg").Settings, {"strength": strength}, "hyper.")
-
-
-@pytest.mark.parametrize("weighting", ["samples", "uniform"])
-@pytest.mark.parametrize("hyper", [{}, {"reading": "eq5"}, {"granularity": "tensor"}], ids=str)
-def test_ppdg_without_strength_is_fedavg_bit_for_bit(start_run, weighting, hyper):
-    layer = {"federation": {"weighting": weighting, "server_lr": 0.7}}
-    fedavg = start_run("fedavg", layer)
-    hyper = {"strength": 0.0, "weights": weighting, **hyper}
-    ppdg = start_run("ppdg", layer, {"hyper": hyper})
-    found, expected = ppdg.rounds(3), fedavg.rounds(3)
-    assert [r.evaluation for r in found] == [r.evaluation for r in expected]
-    assert [r.ledger.bytes for r in found] == [r.ledger.bytes for r in expected]
-    bitwise(ppdg.server.weights, fedavg.server.weights)
 
 
 def test_ppdg_without_strength_keeps_the_two_kinds_of_shares_apart():
@@ -449,15 +430,6 @@ def test_fedomg_of_the_authors_code_is_shorter_by_the_number_of_clients():
     assert_close(4 * reference, paper, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("weighting", ["samples", "uniform"])
-def test_fedomg_without_radius_is_fedavg_bit_for_bit(start_run, weighting):
-    layer = {"federation": {"weighting": weighting, "server_lr": 0.7}}
-    runs = [start_run("fedavg", layer), start_run("fedomg", layer, {"hyper": {"kappa": 0.0}})]
-    expected, found = (run.rounds(3) for run in runs)
-    assert [r.evaluation for r in found] == [r.evaluation for r in expected]
-    bitwise(runs[1].server.weights, runs[0].server.weights)
-
-
 def test_fedomg_with_a_small_radius_is_near_fedavg():
     _, g = drawn(1, 4)
     sizes = [1, 2, 3, 4]
@@ -508,48 +480,7 @@ def test_no_reply_is_passed_on(name):
         build(name).aggregate(serve([0, 0]), nobody())
 
 
-@pytest.mark.parametrize(
-    ("name", "hyper"), [*((name, {}) for name in NAMES), ("ppdg", {"strength": 0.0})], ids=str
-)
-def test_one_reply_is_alive_at_a_time(name, hyper, counted):
-    server = serve([0, 0, 0])
-
-    def replies():
-        for k in range(12):
-            yield Reply(str(k), 5, LocalUpdate(counted(as_state(FOUR[k % 4]))), {}, {})
-
-    build(name, **hyper).aggregate(server, replies())
-    assert counted.most == 1
-
-
 # --------------------------------------------------------------------- in a whole federation
-
-
-@pytest.mark.parametrize(
-    ("name", "hyper"),
-    [
-        *(("ppdg", {"strength": 0.3, "reading": reading}) for reading in READINGS),
-        ("ppdg", {"only_conflicts": False}),
-        ("ppdg", {"granularity": "tensor"}),
-        ("ppdg", {"weights": "samples"}),
-        ("ppdg", {"order": "ascending"}),
-        ("pcgrad", {}),
-        ("pcgrad", {"reduction": "sum", "order": "ascending"}),
-        ("fedomg", {}),
-        ("fedomg", {"variant": "reference", "kappa": 0.3}),
-    ],
-    ids=str,
-)
-def test_variants_train(start_run, name, hyper):
-    layer = {"federation": {"per_round": None}, "train": {"optimizer": "sgd", "lr": 0.1}}
-    runs = [start_run("fedavg", layer), start_run(name, layer, {"hyper": hyper})]
-    results = [run.rounds(2) for run in runs]
-    after = runs[1].server.weights
-    assert all(bool(tensor.isfinite().all()) for tensor in after.values())
-    assert any(not torch.equal(after[n], t) for n, t in runs[0].server.weights.items())
-    model = nbytes(runs[1].server.weights)
-    for result in results[1][1:]:  # one model up and down for each of four clients, as FedAvg
-        assert result.ledger.bytes == {"up": 4 * model, "down": 4 * model}
 
 
 def test_batch_normalisation_is_averaged_in_a_network(start_run, toy_federation, recorder):
@@ -565,3 +496,43 @@ def test_batch_normalisation_is_averaged_in_a_network(start_run, toy_federation,
         rows = np.stack([r.value.weights[n].double().numpy() for r in recorder.replies])
         np.testing.assert_allclose(run.server.weights[n].numpy(), share @ rows, rtol=1e-5)
     assert int(run.server.weights["backbone.net.bn1.num_batches_tracked"]) == 1
+
+
+GENTLE = {"federation": {"per_round": None}, "train": {"optimizer": "sgd", "lr": 0.1}}
+SLOW = {"federation": {"weighting": "samples", "server_lr": 0.7}}
+SLOW_UNIFORM = {"federation": {"weighting": "uniform", "server_lr": 0.7}}
+
+
+class TestPPDG(MethodTester):
+    name = "ppdg"
+    layer = {**GENTLE, "hyper": {"strength": 0.3}}
+    twins = (
+        Twin({"strength": 0.0, "weights": "samples"}, SLOW),
+        Twin({"strength": 0.0, "weights": "uniform", "reading": "eq5"}, SLOW_UNIFORM),
+        Twin({"strength": 0.0, "weights": "samples", "granularity": "tensor"}, SLOW),
+    )
+    base = {"strength": 0.0}
+    apart = (
+        *({"reading": reading} for reading in READINGS),
+        {"only_conflicts": False},
+        {"granularity": "tensor"},
+        {"weights": "samples"},
+        {"order": "ascending"},
+    )
+    wrong = tuple({"strength": strength} for strength in (-0.1, 0.5, 1.0, math.nan))
+    models = (1, 1)
+
+
+class TestPCGrad(MethodTester):
+    name = "pcgrad"
+    layer = GENTLE
+    apart = ({"reduction": "sum"},)
+    models = (1, 1)
+
+
+class TestFedOMG(MethodTester):
+    name = "fedomg"
+    layer = GENTLE
+    twins = (Twin({"kappa": 0.0}, SLOW), Twin({"kappa": 0.0}, SLOW_UNIFORM))
+    apart = ({"kappa": 0.0}, {"variant": "reference", "kappa": 0.3})
+    models = (1, 1)

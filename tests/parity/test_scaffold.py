@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -15,6 +13,7 @@ from feddg_bench.core.messages import LocalUpdate, Reply, Task, nbytes
 from feddg_bench.data.federated import Federation
 from feddg_methods.scaffold import Scaffold, control_change
 from tests.helpers import PLAIN, bitwise, refused
+from tests.tester import ONE_CLIENT, MethodTester, Twin, alone
 
 # ----------------------------------------------------------------- a model of one parameter
 
@@ -238,51 +237,13 @@ def after(start_run, name, *layers, rounds=1, **parts):
     return run.server.weights, [r.ledger.means() for r in results[1:]]
 
 
-@pytest.mark.parametrize(
-    "layer",
-    [
-        {},
-        {"train": {"momentum": 0.9, "weight_decay": 0.01, "local_epochs": 2}},
-        {"federation": {"weighting": "uniform", "server_lr": 0.5, "per_round": None}},
-    ],
-    ids=str,
-)
-def test_the_first_round_is_fedavg_bit_for_bit(start_run, layer):
-    expected = after(start_run, "fedavg", layer)
-    found = after(start_run, "scaffold", layer)
-    bitwise(found[0], expected[0])
-    assert found[1] == expected[1]
-
-
 def test_the_second_round_is_not(start_run):
     expected, _ = after(start_run, "fedavg", rounds=2)
     found, _ = after(start_run, "scaffold", rounds=2)
     assert any(not torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_a_single_client_is_fedavg_bit_for_bit(start_run, toy_federation):
-    """Its control is the server's, so that nothing is corrected."""
-    clients = {"client_0": toy_federation.clients["client_0"]}
-    layer = {"partition": {"clients": 1}, "federation": {"per_round": 1}}
-    data = replace(toy_federation, clients=clients)
-    expected, _ = after(start_run, "fedavg", layer, rounds=3, federation=data)
-    found, _ = after(start_run, "scaffold", layer, rounds=3, federation=data)
-    bitwise(found, expected)
-
-
 # -------------------------------------------------------------------- what travels and is kept
-
-
-def test_messages_are_twice_fedavgs_both_ways(start_run):
-    """small_cnn has no buffers: every tensor of the model has a control."""
-    run, plain = start_run("scaffold", SGD), start_run("fedavg", SGD)
-    size = nbytes(plain.server.weights)
-    assert size == 4 * (97_680 + 3 * 129)
-    rounds = [run.rounds(3), plain.rounds(3)]
-    assert rounds[0][0].ledger.bytes == {"up": 0, "down": 0}
-    for result, other in zip(rounds[0][1:], rounds[1][1:], strict=True):
-        assert other.ledger.bytes == {"up": 2 * size, "down": 2 * size}
-        assert result.ledger.bytes == {"up": 4 * size, "down": 4 * size}
 
 
 class Normed(nn.Module):
@@ -393,17 +354,23 @@ def test_the_change_of_a_control():
     assert control_change(w, theta, c, 3 * 0.1).item() == pytest.approx(1.5893333333 - 0.1)
 
 
-def test_no_more_than_one_reply_is_alive(start_run, counted):
-    run = quadratics(start_run, UNEQUAL)
-    run.method.prepare(run.server)
-    control = run.server.broadcast["control"]
-    run.method.aggregate(
-        run.server,
-        (
-            Reply(
-                "c", 1, LocalUpdate(dict(run.server.weights), {"control": counted(control)}), {}, {}
+class TestScaffold(MethodTester):
+    """Alone a client's control is the server's, so that nothing is corrected.
+
+    small_cnn has no buffers: every tensor of the model has a control.
+    """
+
+    name = "scaffold"
+    layer = SGD
+    twins = (
+        *(
+            Twin({}, SGD | layer, rounds=1, sends=False)
+            for layer in (
+                {},
+                {"train": {**SGD["train"], "momentum": 0.9, "weight_decay": 0.01}},
+                {"federation": {"weighting": "uniform", "server_lr": 0.5, "per_round": None}},
             )
-            for _ in range(20)
         ),
+        Twin({}, SGD | ONE_CLIENT, rounds=3, federation=alone, sends=False),
     )
-    assert counted.most <= 2
+    models = (2, 2)
