@@ -65,6 +65,21 @@ def refused(error: type[FeddgError], *words: str) -> Iterator[pytest.ExceptionIn
     assert [word for word in words if word not in said] == [], said
 
 
+def one_sentence(outcome: Any, *words: str) -> None:
+    """Assert that a command was refused: status 2, nothing on its output, one sentence with words.
+
+    Args:
+        outcome: Exit status, standard output and standard error.
+        words: Parts of the sentence.
+    """
+    code, out, err = outcome
+    assert (code, out) == (2, ""), outcome
+    before = ("decoded ", "estimate: ", "planning ", "set-up: ", "[1/")
+    (line,) = [x for x in err.strip().splitlines() if not x.startswith(before)]
+    assert line.startswith("feddg-bench: error: ")
+    assert [word for word in words if word not in line] == [], line
+
+
 def hyper(**values: Any) -> dict[str, Any]:
     """Return a layer of a method's own settings."""
     return {"hyper": values}

@@ -9,7 +9,6 @@ import warnings
 from tests.attacks.lab import Row, open_lab, seconds
 
 GROUPS = (
-    "settings",
     "odd",
     "replies",
     "clients",

@@ -18,6 +18,7 @@ from feddg_bench.runs.request import Datasets, Request, check_data, check_weight
 from feddg_bench.sweeps.definition import load_sweep
 from feddg_bench.sweeps.jobs import jobs
 from tests.attacks.lab import HangError, Lab, in_time
+from tests.attacks.pictures import few as few_images
 
 LIMIT = 20.0
 """Seconds for one value."""
@@ -210,6 +211,31 @@ def verdict(enter: Callable[[str, Any], None], key: str, value: Any) -> tuple[st
     return "taken", value not in HIDDEN if isinstance(value, str) else True
 
 
+def extremes(lab: Lab) -> None:
+    """Train with values at the ends of what is allowed."""
+    for pair in (
+        "train.batch_size=1000000",
+        "evaluation.batch_size=1000000",
+        "backbone.projection=65536",
+        "evaluation.every=1000000",
+        f"seed={2**63 - 1}",
+        "augment.crop_scale=[1e-9, 1e-9]",
+        "augment.brightness=1e300",
+        "partition.alpha=1e-300 partition.kind=dirichlet partition.min_client_size=0",
+        "partition.alpha=1e300 partition.kind=dirichlet",
+        "train.weight_decay=1e300",
+        "train.eps=1e300",
+        "federation.server_lr=1e300",
+        "train.optimizer=sgd train.lr=1e30",
+    ):
+        out = lab.folder()
+        outcome = lab.feddg(
+            "run", *few_images(lab), "--rounds", 2, "--results", out, *pair.split(" ")
+        )
+        what = outcome.sentence if outcome.code else "a record"
+        lab.add(f"train with {pair}", what, outcome.code == 0 or outcome.refused)
+
+
 def attack(lab: Lab) -> None:
     """Give odd values: all of them on the command line if the lab is full, else a sample."""
     entries = Entries(lab)
@@ -229,3 +255,4 @@ def attack(lab: Lab) -> None:
             said, right = verdict(enter, key, value)
             shown = value if isinstance(value, str) else OBJECTS.index(value)
             lab.add(f"{way}: {key}={shown!r:.60}", said, right)
+    extremes(lab)

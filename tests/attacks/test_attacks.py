@@ -7,7 +7,6 @@ import os
 import pytest
 
 from tests.attacks.groups import GROUPS, run
-from tests.attacks.settings import count
 
 
 @pytest.mark.nightly
@@ -16,7 +15,3 @@ from tests.attacks.settings import count
 def test_every_attack_is_held_off(group: str) -> None:
     rows, _ = run(group)
     assert [f"{row.attack}: {row.happened}" for row in rows if not row.held] == []
-
-
-def test_at_least_400_values_are_tried() -> None:
-    assert count() >= 400

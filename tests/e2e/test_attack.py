@@ -133,22 +133,6 @@ def test_items_that_an_attack_does_not_read_are_said(feddg: Run, tmp_path: Path)
     assert "does not attack classes of fpl" in none.err
 
 
-def test_bad_words_are_refused(feddg: Run, tmp_path: Path) -> None:
-    refused(attack(feddg, tmp_path, "--kind", "guess"), "kind", "membership")
-    refused(attack(feddg, tmp_path, "--attacker", "eve"), "attacker", "eavesdropper")
-    refused(attack(feddg, tmp_path, "data.id_val_fraction=0"), "public images", "id_val_fraction")
-    refused(attack(feddg, tmp_path, "--sizes", "10,x"), "--sizes", "numbers")
-    many = attack(feddg, tmp_path, "--sizes", "10,30")  # whose number of clients is given
-    refused(many, "--sizes", "their number is given")
-    whole = feddg("attack", "--sizes", "10", "partition.kind=domain", "--results", str(tmp_path))
-    refused(whole, "partition.kind=domain does not take it")
-    erm = feddg("attack", "--results", str(tmp_path), "--method", "erm")
-    refused(erm, "one client", "two or more")
-    pooled = feddg("attack", "--results", str(tmp_path), "partition.kind=pooled")
-    refused(pooled, "one client", "two or more")
-    assert not (tmp_path / "attacks").exists()
-
-
 def test_what_the_messages_cannot_hold_is_refused_before_there_is_a_run(
     feddg: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,17 +150,6 @@ def test_what_the_messages_cannot_hold_is_refused_before_there_is_a_run(
     assert hidden.code == 2
     assert "under secure sums (privacy.aggregation=secure) a server sees sums over" in hidden.err
     assert "--kind" not in hidden.err
-
-
-def test_a_place_that_cannot_be_written_is_refused_before_there_is_a_run(
-    feddg: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("feddg_attacks.perform.train", None)  # no run
-    (tmp_path / "file").touch()
-    done = attack(feddg, tmp_path / "file")
-    assert done.code == 2
-    assert "cannot write" in done.err
-    assert "file is a file, not a folder" in done.err
 
 
 def test_a_card_says_who_sees_what(feddg: Run) -> None:

@@ -27,6 +27,7 @@ from feddg_bench.records.record import RunRecord
 from feddg_bench.records.runs import read_runs
 from feddg_bench.records.store import ResultsStore
 from tests.fabricate import draw
+from tests.helpers import one_sentence as refused
 
 TINY = (
     *("--clients", "4", "--per-round", "2", "--rounds", "2", "--workers", "1"),
@@ -35,18 +36,6 @@ TINY = (
 
 
 Run = Callable[..., Any]
-
-
-def refused(outcome: Any, *words: str) -> None:
-    """Assert one sentence, exit status 2, nothing on standard output, and the words in it."""
-    assert outcome.code == 2, outcome
-    assert outcome.out == ""
-    before = ("decoded ", "estimate: ", "planning ", "set-up: ")
-    lines = [x for x in outcome.err.strip().splitlines() if not x.startswith(before)]
-    assert len(lines) == 1, outcome.err
-    assert lines[0].startswith("feddg-bench: error: ")
-    for word in words:
-        assert word in lines[0], lines[0]
 
 
 @pytest.mark.parametrize(
@@ -302,21 +291,12 @@ def test_a_class_missing_in_training(
     )
 
 
-@pytest.mark.parametrize("words", [("--results", ""), ("--results=",), ("--data-root", "")])
-def test_an_empty_word_is_no_folder(feddg: Run, words: tuple[str, ...]) -> None:
-    refused(feddg("run", *words, "--dry-run"), f"nothing after {words[0].rstrip('=')}: give a")
-
-
 def test_a_terminal_without_our_letters(tmp_path: Path) -> None:
     letters = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "POSIX"}
     command = [sys.executable, "-m", "feddg_bench", "methods", "show", "fedavg"]
     where = os.environ | letters | {"PYTHONIOENCODING": "ascii"}
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, env=where)
     assert (done.returncode, done.stderr) == (0, b"")
-
-
-def test_records_of_no_folder_are_not_announced(feddg: Run) -> None:
-    refused(feddg("results", "list", "--results", "nope"), "there is no results folder nope")
 
 
 def test_lists(feddg: Run) -> None:
@@ -354,10 +334,6 @@ def test_settings_with_their_origin(feddg: Run) -> None:
     assert "0.2" in shown
     assert "recipe (default 3e-05)" in shown
     assert "weight_decay" not in shown
-    refused(feddg("settings", "--dataset", "pasc"), "did you mean 'pacs'")
-    refused(feddg("settings", "--method", "pardn"), "did you mean 'pardon'")
-    refused(feddg("settings", "lr=0.1"), "no setting of fedavg has 'lr=0.1' in its key")
-    refused(feddg("settings", "--recipe", "ppdg"), "'digits4'", "rmnist")
 
 
 def test_what_is_known_of_a_recipe_and_a_data_set(feddg: Run) -> None:
@@ -366,13 +342,11 @@ def test_what_is_known_of_a_recipe_and_a_data_set(feddg: Run) -> None:
     assert "digits4, scaffold" in recipe
     layer = json.loads(feddg("recipes", "show", "quick", "--json").out)
     assert layer["datasets"]["digits4"]["train"]["lr"] == 0.002
-    refused(feddg("recipes", "show", "quik"), "did you mean 'quick'")
     pacs = json.loads(feddg("datasets", "show", "pacs", "--json").out)
     assert pacs["images"] == {"art_painting": 2048, "photo": 1670, "sketch": 3929, "cartoon": 2344}
     assert pacs["scenarios"]["ltdo"] == ["cs-a-p", "ac-p-s", "pa-s-c", "ps-c-a"]
     assert "quick" in pacs["recipes"]
     assert "photo: 1670" in feddg("datasets", "show", "pacs").out
-    refused(feddg("datasets", "show", "pasc"), "did you mean 'pacs'")
 
 
 def own_folder(root: Path) -> None:
@@ -415,7 +389,6 @@ def test_macro_f1_stands_next_to_accuracy_where_classes_are_imbalanced(
     other = table.with_name(f"{table.stem}-macro_f1.csv")
     of_test = [r for r in csv.DictReader(other.read_text().splitlines()) if r["group"] == "test"]
     assert {r["metric"] for r in of_test if r["kind"] in ("measured", "mean")} == {"macro_f1"}
-    refused(feddg("tables", "generic", "--metric", "f1"), "unknown metric 'f1'", "macro_f1")
     page = gather(read_runs(tmp_path / "runs"))
     assert page["measured"][:2] == ["accuracy", "macro_f1"]
 
@@ -507,13 +480,6 @@ def test_the_version(feddg: Run) -> None:
     assert feddg("--version").out == f"feddg-bench {feddg_bench.__version__}\n"
 
 
-@pytest.mark.parametrize("rounds", ["--rounds=0", "rounds=1"])
-def test_a_profile_of_no_round_is_refused(feddg: Run, rounds: str) -> None:
-    done = feddg("profile", "--scenario", "ip-o-c", rounds)
-    assert done.code == 2
-    assert "give --rounds 1" in done.err
-
-
 def test_profile(feddg: Run) -> None:
     run = ("profile", "--method", "pardon", "--synthetic", "12", "--clients", "4")
     done = feddg(*run, "--per-round", "2", "--rounds", "1", "--json")
@@ -529,41 +495,6 @@ def test_profile(feddg: Run) -> None:
 
 
 # ---------------------------------------------------------------------------- bad input
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--method", "pardn"), ("'pardn'", "did you mean 'pardon'")),
-        (("--protocol", "ltod"), ("'ltod'", "did you mean 'ltdo'")),
-        (("--dataset", "pasc"), ("'pasc'", "did you mean 'pacs'")),
-        (("--scenario", "ip-o-x"), ("ip-o-x", "did you mean")),
-        (("--recipe", "quik"), ("'quik'", "did you mean 'quick'")),
-        (("--recipe", "none.yaml"), ("none.yaml",)),
-        (("train.lrr=0.1",), ("train.lrr", "did you mean 'train.lr'")),
-        (("hyper.margn=0.1", "--method", "pardon"), ("hyper.margn", "'hyper.margin'")),
-        (("train.lr",), ("KEY=VALUE",)),
-        (("train.lr=fast",), ("train.lr", "'fast'")),
-        (("backbone.name=resnet5",), ("resnet5", "resnet50")),
-        (("--heterogeneity", "1.5"), ("partition.heterogeneity", "1.5", "less than or equal to 1")),
-        (("--heterogeneity", "-0.1"), ("partition.heterogeneity",)),
-        (("--clients", "4", "--per-round", "9"), ("per_round is 9", "clients is 4")),
-        (("--clients", "100000"), ("100000", "images")),
-        (("--rounds", "0"), ("federation.rounds", "0")),
-        (("--seeds", "a,b"), ("seeds 'a,b'", "0,1,2")),
-        (("--device", "tpu"), ("tpu", "cpu")),
-        (("--device", "cuda:99"), ("cuda:99", "cpu")),
-        (("--config", "nowhere.yaml"), ("nowhere.yaml",)),
-        (("backbone.weights=nowhere.pth", "pretrained=true"), ("nowhere.pth",)),
-        (("partition.min_client_size=400",), ("min_client_size",)),
-        (("--method", "pardon", "hyper.style=vgg19"), ("hyper.style_weights", "pixel")),
-        (("partition.kind=domain", "--per-round", "5"), ("per_round is 5", "only 2 clients")),
-    ],
-)
-def test_bad_input_is_one_sentence(
-    feddg: Run, arguments: tuple[str, ...], words: tuple[str, ...]
-) -> None:
-    refused(feddg("run", "--workers", "1", *arguments), *words)
 
 
 def test_weights_of_another_architecture_or_with_code(feddg: Run, tmp_path: Path) -> None:
@@ -582,11 +513,6 @@ def test_weights_of_another_architecture_or_with_code(feddg: Run, tmp_path: Path
     assert not (tmp_path / "exploded").exists()
 
 
-def test_results_folder_that_cannot_be_written(feddg: Run, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    refused(feddg("run", *TINY, "--results", tmp_path / "file"), "file", "another place")
-
-
 def test_a_record_cut_short_is_set_aside_and_made_again(
     feddg: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -603,34 +529,6 @@ def test_a_record_cut_short_is_set_aside_and_made_again(
     assert f"{path.name} is set aside as {path.name}.broken" in message
     assert RunRecord.parse(path.read_bytes()).numbers() == whole.numbers()
     assert path.with_name(f"{path.name}.broken").stat().st_size == 200
-
-
-@pytest.mark.parametrize("select", ["", "zzz"])
-def test_resume_of_nothing(feddg: Run, select: str) -> None:
-    refused(feddg("resume", select or "0123"), "no checkpoint")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("run", "--metod", "pardon"), ("--metod", "did you mean --method?")),
-        (("run", "--epochs", "1"), ("--epochs", "train.local_epochs=VALUE")),
-        (("run", "--lr", "0.1"), ("--lr", "train.lr=VALUE")),
-        (("run", "--batch-size", "8"), ("--batch-size", "train.batch_size=VALUE")),
-        (("run", "--rounds", "two"), ("--rounds", "integer")),
-        (("run", "--method"), ("--method", "requires an argument")),
-        (("resume",), ("missing argument",)),
-        (("figurs",), ("unknown command 'figurs'", "did you mean 'figures'?")),
-        (("figures", "nosuch"), ("unknown command 'nosuch'", "convergence")),
-        (("methods", "shwo", "pardon"), ("did you mean 'show'?",)),
-        (("datasets", "show"), ("missing argument",)),
-        (("--nosuch",), ("--nosuch",)),
-    ],
-)
-def test_wrong_usage_is_one_sentence(
-    feddg: Run, arguments: tuple[str, ...], words: tuple[str, ...]
-) -> None:
-    refused(feddg(*arguments), *words, "--help")
 
 
 def test_no_command_shows_the_help(feddg: Run) -> None:
@@ -688,11 +586,6 @@ def test_several_methods_end_in_one_table_with_differences_to_the_first(feddg, t
     assert "estimate" not in again.err  # nothing is left to compute
 
 
-def test_one_wrong_name_among_several(feddg):
-    refused(feddg("run", "--method", "fedavg,fedpro"), "did you mean 'fedprox'?")
-    refused(feddg("run", "--protocol", "lodo,loto"), "unknown protocol 'loto'")
-
-
 def test_a_profile_of_real_images_measures_rounds_without_an_evaluation_too(feddg):
     """Recipe `quick` evaluates every tenth round, so that of three only the last is."""
     done = feddg("profile", "--clients", "4", "--per-round", "2", "data.image_size=8", "--json")
@@ -735,12 +628,6 @@ def test_a_card_for_people(feddg):
     assert done.out.startswith("# fedprox\n\nFedProx (Li et al.")
     assert "- `hyper.mu` = `0.5`: Weight of the proximal term" in done.out
     assert "client → server, `fit`, each round, each sampled client" in done.out
-
-
-def test_cards_of_what_is_not_there(feddg):
-    refused(feddg("methods", "show", "fedpro"), "did you mean 'fedprox'?")
-    refused(feddg("methods", "show", "fedavg", "--backbone", "resnet19"), "resnet18")
-    refused(feddg("methods", "new", "Fed-X"), "cannot name a method")
 
 
 def test_a_new_method_comes_with_the_way_to_install_and_test_it(feddg, tmp_path):

@@ -14,6 +14,7 @@ from PIL import Image
 
 from feddg_datasets import pacs
 from feddg_datasets.pacs import PACS
+from tests.helpers import one_sentence as refused
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -41,15 +42,6 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 pixels = rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(folder / f"pic_{i:03}.png")
     return tmp_path / "images"
-
-
-def refused(outcome: tuple[int, str, str], *words: str) -> None:
-    code, out, err = outcome
-    assert (code, out) == (2, "")
-    assert err.startswith("feddg-bench: error: ")
-    assert err.count("\n") == 1
-    for word in words:
-        assert word in err
 
 
 class TestList:

@@ -157,12 +157,6 @@ def test_a_sweep_plans_the_runs_of_run_where_domains_are_on_the_disk(
     assert feddg("sweep", file).code == 2  # no folder
 
 
-def test_sets_without_published_splits_refuse_the_protocol(feddg: Run) -> None:
-    refused = feddg("run", "--protocol", "wilds")
-    assert refused.code == 2
-    assert "needs a data set with published splits" in refused.err
-
-
 def test_folder_names_enter_the_key_and_the_record(feddg: Run, tmp_path: Path) -> None:
     root = fabricate("folder", tmp_path / "data")
     chosen = ("--protocol", "lodo", "--scenario", "rainy_day", "--clients", "4", "--per-round", "2")

@@ -95,34 +95,6 @@ def test_noised_styles(feddg: Run, tmp_path: Path) -> None:
     assert "sent once (style)" in " ".join(done.out.split())
 
 
-@pytest.mark.parametrize(
-    ("method", "words", "said"),
-    [
-        ("pardon", DP, "also send style"),
-        ("fpl", DP, "also send prototypes"),
-        ("scaffold", DP, "also send control"),
-        ("fedgma", DP, "tally"),
-        ("fedavg", ("privacy.mechanism=dp_style",), "nothing besides their weights"),
-        ("fedccrl", ("privacy.mechanism=dp_style",), "each round"),
-        ("pardon", SECURE, "clusters single clients' styles"),
-        ("ppdg", SECURE, "compares the updates of every two clients"),
-        ("fedavg", DP[:1], "federation.weighting=uniform"),
-        ("fedavg", ("privacy.clip_norm=2",), "no effect"),
-        ("fedavg", ("privacy.mechanism=dp",), "'dp_client'"),
-        ("erm", DP, "no crowd to hide it in"),
-    ],
-)
-def test_what_does_not_go_is_refused_before_anything_is_done(
-    feddg: Run, tmp_path: Path, method: str, words: tuple[str, ...], said: str
-) -> None:
-    done = feddg("run", "--method", method, *TINY, *words)
-    assert (done.code, done.out) == (2, "")
-    lines = [x for x in done.err.strip().splitlines() if not x.startswith("planning ")]
-    assert len(lines) == 1, done.err
-    assert said in lines[0]
-    assert not list(tmp_path.glob("runs/*/*"))
-
-
 def test_without_the_extra_one_sentence_says_what_to_install() -> None:
     with refused(SettingsError, "privacy.mechanism=dp_client", "pip install", "privacy]"):
         check_accountant("no_such_package", "privacy.mechanism=dp_client")

@@ -152,31 +152,6 @@ def test_selection_rules(feddg: Run, results: Path, tmp_path: Path) -> None:
         assert ("ORACLE" in text) == (rule == "oracle")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("pardon-9",), ("unknown table 'pardon-9'", "pardon-1", ".yaml")),
-        (("none.yaml",), ("none.yaml",)),
-        (("--format", "md,pdf"), ("unknown format 'pdf'", "tex")),
-        (("--select", "best"), ("unknown selection rule 'best'", "best_by_val")),
-        (("--against", "fedavgg"), ("unknown method 'fedavgg'", "fedavg")),
-        (("--results", "nowhere"), ("nowhere", "--results")),
-    ],
-)
-def test_bad_input_is_one_sentence(
-    feddg: Run, arguments: tuple[str, ...], words: tuple[str, ...], tmp_path: Path
-) -> None:
-    (tmp_path / "runs").mkdir()
-    done = feddg(*arguments)
-    assert done.code == 2
-    assert done.out == ""
-    (line,) = done.err.strip().splitlines()
-    assert line.startswith("feddg-bench: error: ")
-    for word in words:
-        assert word in line
-    assert not (tmp_path / "runs" / "tables").exists()
-
-
 def test_a_record_cut_short(
     feddg: Run, results: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

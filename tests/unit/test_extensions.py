@@ -21,7 +21,7 @@ from tests.unit.test_registry import run_python
 class Additions(Extension):
     """One figure and one table."""
 
-    figures = {"theirs": "Draw theirs."}  # noqa: RUF012
+    figures = {"theirs": "Draw theirs."}
     grids = ("theirs-1", "theirs-2")
 
     def draw(self, figure, runs, choice):

@@ -27,7 +27,7 @@ class Averaging:
     """The server half of `Method` without a model; clients add 1 and their own number."""
 
     trainable = ("w",)
-    uplink = {"fit": ("weights",)}  # noqa: RUF012
+    uplink = {"fit": ("weights",)}
     run_round = Method.run_round
     aggregate = Method.aggregate
     prepare = Method.prepare

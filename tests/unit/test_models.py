@@ -526,12 +526,6 @@ def test_a_near_name_of_timm_is_suggested():
         check_image_size(BackboneSettings(name="timm:resnet_18"), 64)
 
 
-@pytest.mark.parametrize("name", ["timm:", "timm", "resnet"])
-def test_names_of_no_backbone_are_refused_as_settings(name):
-    with refused(SettingsError, "unknown backbone"):
-        validate(BackboneSettings, {"name": name}, "backbone.")
-
-
 def test_sides_that_a_backbone_of_timm_cannot_read():
     pytest.importorskip("timm")
     names = ("vit_tiny_patch16_224", "test_resnet")

@@ -6,7 +6,6 @@ import pytest
 
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.data.protocols import Scenario, scenarios
-from feddg_bench.runs.request import Request
 from tests.helpers import refused
 
 CYCLE = ("art_painting", "photo", "sketch", "cartoon")
@@ -68,38 +67,6 @@ def test_several_scenarios_keep_their_order_and_appear_once():
     assert names("ltdo", "ps-c-a, ac-p-s,ca-p-s") == ["ps-c-a", "ac-p-s"]
 
 
-@pytest.mark.parametrize(
-    ("protocol", "select"),
-    [
-        ("ltdo", "ac-p-p"),
-        ("ltdo", "aa-p-s"),
-        ("ltdo", "acc-p-s"),
-        ("ltdo", "a-p-s"),
-        ("ltdo", "art_painting-photo-sketch"),
-        ("ltdo", "acs-p"),
-        ("ltdo", "sketch"),
-        ("ltdo", "x-ac-p-s"),
-        ("ltdo", "ac-p-s,all"),
-        ("lodo", "ac-p-s"),
-        ("lodo", "acp-p"),
-    ],
-)
-def test_unknown_scenarios_are_refused(protocol, select):
-    with refused(SettingsError, "unknown scenario", "Known:", "pa"):
-        scenarios(protocol, CYCLE, LETTERS, select)
-
-
-@pytest.mark.parametrize("select", ["", "ac-p-s,"])
-def test_a_comma_too_many_is_said(select):
-    with refused(SettingsError, "the name of a scenario is empty", "comma", "Known:", "pa"):
-        scenarios("ltdo", CYCLE, LETTERS, select)
-
-
-def test_the_nearest_scenario_is_named():
-    with refused(SettingsError, "did you mean 'ac-p-s'"):
-        scenarios("ltdo", CYCLE, LETTERS, "ac-p-x")
-
-
 def test_codes_of_several_letters():
     letters = {f"{angle} degrees": str(angle) for angle in (0, 15, 150, 1)}
     domains = tuple(letters)
@@ -112,13 +79,6 @@ def test_codes_of_several_letters():
         scenarios("lodo", domains, letters, "1151501-0")
 
 
-def test_unknown_protocols_are_refused_before_a_data_set_is_loaded():
-    with refused(SettingsError, "unknown protocol 'ltod'; did you mean 'ltdo'"):
-        Request(protocol="ltod", dataset="not there").plan()
-    with refused(SettingsError, "unknown protocol"):
-        scenarios("ltod", CYCLE, LETTERS)
-
-
 def test_published_splits_are_one_scenario():
     official = {"train": ("a", "b"), "val": ("c",), "test": ("d", "e")}
     for select in (None, "official", "all"):
@@ -128,12 +88,6 @@ def test_published_splits_are_one_scenario():
     assert (scenario.val, scenario.test) == (None, "4 domains")
     with refused(SettingsError, "unknown scenario 'offical'; did you mean 'official'"):
         scenarios("wilds", "abcde", {}, "offical", official)
-
-
-@pytest.mark.parametrize("official", [None, {}, {"train": ("a",), "test": ()}])
-def test_wilds_needs_published_splits(official):
-    with refused(SettingsError, "published splits", "use --protocol lodo"):
-        scenarios("wilds", CYCLE, LETTERS, None, official)
 
 
 @pytest.mark.parametrize("protocol", ["lodo", "ltdo"])

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from feddg_bench.common.errors import SettingsError
-from feddg_bench.config.layers import load_layer, parse_override, validate
+from feddg_bench.config.layers import parse_override, validate
 from feddg_bench.config.reading import (
     MAX_DEPTH,
     MAX_LENGTH,
@@ -16,7 +14,7 @@ from feddg_bench.config.reading import (
     read_names,
     read_yaml,
 )
-from feddg_bench.config.schema import AugmentSettings, FederationSettings, Resources, TrainSettings
+from feddg_bench.config.schema import FederationSettings, TrainSettings
 from tests.helpers import refused
 
 
@@ -113,11 +111,6 @@ def test_what_no_setting_can_be_is_refused(text, fact):
     assert fact in refusal(text)
 
 
-def test_a_file_without_end_is_refused():
-    with refused(SettingsError, "/dev/zero"):
-        load_layer(Path("/dev/zero"))
-
-
 def test_a_key_of_many_parts_is_one_unknown_key():
     layer = parse_override("hyper." + "a." * 5000 + "b=1")
     depth = 0
@@ -127,33 +120,9 @@ def test_a_key_of_many_parts_is_one_unknown_key():
     assert depth <= MAX_DEPTH + 1
 
 
-@pytest.mark.parametrize(
-    ("model", "values"),
-    [
-        (FederationSettings, {"rounds": True}),
-        (FederationSettings, {"server_lr": False}),
-        (FederationSettings, {"per_round": True}),
-        (FederationSettings, {"rounds": 10**9}),
-        (AugmentSettings, {"crop_scale": [True, 1]}),
-        (TrainSettings, {"batch_size": 10**14}),
-        (Resources, {"workers": 100_000}),
-        (Resources, {"threads": 100_000}),
-    ],
-)
-def test_truth_values_and_huge_counts_are_no_numbers(model, values):
-    with pytest.raises(SettingsError, match=next(iter(values))):
-        validate(model, values)
-
-
 def test_a_truth_value_is_one_where_it_is_asked_for():
     assert validate(TrainSettings, {"channels_last": False}).channels_last is False
     assert validate(FederationSettings, {"rounds": 3.0}).rounds == 3
-
-
-def test_a_long_value_is_not_repeated_whole():
-    with pytest.raises(SettingsError) as caught:
-        validate(TrainSettings, {"optimizer": "x" * 10_000})
-    assert len(str(caught.value)) < 300
 
 
 # ---------------------------------------------------------------------------------- names

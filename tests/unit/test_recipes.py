@@ -238,11 +238,6 @@ def test_readings_change_the_key_and_not_that_of_quick():
     assert femnist[0] != femnist[1]
 
 
-def test_unknown_readings_are_refused_with_those_there_are():
-    with pytest.raises(SettingsError, match="published"):
-        load_recipe("pardon", "pacs", "fedgma", "publishd")
-
-
 def test_every_recipe_gives_scaffold_a_rate_for_sgd():
     for recipe in recipe_names():
         for dataset in read_recipe(recipe).datasets or ():

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
-
-from feddg_bench.common.errors import SettingsError
 from feddg_bench.core.sampling import sample_clients
-from tests.helpers import refused
 
 CLIENTS = tuple(f"client_{i:03d}" for i in range(10))
 
@@ -41,9 +37,3 @@ def test_a_cohort_depends_on_seed_and_round_alone():
 def test_none_and_all_are_everyone():
     assert sample_clients(CLIENTS, None, seed=0, round=1) == CLIENTS
     assert sample_clients(list(CLIENTS), 10, seed=0, round=1) == CLIENTS
-
-
-@pytest.mark.parametrize("size", [0, 11])
-def test_sizes_out_of_range_are_refused(size):
-    with refused(SettingsError, f"cannot sample {size} of 10 clients"):
-        sample_clients(CLIENTS, size, seed=0, round=1)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from pydantic import Field, ValidationError
 
-from feddg_bench.common.errors import DataError, SettingsError, unknown
+from feddg_bench.common.errors import SettingsError, unknown
 from feddg_bench.config.keys import canonical_settings, run_key
 from feddg_bench.config.layers import dotted_keys, load_layer, merge, parse_override, validate
 from feddg_bench.config.schema import MethodSettings, Resources, RunSettings
@@ -27,15 +27,6 @@ class Hyper(MethodSettings):
     mu: float = Field(0.01, ge=0)
     weights: str | None = None
     parts: tuple[str, ...] = ()
-
-
-def message(model, values, prefix=""):
-    """Return the sentence that refuses the values."""
-    with pytest.raises(SettingsError) as caught:
-        validate(model, values, prefix)
-    text = str(caught.value)
-    assert "\n" not in text
-    return text
 
 
 # ------------------------------------------------------------------------------- overrides
@@ -92,47 +83,6 @@ def test_short_keys_of_methods():
     assert parse_override("mu=1", ["hyper.mu"]) == {"hyper": {"mu": 1}}
 
 
-def test_a_short_key_that_several_settings_share_is_refused():
-    with pytest.raises(SettingsError) as caught:
-        parse_override("batch_size=8")
-    assert str(caught.value) == (
-        "setting 'batch_size' is ambiguous: give one of train.batch_size, evaluation.batch_size"
-    )
-    with refused(SettingsError, "train.lr, hyper.lr"):
-        parse_override("lr=1", ["hyper.lr"])
-
-
-@pytest.mark.parametrize(
-    ("text", "nearest"),
-    [
-        ("lrr=1", "train.lr"),
-        ("train.batchsize=8", "train.batch_size"),
-        ("clint=3", "partition.clients"),
-        ("heterogenity=0", "partition.heterogeneity"),
-        ("train=3", "train.lr"),
-        ("trian.lr=3", "train.lr"),
-    ],
-)
-def test_an_unknown_key_is_refused_with_the_nearest(text, nearest):
-    with pytest.raises(SettingsError) as caught:
-        parse_override(text)
-    key = text.partition("=")[0]
-    assert str(caught.value).startswith(
-        f"unknown setting {key!r}; did you mean {nearest!r}? See `feddg-bench settings` for all "
-    )
-
-
-@pytest.mark.parametrize("text", ["lr", "", "=3", "  =3"])
-def test_text_without_key_or_value_is_refused(text):
-    with refused(SettingsError, "expected KEY=VALUE, such as train.lr=0.001"):
-        parse_override(text)
-
-
-def test_a_value_that_is_not_yaml_is_refused():
-    with refused(SettingsError, "not YAML"):
-        parse_override("lr=[1")
-
-
 # ---------------------------------------------------------------------------------- layers
 
 
@@ -161,92 +111,12 @@ def test_a_settings_file(tmp_path):
     assert load_layer(path) == {}
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [("- a\n- b\n", "must hold KEY: VALUE lines, not a list"), ("a: [1\n", "is not YAML")],
-)
-def test_a_settings_file_of_another_kind_is_refused(tmp_path, text, reason):
-    path = tmp_path / "bad.yaml"
-    path.write_text(text)
-    with pytest.raises(SettingsError, match=reason) as caught:
-        load_layer(path)
-    assert "\n" not in str(caught.value)
-    assert str(path) in str(caught.value)
-
-
-def test_a_binary_settings_file_is_refused(tmp_path):
-    path = tmp_path / "bad.yaml"
-    path.write_bytes(b"\xff\xfe\x00")
-    with refused(SettingsError, "is not YAML"):
-        load_layer(path)
-
-
-def test_a_missing_settings_file_is_refused(tmp_path):
-    with refused(SettingsError, "cannot read recipe", "absent.yaml: No such file"):
-        load_layer(tmp_path / "absent.yaml", "recipe")
-
-
 # ----------------------------------------------------------------------------- validation
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        (
-            {"train": {"lr": -1}},
-            "setting train.lr: -1 is not valid: input should be greater than 0",
-        ),
-        (
-            {"federation": {"bn": "off"}},
-            "setting federation.bn: 'off' is not valid: "
-            "input should be 'average', 'frozen' or 'local'",
-        ),
-        ({"seed": 1.5}, "setting seed: 1.5 is not valid: input should be a valid integer"),
-        ({"train": {"lr": "fast\nest"}}, "setting train.lr: 'fast\\nest' is not valid"),
-        ({"train": {"lrr": 1}}, "unknown setting 'train.lrr'; did you mean 'train.lr'?"),
-        ({"trian": {}}, "unknown setting 'trian'"),
-        ({"backbone": {"name": "resnet5"}}, "backbone.name: unknown backbone 'resnet5'; did you"),
-        (
-            {"augment": {"crop_scale": [0.9, 0.1]}},
-            "augment: crop_scale must be two numbers with 0 < low <= high <= 1",
-        ),
-        ({"augment": {"crop_ratio": [0, 1]}}, "augment: crop_ratio must be two numbers with 0 <"),
-        ({"scenario": None}, "setting scenario: None is not valid"),
-        ({"train": {"lr": float("inf")}}, "setting train.lr: inf is not valid"),
-        ({"train": {"lr": float("nan")}}, "setting train.lr: nan is not valid"),
-    ],
-)
-def test_wrong_values_are_refused_in_one_line(values, expected):
-    assert message(RunSettings, merge(BASE, values)).startswith(expected)
-
-
-def test_a_missing_value_is_named():
-    assert message(RunSettings, {"method": "fedavg"}) == "setting scenario is missing"
-    misspelt = {"method": "fedavg", "scenari": "ip-o-c"}
-    assert "did you mean 'scenario'?" in message(RunSettings, misspelt)
-
-
-@pytest.mark.parametrize("kind", ["heterogeneous", "dirichlet"])
-def test_more_sampled_clients_than_clients_are_refused(kind):
-    values = {"partition": {"kind": kind, "clients": 4}, "federation": {"per_round": 5}}
-    assert message(RunSettings, merge(BASE, values)).startswith(
-        "federation.per_round is 5 but partition.clients is 4"
-    )
-    values["federation"]["per_round"] = 4
-    assert validate(RunSettings, merge(BASE, values)).federation.per_round == 4
 
 
 def test_other_partitions_count_their_own_clients():
     values = {"partition": {"kind": "per_domain", "clients": 4}, "federation": {"per_round": 5}}
     assert validate(RunSettings, merge(BASE, values)).federation.per_round == 5
-
-
-def test_an_unknown_key_of_a_method_is_refused_with_the_nearest():
-    assert message(Hyper, {"muu": 1}, "hyper.") == (
-        "unknown setting 'hyper.muu'; did you mean 'hyper.mu'? "
-        "Known: hyper.mu, hyper.parts, hyper.weights"
-    )
-    assert message(Hyper, {"mu": -1}, "hyper.").startswith("setting hyper.mu: -1 is not valid")
 
 
 def test_settings_are_frozen():
@@ -482,17 +352,6 @@ def test_no_path_is_in_the_canonical_settings(three_files):
     values = {"backbone": {"weights": three_files[0]}, "hyper": {"parts": three_files}}
     canonical = canonical_settings(validate(RunSettings, merge(BASE, values)), Hyper)
     assert os.path.dirname(three_files[0]) not in yaml.safe_dump(canonical)  # noqa: PTH120
-
-
-def test_a_missing_file_is_refused():
-    with refused(DataError, "cannot read /absent.pth: No such file", "check the path"):
-        key_of({"backbone": {"weights": "/absent.pth"}})
-
-
-@pytest.mark.parametrize("name", ["\0", "x" * 5000])
-def test_a_name_that_no_file_can_have_is_refused(name):
-    with refused(DataError, "check the path"):
-        key_of({"backbone": {"weights": name}})
 
 
 @pytest.mark.parametrize("key", ["partition.heterogeneity", "augment.flip"])

@@ -59,13 +59,6 @@ def test_reads_a_models_state_dict(tmp_path: Path) -> None:
     assert torch.equal(found["weight"], model.weight)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with refused(DataError, "there is no weights file", "gone"):
-        load_tensors(tmp_path / "gone.pth")
-    with refused(DataError, "there is no weights file"):
-        load_tensors(tmp_path)
-
-
 @pytest.mark.parametrize("writer", ["torch", "torch_legacy", "pickle"])
 def test_code_in_a_pickle_is_refused_and_not_run(tmp_path: Path, writer: str) -> None:
     path, folder = tmp_path / "w.pth", tmp_path / "made_by_the_pickle"
