@@ -37,6 +37,7 @@ from feddg_bench.records.statistics import (
     FEWEST,
     LEVEL,
     Comparison,
+    Measured,
     Sample,
     Unit,
     compare,
@@ -47,8 +48,6 @@ _OURS = ("partition.", "federation.", "backbone.")
 """Prefixes of the settings in which a claim may be tested outside its table's frame."""
 _SPLIT = "test"
 """Claims about validation domains are left out: those domains are for choosing a round."""
-Measured = tuple[Unit, int]
-"""Column and scenario of a run, and its seed."""
 
 
 @dataclass(frozen=True)

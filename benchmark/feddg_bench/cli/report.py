@@ -9,6 +9,7 @@ import typer
 
 from feddg_bench.cli.options import Filters, Folders, record_folders
 from feddg_bench.common.files import write_whole
+from feddg_bench.common.garbage import no_collection
 from feddg_bench.common.terminal import say
 from feddg_bench.records.runs import read_runs
 
@@ -31,7 +32,8 @@ def report_command(
 
     where = read_filter(filters or ())
     folders, said = record_folders(results)
-    data = gather(read_runs(folders), where)
+    with no_collection():
+        data = gather(read_runs(folders), where)
     shown = figures(folders[0] / "figures") if with_figures else []
     page = render(data, shown).encode()
     path = out or folders[0] / "report.html"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +10,7 @@ import typer
 from feddg_bench.cli.options import Folders, Shown, record_folders, with_groups
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.files import write_whole
+from feddg_bench.common.garbage import no_collection
 from feddg_bench.common.terminal import say
 from feddg_bench.config.reading import listed, read_names
 from feddg_bench.extensions import extensions
@@ -78,8 +78,7 @@ def tables_command(
         )
     names = [] if own else tables or ["all"]
     chosen = TableOptions.of(**vars(shown))
-    gc.disable()  # all that is made stays to the end; looking for garbage in it costs a tenth
-    try:
+    with no_collection():
         if own:
             made = make_table(listed(rows or ""), columns or "scenario", folders, chosen)
         else:
@@ -87,8 +86,6 @@ def tables_command(
             made = make_tables(described, folders, chosen, also=_APART)
         grids, runs, left = made
         found = list(claims(runs)) if {"all", "claims"} & {*names} else None
-    finally:
-        gc.enable()
     folder = out or folders[0] / "tables"
     written: list[str] = []
     for grid in grids:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from pydantic import ConfigDict
@@ -54,11 +56,18 @@ def read_recipe(recipe: str) -> _Recipe:
             f"recipe {path} has the name of one that comes with the suite; tables and tuning know "
             f"recipes by their names: rename the file, such as to my-{path.name}"
         )
+    return _shipped(path) if recipe == path.stem else _read(path)
+
+
+def _read(path: Path) -> _Recipe:
     layer = load_layer(path, "recipe")
     try:
         return validate(_Recipe, layer)
     except SettingsError as error:
         raise SettingsError(f"recipe {path}: {error}") from error
+
+
+_shipped = cache(_read)
 
 
 def names_in(recipe: str) -> tuple[set[str], set[str]]:

@@ -66,15 +66,22 @@ class Measured:
 
     def evaluation(self, position: int) -> Evaluation:
         """Return the evaluation of a round by its position among the evaluated ones."""
-        found: dict[str, dict[str, dict[str, Any]]] = {}
-        row = zip(self.columns, self.numbers[position].tolist(), strict=True)
-        for (split, domain, metric), value in row:
-            if value != ABSENT:
-                part = found.setdefault(split, {}).setdefault(domain, {})
-                part[metric] = int(value) if metric == "images" else value
+        found = self._nested(self.numbers[position])
         for place, split, domain, name, text in self.texts:
             if place == position:
                 found.setdefault(split, {}).setdefault(domain, {})[name] = text
+        return found
+
+    def mean(self, positions: Sequence[int]) -> Evaluation:
+        """Return the mean of each number over some evaluations; all must be `alike`."""
+        return self._nested(self.numbers[positions].sum(axis=0) / len(positions))
+
+    def _nested(self, row: NDArray[np.float64]) -> dict[str, dict[str, dict[str, Any]]]:
+        found: dict[str, dict[str, dict[str, Any]]] = {}
+        for (split, domain, metric), value in zip(self.columns, row.tolist(), strict=True):
+            if value != ABSENT:
+                part = found.setdefault(split, {}).setdefault(domain, {})
+                part[metric] = int(value) if metric == "images" else value
         return found
 
     @cached_property
@@ -88,7 +95,7 @@ class Measured:
             part[metric] = int(values[0]) if metric == "images" else values
         return found
 
-    @property
+    @cached_property
     def alike(self) -> bool:
         """Whether all rounds have the same metrics, on the same numbers of images."""
         counts = self.numbers[:, [name == "images" for *_, name in self.columns]]

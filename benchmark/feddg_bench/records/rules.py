@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Any, Literal, get_args
+
+import numpy as np
 
 from feddg_bench.records.measured import Evaluation, Measured
 from feddg_bench.records.metrics import WHOLE, find_metric
@@ -97,16 +100,20 @@ def chosen_in(table: Measured, rule: Rule, metric: str) -> list[int]:
 
 def choose_measured(table: Measured, rule: Rule, metric: str) -> Evaluation | None:
     """Return what a rule chooses among the rounds of a run, as `choose_evaluation`."""
-    chosen = [table.evaluation(place) for place in chosen_in(table, rule, metric)]
+    places = chosen_in(table, rule, metric)
+    if len(places) > 1 and table.alike:
+        return table.mean(places)
+    chosen = [table.evaluation(place) for place in places]
     return _mean(chosen) if len(chosen) > 1 else next(iter(chosen), None)
 
 
-def curve(table: Measured, split: str, metric: str) -> list[float | None]:
-    """Return a metric of a split after each evaluated round, as `split_metric`."""
+def curve(table: Measured, split: str, metric: str, over: str = "images") -> list[float | None]:
+    """Return a metric of a split after each evaluated round, as `pooled_metric`."""
     count = len(table.rounds)
     if (whole := table.over_rounds) is None:
-        return [split_metric(table.evaluation(place), split, metric) for place in range(count)]
-    values: Any = split_metric(whole, split, metric)
+        every = map(table.evaluation, range(count))
+        return [pooled_metric(evaluation, split, metric, over) for evaluation in every]
+    values: Any = pooled_metric(whole, split, metric, over)
     return [None] * count if values is None else list(values.tolist())
 
 
@@ -145,4 +152,5 @@ def pooled_metric(
     if not any(domain["images"] for domain in domains):
         return None
     values = [domain[metric] for domain in domains]
-    return min(values) if over == "worst" else sum(values) / len(values)
+    lowest: Any = reduce(np.minimum, values)  # of arrays over rounds, too
+    return lowest if over == "worst" else sum(values) / len(values)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from pydantic_core import from_json, to_json
 
 from feddg_bench.common.errors import DataError, printable
+from feddg_bench.common.garbage import no_collection
 from feddg_bench.records.index import Content, Index
 from feddg_bench.records.measured import Evaluation, Measured
 from feddg_bench.records.metrics import DERIVED, Metric, derived, find_metric
@@ -212,6 +213,7 @@ def _differing(one: RecordedRun, other: RecordedRun) -> str:
     return ", ".join(sorted(names))
 
 
+@no_collection()
 def read_folder(
     root: Path, *, packed: bool | None = None
 ) -> tuple[list[RecordedRun], list[Problem]]:

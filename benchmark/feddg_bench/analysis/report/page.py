@@ -100,7 +100,7 @@ def embedded(data: Mapping[str, Any]) -> str:
         ValueError: If a number is NaN or infinite, which JSON does not have.
     """
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return base64.b64encode(zlib.compress(text.encode(errors="replace"), 9)).decode()
+    return base64.b64encode(zlib.compress(text.encode(errors="replace"))).decode()
 
 
 def _source(text: str) -> str:

@@ -22,10 +22,12 @@ LISTED = 20
 
 
 def shown_metrics(run: RecordedRun) -> tuple[str, ...]:
-    """Return the metrics shown for a run: its data set's key metric, then those beside it."""
+    """Return the metrics shown for a run: its data set's key metric, then others if measured."""
     first = metrics_of(run.task)[0]
     beside = ("macro_f1",) if run.imbalance else ()
-    return tuple(dict.fromkeys((run.metric.name, first, *beside, "worst_group", "loss")))
+    shown = dict.fromkeys((run.metric.name, first, *beside, "worst_group", "loss"))
+    measured = {metric for _, _, metric in run.table.columns}
+    return tuple(name for name in shown if name in measured or name == run.metric.name)
 
 
 class Details:
@@ -127,12 +129,9 @@ def _curves(run: RecordedRun) -> dict[str, Any]:
     table = run.table
     chosen = {rule: chosen_in(table, rule, run.metric.name) for rule in RULES}
     kept = _thinned(len(table.rounds), {place for places in chosen.values() for place in places})
+    shown = [name for name in METRICS if name in shown_metrics(run)]
     curves = {
-        split: {
-            metric: values
-            for metric in METRICS
-            if metric in shown_metrics(run) and (values := _curve(run, kept, split, metric))
-        }
+        split: {name: values for name in shown if (values := _curve(run, kept, split, name))}
         for split in REPORTED_SPLITS
     }
     return {
@@ -148,11 +147,11 @@ def _curve(
     """Return a metric at these evaluations; ``None`` if it was never measured."""
     every = curve(run.table, split, metric)
     values = [every[place] for place in kept]
-    if all(value is None for value in values):
+    if values.count(None) == len(values):
         return None
-    shown = find_metric(metric, run.task)
-    digits = 2 if shown.percent else 4
-    return [None if v is None else number(shown.display(v), digits) for v in values]
+    percent = find_metric(metric, run.task).percent
+    times, digits = (100, 2) if percent else (1, 4)
+    return [None if v is None else number(times * v, digits) for v in values]
 
 
 def _thinned(count: int, always: Collection[int]) -> list[int]:

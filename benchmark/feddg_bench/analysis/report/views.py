@@ -7,7 +7,7 @@ from typing import Any
 
 from feddg_bench.analysis.report.runs import REPORTED_SPLITS, Details, shown_metrics
 from feddg_bench.analysis.tables.build import build
-from feddg_bench.analysis.tables.columns import Column
+from feddg_bench.analysis.tables.columns import Column, measured_columns
 from feddg_bench.analysis.tables.describe import (
     COSTS,
     ColumnSpec,
@@ -17,6 +17,7 @@ from feddg_bench.analysis.tables.describe import (
 )
 from feddg_bench.analysis.tables.generic import Frame, shown_as
 from feddg_bench.analysis.tables.grid import Entry, Grid, Line
+from feddg_bench.analysis.tables.rows import choose_rows
 from feddg_bench.analysis.tables.titles import method_title
 from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.rules import RULES, Rule
@@ -45,12 +46,22 @@ def table_view(table: Frame, details: Details, shown: Collection[str] = ()) -> d
     first = table.runs[0]
     places = {run.key: details.add(run) for run in table.runs}  # reads each record once
     whole = table.name != table.setup
+    chosen = choose_rows(
+        table.description, measured_columns(table.description, None), table.runs, whole
+    )
     views = []
     rows: dict[str, list[str]] = {}  # label -> keys of its runs
     fills: list[tuple[int, str, str]] = []
     for metric, rule, description in _views(table):
         grid = build(
-            table.name, description, table.runs, select=rule, any_paper=True, variants=whole
+            table.name,
+            description,
+            (),
+            select=rule,
+            any_paper=True,
+            variants=whole,
+            rows=chosen,
+            fills=not rows,
         )
         if not rows:
             told = {row: _keys(grid, row) for row in grid.runs}
@@ -103,8 +114,10 @@ def _fills(grid: Grid, rows: Sequence[str]) -> Iterator[tuple[int, str, str]]:
 
 def _views(table: Frame) -> Iterator[tuple[str, Rule, Description]]:
     """Yield metric, selection rule and description of each view."""
-    richest = max(table.runs, key=lambda run: run.imbalance or 0)  # the first, if all are balanced
-    metrics = shown_metrics(richest) if table.name == table.setup else (table.runs[0].metric.name,)
+    metrics = [table.runs[0].metric.name]
+    if table.name == table.setup:
+        richest = sorted(table.runs, key=lambda run: -(run.imbalance or 0))
+        metrics = list(dict.fromkeys(name for run in richest for name in shown_metrics(run)))
     for metric in metrics:
         own = metric == table.description.metric
         wanted = {

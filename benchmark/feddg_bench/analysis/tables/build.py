@@ -18,11 +18,12 @@ from feddg_bench.analysis.tables.columns import (
     MeasuredColumn,
     measured_columns,
     shown_columns,
+    varied_keys,
 )
 from feddg_bench.analysis.tables.commands import fill_commands
 from feddg_bench.analysis.tables.describe import COMPARED, RECIPES, Description, RunFilter
 from feddg_bench.analysis.tables.grid import DASH, MARKS, REFERENCE, Bold, Entry, Grid, Line, Mark
-from feddg_bench.analysis.tables.rows import Row, by_round, make_rows, on_split
+from feddg_bench.analysis.tables.rows import Row, by_round, choose_rows, filled, on_split
 from feddg_bench.analysis.tables.setups import departures, own_choices
 from feddg_bench.records.published import Published, published_accuracy, published_number
 from feddg_bench.records.record import ScenarioRecord
@@ -62,6 +63,8 @@ def build(
     any_paper: bool = False,
     variants: bool = False,
     bold: Bold = "tested",
+    rows: Sequence[Row] | None = None,
+    fills: bool = True,
 ) -> Grid:
     """Return a table.
 
@@ -72,22 +75,26 @@ def build(
         select: Selection rule in place of the description's.
         any_paper: Whether a number that any paper publishes for the same scenario stands beneath
             the measured one.
-        variants: Whether runs of a row that differ in settings are rows of their own (`make_rows`).
+        variants: Whether runs of a row that differ in settings are rows of their own.
         bold: What is marked: see `Bold`.
+        rows: What `choose_rows` returns for this description, or for another one of the same runs.
+        fills: Whether commands for missing cells are asked for.
 
     Raises:
         DataError: If one cell would average runs with different settings.
         SettingsError: If several published numbers fit a cell.
     """
     columns = measured_columns(description, select)
-    sheet = _Sheet(description, columns, make_rows(name, description, columns, runs, variants))
+    chosen = choose_rows(description, columns, runs, variants) if rows is None else rows
+    free = varied_keys(description)
+    sheet = _Sheet(description, columns, [filled(name, row, columns, free) for row in chosen])
     groups = description.groups
     if sheet.collapsed:
         groups = [group.led_by_iqm() for group in groups]
     shown = tuple(shown_columns(description.model_copy(update={"groups": groups}), columns))
     rows = sheet.rows
     outside = [_outside(description, row, columns) for row in rows]
-    missing = [_fills(sheet, row, outside) for row in rows]
+    missing = [_fills(sheet, row, outside) if fills else _NOTHING for row in rows]
     cells = [_marked(sheet, column, bold, list(_cells(sheet, column, missing))) for column in shown]
     mixed = {} if variants else captions.mixed(description, rows)
     elsewhere: dict[str, str] = {}
@@ -171,8 +178,8 @@ class _Sheet:
         asked = self.description
         if self.reference is None or not asked.ranked or asked.unit != "%":
             return {}
-        theirs = self.first(self.reference)
-        found = {row: len(collapsed(self.first(row), theirs)) for row in self.unordered}
+        theirs = self.first[self.reference]
+        found = {row: len(collapsed(self.first[row], theirs)) for row in self.unordered}
         return {row: count for row, count in found.items() if count}
 
     @cached_property
@@ -185,7 +192,7 @@ class _Sheet:
         def place(row: Row) -> tuple[bool, float, str]:
             mean = self.mean(row)
             if mean is not None and self.collapsed:
-                mean = iqm(self.first(row)).value
+                mean = iqm(self.first[row]).value
             return mean is None, sign * (mean or 0), row.label
 
         return sorted(self.unordered, key=place)
@@ -213,15 +220,21 @@ class _Sheet:
         percent = self.description.unit == "%"
         return TIE if percent else 0.5 * 10.0**-self.description.decimals
 
-    def first(self, row: Row) -> Sample:
-        """Return the values of the first group, of seeds that have all its scenarios."""
-        units = {unit for c in self.columns if c.group == 0 for unit in self.units[c.number]}
-        seeds = by_seed(row.sample, units)
-        return {p: v for p, v in row.sample.items() if p[0] in units and p[1] in seeds}
+    @cached_property
+    def first(self) -> dict[Row, Sample]:
+        """Each row's values of the first group, of seeds that have all its scenarios."""
+        numbers = [c.number for c in self.columns if c.group == 0]
+        units = {unit for number in numbers for unit in self.units[number]}
+        parts = {row: row.part(numbers) for row in self.unordered}
+        seeds = {row: by_seed(part, units) for row, part in parts.items()}
+        return {
+            row: {p: v for p, v in part.items() if p[1] in seeds[row]}
+            for row, part in parts.items()
+        }
 
     def mean(self, row: Row) -> float | None:
         """Return a row's mean over the first group; ``None`` if no seed has all its scenarios."""
-        values = self.first(row)
+        values = self.first[row]
         seeds = by_seed(values, {unit for unit, _ in values})
         return mean_and_std(list(seeds.values()))[0] if seeds else None
 
@@ -235,33 +248,28 @@ class _Sheet:
         found = [self.units[source.number] for source in sources]
         return [unit for units in found for unit in units] if all(found) else []
 
-    def by_seed(
-        self, row: Row, sources: Sequence[MeasuredColumn], *, worst: bool = False
-    ) -> dict[int, float]:
-        """Return each complete seed's number over some columns."""
-        units = self.wanted(sources)
-        part = row.part(source.number for source in sources)
-        return by_seed(part, units, worst=worst) if units else {}
-
 
 # --------------------------------------------------------------------------------- cells
 
 _Missing = tuple[Mapping[int, str], Sequence[tuple[str, str]]]
 """Commands that fill a row's cells: by column, and with the row's label."""
+_NOTHING: _Missing = ({}, ())
 
 
 def _cells(sheet: _Sheet, column: Column, missing: Sequence[_Missing]) -> Iterator[Entry]:
     """Yield a column's cells, from top to bottom."""
-    kind, numbers = column.kind, column.numbers
+    kind, numbers, units = column.kind, column.numbers, sheet.wanted(column.sources)
+    compared, worst = kind in COMPARED, kind == "worst"
     curve: list[tuple[Sample, Sample]] = []
-    if kind == "rank" and (units := sheet.wanted(column.sources)):
-        samples, lower = [row.sample for row in sheet.rows], sheet.description.lower_is_better
+    if kind == "rank" and units:
+        samples = [row.part(numbers) for row in sheet.rows]
+        lower = sheet.description.lower_is_better
         ranks = average_ranks(samples, units, lower_is_better=lower, tie=sheet.tie)
     elif kind == "excess" and sheet.reference and sheet.description.unit == "%":
         curve = _curve(sheet.reference, column)
     for place, (row, (fills, _)) in enumerate(zip(sheet.rows, missing, strict=True)):
-        seeds = sheet.by_seed(row, column.sources, worst=kind == "worst")
-        compared = kind in COMPARED
+        part = row.part(numbers)
+        seeds = by_seed(part, units, worst=worst) if units else {}
         keys = tuple(
             dict.fromkeys(
                 run.key
@@ -270,7 +278,7 @@ def _cells(sheet: _Sheet, column: Column, missing: Sequence[_Missing]) -> Iterat
                 if compared or run.seed in seeds
             )
         )
-        if not seeds and not (compared and row.part(numbers)):
+        if not seeds and not (compared and part):
             fill = next((fills[s.number] for s in column.sources if s.number in fills), "")
             silent = [_silence(source) for source in column.sources if source.number in row.silent]
             yield Entry(None, fill=fill, footnotes=tuple(silent[:1]))
@@ -372,9 +380,13 @@ def _marked(sheet: _Sheet, column: Column, bold: Bold, entries: list[Entry]) -> 
     if column.kind not in _MARKED or not units or bold == "none":
         return entries
     if bold == "tested":
-        tested = best_rows([row.sample for row in sheet.rows], units, lower_is_better=lower)
+        parts = [row.part(column.numbers) for row in sheet.rows]
+        tested = best_rows(parts, units, lower_is_better=lower)
         marks: dict[int | None, Mark] = dict(zip(tested, MARKS, strict=True))
-        return [replace(entry, mark=marks.get(place)) for place, entry in enumerate(entries)]
+        return [
+            replace(entry, mark=marks[place]) if place in marks else entry
+            for place, entry in enumerate(entries)
+        ]
     digits = column.decimals  # rows that print the same share a mark
     printed = [None if e.value is None else round(e.value, digits) for e in entries]
     best = sorted({value for value in printed if value is not None}, reverse=not lower)
@@ -454,8 +466,10 @@ def _of_any_paper(
     """
     found: list[Published] = []
     for source in column.sources if column.kind in _MARKED else ():
+        if source.split not in ("val", "test") or source.metric != "accuracy":
+            return None, {}
         run = next((r for other in rows for r in other.runs.get(source.number, ())), None)
-        if run is None or source.split not in ("val", "test") or source.metric != "accuracy":
+        if run is None:
             return None, {}
         train = tuple(run.train.split("+"))
         scenario = ScenarioRecord(name=run.scenario, train=train, val=run.val, test=run.test)
@@ -518,12 +532,13 @@ def _outside(
 def _fills(sheet: _Sheet, row: Row, outside: Sequence[tuple[str, ...]]) -> _Missing:
     """Return the commands that fill a row's cells; all of it if its runs are in another frame."""
     if row.where is None:
-        return {}, ()
+        return _NOTHING
     departs = dict(zip(sheet.rows, outside, strict=True))
     missing: Sequence[MeasuredColumn] = [
         column
         for column in sheet.columns
-        if not sheet.by_seed(row, [column]) and column.number not in row.silent
+        if not by_seed(row.part([column.number]), sheet.units[column.number])
+        and column.number not in row.silent
     ]
     if departs[row]:
         inside = any(other.spec is row.spec and not departs[other] for other in sheet.rows)

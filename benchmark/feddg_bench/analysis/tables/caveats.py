@@ -47,6 +47,7 @@ def classes(dataset: str) -> int | None:
     return len(found) if isinstance(found, tuple) and found else None
 
 
+@cache
 def _one_class(run: RecordedRun) -> str:
     evaluation = run.evaluation("last")
     splits = one_class_splits(evaluation, classes(run.dataset)) if evaluation else ()

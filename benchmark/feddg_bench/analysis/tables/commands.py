@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from feddg_bench.analysis.tables.columns import MeasuredColumn
@@ -171,4 +171,9 @@ def _yaml(value: Any) -> str:
         return FILE
     if isinstance(value, list):
         value = [FILE if isinstance(one, dict) else one for one in value]
+    return write_yaml(value) if isinstance(value, list) else _scalar(value)
+
+
+@lru_cache(maxsize=10_000, typed=True)
+def _scalar(value: Any) -> str:
     return write_yaml(value)

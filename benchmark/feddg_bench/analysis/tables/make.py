@@ -129,12 +129,20 @@ class TableOptions:
         return fitting(read_runs(folders), read_filter(self.filters or ()))
 
     def table(
-        self, name: str, described: Description, runs: Sequence[RecordedRun], **more: bool
+        self,
+        name: str,
+        described: Description,
+        runs: Sequence[RecordedRun],
+        *,
+        any_paper: bool = False,
+        variants: bool = False,
     ) -> Grid:
         """Return a described table of some runs."""
         shown = described if self.metric is None else _measuring(described, self.metric, runs)
         rule, bold = cast("Rule | None", self.select), cast("Bold", self.bold)
-        return build(name, shown, runs, select=rule, bold=bold, **more)
+        return build(
+            name, shown, runs, select=rule, any_paper=any_paper, variants=variants, bold=bold
+        )
 
     def adapted(self, described: Description) -> Description:
         """Return a description with the rows and the comparisons that are asked for."""
@@ -190,9 +198,9 @@ def make_tables(
             setups = {table.setup for table in shown}
             shown += [t for t in varied(runs, recipe) if t.setup in setups]
         for table in shown:
-            whole = table.name != table.setup
-            more = {"any_paper": True, "variants": whole}
-            grids.append(chosen.table(table.name + end, table.description, table.runs, **more))
+            name, whole = table.name + end, table.name != table.setup
+            made = chosen.table(name, table.description, table.runs, any_paper=True, variants=whole)
+            grids.append(made)
     for name, description in described.items():
         adapted = chosen.adapted(description)
         mine = of_setup(adapted, runs, recipe)

@@ -14,9 +14,9 @@ from feddg_bench.analysis.tables.titles import method_title
 from feddg_bench.common.errors import DataError
 from feddg_bench.records.differences import setting_text, varying
 from feddg_bench.records.metrics import find_metric
-from feddg_bench.records.record import Evaluation
+from feddg_bench.records.rules import curve
 from feddg_bench.records.runs import RecordedRun, metric_of
-from feddg_bench.records.statistics import Sample, Unit
+from feddg_bench.records.statistics import Measured, Sample
 
 
 @dataclass(eq=False)
@@ -27,8 +27,7 @@ class Row:
     label: str  # what its first cell says
     where: RunFilter | None  # filter of its runs, the table's included; None for published rows
     variant: Variant | None = None  # its runs and what sets it apart; `None` without runs
-    # values by column and scenario, then seed
-    sample: dict[tuple[Unit, int], float] = field(default_factory=dict)
+    values: dict[int, Sample] = field(default_factory=dict)  # column -> its values
     runs: dict[int, list[RecordedRun]] = field(default_factory=dict)  # column -> its runs
     silent: set[int] = field(default_factory=set)  # columns whose runs have no such number
 
@@ -43,20 +42,15 @@ class Row:
         method = (self.where or {}).get("method")
         return method if isinstance(method, str) else ""
 
-    def part(self, columns: Iterable[int]) -> dict[tuple[Unit, int], float]:
-        """Return the values of some columns."""
-        return {
-            pair: self.sample[pair]
-            for column in columns
-            for pair in self._of_column.get(column, ())
-        }
-
     @cached_property
-    def _of_column(self) -> Mapping[int, list[tuple[Unit, int]]]:
-        found: dict[int, list[tuple[Unit, int]]] = defaultdict(list)
-        for pair in self.sample:
-            found[pair[0][0]].append(pair)
-        return found
+    def sample(self) -> Sample:
+        """The values of all columns."""
+        return self.part(self.values)
+
+    def part(self, columns: Iterable[int]) -> Sample:
+        """Return the values of some columns."""
+        found = [self.values.get(column, {}) for column in columns]
+        return found[0] if len(found) == 1 else {k: v for one in found for k, v in one.items()}
 
 
 def make_rows(
@@ -66,13 +60,25 @@ def make_rows(
     runs: Sequence[RecordedRun],
     variants: bool = False,
 ) -> list[Row]:
-    """Return the rows, the description's first.
-
-    A row is of the runs that depart least from the recipe's usual settings (`least_departing`).
-    With ``variants``, a row whose runs differ in settings becomes several instead.
+    """Return the rows of `choose_rows` with their values.
 
     Raises:
         DataError: If one cell would hold runs that differ, or one run twice.
+    """
+    rows = choose_rows(description, columns, runs, variants)
+    return [filled(table, row, columns, varied_keys(description)) for row in rows]
+
+
+def choose_rows(
+    description: Description,
+    columns: Sequence[MeasuredColumn],
+    runs: Sequence[RecordedRun],
+    variants: bool = False,
+) -> list[Row]:
+    """Return the rows without values, the description's first.
+
+    A row is of the runs that depart least from the recipe's usual settings (`least_departing`).
+    With ``variants``, a row whose runs differ in settings becomes several instead.
     """
     by_method: dict[str, list[RecordedRun]] = {}
     for run in fitting(runs, description.where):
@@ -84,7 +90,7 @@ def make_rows(
             RowSpec(label=method_title(method), where={"method": method})
             for method in sorted(set(by_method) - listed)
         ]
-    free = varied_keys(description)
+    free, filters = varied_keys(description), _filters(columns)
     rows: list[Row] = []
     for place, spec in enumerate(specs):
         if spec.where is None:
@@ -94,28 +100,35 @@ def make_rows(
         method = where.get("method")
         pool = by_method.get(method, []) if isinstance(method, str) else _all(by_method)
         mine = fitting(pool, spec.where)
-        known: dict[str, list[RecordedRun]] = {}  # columns of other splits have the same runs
-        of_column: dict[int, list[RecordedRun]] = {}
-        for column in columns:
-            own = repr(column.own)
-            if own not in known:
-                known[own] = fitting(mine, column.own)
-            of_column[column.number] = known[own]
-        used = {run.key for members in of_column.values() for run in members}
+        used = {run.key for own in filters.values() for run in fitting(mine, own)}
         if used:
             mine = [run for run in mine if run.key in used]
             chosen = Variant("", {}, tuple(least_departing(mine, where, free)))
             for variant in split(mine, free) if variants else [chosen]:
                 label = f"{spec.label} ({variant.label})" if variant.label else spec.label
-                row = Row(spec, label, where, variant)
-                members = {run.key for run in variant.runs}
-                for column in columns:
-                    here = [run for run in of_column[column.number] if run.key in members]
-                    _fill(table, row, column, here, free)
-                rows.append(row)
+                rows.append(Row(spec, label, where, variant))
         elif place < len(description.rows):
             rows.append(Row(spec, spec.label, where))
     return rows
+
+
+def filled(table: str, row: Row, columns: Sequence[MeasuredColumn], free: Collection[str]) -> Row:
+    """Return a row with the numbers of its runs; they may differ in the settings ``free``.
+
+    Raises:
+        DataError: If one cell would hold runs that differ, or one run twice.
+    """
+    full = Row(row.spec, row.label, row.where, row.variant)
+    order = sorted(row.members, key=lambda run: (run.scenario, run.seed, run.key))
+    of_filter = {key: fitting(order, own) for key, own in _filters(columns).items()}
+    for column in columns if row.variant else ():
+        _fill(table, full, column, of_filter[repr(column.own)], free)
+    return full
+
+
+def _filters(columns: Sequence[MeasuredColumn]) -> dict[str, RunFilter]:
+    """Return the different filters of columns; columns of other splits have the same runs."""
+    return {repr(column.own): column.own for column in columns}
 
 
 def of_setup(
@@ -155,13 +168,14 @@ def by_round(row: Row, columns: Sequence[MeasuredColumn], split: str) -> dict[in
         columns: Columns of any split.
         split: The split that is read.
     """
-    found: dict[int, dict[tuple[Unit, int], float]] = defaultdict(dict)
+    found: dict[int, dict[Measured, float]] = defaultdict(dict)
     runs = [(run, column) for column in columns for run in row.runs.get(column.number, ())]
     for run, column in runs:
-        for number, evaluation in run.measured:
-            value = _measured(run, replace(column, split=split), evaluation)
+        place, show = _place(run, column), find_metric(column.metric, run.task).display
+        values = curve(run.table, split, column.metric, column.spec.over)
+        for number, value in zip(run.table.rounds, values, strict=True):
             if value is not None:
-                found[number][_place(run, column)] = value
+                found[number][place] = show(value)
     return {number: sample for number, sample in found.items() if len(sample) == len(runs)}
 
 
@@ -182,8 +196,9 @@ def _fill(
                 f"{cell} would average runs with {key} {found}; say which under the column's "
                 f"`where`"
             )
-    taken: dict[tuple[Unit, int], RecordedRun] = {}
-    for run in sorted(runs, key=lambda run: (run.scenario, run.seed, run.key)):
+    taken: dict[Measured, RecordedRun] = {}
+    values: dict[Measured, float] = {}
+    for run in runs:
         value = _value(run, column)
         if value is None:
             row.silent.add(column.number)
@@ -195,11 +210,11 @@ def _fill(
                 f"{cell}; move one of the records away, or tell them apart under `where`"
             )
         taken[pair] = run
-        row.sample[pair] = value
-    row.runs[column.number] = list(taken.values())
+        values[pair] = value
+    row.values[column.number], row.runs[column.number] = values, list(taken.values())
 
 
-def _place(run: RecordedRun, column: MeasuredColumn) -> tuple[Unit, int]:
+def _place(run: RecordedRun, column: MeasuredColumn) -> Measured:
     return (column.number, f"{run.dataset} {run.protocol} {run.scenario}"), run.seed
 
 
@@ -208,11 +223,7 @@ def _value(run: RecordedRun, column: MeasuredColumn) -> float | None:
     if column.split is None:
         return run.costs.get(column.metric)
     evaluation = run.evaluation(column.rule)
-    return None if evaluation is None else _measured(run, column, evaluation)
-
-
-def _measured(run: RecordedRun, column: MeasuredColumn, evaluation: Evaluation) -> float | None:
-    if column.split is None:
+    if evaluation is None:
         return None
     value = metric_of(run, evaluation, column.split, column.metric, column.spec.over)
     return None if value is None else find_metric(column.metric, run.task).display(value)
