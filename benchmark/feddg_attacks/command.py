@@ -99,7 +99,7 @@ def attack_command(
     ]
     check_items(only, [plan for _, plan in plans])
     judges = open_judges(lpips, inception)
-    found: list[AttackRecord] = []
+    records: list[AttackRecord] = []
     refused: list[SettingsError] = []
     with _Attacks(len(plans)) as display:
         lab = Lab(resources, display.step, judges)
@@ -116,26 +116,26 @@ def attack_command(
                         )
                     )
                 if read or not only:
-                    found.append(record)
+                    records.append(record)
             except SettingsError as why:  # of one method among several
                 refused.append(why)
             except RunInterruptedError as stop:
-                said = f"{len(found)} of {len(plans)} attacks are recorded"
+                said = f"{len(records)} of {len(plans)} attacks are recorded"
                 again_with = f"go on with: feddg-bench {same_words('--again')}"
                 display.say(f"feddg-bench: stopped; {said}; {again_with}")
                 raise typer.Exit(128 + stop.signal_number) from stop
-    if refused and not found:
+    if refused and not records:
         raise refused[0]
     if json_:
-        print_json([record.model_dump(mode="json") for record in found])
+        print_json([record.model_dump(mode="json") for record in records])
         return
     console = terminal()
-    console.print(draw_attacks(found))
-    for record in found:
+    console.print(draw_attacks(records))
+    for record in records:
         for result in record.results:
             if result.failed:
                 console.print(f"{record.method}, {record.kind} of {result.failed}")
-    if any(load_attack(record.kind).judged for record in found):
+    if any(load_attack(record.kind).judged for record in records):
         if lpips is None:
             console.print("LPIPS of pictures: not measured; give --lpips WEIGHTS")
         if inception is None:

@@ -94,7 +94,7 @@ def _guarantees(runs: Sequence[RecordedRun], method: str, sent: Sent) -> Iterato
     at the mean key metric on test; a cell shows it rounded up.
     """
     mechanism = "dp_client" if sent.name == "weights" else "dp_style"
-    found: dict[tuple[str, float, int], list[tuple[float, float]]] = {}
+    sets: dict[tuple[str, float, int], list[tuple[float, float]]] = {}
     for run in runs:
         p, s = run.privacy, run.settings
         if p is None or p.mechanism != mechanism or p.epsilon is None or p.delta is None:
@@ -104,8 +104,8 @@ def _guarantees(runs: Sequence[RecordedRun], method: str, sent: Sent) -> Iterato
         if value is not None and (mechanism == "dp_client" or sent.name in str(p.protects)):
             frame = run.protocol, run.version, run.fingerprint, sorted(s.items())
             alike = (repr(frame), p.delta, s["partition.clients"])
-            found.setdefault(alike, []).append((p.epsilon, value))
-    for (_, delta, clients), of in sorted(found.items(), key=lambda pair: max(pair[1])[0]):
+            sets.setdefault(alike, []).append((p.epsilon, value))
+    for (_, delta, clients), of in sorted(sets.items(), key=lambda pair: max(pair[1])[0]):
         epsilon, mean = max(of)[0], statistics.mean(value for _, value in of)
         shown = f"{rounded_up(epsilon)} at {mean:.1f}"
         yield Measurement(
@@ -182,13 +182,13 @@ def frames_of(
     records: Iterable[AttackRecord], runs: Iterable[RecordedRun] = ()
 ) -> dict[tuple[str, str], Of]:
     """Return records of attacks, and runs with a guarantee, by data set and recipe."""
-    found: dict[tuple[str, str], Of] = {}
+    frames: dict[tuple[str, str], Of] = {}
     for record in records:
-        found.setdefault((record.dataset, record.recipe), Of([], [])).attacks.append(record)
+        frames.setdefault((record.dataset, record.recipe), Of([], [])).attacks.append(record)
     for run in runs:
         if run.privacy:
-            found.setdefault((run.dataset, run.recipe), Of([], [])).runs.append(run)
-    return dict(sorted(found.items()))
+            frames.setdefault((run.dataset, run.recipe), Of([], [])).runs.append(run)
+    return dict(sorted(frames.items()))
 
 
 def privacy_text(methods: Mapping[str, Outline], records: Sequence[AttackRecord]) -> str:
@@ -219,11 +219,11 @@ def privacy_text(methods: Mapping[str, Outline], records: Sequence[AttackRecord]
     return "\n".join(lines)
 
 
-def _reached(found: Sequence[Measurement]) -> str:
+def _reached(measured: Sequence[Measurement]) -> str:
     """Return the mean that an attack reaches on the smallest clients."""
-    if not found:
+    if not measured:
         return "-"
-    value = min(found, key=lambda f: f.images or 0).numbers[0]
+    value = min(measured, key=lambda f: f.images or 0).numbers[0]
     return "withheld" if value is None else f"{value:.2f}"
 
 
@@ -247,15 +247,15 @@ def privacy_notes(
     first = ["method", "sends", "bytes", "secure sums", "dp_client", "dp_style"]
     frames = frames_of(records, runs) or {("no data set", "none"): Of([], [])}
     for (dataset, recipe), of in frames.items():
-        found = list(measurements(methods, *of))
-        seen = {figure.head for figure in found}
+        measured = list(measurements(methods, *of))
+        seen = {figure.head for figure in measured}
         shown = [head for head in (*MEASURED, EPSILON) if head in seen]
         heads = [*first, *shown]
         table: list[list[str]] = []
         for name, sent in ((n, s) for n, method in methods.items() for s in sent_by(method.uplink)):
             why = methods[name].obstacles
             possible = ["no" if why[key] else "yes" for key in ("secure", "dp_client", "dp_style")]
-            own = [f for f in found if (f.method, f.sent) == (name, sent)]
+            own = [f for f in measured if (f.method, f.sent) == (name, sent)]
             hows = sorted({f.how for f in own if f.head != EPSILON}) or [""]
             for how in hows:
                 alike = [f for f in own if f.head != EPSILON and f.how == how]
@@ -265,7 +265,7 @@ def privacy_notes(
                 line = [method_title(name), item, _bytes(alike), *possible]
                 table.append(line + [cell or "-" for cell in cells])
         lines += [f"## {dataset_title(dataset)}, recipe {recipe}", "", *_table(heads, table), ""]
-        lines += _other_frames(found)
+        lines += _other_frames(measured)
     lines += [
         "The server sees single replies, unless sums are secure. n: images of a client. AUC and "
         "ranks: 0.5 is chance, 1 is all; means over scenarios and seeds, with the range of their "
@@ -285,11 +285,11 @@ def _bytes(alike: Sequence[Measurement]) -> str:
     return size if own or not alike else f"{size} (another frame)"
 
 
-def _other_frames(found: Iterable[Measurement]) -> list[str]:
+def _other_frames(measured: Iterable[Measurement]) -> list[str]:
     """Return a sentence for each kind of attack made in a frame other than the recipe's."""
     frames = {
         f"Not the recipe's: `{f.head.partition(',')[0]}` is of runs with {f.frame}."
-        for f in found
+        for f in measured
         if f.frame
     }
     return [*sorted(frames), ""] if frames else []
@@ -316,8 +316,8 @@ def measured_text(name: str, method: Outline, records: Sequence[AttackRecord]) -
     measured = []
     for (dataset, recipe), of in frames_of(records).items():
         each = measurements({name: method}, *of)
-        for (sent, head), found in groupby(each, lambda f: (f.sent, f.head)):
-            texts = "; ".join(f.text + (f.settings and f" with {f.settings}") for f in found)
+        for (sent, head), figures in groupby(each, lambda f: (f.sent, f.head)):
+            texts = "; ".join(f.text + (f.settings and f" with {f.settings}") for f in figures)
             where = f"{dataset_title(dataset)}, recipe {recipe}"
             measured.append(f"- {where}: {head} from `{sent.name}`: {texts}.")
     measured = measured or [f"- Nothing is measured yet: `feddg-bench attack --method {name}`."]

@@ -94,8 +94,8 @@ def _squeezenet(path: Path) -> Perceptual:
     wanted = {name: f"features.{name.split('.', 2)[2]}" for name in network.net.state_dict()}
     _fill(network.net, {name: tensors[of] for name, of in wanted.items() if of in tensors}, path)
 
-    def distance(found: Tensor, truth: Tensor) -> Tensor:
-        value: Tensor = network(_large(found), _large(truth), normalize=True)
+    def distance(guesses: Tensor, truth: Tensor) -> Tensor:
+        value: Tensor = network(_large(guesses), _large(truth), normalize=True)
         return value.flatten()
 
     return distance
@@ -171,12 +171,12 @@ def kid(one: np.ndarray, other: np.ndarray) -> float:
     """
 
     def kernel(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        found: np.ndarray = (x @ y.T / x.shape[1] + 1) ** 3
-        return found
+        products: np.ndarray = (x @ y.T / x.shape[1] + 1) ** 3
+        return products
 
     def within(x: np.ndarray) -> float:
-        found = kernel(x, x)
-        return float((found.sum() - np.trace(found)) / (len(x) * (len(x) - 1)))
+        products = kernel(x, x)
+        return float((products.sum() - np.trace(products)) / (len(x) * (len(x) - 1)))
 
     return within(one) + within(other) - 2 * float(kernel(one, other).mean())
 
@@ -206,14 +206,14 @@ def jackknife(measure: Callable[[np.ndarray], float], count: int) -> Interval:
     return Interval(value=value, low=value - spread, high=value + spread)
 
 
-def judged(found: Seen, truth: Seen) -> dict[str, Interval]:
+def judged(drawn: Seen, truth: Seen) -> dict[str, Interval]:
     """Return FID, KID and the Inception Score of found pictures, and that of the true ones."""
     count = len(truth.pooled)
     if count < FEWEST:
         return {}
     return {
-        "fid": jackknife(lambda at: fid(found.pooled[at], truth.pooled[at]), count),
-        "kid": jackknife(lambda at: kid(found.pooled[at], truth.pooled[at]), count),
-        "inception_score": jackknife(lambda at: inception_score(found.logits[at]), count),
+        "fid": jackknife(lambda at: fid(drawn.pooled[at], truth.pooled[at]), count),
+        "kid": jackknife(lambda at: kid(drawn.pooled[at], truth.pooled[at]), count),
+        "inception_score": jackknife(lambda at: inception_score(drawn.logits[at]), count),
         "true_inception_score": jackknife(lambda at: inception_score(truth.logits[at]), count),
     }

@@ -166,8 +166,8 @@ class _Last(Capture):
         self.step("training", result.round, run.plan.settings.federation.rounds)
         if result.evaluation is not None:
             metric = run.plan.dataset.metrics[0]
-            found = {s: split_metric(result.evaluation, s, metric) for s in result.evaluation}
-            self.measured = {s: value for s, value in found.items() if value is not None}
+            metrics = {s: split_metric(result.evaluation, s, metric) for s in result.evaluation}
+            self.measured = {s: value for s, value in metrics.items() if value is not None}
 
 
 class Lab:

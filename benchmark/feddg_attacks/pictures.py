@@ -24,12 +24,12 @@ def cases(quality: Tensor) -> list[int]:
     return [order[0], order[len(order) // 2], order[-1]]
 
 
-def sheet(truth: Tensor, found: Tensor, quality: Tensor) -> bytes:
+def sheet(truth: Tensor, guesses: Tensor, quality: Tensor) -> bytes:
     """Return a PNG file: from left to right best, median and worst, the true images above.
 
     Args:
         truth: [n, 3, H, W] in [0, 1].
-        found: What the attack found for them, likewise.
+        guesses: What the attack made of them, likewise.
         quality: Quality in dB by which cases are chosen, [n].
     """
     from PIL import Image, ImageDraw, ImageFont
@@ -40,7 +40,7 @@ def sheet(truth: Tensor, found: Tensor, quality: Tensor) -> bytes:
     whole = LEFT + 3 * (width + GAP), TOP + 2 * (height + GAP)
     picture = Image.new("RGB", whole, "white")
     pen, font = ImageDraw.Draw(picture), ImageFont.load_default(size=14)
-    for row, (name, images) in enumerate((("true", truth), ("found", found))):
+    for row, (name, images) in enumerate((("true", truth), ("found", guesses))):
         y = TOP + row * (height + GAP)
         pen.text((LEFT - GAP, y + height // 2), name, "black", font, anchor="rm")
         for column, place in enumerate(chosen):

@@ -49,9 +49,9 @@ def read_received(
             before = e
             continue
         for mine, item in ((x, name) for x in own for name in x.sent):
-            found = tuple(_alike(message, mine, item, shadow))
-            if found:
-                yield ReceivedRows(message.item, item, mine.task, found, e.images, size)
+            matching = tuple(_alike(message, mine, item, shadow))
+            if matching:
+                yield ReceivedRows(message.item, item, mine.task, matching, e.images, size)
                 break
 
 
@@ -68,6 +68,6 @@ def _alike(message: Message, mine: Exchange, item: str, shadow: Shadow) -> Itera
         if len(shape) and leaf.shape[-len(shape) :] == shape:
             rows = leaf.reshape(-1, *shape)
             for part in [rows] if form.each else [row.view(value.shape) for row in rows]:
-                found = read(part, item, task.call, shadow.method, task, {})
-                if found is not None:
-                    yield found
+                matching = read(part, item, task.call, shadow.method, task, {})
+                if matching is not None:
+                    yield matching

@@ -174,22 +174,22 @@ def reconstruction_grid(name: str, records: Iterable[AttackRecord]) -> Grid:
 
 def _frames(records: Iterable[AttackRecord]) -> dict[str, list[AttackRecord]]:
     """Return records by a label that says what sets their runs apart."""
-    found: dict[str, list[AttackRecord]] = {}
+    by_setup: dict[str, list[AttackRecord]] = {}
     for record in records:
         settings = record.settings
         side, style = settings["data"]["image_size"], settings["hyper"].get("style", "")
         shown = f"{record.recipe}, {style}, {side} px"
-        found.setdefault(shown, []).append(record)
-    return found
+        by_setup.setdefault(shown, []).append(record)
+    return by_setup
 
 
 def _entry(place: Place, domain: str, records: Sequence[AttackRecord], fill: str) -> Entry:
     there: list[tuple[AttackRecord, Interval]] = []
     for record in records:
         for result in record.results if record.attacker == place.attacker else ():
-            found = result.by_domain.get(domain, {})
-            if _fits(result, place) and place.figure in found:
-                there.append((record, found[place.figure]))
+            figures = result.by_domain.get(domain, {})
+            if _fits(result, place) and place.figure in figures:
+                there.append((record, figures[place.figure]))
     if not there:
         return Entry(None, fill=fill if place.attacker == "server" else "")
     mean = overall([interval for _, interval in there])
@@ -209,5 +209,7 @@ def _fits(result: AttackResult, place: Place) -> bool:
 
 def _published(design: Design, place: Place, domain: str) -> Entry | None:
     where = {"domain": domain, "setting": place.setting, "metric": place.metric}
-    found = published_number(design.paper, design.table, where)
-    return None if found is None else Entry(found.value, f"{found.value:g}", source=found.source)
+    number = published_number(design.paper, design.table, where)
+    return (
+        None if number is None else Entry(number.value, f"{number.value:g}", source=number.source)
+    )

@@ -176,19 +176,19 @@ def read_attacks(roots: Iterable[Path]) -> list[AttackRecord]:
 
     If a record is in two places the first wins: folders in their order, and single files first.
     """
-    found: dict[str, AttackRecord] = {}
+    by_key: dict[str, AttackRecord] = {}
     for root in roots:
         for *_, record in _read(root):
-            found.setdefault(record.key, record)
-    return [found[key] for key in sorted(found)]
+            by_key.setdefault(record.key, record)
+    return [by_key[key] for key in sorted(by_key)]
 
 
 def packables(root: Path) -> tuple[list[Packable], dict[Path, str]]:
     """Return the records of attacks in a results folder, and packed files that cannot be read."""
     folder = root / "attacks"
-    found = list(_read(root))
+    records = list(_read(root))
     packed = {source.path for source in find_sources(folder, ENDING, packed=True)}
-    faults = packed - {source.path for source, *_ in found}
+    faults = packed - {source.path for source, *_ in records}
     return [
         Packable(
             source,
@@ -198,7 +198,7 @@ def packables(root: Path) -> tuple[list[Packable], dict[Path, str]]:
             folder / f"{file_name(record.dataset, record.protocol, record.recipe)}{ENDING}",
             partial(source.text, line),
         )
-        for source, line, record in found
+        for source, line, record in records
     ], dict.fromkeys(faults, "it cannot be read")
 
 

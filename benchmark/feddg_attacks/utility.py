@@ -45,13 +45,13 @@ def utility(
     runs: Sequence[RecordedRun], attacks: Iterable[AttackRecord], choice: Selection
 ) -> Iterator[Picture | str]:
     """Yield a figure for each frame in which a method was run and attacked at two noise levels."""
-    found = list(attacks)
+    records = list(attacks)
     drawn = False
     for frame in frames(runs):
         curves = {
             method: points
             for method in sorted({run.method for run in frame.runs})
-            if len(points := _points(method, frame, found, choice)) > 1
+            if len(points := _points(method, frame, records, choice)) > 1
         }
         if curves:
             drawn = True

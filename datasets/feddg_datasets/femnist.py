@@ -104,12 +104,12 @@ class FEMNIST(ImageFolderDataset):
 
     def _roles(self) -> dict[str, tuple[str, ...]]:
         """Return the writers by role in the published splits."""
-        found: dict[str, set[int]] = {"train": set(), "val": set(), "test": set()}
+        by_role: dict[str, set[int]] = {"train": set(), "val": set(), "test": set()}
         for _, split, writer, _ in self._rows:
-            found[ROLES[split]].add(writer)
+            by_role[ROLES[split]].add(writer)
         return {
             role: tuple(f"writer_{writer:04d}" for writer in sorted(writers))
-            for role, writers in found.items()
+            for role, writers in by_role.items()
         }
 
     @cached_property

@@ -88,6 +88,6 @@ class IWildCam(WildsDataset):
         except (DataError, OSError, UnicodeDecodeError, csv.Error):
             return None
         names = {row.get("y"): row.get("name") for row in rows}
-        found = [names.get(str(label)) for label in range(len(type(self).classes))]
-        whole_list = all(found) and len(set(found)) == len(found)
-        return tuple(str(name) for name in found) if whole_list else None
+        ordered = [names.get(str(label)) for label in range(len(type(self).classes))]
+        whole_list = all(ordered) and len(set(ordered)) == len(ordered)
+        return tuple(str(name) for name in ordered) if whole_list else None

@@ -99,11 +99,11 @@ class RotatedMNIST(DomainDataset):
         names = [f"{part}-{kind}" for part in PARTS for kind in ("images", "labels")]
         missing = names
         for folder in (root / layout for root in roots for layout in LAYOUTS):
-            found = {name: file for name in names if (file := _find(folder, name))}
-            if len(found) == len(names):
-                return found
-            if found:
-                missing = [name for name in names if name not in found]
+            files = {name: file for name in names if (file := _find(folder, name))}
+            if len(files) == len(names):
+                return files
+            if files:
+                missing = [name for name in names if name not in files]
         what = f"MNIST's {' or '.join(missing)}"
         raise self.not_found(what, roots, "its folder")
 

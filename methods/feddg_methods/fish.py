@@ -51,9 +51,9 @@ class Fish(DomainBatches):
             parameters = [p for p in self.parameters() if p.requires_grad]
             theta = [p.detach().clone() for p in parameters]
             # Batch normalisation cannot train on one image.
-            found = members(domains, least=2 if self.live_batch_norm and len(labels) > 1 else 1)
-            for i in torch.randperm(len(found), generator=generator).tolist():
-                yield images[found[i]], labels[found[i]]
+            parts = members(domains, least=2 if self.live_batch_norm and len(labels) > 1 else 1)
+            for i in torch.randperm(len(parts), generator=generator).tolist():
+                yield images[parts[i]], labels[parts[i]]
             if self.settings.meta_lr != 1:
                 with torch.no_grad():
                     for p, start in zip(parameters, theta, strict=True):

@@ -97,16 +97,16 @@ class FPL(Method):
     # ------------------------------------------------------------------ server half
 
     def aggregate(self, server: Server, updates: Iterable[Reply[LocalUpdate]]) -> Weights:
-        found: dict[str, list[Tensor]] = {}  # by class, in the order in which classes arrive
+        prototypes: dict[str, list[Tensor]] = {}  # by class, in the order in which classes arrive
 
         def note(reply: Reply[LocalUpdate]) -> None:
             extra = reply.value.extra
             rows = extra["prototypes"].cpu()
             for c, p in zip(extra["classes"].tolist(), rows, strict=True):
-                found.setdefault(str(c), []).append(p)
+                prototypes.setdefault(str(c), []).append(p)
 
         new = super().aggregate(server, watched(updates, note))
-        table = {c: cluster_prototypes(torch.stack(rows)) for c, rows in found.items()}
+        table = {c: cluster_prototypes(torch.stack(rows)) for c, rows in prototypes.items()}
         made = dict.fromkeys(table, server.round)
         for c, when in server.memory.get("made", {}).items():
             if c not in table and server.round - when <= self.settings.keep_absent:

@@ -921,11 +921,12 @@ def test_every_named_table_is_whole_without_records() -> None:
         *("fisc-6", "fisc-7", "fisc-8", "fisc-10", "fedccrl-1", "fedccrl-2"),
         *(f"ppdg-{n}" for n in range(1, 8)),
         *("feddg-benchmark", "feddg-benchmark-clients", "feddg-benchmark-epochs"),
-        *("rates", "worlds"),
+        *("rates", "worlds", "worlds-mechanisms"),
     }
     counts = {
         "rates": 0,
         "worlds": 0,
+        "worlds-mechanisms": 0,
         "feddg-benchmark": 0,  # its numbers are not among ours
         "feddg-benchmark-clients": 0,
         "feddg-benchmark-epochs": 0,

@@ -63,19 +63,19 @@ def gradient_of(
     """
     parameters = dict(method.named_parameters())
     loss = method.task.loss(method(images), labels, "mean")
-    found = torch.autograd.grad(
+    gradients = torch.autograd.grad(
         loss, [parameters[n] for n in names], create_graph=graph, allow_unused=True
     )
-    pairs = zip(names, found, strict=True)
+    pairs = zip(names, gradients, strict=True)
     return {n: torch.zeros_like(parameters[n]) if g is None else g for n, g in pairs}
 
 
-def mismatch(found: Gradient, wanted: Gradient, objective: Objective) -> Tensor:
+def mismatch(gradient: Gradient, wanted: Gradient, objective: Objective) -> Tensor:
     """Return the distance between two gradients: a scalar."""
     if objective == "dlg":
-        return torch.stack([(found[n] - wanted[n]).square().sum() for n in wanted]).sum()
-    product = torch.stack([(found[n] * wanted[n]).sum() for n in wanted]).sum()
-    lengths = [torch.stack([g.norm() for g in one.values()]).norm() for one in (found, wanted)]
+        return torch.stack([(gradient[n] - wanted[n]).square().sum() for n in wanted]).sum()
+    product = torch.stack([(gradient[n] * wanted[n]).sum() for n in wanted]).sum()
+    lengths = [torch.stack([g.norm() for g in one.values()]).norm() for one in (gradient, wanted)]
     found_cosine: Tensor = product / (lengths[0] * lengths[1]).clamp(min=1e-15)
     return 1 - found_cosine
 
@@ -124,9 +124,9 @@ def invert(
     def distance() -> Tensor:
         if stop is not None and stop.is_set():
             raise CancelledError
-        found = gradient_of(method, x, labels, names, graph=True)
+        gradient = gradient_of(method, x, labels, names, graph=True)
         prior = smooth * total_variation(x) if objective == "cosine" else x.new_zeros(())
-        return mismatch(found, wanted, objective) + prior
+        return mismatch(gradient, wanted, objective) + prior
 
     if objective == "dlg":
         scale = 1 / mismatch({n: torch.zeros_like(g) for n, g in wanted.items()}, wanted, "dlg")
@@ -241,16 +241,18 @@ class GradientInversion(Attack):
         for searched in in_threads(search, range(len(sought)), scene.workers, stop):
             images.append(searched)
             scene.step(f"{self.kind} by {objective}", len(images), len(sought))
-        found, leaked = images[: len(held)], images[len(held) :]
+        guesses, leaked = images[: len(held)], images[len(held) :]
         rest = [np.arange(len(others)) != plant for plant in plants]
         planted = [
             rank(one, candidates[[at]], others[[at]], candidates[of], others[of])
             for one, at, of in zip(leaked, plants, rest, strict=True)
         ]
         draw = scene.draw("bootstrap", objective)
-        ranks = [rank(found[i], truth[i], held[i], candidates, others) for i in places]
-        wrong = [rank(found[a], truth[i], held[i], candidates, others) for i, a in enumerate(away)]
-        pairs = [nearest(found[i], truth[i]) for i in places]
+        ranks = [rank(guesses[i], truth[i], held[i], candidates, others) for i in places]
+        wrong = [
+            rank(guesses[a], truth[i], held[i], candidates, others) for i, a in enumerate(away)
+        ]
+        pairs = [nearest(guesses[i], truth[i]) for i in places]
         worth = {
             name: [measure(*pair).numpy() for pair in zip(pairs, truth, strict=True)]
             for name, measure in measures_of(scene, shape[0]).items()
@@ -278,43 +280,43 @@ class GradientInversion(Attack):
 
 
 def rank(
-    found: Tensor, truth: Tensor, who: Pictures, candidates: Tensor, others: Pictures
+    guesses: Tensor, truth: Tensor, who: Pictures, candidates: Tensor, others: Pictures
 ) -> np.ndarray:
     """Return for each true image the share of others of its domain that are further off.
 
     The distance is the mean squared error to the nearest found image.
     """
     return percentiles(
-        -_error(truth, found), who.domains, -_error(candidates, found), others.domains
+        -_error(truth, guesses), who.domains, -_error(candidates, guesses), others.domains
     )
 
 
-def _error(images: Tensor, found: Tensor) -> Tensor:
+def _error(images: Tensor, guesses: Tensor) -> Tensor:
     """Return the mean squared error of images [n, C, H, W] to the nearest found image."""
-    errors = [(images - one).square().flatten(1).mean(1) for one in found]
+    errors = [(images - one).square().flatten(1).mean(1) for one in guesses]
     return torch.stack(errors).min(0).values
 
 
-def nearest(found: Tensor, truth: Tensor) -> Tensor:
+def nearest(guesses: Tensor, truth: Tensor) -> Tensor:
     """Return for each true image [n, C, H, W] the nearest found one."""
-    errors = (truth[:, None] - found[None]).square().flatten(2).mean(2)
-    return found[errors.argmin(1)]
+    errors = (truth[:, None] - guesses[None]).square().flatten(2).mean(2)
+    return guesses[errors.argmin(1)]
 
 
-def psnr(found: Tensor, truth: Tensor) -> Tensor:
+def psnr(guesses: Tensor, truth: Tensor) -> Tensor:
     """Return the peak signal to noise ratio of each image in [0, 1], in dB, at most 100: [n].
 
     >>> psnr(torch.zeros(1, 3, 4, 4), torch.full((1, 3, 4, 4), 0.1)).round(decimals=3)
     tensor([20.])
     """
-    error = (found - truth).square().flatten(1).mean(1)
+    error = (guesses - truth).square().flatten(1).mean(1)
     return -10 * error.clamp(min=1e-10).log10()
 
 
-def ssim(found: Tensor, truth: Tensor) -> Tensor:
+def ssim(guesses: Tensor, truth: Tensor) -> Tensor:
     """Return the structural similarity of each image in [0, 1] (Wang et al., 2004): [n]."""
     measure: Callable[..., Any] = structural_similarity_index_measure
-    values: Tensor = measure(found, truth, data_range=1.0, reduction="none").reshape(-1)
+    values: Tensor = measure(guesses, truth, data_range=1.0, reduction="none").reshape(-1)
     return values
 
 

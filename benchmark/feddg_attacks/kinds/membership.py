@@ -73,13 +73,13 @@ class Likelihood:
 
     def mean(self, domains: np.ndarray) -> Tensor:
         """Return the public mean of each domain [n], as [n, P]."""
-        found: Tensor = self.mu[np.searchsorted(self.names, domains)]
-        return found
+        means: Tensor = self.mu[np.searchsorted(self.names, domains)]
+        return means
 
     def precise(self, rows: Tensor) -> Tensor:
         """Return P v of each row v [n, P]."""
-        found: Tensor = (rows - rows @ self._z.T @ self._inner) * self._scale
-        return found
+        product: Tensor = (rows - rows @ self._z.T @ self._inner) * self._scale
+        return product
 
     def ratios(self, message: Rows, images: int, x: Tensor, who: Pictures) -> Tensor:
         """Return the score of each target [n], in standard deviations of public images.
@@ -90,12 +90,12 @@ class Likelihood:
             x: Vectors of the targets, [n, P].
             who: The targets.
         """
-        found = self._raw(message, images, x, who.domains, who.labels)
+        scores = self._raw(message, images, x, who.domains, who.labels)
         known = self._raw(message, images, self.public, self.domains, self.classes)
         known = known[known.isfinite()]
         spread = known.std() if len(known) > 1 and known.std() > 0 else 1.0
         middle = known.mean() if len(known) else 0.0
-        return ((found - middle) / spread).nan_to_num(neginf=ABSENT)
+        return ((scores - middle) / spread).nan_to_num(neginf=ABSENT)
 
     def _raw(
         self, message: Rows, images: int, x: Tensor, domains: np.ndarray, classes: np.ndarray
@@ -356,13 +356,13 @@ def planted(
 
     ``form`` is a real message, ``x`` the vectors of the targets [n, P].
     """
-    found = []
+    shares = []
     for place in draw.permutation(len(targets))[:MOST_PLANTED].tolist():
         scores = known.ratios(hold(form, x[[place]], targets[[place]]), 1, x, targets)
         rest = np.arange(len(targets)) != place
         mine, theirs = targets.domains[[place]], targets.domains[rest]
-        found.append(percentiles(scores[[place]], mine, scores[rest], theirs))
-    return found
+        shares.append(percentiles(scores[[place]], mine, scores[rest], theirs))
+    return shares
 
 
 def held_by(scene: Scene, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:

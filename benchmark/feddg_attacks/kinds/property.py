@@ -133,9 +133,11 @@ class Properties(Attack):
             for axis, about in enumerate(("domains", "classes")):
                 true = along(truth, mixture.groups, axis)
                 if np.ptp(true, axis=0).max() > 0:  # else all clients are alike
-                    found = [along(p, mixture.groups, axis) for p in (guesses, planted, *absent)]
+                    correlations = [
+                        along(p, mixture.groups, axis) for p in (guesses, planted, *absent)
+                    ]
                     prior = along(mixture.prior.numpy(), mixture.groups, axis)
-                    yield self._result(scene, first[0], about, true, found, prior)
+                    yield self._result(scene, first[0], about, true, correlations, prior)
         if not count:
             raise self.nothing(scene, "what three clients or more measure on images, or weights")
 
@@ -159,10 +161,10 @@ class Properties(Attack):
         message: Message,
         about: str,
         truth: np.ndarray,
-        found: Sequence[np.ndarray],
+        correlations: Sequence[np.ndarray],
         prior: np.ndarray,
     ) -> AttackResult:
-        guesses, planted, *absent = found
+        guesses, planted, *absent = correlations
         here = np.arange(len(truth))
         wrong = [guess_ranks(guess, truth, here) for guess in absent]
         draw = scene.draw("bootstrap", message.item, about)

@@ -258,13 +258,14 @@ class StyleInversion(Attack):
         scene.step(f"{self.kind} of {item}", 1, 2)
         painter, baseline = in_threads(train, range(len(new)), scene.workers, stop)
         with torch.no_grad():
-            found = [painter(row.vectors) for row in case.rows]
+            guesses = [painter(row.vectors) for row in case.rows]
             alone, copied = painter(case.alone), baseline(given)
         places = range(len(held))
-        pairs = [nearest(found[i], truth[i]) for i in places]
-        ranks = [rank(found[i], truth[i], held[i], candidates, others) for i in places]
+        pairs = [nearest(guesses[i], truth[i]) for i in places]
+        ranks = [rank(guesses[i], truth[i], held[i], candidates, others) for i in places]
         wrong = [
-            rank(found[(i + 1) % len(held)], truth[i], held[i], candidates, others) for i in places
+            rank(guesses[(i + 1) % len(held)], truth[i], held[i], candidates, others)
+            for i in places
         ]
         draw = scene.draw("bootstrap", item)
 
@@ -344,10 +345,10 @@ class StyleInversion(Attack):
             if inception is not None:
                 if id(one.truth) not in seen:
                     seen[id(one.truth)] = inception(one.truth)
-                found, truth = inception(one.found), seen[id(one.truth)]
+                guesses, truth = inception(one.found), seen[id(one.truth)]
                 for domain, at in {"": np.arange(len(one.groups)), **places}.items():
                     into = by_domain[domain] if domain else figures
-                    for name, figure in judged(found[at], truth[at]).items():
+                    for name, figure in judged(guesses[at], truth[at]).items():
                         into[one.name.format(name)] = figure
         return result.model_copy(update={"figures": figures, "by_domain": by_domain})
 

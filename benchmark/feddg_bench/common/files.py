@@ -178,8 +178,8 @@ def shipped(folder: str) -> Path:
 def shipped_names(folder: str, *patterns: str) -> tuple[str, ...]:
     """Return the names of the YAML files in a `shipped` folder, without their ending."""
     root = shipped(folder)
-    found = {path for pattern in patterns or ("*.yaml",) for path in root.glob(pattern)}
-    return tuple(sorted(path.relative_to(root).with_suffix("").as_posix() for path in found))
+    paths = {path for pattern in patterns or ("*.yaml",) for path in root.glob(pattern)}
+    return tuple(sorted(path.relative_to(root).with_suffix("").as_posix() for path in paths))
 
 
 def find_yaml(

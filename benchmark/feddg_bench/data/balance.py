@@ -53,7 +53,7 @@ def cautions(
             _spread(row, place)
             for place, row in [("", counts.sum(axis=0)), *zip(domains, counts, strict=True)]
         ),
-        key=lambda found: found[0][1] / found[1][1],
+        key=lambda case: case[0][1] / case[1][1],
     )
     if most[1] > RATIO * least[1]:
         inside = f" in domain {where}" if where else ""

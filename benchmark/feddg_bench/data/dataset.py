@@ -289,12 +289,12 @@ class DomainDataset(ABC):
         positions = [("domain", records.domains, self.domains)]
         if self.classes:
             positions.append(("label", records.labels, self.classes))
-        for kind, found, names in positions:
-            wrong = np.flatnonzero((found < 0) | (found >= len(names)))
+        for kind, places, names in positions:
+            wrong = np.flatnonzero((places < 0) | (places >= len(names)))
             if len(wrong):
                 raise PluginError(
                     f"{type(self).__name__}.scan gave {records.paths[wrong[0]]} the {kind} "
-                    f"{found[wrong[0]]}; expected a position among {len(names)}, from 0 to "
+                    f"{places[wrong[0]]}; expected a position among {len(names)}, from 0 to "
                     f"{len(names) - 1}"
                 )
         return records
@@ -302,7 +302,7 @@ class DomainDataset(ABC):
     def _promised(self) -> Listing:
         """Return what `records` does, listed again."""
         records = self._scanned()
-        found = self.count(records)
+        counts = self.count(records)
         if not np.isfinite(records.labels).all():
             first = int(np.flatnonzero(~np.isfinite(records.labels))[0])
             raise DataError(
@@ -310,7 +310,7 @@ class DomainDataset(ABC):
                 f"{records.paths[first]}, expected a number: get it again ({self.source})"
             )
         for axis, kind, names in ((1, "domain", self.domains), (0, "class", self.classes)):
-            totals = found.sum(axis=axis) if names else ()
+            totals = counts.sum(axis=axis) if names else ()
             empty = [n for n, total in zip(names, totals, strict=True) if not total]
             if empty:
                 hint = self.hint(empty[0]) if kind == "domain" else ""
@@ -329,9 +329,9 @@ class DomainDataset(ABC):
 
     def differences(self, records: Listing) -> Iterator[tuple[str, str | None, str]]:
         """Yield domain, class (``None`` for a regression) and message for each unexpected count."""
-        found = self.count(records)
+        counts = self.count(records)
         for domain, wanted in self.counts.items():
-            have = found[self.domains.index(domain)].tolist()
+            have = counts[self.domains.index(domain)].tolist()
             for name, mine, published in zip(self.classes or (None,), have, wanted, strict=True):
                 if mine != published:
                     place = domain if name is None else f"{domain}/{name}"
@@ -344,10 +344,10 @@ class DomainDataset(ABC):
 
     def count(self, records: Listing) -> NDArray[np.int64]:
         """Return the images of each class in each domain, [D, C]; [D, 1] for a regression."""
-        found = np.zeros((len(self.domains), len(self.classes) or 1), dtype=np.int64)
+        counts = np.zeros((len(self.domains), len(self.classes) or 1), dtype=np.int64)
         labels = records.labels if self.classes else np.zeros(len(records.labels))
-        np.add.at(found, (records.domains, labels.astype(np.int64)), 1)
-        return found
+        np.add.at(counts, (records.domains, labels.astype(np.int64)), 1)
+        return counts
 
     def _where(self) -> str:
         """Return `` in FOLDER`` for messages, or nothing for embedded data."""

@@ -89,11 +89,11 @@ class ImageFolderDataset(FileDataset):
         """Return the folder that holds most of the domains, the first if several hold as many."""
         roots = data_roots(self.data_root, self.name)
         candidates = [root / layout for root in roots for layout in self.layouts]
-        found = {folder: self._domain_folders(folder) for folder in candidates}
-        if not any(found.values()):
+        domains = {folder: self._domain_folders(folder) for folder in candidates}
+        if not any(domains.values()):
             above = f"the folder above {', '.join(self.domains)}"
             raise self.not_found(self.title, roots, above)
-        return max(candidates, key=lambda folder: len(found[folder]))
+        return max(candidates, key=lambda folder: len(domains[folder]))
 
     def scan(self) -> Listing:
         """List the images by domain, class and file name."""
@@ -219,9 +219,9 @@ def subfolders(folder: Path) -> list[Path]:
     Raises:
         DataError: If the folder may not be read.
     """
-    found = [path for path in entries(folder) if not is_system(path.name)]
+    folders = [path for path in entries(folder) if not is_system(path.name)]
     try:
-        return [path for path in found if path.is_dir()]
+        return [path for path in folders if path.is_dir()]
     except OSError as error:  # whoever may list a folder may not always look into it
         raise _locked(folder, error) from error
 

@@ -69,8 +69,8 @@ class Partition:
 
 def _counted(values: NDArray[Any]) -> list[tuple[int, int]]:
     """Return the integers that occur, in ascending order, with how often."""
-    found, counts = np.unique(values, return_counts=True)
-    return list(zip(found.tolist(), counts.tolist(), strict=True))
+    integers, counts = np.unique(values, return_counts=True)
+    return list(zip(integers.tolist(), counts.tolist(), strict=True))
 
 
 def per_domain_indices(

@@ -229,27 +229,27 @@ def scenarios_with_files(
     chosen = scenarios(protocol, dataset.domains, dataset.letters, select, dataset.official)
     if protocol == "wilds":
         return [(scenario, path) for scenario in chosen]
-    found: dict[str, tuple[Scenario, Path]] = {}
+    by_name: dict[str, tuple[Scenario, Path]] = {}
     others = []
     folder = os.path.isdir(path)  # noqa: PTH112 - `is_dir` fails for names that are too long
     for file in sorted(path.glob("*.csv")) if folder else [path]:
         scenario = scenario_of(file, dataset)
         if scenario.protocol != protocol:
             others.append(f"--protocol {scenario.protocol} --scenario {scenario.name}")
-        elif scenario.name not in found:
-            found[scenario.name] = scenario, file
-        elif found[scenario.name][1].read_bytes() != file.read_bytes():
+        elif scenario.name not in by_name:
+            by_name[scenario.name] = scenario, file
+        elif by_name[scenario.name][1].read_bytes() != file.read_bytes():
             raise DataError(
-                f"{file} and {found[scenario.name][1]} are both for scenario {scenario.name}: "
+                f"{file} and {by_name[scenario.name][1]} are both for scenario {scenario.name}: "
                 f"keep one of them in the folder"
             )
-    lacking = [one.name for one in chosen if one.name not in found] if select else []
-    if lacking or not found:
-        fits = ", ".join([*(f"--scenario {name}" for name in found), *others]) or "nothing"
+    lacking = [one.name for one in chosen if one.name not in by_name] if select else []
+    if lacking or not by_name:
+        fits = ", ".join([*(f"--scenario {name}" for name in by_name), *others]) or "nothing"
         wanted = f"scenario {lacking[0]}" if lacking else f"protocol {protocol}"
         raise SettingsError(f"{path} holds no split of {wanted}; it fits {fits}")
-    own = [found[one.name] for one in chosen if one.name in found]
-    return own or list(found.values())
+    own = [by_name[one.name] for one in chosen if one.name in by_name]
+    return own or list(by_name.values())
 
 
 def _roles(scenario: Scenario) -> dict[str, str]:

@@ -128,8 +128,8 @@ def known_fingerprint(dataset: DomainDataset, cache_dir: Path) -> str:
 def decoded_sizes(dataset: DomainDataset | type[DomainDataset], cache_dir: Path) -> list[int]:
     """Return the sizes in pixels of the stores in the cache, of any copy of a data set."""
     name = f"{dataset.name}-v{dataset.version}-*px-r{RESIZE_RULE}*.{_kind(dataset)}"
-    found = (cache_dir / "stores").glob(name)
-    sizes = (path.name.rsplit("-", 2)[1].removesuffix("px") for path in found)
+    stores = (cache_dir / "stores").glob(name)
+    sizes = (path.name.rsplit("-", 2)[1].removesuffix("px") for path in stores)
     return sorted({int(size) for size in sizes})
 
 

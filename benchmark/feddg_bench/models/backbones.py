@@ -158,14 +158,14 @@ class BackboneArchitecture:
     def difference(self, net: nn.Module, tensors: dict[str, Tensor]) -> str:
         """Return what is wrong with the first tensor that does not suit ``net``; "" if all do."""
         expected = {key: tuple(tensor.shape) for key, tensor in net.state_dict().items()}
-        found = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
+        shapes = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
         for key, shape in expected.items():
-            if key not in found and not key.endswith("num_batches_tracked"):
+            if key not in shapes and not key.endswith("num_batches_tracked"):
                 return f"{key} of shape {shape} is missing"
-            if found.get(key, shape) != shape:
-                return f"{key} has shape {found[key]}, expected {shape}"
+            if shapes.get(key, shape) != shape:
+                return f"{key} has shape {shapes[key]}, expected {shape}"
         left_out = tuple(f"{name}." for name in (self.classifier, *self.ignored) if name)
-        for key, shape in found.items():
+        for key, shape in shapes.items():
             if key not in expected and not key.startswith(left_out):
                 return f"{key} of shape {shape} is not expected"
         return ""

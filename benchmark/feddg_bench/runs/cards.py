@@ -116,8 +116,8 @@ def shipped_card(method: str, key: str | None = None) -> Crossing | None:
 
 @cache
 def _shipped() -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = json.loads(SHIPPED.read_text(encoding="utf-8"))
-    return found
+    measured: dict[str, dict[str, Any]] = json.loads(SHIPPED.read_text(encoding="utf-8"))
+    return measured
 
 
 def see_crossing(plan: Plan) -> Crossing:
@@ -270,12 +270,12 @@ def protection_text(method: Outline) -> str:
 
 def results_text(method: str, folders: Iterable[Path]) -> str:
     """Return a card's section on accuracy, from the first folder of tables that has the method."""
-    found: list[str] = []
+    results: list[str] = []
     for folder in folders:
-        found = [line for path in sorted(folder.glob("*.csv")) for line in _result(path, method)]
-        if found:
+        results = [line for path in sorted(folder.glob("*.csv")) for line in _result(path, method)]
+        if results:
             break
-    lines = found or [f"No table has it yet: `feddg-bench run --method {method}`, then `tables`."]
+    lines = results or [f"No table has it yet: `feddg-bench run --method {method}`, then `tables`."]
     return "\n".join(["", "## Our results", "", *lines]) + "\n"
 
 

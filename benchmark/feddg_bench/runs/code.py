@@ -28,12 +28,12 @@ def code_digest(method: type[Method]) -> str:
     package, but nothing from the suite's core. Comments, docstrings, layout and the texts of a card
     do not change it.
     """
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     for base in method.__mro__:
         package = base.__module__.partition(".")[0]
         if issubclass(base, Method) and package not in CORE:
-            _collect(base.__module__, found)
-    text = "\n".join(f"{name} {found[name]}" for name in sorted(found))
+            _collect(base.__module__, digests)
+    text = "\n".join(f"{name} {digests[name]}" for name in sorted(digests))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -64,16 +64,16 @@ def has_changed(record: RunRecord) -> bool:
     return record.code != now and not {record.code, now} <= harmless(record.method, method.version)
 
 
-def _collect(name: str, found: dict[str, str]) -> None:
+def _collect(name: str, digests: dict[str, str]) -> None:
     """Add the digests of a module and of what it imports from its own top-level package."""
-    path = None if name in found else _source(name)
+    path = None if name in digests else _source(name)
     if path is None:
         return
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    found[name], imported = _read(path, package, path.stat().st_mtime_ns)
+    digests[name], imported = _read(path, package, path.stat().st_mtime_ns)
     for module in imported:
         if module.partition(".")[0] == name.partition(".")[0]:
-            _collect(module, found)
+            _collect(module, digests)
 
 
 @cache

@@ -108,7 +108,7 @@ def open_dataset(
 
 def _by_split(plan: Plan, store: Store) -> dict[str, dict[str, DomainImages]]:
     parts = spread(plan.settings, plan.dataset, plan.scenario)
-    found: dict[str, dict[str, DomainImages]] = {}
+    by_split: dict[str, dict[str, DomainImages]] = {}
     for split, domain, index in measured_parts(parts.splits, plan.dataset):
-        found.setdefault(split, {})[domain] = DomainImages(plan.dataset, store, index)
-    return found
+        by_split.setdefault(split, {})[domain] = DomainImages(plan.dataset, store, index)
+    return by_split

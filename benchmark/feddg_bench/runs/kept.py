@@ -84,11 +84,11 @@ def save_model(path: Path, run: Run, number: int) -> None:
 
 def digest(said: str, tensors: Weights) -> str:
     """Return the SHA-256 of what a model says about itself and of its tensors, in hexadecimal."""
-    found = hashlib.sha256(said.encode())
+    sha256 = hashlib.sha256(said.encode())
     for name, tensor in sorted(tensors.items()):
-        found.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        sha256.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        sha256.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return sha256.hexdigest()
 
 
 def _without_files(run: Run) -> RunSettings:

@@ -97,16 +97,18 @@ class Recorder(Observer):
     def begin(self, run: Run) -> None:
         """Note where the run is computed, by which code, and who holds what."""
         before = self.record.environment.cpu
-        found = environment(
+        made_on = environment(
             self.resources,
             run.executor.workers,
             device=run.executor.device_name,
             portable=run.plan.settings.portable,
         )
-        if run.done and before and found.cpu and before != found.cpu:  # numbers of both are in it
-            kinds = {*before.split(_AND), found.cpu}
-            found = found.model_copy(update={"cpu": _AND.join(sorted(kinds))})
-        self.record.environment = found
+        if (
+            run.done and before and made_on.cpu and before != made_on.cpu
+        ):  # numbers of both are in it
+            kinds = {*before.split(_AND), made_on.cpu}
+            made_on = made_on.model_copy(update={"cpu": _AND.join(sorted(kinds))})
+        self.record.environment = made_on
         self.record.code = code_digest(type(run.method))
         path = self.store.partitions / f"{self.record.partition.hash[:16]}.json"
         if not path.exists():
@@ -192,11 +194,11 @@ def best_so_far(record: RunRecord) -> int | None:
     ``id_val`` is used if no domain is held out for validation. The earliest of equal rounds is
     returned; ``None`` if no round was evaluated.
     """
-    found = {entry.round: entry.evaluation for entry in record.rounds if entry.evaluation}
+    evaluations = {entry.round: entry.evaluation for entry in record.rounds if entry.evaluation}
     for split in _CHOOSING:
-        place = best_round(list(found.values()), split, record.metric.name)
+        place = best_round(list(evaluations.values()), split, record.metric.name)
         if place is not None:
-            return list(found)[place]
+            return list(evaluations)[place]
     return None
 
 

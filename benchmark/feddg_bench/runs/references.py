@@ -57,7 +57,7 @@ def references(citation: str) -> Iterator[Reference]:
     [(('A. Li', 'Bo'), 'ICML')]
     """
     for part in citation.split("; "):
-        if found := _PAPER.fullmatch(part.strip()):
-            authors = re.split(r", | and ", found["authors"])
-            rest = (found[name] or "" for name in ("venue", "arxiv"))
-            yield Reference(tuple(authors), found["title"], found["year"], *rest)
+        if match := _PAPER.fullmatch(part.strip()):
+            authors = re.split(r", | and ", match["authors"])
+            rest = (match[name] or "" for name in ("venue", "arxiv"))
+            yield Reference(tuple(authors), match["title"], match["year"], *rest)

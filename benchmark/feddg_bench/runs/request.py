@@ -283,14 +283,14 @@ class Request:
         given = shared_out(self.settings, methods)
         drafts = []
         for protocol in protocols:
-            found = self._scenarios(protocol, dataset)
+            chosen = self._scenarios(protocol, dataset)
             for method in methods:
                 plugin = outline(method)
                 frame = recipe_layers(recipe, self.dataset, method, plugin, self.readings)
                 if everything and (why := self._unfit(frame, protocol, dataset, recipe)):
                     _say_once(f"{method} is left out: {why}")
                     continue
-                for scenario, splits in found:
+                for scenario, splits in chosen:
                     named: Layer = {
                         "method": method,
                         "dataset": self.dataset,
@@ -351,8 +351,8 @@ class Request:
     @staticmethod
     def _check_recipe(recipe: str) -> None:
         """Refuse names in a user's recipe that are of nothing here: a misspelt one sets nothing."""
-        for kind, found in zip(("data set", "method"), names_in(recipe), strict=True):
-            for name in sorted(found):
+        for kind, given in zip(("data set", "method"), names_in(recipe), strict=True):
+            for name in sorted(given):
                 try:
                     check_name(kind, name)
                 except SettingsError as error:
@@ -377,23 +377,23 @@ class Request:
     def _tuned(self, named: Layer, recipe: str) -> TunedRecord | None:
         """Return what tuning chose for a method, ``None`` if the runs do not take it."""
         method, protocol = named["method"], self._tuned_on(named["protocol"])
-        found = self._ledger(named["protocol"], method, recipe)
-        if found is None:
+        ledger = self._ledger(named["protocol"], method, recipe)
+        if ledger is None:
             return None
-        if both := sorted(set(found.seeds).intersection(read_seeds(self.seeds))):
+        if both := sorted(set(ledger.seeds).intersection(read_seeds(self.seeds))):
             raise SettingsError(
                 f"seed {both[0]} chose the tuned settings of {method}: give other seeds to the "
                 f"runs that are compared"
             )
-        several = len(found.seeds) if len(found.seeds) > 1 else None
+        several = len(ledger.seeds) if len(ledger.seeds) > 1 else None
         other = protocol if protocol != named["protocol"] else None
         return TunedRecord(
-            trials=len(found.trials),
-            settings=found.settings,
+            trials=len(ledger.trials),
+            settings=ledger.settings,
             seeds=several,
             protocol=other,
-            scenario=found.scenario,
-            given=[pair for pair in found.given if not pair.startswith("evaluation.")],
+            scenario=ledger.scenario,
+            given=[pair for pair in ledger.given if not pair.startswith("evaluation.")],
         )
 
     def one_scenario(self, datasets: Datasets | None = None) -> Request:
@@ -406,12 +406,12 @@ class Request:
         protocol, *others = listed(self.protocol)
         if others:
             raise SettingsError(f"this command takes one protocol: give --protocol {protocol}")
-        found = self._scenarios(protocol, dataset)
-        first = found[0][0].name
-        if self.scenario is not None and len(found) > 1:
+        chosen = self._scenarios(protocol, dataset)
+        first = chosen[0][0].name
+        if self.scenario is not None and len(chosen) > 1:
             raise SettingsError(
                 f"this command takes one scenario and {','.join(listed(self.scenario))} names "
-                f"{len(found)}: give one, such as {first}"
+                f"{len(chosen)}: give one, such as {first}"
             )
         return replace(self, scenario=first)
 
@@ -423,8 +423,8 @@ class Request:
         data = self.settings.get("data", {})
         split_csv = validate(DataSettings, data, "data.").split_csv
         if split_csv is None:
-            found = scenarios(protocol, dataset.domains, dataset.letters, select, dataset.official)
-            return [(scenario, {}) for scenario in found]
+            chosen = scenarios(protocol, dataset.domains, dataset.letters, select, dataset.official)
+            return [(scenario, {}) for scenario in chosen]
         for key in {"id_val_fraction", "id_test_fraction"} & set(data):
             raise SettingsError(
                 f"data.{key} is for splits that are drawn and data.split_csv gives others: leave "
@@ -443,7 +443,7 @@ def owners(names: Iterable[str], methods: Sequence[str]) -> dict[str, list[str]]
         SettingsError: If no method has it.
     """
     known = {method: outline(method).Settings.model_fields for method in methods}
-    found = {}
+    by_setting = {}
     for name in names:
         able = [method for method in methods if name in known[method]]
         if not able:
@@ -451,8 +451,8 @@ def owners(names: Iterable[str], methods: Sequence[str]) -> dict[str, list[str]]
             raise SettingsError(unknown("setting", f"hyper.{name}", every))
         if len(able) < len(methods):
             _say_once(f"hyper.{name} applies to {', '.join(able)}; no other method here has it")
-        found[name] = able
-    return found
+        by_setting[name] = able
+    return by_setting
 
 
 def shared_out(settings: Mapping[str, Any], methods: Sequence[str]) -> dict[str, Layer]:
@@ -488,17 +488,17 @@ def _file_layer(path: Path) -> Layer:
 def _without_effect(settings: RunSettings) -> dict[str, str]:
     """Return the settings that decide nothing, each with the one because of which it does not."""
     kind, train = settings.partition.kind, settings.train
-    found = {
+    reasons = {
         f"partition.{name}": f"partition.kind={kind}"
         for _, names in PARTITION_RULES.values()
         for name in names
         if name not in PARTITION_RULES[kind][1]
     }
     other = {"adam": "momentum", "sgd": "eps"}[train.optimizer]
-    found[f"train.{other}"] = f"train.optimizer={train.optimizer}"
+    reasons[f"train.{other}"] = f"train.optimizer={train.optimizer}"
     if train.schedule != "exponential":
-        found["train.decay"] = f"train.schedule={train.schedule}"
-    return found
+        reasons["train.decay"] = f"train.schedule={train.schedule}"
+    return reasons
 
 
 def _say_without_effect(idle: Iterable[str], settled: RunSettings, layers: Layers) -> None:
@@ -677,10 +677,10 @@ def read_seeds(given: str | int | Sequence[int]) -> tuple[int, ...]:
 
 
 def _seed_range(part: str) -> Sequence[int]:
-    found = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part)
-    if found is None:
+    match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part)
+    if match is None:
         return [-1]
-    low, high = int(found[1]), int(found[2] or found[1])
+    low, high = int(match[1]), int(match[2] or match[1])
     return range(low, high + 1) if low <= high else [-1]
 
 

@@ -58,5 +58,5 @@ def write_plugin(name: str, directory: Path, kind: str = "server") -> list[Path]
         raise SettingsError(f"{there[0]} is there already; choose another --dir or move it away")
     for path, template in files.items():
         text = (shipped("tests/example_plugin") / template).read_text(encoding="utf-8")
-        write_whole(path, re.sub("|".join(said), lambda found: said[found[0]], text).encode())
+        write_whole(path, re.sub("|".join(said), lambda match: said[match[0]], text).encode())
     return list(files)

@@ -250,9 +250,9 @@ def a_resumed_run_equals_one_that_never_stopped(subject: Subject) -> None:
     for stop in (1, 2):
         resumed = subject.run()
         resumed.server.restore(decode(whole.states[stop]))
-        found = _numbers(resumed.rounds(3))
+        numbers = _numbers(resumed.rounds(3))
         expected = _numbers(whole.results[stop + 1 :])
-        _require(found == expected, f"stopped after {stop}: rounds differ: {_KEPT}")
+        _require(numbers == expected, f"stopped after {stop}: rounds differ: {_KEPT}")
         same = encode(resumed.server.state()) == whole.states[3]
         _require(same, f"stopped after {stop}: another state")
 
@@ -321,12 +321,12 @@ def settings_survive_yaml(subject: Subject) -> None:
 def the_seed_decides_the_run(subject: Subject) -> None:
     """The same seed repeats the run; another seed gives another run."""
     first, second, other = subject.some, subject.run(), subject.run({"seed": 1})
-    found = _numbers(first.results[:3])
-    same = found == _numbers(second.rounds(2))
+    numbers = _numbers(first.results[:3])
+    same = numbers == _numbers(second.rounds(2))
     _require(same, f"the same seed gave other rounds: {_KEPT}")
     same = first.states[2] == encode(second.server.state())
     _require(same, f"the same seed gave another state: {_KEPT}")
-    _require(found[:2] != _numbers(other.rounds(1)), "another seed gave the same round")
+    _require(numbers[:2] != _numbers(other.rounds(1)), "another seed gave the same round")
 
 
 @_checked
@@ -356,10 +356,10 @@ def a_regression_is_learnt_or_refused(subject: Subject) -> None:
         return
     _require(able, "it was not refused")
     there = subject.run(federation=toy_regression(SIZE), executor=_pool())
-    found = here.rounds(1)
-    _require(_numbers(found) == _numbers(there.rounds(1)), "rounds differ in processes")
+    results = here.rounds(1)
+    _require(_numbers(results) == _numbers(there.rounds(1)), "rounds differ in processes")
     _same(there.server.weights, here.server.weights)
-    for split, parts in (found[-1].evaluation or {}).items():
+    for split, parts in (results[-1].evaluation or {}).items():
         for part, metrics in parts.items():
             wrong = {"pearson", "worst_group"} - set(metrics)
             _require(not wrong, f"{split} {part} has no {wrong}")
@@ -395,7 +395,7 @@ def _reasons(subject: Subject, still: list[str]) -> str:
         trained |= {
             n for n in still if n in sent and not torch.equal(sent[n], task.weights.get(n, sent[n]))
         }
-    found: dict[str, list[str]] = {}
+    reasons: dict[str, list[str]] = {}
     for name in still:
         if name in trained:
             why = "clients change it, but the server half keeps the old value: see aggregate"
@@ -412,12 +412,12 @@ def _reasons(subject: Subject, still: list[str]) -> str:
             )
         else:
             why = f"its gradient is too small (at most {largest[name]:.1g})"
-        found.setdefault(why, []).append(name)
-    return "; ".join(f"{', '.join(names)} ({why})" for why, names in found.items())
+        reasons.setdefault(why, []).append(name)
+    return "; ".join(f"{', '.join(names)} ({why})" for why, names in reasons.items())
 
 
-def _same(found: Weights, expected: Weights) -> None:
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+def _same(actual: Weights, expected: Weights) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
 def _numbers(results: list[RoundResult]) -> list[Any]:

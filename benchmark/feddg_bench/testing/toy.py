@@ -151,17 +151,17 @@ def start_toy_run(
         device: Where this process trains.
         counts: Whether operations are counted, for which a client's first work is done twice.
     """
-    found = load_method(plugin) if isinstance(plugin, str) else plugin
+    loaded = load_method(plugin) if isinstance(plugin, str) else plugin
     name = plugin if isinstance(plugin, str) else plugin.__name__.lower()
     federation = federation or toy_federation()
     own: Layer = {"method": name, "data": {"image_size": federation.size}}
-    settings = toy_settings(own, found.needs, *layers)
+    settings = toy_settings(own, loaded.needs, *layers)
     executor = executor or SerialExecutor()
     if method is None:
-        check_fit(settings, outline_of(found), federation)
-        method = build_run_method(settings, federation, found)
+        check_fit(settings, outline_of(loaded), federation)
+        method = build_run_method(settings, federation, loaded)
     check_start(settings, method, len(federation.clients))
-    executor.start(WorkerSpec(settings, federation, device, plugin=found, counts=counts), method)
+    executor.start(WorkerSpec(settings, federation, device, plugin=loaded, counts=counts), method)
     server = open_server(settings, federation, method, executor, device)
     return ToyRun(settings, federation, executor, method, server)
 

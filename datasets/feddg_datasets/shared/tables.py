@@ -124,10 +124,10 @@ def check_columns(file: Path, table: pd.DataFrame, columns: Sequence[CheckedColu
                 f"expected {column.expected}"
             )
         if column.without_gaps:
-            found = {int(cell) for cell in cells.unique()}
-            absent = sorted(set(range(max(found) + 1)) - found)
+            values = {int(cell) for cell in cells.unique()}
+            absent = sorted(set(range(max(values) + 1)) - values)
             if absent:
                 raise DataError(
                     f"{file}: no line has {absent[0]} in the column {column.name}; expected every "
-                    f"number from 0 to {max(found)}"
+                    f"number from 0 to {max(values)}"
                 )

@@ -264,21 +264,21 @@ class WildsDataset(FileDataset):
 
 def places(source: Any) -> IntArray:
     """Return the position in `SPLITS` of each image of an object of ``wilds``, -1 for none."""
-    found = np.full(len(source), -1, dtype=np.int64)
+    positions = np.full(len(source), -1, dtype=np.int64)
     split_of = np.asarray(source.split_array)
     for split, number in source.split_dict.items():
         if split in SPLITS:
-            found[split_of == number] = SPLITS.index(split)
-    return found
+            positions[split_of == number] = SPLITS.index(split)
+    return positions
 
 
 def roles(dataset: DomainDataset, splits: IntArray) -> dict[str, tuple[str, ...]]:
     """Return a data set's domains by role, given the place in `SPLITS` of every image."""
     domains = dataset.records().domains
-    found: dict[str, set[int]] = {"train": set(), "val": set(), "test": set()}
+    by_role: dict[str, set[int]] = {"train": set(), "val": set(), "test": set()}
     for place, split in enumerate(SPLITS):
-        found[ROLES[split]] |= set(domains[splits == place].tolist())
-    return {role: tuple(dataset.domains[d] for d in sorted(ids)) for role, ids in found.items()}
+        by_role[ROLES[split]] |= set(domains[splits == place].tolist())
+    return {role: tuple(dataset.domains[d] for d in sorted(ids)) for role, ids in by_role.items()}
 
 
 def column(source: Any, field: str) -> NDArray[Any]:

@@ -108,23 +108,26 @@ class AdaptedWilds(DomainDataset):
         codes = tuple("_".join(_words(name)) for name in domains)
         if len(set(codes)) < len(codes):
             raise PluginError(f"domains of {self.title} have the same name: {', '.join(domains)}")
-        found: dict[str, Any] = {
+        attributes: dict[str, Any] = {
             "domains": codes,
             "letters": dict(zip(codes, codes, strict=True)),
             "task": "classification" if opened.is_classification else "regression",
         }
         if group_fields:
-            self._group_ids, found["groups"] = _combined(opened, group_fields)
+            self._group_ids, attributes["groups"] = _combined(opened, group_fields)
         if opened.is_classification and not self.classes:
-            found["classes"] = _classes(opened)
+            attributes["classes"] = _classes(opened)
         if self.metrics is DomainDataset.metrics:  # nobody has chosen any
             key = "accuracy" if opened.is_classification else "pearson"
-            found["metrics"] = (key, *(("worst_group",) if group_fields else ()))
-        found["identity"] = {"domains": codes, "classes": found.get("classes", self.classes)}
+            attributes["metrics"] = (key, *(("worst_group",) if group_fields else ()))
+        attributes["identity"] = {
+            "domains": codes,
+            "classes": attributes.get("classes", self.classes),
+        }
         image = self._image(0)
         if isinstance(image, np.ndarray):
-            found.update(channels=len(image), pixels="float16")
-        vars(self).update(found)
+            attributes.update(channels=len(image), pixels="float16")
+        vars(self).update(attributes)
 
     # ------------------------------------------------------------- what the core asks
 
@@ -296,10 +299,10 @@ def _fields(given: str | Sequence[str]) -> tuple[str, ...]:
 def _combined(opened: Any, fields: Sequence[str]) -> tuple[IntArray, tuple[str, ...]]:
     """Return each image's combination of values, as a number, and the names of those that occur."""
     values = np.stack([column(opened, field).astype(np.int64) for field in fields], axis=1)
-    found, ids = np.unique(values, axis=0, return_inverse=True)
+    combinations, ids = np.unique(values, axis=0, return_inverse=True)
     names = [
         " ".join(_name(opened, field, value) for field, value in zip(fields, row, strict=True))
-        for row in found.tolist()
+        for row in combinations.tolist()
     ]
     return ids.reshape(-1).astype(np.int64), tuple(names)
 

@@ -77,8 +77,8 @@ def members(domains: Tensor, *, least: int = 1) -> list[Tensor]:
     >>> members(torch.tensor([2, 0, 2]))
     [tensor([1]), tensor([0, 2])]
     """
-    found = [(domains == e).nonzero().flatten() for e in domains.unique()]
-    return [positions for positions in found if len(positions) >= least]
+    by_domain = [(domains == e).nonzero().flatten() for e in domains.unique()]
+    return [positions for positions in by_domain if len(positions) >= least]
 
 
 class AnnealedSettings(MethodSettings):

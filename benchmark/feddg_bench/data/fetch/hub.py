@@ -104,10 +104,10 @@ def _from_endpoint(offer: HubDownload, endpoint: str, folder: Path, progress: On
         )
         files.append(Path(fetched))
         with files[-1].open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != sha256:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != sha256:
             files[-1].unlink()
-            raise DataError(f"{path} has the SHA-256 {found} instead of {sha256}: get it again")
+            raise DataError(f"{path} has the SHA-256 {digest} instead of {sha256}: get it again")
     return Tables(endpoint, commit, files, hashes)
 
 
@@ -130,7 +130,7 @@ def write_images(
     from pyarrow.parquet import ParquetFile
 
     domains = _domain_names(dataset)
-    found = np.zeros((len(dataset.domains), len(dataset.classes)), dtype=np.int64)
+    counts = np.zeros((len(dataset.domains), len(dataset.classes)), dtype=np.int64)
     taken: set[tuple[int, int, str]] = set()
     row = 0
     try:
@@ -152,7 +152,7 @@ def write_images(
                 target = folder / dataset.domains[kind[0]] / dataset.classes[kind[1]] / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(data)
-                found[kind] += 1
+                counts[kind] += 1
                 row += 1
                 if row % BATCH == 0 or row == total:
                     progress(row, total)
@@ -161,7 +161,7 @@ def write_images(
             raise  # the disk's, not pyarrow's
         reason = str(error).splitlines()[0]
         raise DataError(f"cannot read the tables ({reason}): get them again") from error
-    _check_counts(dataset, found)
+    _check_counts(dataset, counts)
     return row
 
 
@@ -219,15 +219,15 @@ def _image(value: Any, row: int, path: Path) -> tuple[bytes, str]:
     return data, given.name if same else given.stem + suffix
 
 
-def _check_counts(dataset: type[DomainDataset], found: Any) -> None:
+def _check_counts(dataset: type[DomainDataset], counts: Any) -> None:
     for domain, wanted in dataset.counts.items():
-        have = found[dataset.domains.index(domain)].tolist()
+        have = counts[dataset.domains.index(domain)].tolist()
         for name, mine, published in zip(dataset.classes, have, wanted, strict=True):
             if mine != published:
                 raise DataError(
                     f"the tables of {dataset.title} hold {mine:,} images of {domain}/{name} "
                     f"instead of the published {published:,}: nothing was put in place"
                 )
-    empty = [d for d, n in zip(dataset.domains, found.sum(axis=1), strict=True) if not n]
+    empty = [d for d, n in zip(dataset.domains, counts.sum(axis=1), strict=True) if not n]
     if empty:
         raise DataError(f"the tables of {dataset.title} hold no image of {', '.join(empty)}")

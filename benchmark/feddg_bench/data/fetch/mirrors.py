@@ -55,7 +55,7 @@ class Download:
         kind, _, expected = self.checksum.partition(":")
         if self.unzipped is None:
             with path.open("rb") as file:
-                found = hashlib.file_digest(file, kind).hexdigest()
+                digest = hashlib.file_digest(file, kind).hexdigest()
         else:
             try:
                 with gzip.open(path) as file:
@@ -66,8 +66,8 @@ class Download:
                 return f"it unpacks to more than {self.unzipped:,} bytes"
             if len(content) < self.unzipped:
                 return f"it unpacks to {len(content):,} bytes instead of {self.unzipped:,}"
-            found = hashlib.new(kind, content, usedforsecurity=False).hexdigest()
-        return None if found == expected else f"{kind} {found} instead of {expected}"
+            digest = hashlib.new(kind, content, usedforsecurity=False).hexdigest()
+        return None if digest == expected else f"{kind} {digest} instead of {expected}"
 
 
 @dataclass(frozen=True)

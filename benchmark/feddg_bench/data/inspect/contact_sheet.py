@@ -76,7 +76,7 @@ def _chosen(
     labels = records.labels[inside]
     if dataset.classes:
         firsts = (inside[labels == column] for column in range(columns))
-        return [int(found[0]) if len(found) else None for found in firsts]
+        return [int(images[0]) if len(images) else None for images in firsts]
     if not len(inside):
         return [None] * columns
     places = np.linspace(0, len(inside) - 1, columns).round().astype(np.int64)

@@ -117,10 +117,10 @@ def examine(
     published = None if path is None else load_signatures(path, dataset.name)
     records = dataset.records_as_found()
     folder = dataset.folder if isinstance(dataset, ImageFolderDataset) else dataset.find()
-    found = Diagnosis(dataset.name, dataset.title, None if folder is None else str(folder))
-    _count(dataset, records, found)
+    diagnosis = Diagnosis(dataset.name, dataset.title, None if folder is None else str(folder))
+    _count(dataset, records, diagnosis)
     if isinstance(dataset, ImageFolderDataset):
-        _look_at_folders(dataset, found)
+        _look_at_folders(dataset, diagnosis)
     looks = _look_at_all(dataset, progress)
     faulty = {i: look.fault for i, look in enumerate(looks) if look.fault is not None}
     if faulty:
@@ -128,24 +128,24 @@ def examine(
         text = (
             f"{_images(faulty)} cannot be decoded: {{}} ({records.paths[first]}: {faulty[first]})"
         )
-        found.find("unreadable", text, [records.paths[i] for i in faulty])
+        diagnosis.find("unreadable", text, [records.paths[i] for i in faulty])
     elif hashed_by_file(dataset):
-        found.fingerprint = dataset.combine(look.content for look in looks)
+        diagnosis.fingerprint = dataset.combine(look.content for look in looks)
     else:
-        found.fingerprint = dataset.fingerprint()
+        diagnosis.fingerprint = dataset.fingerprint()
     if published is not None:
-        _compare(records, looks, published, found)
-    _notice(dataset, records, looks, found)
-    _duplicates(dataset, records, looks, found)
+        _compare(records, looks, published, diagnosis)
+    _notice(dataset, records, looks, diagnosis)
+    _duplicates(dataset, records, looks, diagnosis)
     if split_csv is not None:
         try:
             read_split_csv(split_csv, None, dataset)
         except DataError as error:
-            found.find("split", str(error))
+            diagnosis.find("split", str(error))
     if cache_dir is not None:
         for fault in check_stores(dataset, cache_dir):
-            found.find("store", fault)
-    return found
+            diagnosis.find("store", fault)
+    return diagnosis
 
 
 def sign(dataset: DomainDataset, progress: Callable[[int, int], None] | None = None) -> Signatures:
@@ -183,45 +183,45 @@ def _name(path: str) -> str:
 # ------------------------------------------------------------------------ counts and folders
 
 
-def _count(dataset: DomainDataset, records: Listing, found: Diagnosis) -> None:
+def _count(dataset: DomainDataset, records: Listing, diagnosis: Diagnosis) -> None:
     table = dataset.count(records)
     names = dataset.classes or ("images",)  # a regression has none
     for domain, row in zip(dataset.domains, table.tolist(), strict=True):
-        found.counts[domain] = dict(zip(names, row, strict=True))
+        diagnosis.counts[domain] = dict(zip(names, row, strict=True))
         if not sum(row):
-            found.find("domain", f"the domain {domain} has no images{dataset.hint(domain)}")
+            diagnosis.find("domain", f"the domain {domain} has no images{dataset.hint(domain)}")
         elif domain in dataset.counts:
-            found.published[domain] = dict(zip(names, dataset.counts[domain], strict=True))
+            diagnosis.published[domain] = dict(zip(names, dataset.counts[domain], strict=True))
     for domain, name, text in dataset.differences(records):
-        if domain in found.published:
-            empty = name is not None and not found.counts[domain][name]
-            found.find("count", text + (dataset.hint(domain, name) if empty else ""))
+        if domain in diagnosis.published:
+            empty = name is not None and not diagnosis.counts[domain][name]
+            diagnosis.find("count", text + (dataset.hint(domain, name) if empty else ""))
     for name, total in zip(names, table.sum(axis=0).tolist(), strict=True):
         if not total and not dataset.counts:
-            found.find("count", f"no domain has an image of the class {name}")
+            diagnosis.find("count", f"no domain has an image of the class {name}")
     if not dataset.counts:
-        found.notes += cautions(table, dataset.domains, dataset.classes, dataset.domains)
+        diagnosis.notes += cautions(table, dataset.domains, dataset.classes, dataset.domains)
     if dataset.counts:
-        found.compared.append("the number of images of every class in every domain")
+        diagnosis.compared.append("the number of images of every class in every domain")
     places = dataset.published_splits() if dataset.split_sizes else None
     if places is None:
         return
-    found.compared.append("the number of images of every published split")
+    diagnosis.compared.append("the number of images of every published split")
     for place, split in enumerate(SPLITS):
         have, want = int((places == place).sum()), dataset.split_sizes.get(split, 0)
         if have != want:
             text = f"the split {split} holds {have:,} images instead of {want:,} ({have - want:+,})"
-            found.find("count", text)
+            diagnosis.find("count", text)
 
 
-def _look_at_folders(dataset: ImageFolderDataset, found: Diagnosis) -> None:
+def _look_at_folders(dataset: ImageFolderDataset, diagnosis: Diagnosis) -> None:
     """Note how the folders were recognised, and which files in them are not read."""
     folders = dataset._domain_folders(dataset.folder)
     others = [f"{path.name} is {name}" for name, path in folders.items() if path.name != name]
-    found.layout = ", ".join(["<domain>/<class>/<image>", *others])
+    diagnosis.layout = ", ".join(["<domain>/<class>/<image>", *others])
     if dataset.unread:
         names = [path.relative_to(dataset.folder).as_posix() for path in dataset.unread]
-        found.notes.append(
+        diagnosis.notes.append(
             f"{len(names):,} other file{'s are' if names[1:] else ' is'} not read: {_some(names)}"
         )
 
@@ -257,10 +257,10 @@ def _look(dataset: DomainDataset, index: int) -> _Look:
 
 
 def _compare(
-    records: Listing, looks: Sequence[_Look], published: Signatures, found: Diagnosis
+    records: Listing, looks: Sequence[_Look], published: Signatures, diagnosis: Diagnosis
 ) -> None:
     """Compare every picture with the published one."""
-    found.compared.append(
+    diagnosis.compared.append(
         f"every picture with the published one, by {SIDE} bits of how it looks and its mean colour"
     )
     chosen = [i for i, look in enumerate(looks) if look.signature is not None]
@@ -277,23 +277,25 @@ def _compare(
         (recoloured, "the published picture in other colours: {}"),
     ):
         if files:
-            found.find("picture", f"{_images(files)} show{'' if files[1:] else 's'} {what}", files)
+            diagnosis.find(
+                "picture", f"{_images(files)} show{'' if files[1:] else 's'} {what}", files
+            )
     if result.absent:
         text = f"{_images(result.absent)} of the published ones are shown by no file: {{}}"
-        found.find("picture", text, result.absent)
+        diagnosis.find("picture", text, result.absent)
     if small:
         text = f"{_images(small)} are less than half as large as the published ones: {{}}"
-        found.find("small", text, small)
+        diagnosis.find("small", text, small)
 
 
 def _notice(
-    dataset: DomainDataset, records: Listing, looks: Sequence[_Look], found: Diagnosis
+    dataset: DomainDataset, records: Listing, looks: Sequence[_Look], diagnosis: Diagnosis
 ) -> None:
     """Report what is unusual about files, whether or not published ones are known."""
     deep = [records.paths[i] for i, look in enumerate(looks) if look.facts.sixteen_bits]
     if deep:
         text = f"{_images(deep)} of 16 bits a value, of which the upper eight are read: {{}}"
-        found.find("depth", text, deep)
+        diagnosis.find("depth", text, deep)
     clear = "composited onto white (data.background=white)"
     if dataset.background == "black":
         clear = "decoded as the colour below, mostly black (data.background=black)"
@@ -307,11 +309,11 @@ def _notice(
     ):
         names = [name for name, true in zip(records.paths, chosen, strict=True) if true]
         if names:
-            found.notes.append(f"{_images(names)} {what}: {_some(names)}")
+            diagnosis.notes.append(f"{_images(names)} {what}: {_some(names)}")
 
 
 def _duplicates(
-    dataset: DomainDataset, records: Listing, looks: Sequence[_Look], found: Diagnosis
+    dataset: DomainDataset, records: Listing, looks: Sequence[_Look], diagnosis: Diagnosis
 ) -> None:
     """Report the same image under several names, worst first: as several classes or domains."""
     same: dict[bytes, list[int]] = {}
@@ -323,7 +325,7 @@ def _duplicates(
     if dataset.duplicates is not None and number == dataset.duplicates:
         if number:
             twice = _images(range(number))
-            found.notes.append(f"{twice} are there twice, as in the published data set")
+            diagnosis.notes.append(f"{twice} are there twice, as in the published data set")
         return
     classes_differ, same_class = "in different classes", "in the same domain and class"
     if not dataset.classes:
@@ -339,10 +341,12 @@ def _duplicates(
         pairs = [_some([records.paths[index] for index in group], " = ") for group in chosen]
         text = f"{_images(pairs)} under several names {where}: {_some(pairs)}"
         if dataset.duplicates is None and where == same_class:
-            found.notes.append(f"{text}; whether they are in the published data set is not known")
+            diagnosis.notes.append(
+                f"{text}; whether they are in the published data set is not known"
+            )
             continue
         files = tuple(records.paths[index] for group in chosen for index in group)
-        found.findings.append(Finding("duplicate", text, files=files))
+        diagnosis.findings.append(Finding("duplicate", text, files=files))
 
 
 def _some(names: Sequence[str], between: str = ", ") -> str:

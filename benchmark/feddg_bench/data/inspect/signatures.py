@@ -123,7 +123,7 @@ def compare_signatures(copy: Signatures, published: Signatures) -> _Comparison:
 
     An image that was only renamed within its domain and class counts as the same.
     """
-    found = _Comparison()
+    comparison = _Comparison()
     place = {name: number for number, name in enumerate(published.names)}
     shown: set[int] = set()
     for index, name in enumerate(copy.names):
@@ -141,15 +141,15 @@ def compare_signatures(copy: Signatures, published: Signatures) -> _Comparison:
             shown.add(own)
         elif own is not None and bits <= _MARGIN:
             shown.add(own)
-            found.recoloured.append(index)
+            comparison.recoloured.append(index)
         elif least <= MOST_BITS:
             shown.add(nearest)
             if _folder(published.names[nearest]) != _folder(name):
-                found.moved[index] = published.names[nearest]
+                comparison.moved[index] = published.names[nearest]
         else:
-            found.strange.append(index)
-    found.absent = [name for number, name in enumerate(published.names) if number not in shown]
-    return found
+            comparison.strange.append(index)
+    comparison.absent = [name for number, name in enumerate(published.names) if number not in shown]
+    return comparison
 
 
 def _distances(
