@@ -263,7 +263,7 @@ class FedADG(Method):
         """Take a gradient step with one player's parameters; the others get no gradient."""
         optimizer, group = self.players[player]
         optimizer.zero_grad()
-        self.client.fabric.backward(loss, inputs=group["params"])
+        loss.backward(inputs=group["params"])
         optimizer.step()
 
     def start_adversary(self, client: Client) -> Optimizer:

@@ -70,7 +70,7 @@ class FedSAM(Method):
         with still_statistics(self), same_random_numbers(states, self.device):
             with self.autocast():
                 loss = self.training_step(batch, index)
-            loss.backward() if self.alone else self.client.fabric.backward(loss)
+            loss.backward()
         with torch.no_grad():
             torch._foreach_copy_(theta, values)  # subtracting epsilon would leave its rounding
 

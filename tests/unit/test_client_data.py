@@ -13,6 +13,7 @@ from torch.testing import assert_close
 
 from feddg_bench.config.schema import AugmentSettings, TrainSettings
 from feddg_bench.core.client import Client
+from feddg_bench.data.augment import Augment
 from feddg_bench.data.client_images import ClientImages, ImageBank, Lent
 from feddg_bench.data.federated import Federation
 from tests.helpers import PLAIN
@@ -63,6 +64,26 @@ def images(batches):
 
 
 # ------------------------------------------------------------------------------------ batches
+
+
+@pytest.mark.parametrize("pixels", [np.uint8, np.float16])
+def test_an_augmentation_that_changes_nothing_is_left_out(pixels, monkeypatch):
+    """Batches have the bits and the memory layout that `Augment` would give them."""
+    bank = ImageBank(federation(), torch.device("cpu"))
+    bank.images = torch.from_numpy(federation().images.astype(pixels))
+    given = {"train": True, "views": 2, "companions": torch.zeros(COUNT, SIDE, SIDE, 3).byte()}
+
+    def batches():
+        client = make_client()
+        client.data = Lent(ClientImages(bank, np.arange(COUNT), UNCHANGED, client.train))
+        return list(client.batches(**given))
+
+    short = batches()
+    monkeypatch.setattr(Augment, "nothing", False)
+    for (images, numbers), (others, same) in zip(short, batches(), strict=True):
+        assert torch.equal(images, others)
+        assert images.stride() == others.stride()
+        assert torch.equal(numbers, same)
 
 
 @pytest.mark.parametrize("pixels", [np.uint8, np.float16])
@@ -321,6 +342,24 @@ def test_logged_numbers_become_weighted_means():
     client.log("hits", 3)
     assert client.metrics() == {"loss": 2.0, "hits": 3.0}
     assert all(type(value) is float for value in client.metrics().values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_numbers_logged_together_have_the_bits_of_those_logged_in_turn(dtype):
+    draw = torch.Generator().manual_seed(0)
+    for count in (1, 2, 7, 50):
+        values = [*torch.rand(count, generator=draw, dtype=dtype)]
+        sizes = torch.randint(1, 200, (count,), generator=draw).tolist()
+        together, in_turn = make_client(), make_client()
+        for client in (together, in_turn):
+            client.log("loss", values[0], 3)
+        together.log_all("loss", values, sizes)
+        for value, size in zip(values, sizes, strict=True):
+            in_turn.log("loss", value, size)
+        assert together.metrics() == in_turn.metrics()
+    empty = make_client()
+    empty.log_all("loss", [], [])
+    assert empty.metrics() == {}
 
 
 def test_two_clients_do_not_share_their_logs():

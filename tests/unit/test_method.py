@@ -9,6 +9,7 @@ from typing import ClassVar
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.testing import assert_close
 
 from feddg_bench.common.errors import ClientError
@@ -16,6 +17,7 @@ from feddg_bench.common.streams import torch_generator, torch_stream
 from feddg_bench.config.schema import MethodSettings, TrainSettings
 from feddg_bench.core.messages import LocalUpdate, Task, decode, encode
 from feddg_bench.core.method import Method
+from feddg_bench.core.state import bare_step
 from tests.helpers import bitwise, refused
 
 
@@ -178,6 +180,37 @@ def test_fit_is_plain_gradient_descent(start_run):
     assert_close(reply.value.weights, run.method.state.federated_weights(), rtol=1e-6, atol=1e-7)
     assert reply.metrics["loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-6)
     assert reply.num_examples == 11
+
+
+def test_hooks_of_an_optimizer_run_at_each_step():
+    """Hooks of the object, of PyTorch as a whole, and a step that replaces the class's."""
+    calls = []
+
+    def optimizer():
+        return torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1, fused=True)
+
+    assert bare_step(optimizer()) != optimizer().step
+    own, replaced = optimizer(), optimizer()
+    own.register_step_pre_hook(lambda *_: calls.append("own"))
+    replaced.step = lambda: calls.append("replaced")
+    handle = register_optimizer_step_post_hook(lambda *_: calls.append("any"))
+    try:
+        for each in (own, replaced, optimizer()):
+            bare_step(each)()
+    finally:
+        handle.remove()
+    assert calls == ["own", "any", "replaced", "any"]
+
+
+def test_a_step_without_its_entry_in_profiles_is_the_same_step():
+    parameters = [nn.Parameter(torch.ones(3)) for _ in range(2)]
+    for parameter, bare in zip(parameters, (False, True), strict=True):
+        optimizer = torch.optim.Adam([parameter], fused=True)
+        step = bare_step(optimizer) if bare else optimizer.step
+        for gradient in (0.1, -0.3):
+            parameter.grad = torch.full((3,), gradient)
+            step()
+    assert torch.equal(*parameters)
 
 
 def test_cosine_ends_almost_at_rest(start_run):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -191,6 +192,16 @@ class Client:
         """Add to the weighted mean that the reply reports under ``name``."""
         total, count = self._sums.get(name, (0.0, 0))
         self._sums[name] = (total + value * weight, count + weight)
+
+    def log_all(self, name: str, values: Sequence[Tensor], weights: Sequence[int]) -> None:
+        """Log tensors of one number each, as `log` would in turn, and wait for a GPU only once."""
+        if values:
+            numbers = torch.stack([*values]).reshape(-1)
+            exact = np.float64 if numbers.dtype == torch.float64 else np.float32
+            terms = np.array(numbers.tolist(), exact) * np.array(weights, exact)
+            total, count = self._sums.get(name, (0.0, 0))
+            terms[0] += float(total)
+            self._sums[name] = (float(np.add.accumulate(terms)[-1]), count + sum(weights))
 
     def metrics(self) -> dict[str, float]:
         """Return the weighted means of everything logged so far.

@@ -113,6 +113,8 @@ class _Frozen:
 
         On a GPU nothing is named, since each comparison would wait for it.
         """
+        if not self.tensors:
+            return []
         pairs = zip(self.tensors, self._now, self._then, strict=True)
         changed = [name for name, now, then in pairs if now.is_cpu and not torch.equal(now, then)]
         if changed or any(not now.is_cpu for now in self._now):

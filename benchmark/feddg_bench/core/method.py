@@ -19,7 +19,7 @@ from feddg_bench.core.flaws import check_loss
 from feddg_bench.core.lightning import LightningModule
 from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Weights
 from feddg_bench.core.prediction import Accepts, Prediction, answer
-from feddg_bench.core.state import ModuleState
+from feddg_bench.core.state import ModuleState, bare_step
 from feddg_bench.core.tasks import CLASSIFICATION, TASKS
 from feddg_bench.models.backbones import Backbone, build_backbone
 from feddg_bench.models.depthwise import sum_depthwise
@@ -270,7 +270,11 @@ class Method(LightningModule):
 
     def fit(self, client: Client) -> LocalUpdate:
         """Train on the client's data and return the local weights."""
+        losses: list[Tensor] = []
+        sizes: list[int] = []
         with self.state.optimizer(client) as optimizer:
+            trained = [p for group in optimizer.param_groups for p in group["params"]]
+            step = bare_step(optimizer)
             for epoch in range(client.train.local_epochs):
                 for group in optimizer.param_groups:
                     group["lr"] = client.train.lr * client.lr_factor(epoch)
@@ -278,11 +282,14 @@ class Method(LightningModule):
                     with client.fabric.autocast():
                         loss = self.training_step(batch, index)
                     check_loss(type(self).__name__, loss)
-                    optimizer.zero_grad()
-                    client.fabric.backward(loss)
+                    for parameter in trained:  # `zero_grad` without its entry in a profile
+                        parameter.grad = None
+                    loss.backward()
                     self.on_before_optimizer_step(optimizer)
-                    optimizer.step()
-                    client.log("loss", loss.detach(), len(batch[1]))
+                    step()
+                    losses.append(loss.detach())
+                    sizes.append(len(batch[1]))
+        client.log_all("loss", losses, sizes)
         return LocalUpdate(self.state.federated_weights())
 
     def tally(self, reply: Reply[Any], received: Weights) -> Payload:

@@ -51,6 +51,13 @@ class Augment:
 
     settings: AugmentSettings  # ranges and probabilities
 
+    @property
+    def nothing(self) -> bool:
+        """Whether images only become floats."""
+        s = self.settings
+        strengths = s.flip, s.brightness, s.contrast, s.saturation, s.hue, s.grayscale
+        return s.crop_scale is None and not any(strengths)
+
     def __call__(self, images: Images, generator: torch.Generator) -> Tensor:
         """Return an augmented float32 copy [B, C, H, W] of images [B, H, W, C], see `to_float`.
 

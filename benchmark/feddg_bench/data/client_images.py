@@ -93,11 +93,12 @@ class ClientImages:
         if parts is None:
             order = torch.randperm(count, generator=generator) if shuffle else torch.arange(count)
             parts = order.split(self.train.batch_size)
+        augment = augment and not self.augment.nothing
         for part in parts:
             if shuffle and self.train.drop_last_if_single and len(part) == 1 < count:
                 continue
-            index = self.index[part]
-            twin = generator.clone_state()
+            index = self.index.index_select(0, part)
+            twin = generator if companions is None else generator.clone_state()
             if augment:
                 images, labels = self.bank.look(index)
                 copies = [self.augment(images, generator) for _ in range(views)]

@@ -70,7 +70,6 @@ class Backbone(nn.Module):
 
     mean: Tensor
     std: Tensor
-    _spread: tuple[Tensor, Tensor] | None
 
     def __init__(
         self,
@@ -89,7 +88,7 @@ class Backbone(nn.Module):
         # Constants: they are neither sent nor averaged, hence not in the state dict.
         self.register_buffer("mean", mean.view(-1, 1, 1), persistent=False)
         self.register_buffer("std", std.view(-1, 1, 1), persistent=False)
-        self._spread = None
+        self._spread: list[Tensor] = []
         self.net = net
         # A matrix product may round differently if there are fewer rows.
         self._by_image = not any(isinstance(layer, nn.Linear) for layer in net.modules())
@@ -99,12 +98,14 @@ class Backbone(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return features [B, D] of ``images`` [B, C, H, W], which are in [0, 1] if RGB."""
         images = self.normalise(images)
-        parts: tuple[Tensor, ...] = (images,)
         partly = images.is_cpu and self._by_image and not (self.training or torch.is_grad_enabled())
         if partly and not any(layer._forward_hooks for layer in self.net.modules()):
             size = max(16, PART_PIXELS // images[0, 0].numel())  # fewer give other bits
             parts = images.tensor_split(max(1, len(images) // size))
-        features: Tensor = self.projection(torch.cat([self.net(part) for part in parts]))
+            pooled = torch.cat([self.net(part) for part in parts])
+        else:
+            pooled = self.net(images)
+        features: Tensor = self.projection(pooled)
         return features
 
     def normalise(self, images: Tensor) -> Tensor:
@@ -113,15 +114,10 @@ class Backbone(nn.Module):
         Three constants broadcast over channels-last images cost ten times the arithmetic on a
         CPU, so they are spread over one image once and kept.
         """
-        like = images[:1]
-        spread = self._spread
-        if spread is None or (spread[0].shape, spread[0].device) != (like.shape, like.device):
-            scale, shift = 1 / self.std, -self.mean / self.std
-            spread = (
-                torch.empty_like(like).copy_(scale),
-                torch.empty_like(like).copy_(shift),
-            )
-            self._spread = spread
+        spread, like = self._spread, (images.shape[1:], images.device)
+        if not spread or (spread[0].shape, spread[0].device) != like:
+            blank = torch.empty_like(images[0])
+            spread[:] = blank.copy_(1 / self.std), blank.clone().copy_(-self.mean / self.std)
         scale, shift = spread
         return torch.addcmul(shift, images, scale)
 

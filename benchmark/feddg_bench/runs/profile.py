@@ -153,7 +153,7 @@ def bare_seconds(worker: Worker, sizes: list[int]) -> float:
             with worker.fabric.autocast():
                 loss = method.task.loss(method(images[:part]), labels[:part], "mean")
             optimizer.zero_grad()
-            worker.fabric.backward(loss)
+            loss.backward()
             optimizer.step()
 
     loop()
