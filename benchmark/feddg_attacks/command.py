@@ -120,9 +120,9 @@ def attack_command(
             except SettingsError as why:  # of one method among several
                 refused.append(why)
             except RunInterruptedError as stop:
-                said = f"{len(records)} of {len(plans)} attacks are recorded"
+                progress = f"{len(records)} of {len(plans)} attacks are recorded"
                 again_with = f"go on with: feddg-bench {same_words('--again')}"
-                display.say(f"feddg-bench: stopped; {said}; {again_with}")
+                display.say(f"feddg-bench: stopped; {progress}; {again_with}")
                 raise typer.Exit(128 + stop.signal_number) from stop
     if refused and not records:
         raise refused[0]

@@ -145,14 +145,14 @@ def _measured(
             whatever = kind == "style-inversion" and not result.perceptual
             measured = figure in result.figures or not result.figures
             if result.item == item and measured and (whatever or result.about == about):
-                said = assignments(unusual)
+                remarks = assignments(unusual)
                 if result.times < most:
-                    said.append(f"messages of {result.times} of {most} rounds")
-                alike.setdefault((record.images, ", ".join(said), frame), []).append(result)
+                    remarks.append(f"messages of {result.times} of {most} rounds")
+                alike.setdefault((record.images, ", ".join(remarks), frame), []).append(result)
     for (images, how, frame), results in sorted(alike.items()):
-        there = [r.figures[figure] for r in results if figure in r.figures]
+        intervals = [r.figures[figure] for r in results if figure in r.figures]
         size = max(result.bytes for result in results)
-        mean = overall(there) if there else None
+        mean = overall(intervals) if intervals else None
         shown = (
             "withheld" if mean is None else f"{mean.value:.2f} [{mean.low:.2f}, {mean.high:.2f}]"
         )
@@ -166,7 +166,7 @@ def _measured(
             frame=frame,
             settings=", ".join(filter(None, (how, frame))),
             numbers=(None, None, None) if mean is None else (mean.value, mean.low, mean.high),
-            runs=len(there),
+            runs=len(intervals),
             text=f"{shown} (n = {images})",
         )
 
@@ -259,8 +259,8 @@ def privacy_notes(
             hows = sorted({f.how for f in own if f.head != EPSILON}) or [""]
             for how in hows:
                 alike = [f for f in own if f.head != EPSILON and f.how == how]
-                there = alike + [f for f in own if f.head == EPSILON and how == hows[0]]
-                cells = ["; ".join(f.text for f in there if f.head == head) for head in shown]
+                shown_here = alike + [f for f in own if f.head == EPSILON and how == hows[0]]
+                cells = ["; ".join(f.text for f in shown_here if f.head == head) for head in shown]
                 item = f"{sent.name} ({how})" if how else sent.name
                 line = [method_title(name), item, _bytes(alike), *possible]
                 table.append(line + [cell or "-" for cell in cells])

@@ -132,8 +132,8 @@ def check_withheld(plan: Plan) -> int:
     parts = spread(plan.settings, plan.dataset, plan.scenario)
     domains = plan.dataset.records().domains
     for split, what in (("id_val", "public images"), ("id_test", "images that no client holds")):
-        there = set(domains[parts.splits.get(split, [])].tolist())
-        if missing := sorted(set(domains[parts.splits["train"]].tolist()) - there):
+        covered = set(domains[parts.splits.get(split, [])].tolist())
+        if missing := sorted(set(domains[parts.splits["train"]].tolist()) - covered):
             raise DataError(
                 f"there are no {what} of the domain {plan.dataset.domains[missing[0]]}, without "
                 f"which there is no attack: raise data.{split}_fraction"

@@ -48,17 +48,17 @@ def read_received(
                     yield ReceivedRows("weights", "weights", task, (rows,), e.images, size)
             before = e
             continue
-        for mine, item in ((x, name) for x in own for name in x.sent):
-            matching = tuple(_alike(message, mine, item, shadow))
+        for exchange, item in ((x, name) for x in own for name in x.sent):
+            matching = tuple(_alike(message, exchange, item, shadow))
             if matching:
-                yield ReceivedRows(message.item, item, mine.task, matching, e.images, size)
+                yield ReceivedRows(message.item, item, exchange.task, matching, e.images, size)
                 break
 
 
-def _alike(message: Message, mine: Exchange, item: str, shadow: Shadow) -> Iterator[Rows]:
+def _alike(message: Message, exchange: Exchange, item: str, shadow: Shadow) -> Iterator[Rows]:
     """Yield the parts of a message that look like an item that the client sends."""
-    value, task = mine.sent[item], mine.task
-    form = read(value, item, task.call, shadow.method, task, mine.sent)
+    value, task = exchange.sent[item], exchange.task
+    form = read(value, item, task.call, shadow.method, task, exchange.sent)
     if form is None or not isinstance(value, Tensor):
         return
     shape = value.shape[1:] if form.each or value.shape[0] == 1 else value.shape

@@ -133,7 +133,7 @@ def reconstruction_grid(name: str, records: Iterable[AttackRecord]) -> Grid:
         )
         for number, place in enumerate(design.places)
     )
-    setup, mine = max(
+    setup, of_setup = max(
         _frames(fitting).items(), key=lambda pair: len(pair[1]), default=("", list[AttackRecord]())
     )
     lines: list[Line] = []
@@ -144,7 +144,7 @@ def reconstruction_grid(name: str, records: Iterable[AttackRecord]) -> Grid:
             f"feddg-bench attack --kind {KIND} --method {METHOD} --dataset {DATASET} --recipe "
             f"laptop --scenario {scenario} --lpips SQUEEZENET --inception INCEPTION"
         )
-        of = [r for r in mine if any(result.by_domain.get(domain) for result in r.results)]
+        of = [r for r in of_setup if any(result.by_domain.get(domain) for result in r.results)]
         row = domain_title(domain)
         entries = tuple(_entry(place, domain, of, fill) for place in design.places)
         lines.append(Line("ours", row, row, entries, {"dataset": DATASET, "method": METHOD}))
@@ -184,22 +184,22 @@ def _frames(records: Iterable[AttackRecord]) -> dict[str, list[AttackRecord]]:
 
 
 def _entry(place: Place, domain: str, records: Sequence[AttackRecord], fill: str) -> Entry:
-    there: list[tuple[AttackRecord, Interval]] = []
+    measured: list[tuple[AttackRecord, Interval]] = []
     for record in records:
         for result in record.results if record.attacker == place.attacker else ():
             figures = result.by_domain.get(domain, {})
             if _fits(result, place) and place.figure in figures:
-                there.append((record, figures[place.figure]))
-    if not there:
+                measured.append((record, figures[place.figure]))
+    if not measured:
         return Entry(None, fill=fill if place.attacker == "server" else "")
-    mean = overall([interval for _, interval in there])
+    mean = overall([interval for _, interval in measured])
     return Entry(
         mean.value,
         f"{mean.value:.2f} [{mean.low:.2f}, {mean.high:.2f}]",
-        seeds=tuple(sorted({record.seed for record, _ in there})),
+        seeds=tuple(sorted({record.seed for record, _ in measured})),
         low=mean.low,
         high=mean.high,
-        keys=tuple(record.key for record, _ in there),
+        keys=tuple(record.key for record, _ in measured),
     )
 
 

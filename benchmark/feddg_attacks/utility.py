@@ -70,25 +70,25 @@ def _points(
 
     If the method has several readings, they are of the one with the most points.
     """
-    mine = [run for run in frame.runs if run.method == method]
-    first = mine[0]
-    told: dict[Settings, list[Interval]] = {}
+    own_runs = [run for run in frame.runs if run.method == method]
+    first = own_runs[0]
+    leaked: dict[Settings, list[Interval]] = {}
     for attack in attacks:
         settings = flatten(attack.settings)
         of_runs = (attack.dataset, attack.protocol, attack.recipe, attack.method)
         same = of_runs == (first.dataset, first.protocol, first.recipe, method)
         same = same and (attack.kind, attack.attacker) == ("membership", "server")
         if same and settings["partition.clients"] == first.settings["partition.clients"]:
-            told.setdefault(_own(settings), []).extend(
+            leaked.setdefault(_own(settings), []).extend(
                 result.figures["auc"]
                 for result in attack.results
                 if result.item != "weights" and "auc" in result.figures
             )
     curves: dict[tuple[Settings, str], dict[Settings, dict[tuple[str, int], float]]] = {}
-    for run in mine:
+    for run in own_runs:
         own = _own(run.settings)
         value = key_metric(run, run.evaluation(choice.rule), choice.split)
-        if told.get(own) and value is not None:
+        if leaked.get(own) and value is not None:
             reading = tuple(x for x in own if x[0] not in WITH_NOISE)
             others = {k: v for k, v in run.settings.items() if not k.startswith(OWN)}
             curve = curves.setdefault((reading, repr(sorted(others.items()))), {})
@@ -99,7 +99,7 @@ def _points(
         return []
     return sorted(
         (
-            Point(_noise(own), overall(told[own]), tuple(values[at] for at in sorted(common)))
+            Point(_noise(own), overall(leaked[own]), tuple(values[at] for at in sorted(common)))
             for own, values in made.items()
         ),
         key=lambda point: point.noise,

@@ -77,10 +77,10 @@ def _ours(kind: str) -> Iterator[tuple[str, str]]:
                 yield name, module
         return
     package = _PACKAGES[kind]
-    for found in pkgutil.iter_modules(importlib.import_module(package).__path__):
-        if not found.ispkg and found.name != "functional":
-            name = found.name.replace("_", "-") if kind == "attack" else found.name
-            yield name, f"{package}.{found.name}"
+    for info in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        if not info.ispkg and info.name != "functional":
+            name = info.name.replace("_", "-") if kind == "attack" else info.name
+            yield name, f"{package}.{info.name}"
 
 
 def names(kind: str) -> tuple[str, ...]:
@@ -100,9 +100,9 @@ def plugin_name(kind: str, name: str) -> str:
     Raises:
         SettingsError: If it is unknown; the message suggests the nearest known one.
     """
-    found = known_name(name, names(kind))
-    check_name(kind, found)
-    return found
+    match = known_name(name, names(kind))
+    check_name(kind, match)
+    return match
 
 
 def load_method(name: str) -> type[Method]:
@@ -208,7 +208,7 @@ def load_plugin(kind: str, name: str, base: type) -> Any:
     where = _where(kind, name)
     try:
         with interrupts_told():
-            found = where.load()
+            loaded = where.load()
     except (FeddgError, RunInterruptedError):
         raise
     except BaseException as error:
@@ -221,10 +221,10 @@ def load_plugin(kind: str, name: str, base: type) -> Any:
             f"{in_a_line(error, {top(where.value.partition(':')[0])})}{mend}"
         ) from error
     if not where.attr:
-        return _the_only(base, found)
-    if not (inspect.isclass(found) and issubclass(found, base)):
+        return _the_only(base, loaded)
+    if not (inspect.isclass(loaded) and issubclass(loaded, base)):
         raise PluginError(f"{where.value}, the {kind} {name}, is no subclass of {base.__name__}")
-    return found
+    return loaded
 
 
 def _where(kind: str, name: str) -> EntryPoint:
@@ -234,18 +234,18 @@ def _where(kind: str, name: str) -> EntryPoint:
 
 def _the_only(base: type, module: ModuleType) -> Any:
     """Return the one subclass of ``base`` that a module defines."""
-    found = [
+    classes = [
         value
         for value in vars(module).values()
         if inspect.isclass(value)
         and issubclass(value, base)
         and value.__module__ == module.__name__
     ]
-    if len(found) != 1:
+    if len(classes) != 1:
         raise PluginError(
-            f"{module.__name__} defines {len(found)} subclasses of {base.__name__}; expected one"
+            f"{module.__name__} defines {len(classes)} subclasses of {base.__name__}; expected one"
         )
-    return found[0]
+    return classes[0]
 
 
 # -------------------------------------------------------------------- without PyTorch
@@ -268,9 +268,9 @@ def outline(name: str) -> Outline:
     shipped = _shipped_outlines()
     if shipped.get("source") == source and where.name in shipped["outlines"]:
         return read_outline(shipped["outlines"][where.name])
-    found = outline_of(load_method(name))
-    _keep(where, found)
-    return found
+    declared = outline_of(load_method(name))
+    _keep(where, declared)
+    return declared
 
 
 def check_outline(name: str, method: type[Method]) -> None:
@@ -290,8 +290,8 @@ def check_outline(name: str, method: type[Method]) -> None:
         )
 
 
-def _keep(where: EntryPoint, found: Outline) -> None:
-    written = write_outline(found)
+def _keep(where: EntryPoint, declared: Outline) -> None:
+    written = write_outline(declared)
     if written is not None:
         with suppress(OSError, FeddgError):  # the next command imports the module again
             write_whole(_on_file(where), json.dumps(written).encode())

@@ -171,15 +171,15 @@ class MiniDomainNet(ImageFolderDataset):
                 domain_folder, {name: (name,) for name in self.classes}
             ).items()
         }
-        there = {
+        by_name = {
             f"{domain}/{name}/{file.name}": file
             for (domain, name), class_folder in folders.items()
             for file in class_folder.iterdir()
         }
-        missing = [path for path in self._listed if path not in there]
+        missing = [path for path in self._listed if path not in by_name]
         if missing:
             raise DataError(
                 f"{len(missing):,} of the {len(self._listed):,} images of the lists are not in "
                 f"{self.folder}, such as {missing[0]}: get DomainNet again from {self.source}"
             )
-        return {path: there[path] for path in self._listed}
+        return {path: by_name[path] for path in self._listed}

@@ -113,12 +113,12 @@ class TerraIncognita(ImageFolderDataset):
                 f"{self.folder} holds {ANNOTATIONS} but no folder {IMAGE_FOLDERS[0]}: "
                 f"unpack both archives there ({self.source})"
             )
-        there = {file.name: file for file in images.iterdir()}
+        by_name = {file.name: file for file in images.iterdir()}
         files: dict[str, Path] = {}
         missing: list[str] = []
         for place, name, image in self._annotated():
-            if image in there:
-                files[f"L{place}/{name}/{image}"] = there[image]
+            if image in by_name:
+                files[f"L{place}/{name}/{image}"] = by_name[image]
             else:
                 missing.append(image)
         if missing:

@@ -68,9 +68,11 @@ def balanced_parts(domains: Tensor, size: int, generator: torch.Generator) -> li
     members = [(domains == d).nonzero().flatten() for d in domains.unique()]
     steps = -(-max(map(len, members)) // size)
     columns = []
-    for mine in members:
-        times = -(-steps * size // len(mine))
-        order = [mine[torch.randperm(len(mine), generator=generator)] for _ in range(times)]
+    for positions in members:
+        times = -(-steps * size // len(positions))
+        order = [
+            positions[torch.randperm(len(positions), generator=generator)] for _ in range(times)
+        ]
         columns.append(torch.cat(order)[: steps * size].view(steps, size))
     return list(torch.cat(columns, dim=1))
 

@@ -221,14 +221,14 @@ class Membership(Attack):
                 assert form is not None  # noqa: S101 - one message at least was read
                 found = planted(known, form, x[: len(others)], others, scene.draw("planted", item))
         scores /= seen.clamp(min=1)
-        rest, mine = scores[:, : len(others)], scores[:, len(others) :]
+        rest, member_scores = scores[:, : len(others)], scores[:, len(others) :]
 
         def groups(shift: int) -> list[np.ndarray]:
             """Return percentiles of each client's members by the message ``shift`` clients on."""
             each = []
             for place, name in enumerate(names):
                 at, of = (place + shift) % len(names), holders == name
-                theirs = mine[at, torch.from_numpy(of)]
+                theirs = member_scores[at, torch.from_numpy(of)]
                 each.append(percentiles(theirs, members.domains[of], rest[at], others.domains))
             return [group for group in each if len(group)]
 
@@ -239,7 +239,7 @@ class Membership(Attack):
             hits = [(group >= 0.99).astype(float) for group in shares]
             figures["tpr_at_1_fpr"] = interval(hits, scene.draw("bootstrap", item))
         wrong = interval(groups(shift), scene.draw("bootstrap", item))
-        there = interval(found, scene.draw("bootstrap", item))
+        found_share = interval(found, scene.draw("bootstrap", item))
         return AttackResult(
             item=item,
             up=True,
@@ -249,7 +249,7 @@ class Membership(Attack):
             targets=len(members),
             bytes=nbytes(messages[0].value),
             no_leak=no_leak(wrong, 0.5),
-            planted_leak=planted_leak(there, FOUND),
+            planted_leak=planted_leak(found_share, FOUND),
             figures=figures,
         ).withheld()
 
@@ -276,11 +276,11 @@ class Membership(Attack):
                 x = vectors[len(public) :]
                 each = [known.ratios(rows, message.images, x, targets) for rows in message.rows]
                 scores += torch.stack(each).max(0).values / len(chosen)
-            rest, mine = scores[: len(others)], scores[len(others) :]
-            shares = percentiles(mine, members.domains, rest, others.domains)
+            rest, member_scores = scores[: len(others)], scores[len(others) :]
+            shares = percentiles(member_scores, members.domains, rest, others.domains)
             form, some = message.rows[0], x[: len(others)]
             wrong = absent(known, message.rows, x, (others, members), scene.draw("no leak", item))
-            there = planted(known, form, some, others, scene.draw("planted", item))
+            planted_shares = planted(known, form, some, others, scene.draw("planted", item))
             draw = scene.draw("bootstrap", item)
             yield AttackResult(
                 item=item,
@@ -291,7 +291,7 @@ class Membership(Attack):
                 targets=len(members),
                 bytes=chosen[0].bytes,
                 no_leak=no_leak(interval([wrong[holders == n] for n in names], draw), 0.5),
-                planted_leak=planted_leak(interval(there, draw), FOUND),
+                planted_leak=planted_leak(interval(planted_shares, draw), FOUND),
                 figures={"auc": interval([shares[holders == n] for n in names], draw)},
             ).withheld()
 
@@ -360,8 +360,8 @@ def planted(
     for place in draw.permutation(len(targets))[:MOST_PLANTED].tolist():
         scores = known.ratios(hold(form, x[[place]], targets[[place]]), 1, x, targets)
         rest = np.arange(len(targets)) != place
-        mine, theirs = targets.domains[[place]], targets.domains[rest]
-        shares.append(percentiles(scores[[place]], mine, scores[rest], theirs))
+        own_domain, other_domains = targets.domains[[place]], targets.domains[rest]
+        shares.append(percentiles(scores[[place]], own_domain, scores[rest], other_domains))
     return shares
 
 

@@ -91,8 +91,8 @@ def guess_ranks(guesses: np.ndarray, truth: np.ndarray, own: np.ndarray) -> np.n
         own: Index of each guess's client in ``truth``, [N].
     """
     distance = np.abs(guesses[:, None] - truth[None]).sum(2).round(9) / 2  # [N, K]
-    mine = distance[np.arange(len(guesses)), own][:, None]
-    better = (distance > mine).sum(1) + ((distance == mine).sum(1) - 1) / 2
+    own_distance = distance[np.arange(len(guesses)), own][:, None]
+    better = (distance > own_distance).sum(1) + ((distance == own_distance).sum(1) - 1) / 2
     shares: np.ndarray = better / (len(truth) - 1)
     return shares
 
@@ -169,7 +169,7 @@ class Properties(Attack):
         wrong = [guess_ranks(guess, truth, here) for guess in absent]
         draw = scene.draw("bootstrap", message.item, about)
         right = guess_ranks(guesses, truth, here)
-        there = guess_ranks(planted, truth, here)
+        planted_ranks = guess_ranks(planted, truth, here)
         return AttackResult(
             item=message.item,
             about=about,
@@ -180,7 +180,7 @@ class Properties(Attack):
             targets=len(truth),
             bytes=nbytes(message.value),
             no_leak=no_leak(interval(wrong, draw), 0.5),
-            planted_leak=planted_leak(interval(list(there[:, None]), draw), FOUND),
+            planted_leak=planted_leak(interval(list(planted_ranks[:, None]), draw), FOUND),
             figures={
                 "rank": interval(list(right[:, None]), draw),
                 "error": interval(list(np.abs(guesses - truth).sum(1)[:, None] / 2), draw),

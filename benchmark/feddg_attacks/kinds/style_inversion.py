@@ -216,8 +216,8 @@ class StyleInversion(Attack):
         for chosen in by_item(sent, names):
             first = [m for m in chosen if m.when == chosen[0].when]
             rows = [shadow.rows(message) for message in first]
-            there = [row for row in rows if row is not None and row.keys is None]
-            fits = len(there) == len(first) >= 2 and isinstance(first[0].value, Tensor)
+            readable = [row for row in rows if row is not None and row.keys is None]
+            fits = len(readable) == len(first) >= 2 and isinstance(first[0].value, Tensor)
             if fits and shadow.answers(first[0]):
                 count += 1
                 scene.step(f"{self.kind} of {first[0].item}", 0, 2)
@@ -226,7 +226,7 @@ class StyleInversion(Attack):
                 vectors = shadow.vectors(first[0].exchange.task, first[0].item, places)
                 case = _Case(
                     messages=first,
-                    rows=there,
+                    rows=readable,
                     pictures=to_float(torch.from_numpy(public.images)),
                     vectors=vectors[: len(public)],
                     others=others,
@@ -358,7 +358,7 @@ def _passed_on(scene: Scene, received: Sequence[Message]) -> Iterator[Message]:
 
     Only the scorer knows whose row it is: it looks for the same numbers in what clients sent.
     """
-    there: set[tuple[tuple[int, ...], bytes]] = set()
+    arrived: set[tuple[tuple[int, ...], bytes]] = set()
     widths = {
         value.shape[-2:]
         for exchange in scene.exchanges
@@ -368,12 +368,12 @@ def _passed_on(scene: Scene, received: Sequence[Message]) -> Iterator[Message]:
     for message in received:
         for _, leaf in leaves(message.value):
             if isinstance(leaf, Tensor) and leaf.shape[-2:] in widths:
-                there |= {_name(row) for row in leaf.reshape(-1, *leaf.shape[-2:])}
+                arrived |= {_name(row) for row in leaf.reshape(-1, *leaf.shape[-2:])}
     for exchange in scene.exchanges:
         for item, value in exchange.sent.items():
             if item == "weights" or not isinstance(value, Tensor) or value.dim() < 2:
                 continue
-            rows = [_name(row) in there for row in value.reshape(-1, *value.shape[-2:])]
+            rows = [_name(row) in arrived for row in value.reshape(-1, *value.shape[-2:])]
             if any(rows) and exchange.task.client != scene.own:
                 kept = value if value.dim() == 2 else value[torch.tensor(rows)]
                 yield Message(item, kept, True, exchange)

@@ -129,14 +129,14 @@ def check_command(
     if split_csv is not None and not split_csv.is_file():
         raise SettingsError(f"there is no split file {split_csv}: give another --split-csv")
     with _progress(f"checking {dataset}") as bar:
-        found = examine(
+        diagnosis = examine(
             opened, split_csv, bar.show, against=against, cache_dir=find_cache(cache_dir)
         )
     if json_:
-        print_json(found.as_json())
+        print_json(diagnosis.as_json())
     else:
-        say("\n".join(map(printable, _report(found))))
-    if found.findings:
+        say("\n".join(map(printable, _report(diagnosis))))
+    if diagnosis.findings:
         raise typer.Exit(1)
 
 
@@ -168,9 +168,9 @@ def check_and_report(opened: DomainDataset) -> bool:
     from feddg_bench.data.inspect.doctor import examine
 
     with _progress(f"checking {opened.name}") as bar:
-        found = examine(opened, None, bar.show)
-    say("\n".join(map(printable, _report(found))))
-    return not found.findings
+        diagnosis = examine(opened, None, bar.show)
+    say("\n".join(map(printable, _report(diagnosis))))
+    return not diagnosis.findings
 
 
 INDENT = " " * 4
@@ -178,14 +178,14 @@ WHOLE: Any = {"break_long_words": False, "break_on_hyphens": False}
 """Names are not divided between two lines."""
 
 
-def _report(found: Diagnosis) -> Iterator[str]:
+def _report(diagnosis: Diagnosis) -> Iterator[str]:
     """Yield the lines that a person reads."""
-    where = f" in {found.folder}" if found.folder else ""
-    yield f"{found.title}{where}: {found.images:,} images"
-    if found.layout:
-        yield f"layout: {found.layout}"
-    for domain, classes in found.counts.items():
-        wanted = found.published.get(domain)
+    where = f" in {diagnosis.folder}" if diagnosis.folder else ""
+    yield f"{diagnosis.title}{where}: {diagnosis.images:,} images"
+    if diagnosis.layout:
+        yield f"layout: {diagnosis.layout}"
+    for domain, classes in diagnosis.counts.items():
+        wanted = diagnosis.published.get(domain)
         total = sum(classes.values())
         published = "" if wanted is None else f" of {sum(wanted.values()):,} published"
         yield f"  {domain}: {total:,} images{published}"
@@ -193,17 +193,17 @@ def _report(found: Diagnosis) -> Iterator[str]:
             counts = ", ".join(f"{name} {count:,}" for name, count in classes.items())
             indents: Any = {"initial_indent": INDENT, "subsequent_indent": INDENT}
             yield from textwrap.wrap(counts, 80, **indents, **WHOLE)
-    if found.fingerprint:
-        yield f"contents: {found.fingerprint}"
-    for finding in found.findings:
+    if diagnosis.fingerprint:
+        yield f"contents: {diagnosis.fingerprint}"
+    for finding in diagnosis.findings:
         yield f"differs: {finding.text}"
-    for note in found.notes:
+    for note in diagnosis.notes:
         yield from textwrap.wrap(f"note: {note}", 80, subsequent_indent=INDENT, **WHOLE)
-    compared = "; ".join(found.compared) or "nothing, as none of it is known here"
+    compared = "; ".join(diagnosis.compared) or "nothing, as none of it is known here"
     yield f"compared with the published data set: {compared}"
-    if not found.findings:
-        yield "clean: nothing differs" + ("; results compare" if found.compared else "")
-    elif found.comparable:
+    if not diagnosis.findings:
+        yield "clean: nothing differs" + ("; results compare" if diagnosis.compared else "")
+    elif diagnosis.comparable:
         yield "results stay comparable"
     else:
         yield "results on this copy do not compare with those on the published data set"

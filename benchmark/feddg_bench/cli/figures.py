@@ -113,8 +113,8 @@ def _pictures(name: str, runs: list[RecordedRun], choice: Selection) -> Iterable
     from feddg_bench.analysis.tables.generic import frames
 
     if name in scores.SWEEPS:
-        found = scores.swept(runs, name, choice)
-        yield from found or (_unswept(name, choice),)
+        drawn = scores.swept(runs, name, choice)
+        yield from drawn or (_unswept(name, choice),)
         return
     if name == "noise":
         yield from noise.noise(runs, choice)

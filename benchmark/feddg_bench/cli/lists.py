@@ -228,23 +228,23 @@ def _facts(name: str, dataset: DomainDataset | type[DomainDataset]) -> dict[str,
 
 def _scenarios(dataset: DomainDataset | type[DomainDataset]) -> dict[str, list[str]]:
     """Return the names of each protocol's own scenarios, where the protocol can be used."""
-    found: dict[str, list[str]] = {}
+    by_protocol: dict[str, list[str]] = {}
     official = dataset.official if isinstance(dataset.official, Mapping) else {}
     for protocol in PROTOCOLS:
         with suppress(SettingsError):
             known = scenarios(protocol, dataset.domains, dataset.letters, None, official)
-            found[protocol] = [scenario.name for scenario in known]
-    return found
+            by_protocol[protocol] = [scenario.name for scenario in known]
+    return by_protocol
 
 
 # -------------------------------------------------------------------------------- recipes
 
 
 def _all_recipes() -> list[dict[str, Any]]:
-    found = {name: read_recipe(name) for name in recipe_names()}
+    recipes = {name: read_recipe(name) for name in recipe_names()}
     return [
         {"name": name, "description": r.description, "datasets": sorted(r.datasets or ())}
-        for name, r in found.items()
+        for name, r in recipes.items()
     ]
 
 
@@ -262,23 +262,23 @@ def show_recipe_command(
     json_: Json = False,
 ) -> None:
     """Print what a recipe sets. For all data sets, for each, and for single methods."""
-    found = read_recipe(recipe)
+    content = read_recipe(recipe)
     if json_:
-        print_json(found.model_dump(exclude_unset=True))
+        print_json(content.model_dump(exclude_unset=True))
         return
-    sets = {"all data sets": found.settings}
-    for name, frame in (found.datasets or {}).items():
+    sets = {"all data sets": content.settings}
+    for name, frame in (content.datasets or {}).items():
         if frame is not None:
             sets[name] = frame.model_extra
             sets |= {f"{name}, {key}": values for key, values in (frame.methods or {}).items()}
-    sets |= found.methods or {}
+    sets |= content.methods or {}
     rows = [(name, _pairs(dotted(values))) for name, values in sets.items() if values]
     rows += [
         (f"{name}, not published", ", ".join(frame.unpublished))
-        for name, frame in (found.datasets or {}).items()
+        for name, frame in (content.datasets or {}).items()
         if frame is not None and frame.unpublished
     ]
-    _draw(found.description, ("for", "settings"), rows)
+    _draw(content.description, ("for", "settings"), rows)
 
 
 # ------------------------------------------------------------------------------- settings

@@ -302,12 +302,12 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
 def record_folders(given: list[Path] | None) -> tuple[list[Path], str]:
     """Return the folders whose records are read, and what to say about them."""
     folders = given or default_folders()
-    said = ", ".join(map(str, folders))
+    sources = ", ".join(map(str, folders))
     more = [root for root in FOLDERS if root not in folders and holds_records(root)]
     if more and given is None:
         both = " ".join(f"--results {root}" for root in (*folders, *more))
-        said += f" ({more[0]} holds some, too: {both} reads both)"
-    return folders, said
+        sources += f" ({more[0]} holds some, too: {both} reads both)"
+    return folders, sources
 
 
 def each_usable(kind: str, make: Callable[[str], T]) -> Iterator[T]:
@@ -320,8 +320,8 @@ def each_usable(kind: str, make: Callable[[str], T]) -> Iterator[T]:
         try:
             yield make(name)
         except Exception as error:
-            said = f"feddg-bench: the {kind} {name} is left out: {in_a_line(error)}"
-            print(printable(said), file=sys.stderr)
+            message = f"feddg-bench: the {kind} {name} is left out: {in_a_line(error)}"
+            print(printable(message), file=sys.stderr)
 
 
 def print_json(value: Any) -> None:

@@ -59,13 +59,13 @@ def predict_command(
             faults.append(str(error))
     rows: list[list[str]] = []
     if tensors:
-        found = model.predict(torch.stack(tensors))
-        for place, (file, label) in enumerate(zip(read, found.labels.tolist(), strict=True)):
+        prediction = model.predict(torch.stack(tensors))
+        for place, (file, label) in enumerate(zip(read, prediction.labels.tolist(), strict=True)):
             row = [str(file)]
-            if found.probabilities is None:
+            if prediction.probabilities is None:
                 row.append(f"{label:.6g}")
             else:
-                shares = found.probabilities[place].tolist()
+                shares = prediction.probabilities[place].tolist()
                 row += [model.classes[label], *(f"{share:.6f}" for share in (max(shares), *shares))]
             rows.append(row)
     head = ["image", "value"]
@@ -91,16 +91,16 @@ def _files(given: Iterable[Path]) -> Iterator[Path]:
     """
     for path in given:
         if path.is_dir():
-            found = sorted(
+            images = sorted(
                 file
                 for file in path.rglob("*")
                 if is_image(file)
                 and file.is_file()
                 and not any(map(is_system, file.relative_to(path).parts))
             )
-            if not found:
+            if not images:
                 raise DataError(f"the folder {path} holds no image file")
-            yield from found
+            yield from images
         elif path.exists():
             yield path
         else:

@@ -51,8 +51,8 @@ def profile_command(
             federation = open_federation(plan, data)[0]
         measured.append(profile(plan, federation, resources))
     if json_:
-        found = [asdict(profile) for profile in measured]
-        print_json(found if len(found) > 1 else found[0])
+        rows = [asdict(profile) for profile in measured]
+        print_json(rows if len(rows) > 1 else rows[0])
         return
     from feddg_bench.cli.progress import draw_overheads, draw_profile
 

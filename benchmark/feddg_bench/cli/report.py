@@ -31,7 +31,7 @@ def report_command(
     from feddg_bench.analysis.tables.describe import read_filter
 
     where = read_filter(filters or ())
-    folders, said = record_folders(results)
+    folders, sources = record_folders(results)
     with no_collection():
         data = gather(read_runs(folders), where)
     shown = figures(folders[0] / "figures") if with_figures else []
@@ -40,5 +40,5 @@ def report_command(
     write_whole(path, page)
     say(
         f"{len(data['runs'])} runs, {len(data['tables'])} tables, {len(shown)} figures; "
-        f"written to {path} ({len(page) / 1e6:.1f} MB), from {said}"
+        f"written to {path} ({len(page) / 1e6:.1f} MB), from {sources}"
     )

@@ -31,10 +31,10 @@ _Where = Annotated[Path, typer.Option("--results", help="Folder of records.")]
 @results_app.command("list")
 def _list_command(results: Folders = None) -> None:
     """List the records by table, and what cannot be used."""
-    folders, said = record_folders(results)
-    found = [read_folder(root) for root in folders]
-    say(f"records of {said}:")
-    for runs, problems in found:
+    folders, sources = record_folders(results)
+    folders_read = [read_folder(root) for root in folders]
+    say(f"records of {sources}:")
+    for runs, problems in folders_read:
         tables = Counter((run.dataset, run.protocol, run.recipe, run.source.packed) for run in runs)
         for (*names, packed), count in sorted(tables.items()):
             say(f"{' '.join(names)}: {count} {'packed' if packed else 'in files'}")
@@ -53,11 +53,11 @@ def _check_command(results: Folders = None) -> None:
     """
     from feddg_bench.protection.guarantee import doubt
 
-    folders, said = record_folders(results)
-    found = [read_folder(root) for root in folders]
-    runs = [run for here, _ in found for run in here]
+    folders, sources = record_folders(results)
+    folders_read = [read_folder(root) for root in folders]
+    runs = [run for here, _ in folders_read for run in here]
     wrong = 0
-    for path, reason, skipped in [problem for _, problems in found for problem in problems]:
+    for path, reason, skipped in [problem for _, problems in folders_read for problem in problems]:
         wrong += skipped
         say(f"{path}: {'cannot be used' if skipped else 'holds unknown parts'}: {reason}")
     for path, reason, _ in first_of_each(runs)[1]:
@@ -72,7 +72,7 @@ def _check_command(results: Folders = None) -> None:
         if fault:
             wrong += 1
             say(f"{run.source.path}: the guarantee of {run.key} is wrong: {fault}")
-    say(f"{len(runs)} records of {said}: {len(private)} epsilons checked, {wrong} faults")
+    say(f"{len(runs)} records of {sources}: {len(private)} epsilons checked, {wrong} faults")
     if wrong:
         raise typer.Exit(1)
 

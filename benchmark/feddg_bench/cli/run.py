@@ -93,8 +93,8 @@ def resume_command(
     store = open_results(recording.results)
     key = Path(run).stem
     begun = {path.stem: path for path in sorted(store.checkpoints.glob("*.safetensors"))}
-    found = [path for stem, path in begun.items() if stem.startswith(key)]
-    if not found:
+    files = [path for stem, path in begun.items() if stem.startswith(key)]
+    if not files:
         done = sorted(path for path in store.runs.glob("*.json") if path.stem.startswith(key))
         hint = (
             f"it is finished: {from_here(done[0])}"
@@ -102,23 +102,23 @@ def resume_command(
             else f"unfinished runs there: {', '.join(begun) or 'none'}"
         )
         raise SettingsError(f"no checkpoint of run {run!r} in {store.checkpoints}; {hint}")
-    if len(found) > 1:
-        names = ", ".join(path.stem for path in found)
+    if len(files) > 1:
+        names = ", ".join(path.stem for path in files)
         raise SettingsError(f"{run!r} is ambiguous: it begins {names}")
 
     prepare_processes(recording.device, recording.workers)
 
     from feddg_bench.runs.checkpoints import load_checkpoint, tidy
 
-    if store.load(found[0].stem) is not None:
-        tidy(store, found[0].stem)
-        raise SettingsError(f"run {found[0].stem} is finished; the same command prints its table")
-    kept = load_checkpoint(found[0])
+    if store.load(files[0].stem) is not None:
+        tidy(store, files[0].stem)
+        raise SettingsError(f"run {files[0].stem} is finished; the same command prints its table")
+    kept = load_checkpoint(files[0])
     root = recording.data_root or (Path(kept.data_root) if kept.data_root else None)
     plan = plan_again(kept.settings, kept.recipe, Datasets(root), kept.record.tuned)
-    if plan.key != found[0].stem:
+    if plan.key != files[0].stem:
         raise SettingsError(
-            f"checkpoint {found[0]} was made by another version of {plan.settings.method} or with "
+            f"checkpoint {files[0]} was made by another version of {plan.settings.method} or with "
             f"other file contents; delete it and run the original command again"
         )
     _run_all([plan], replace(recording, data_root=root).resources(), as_json=json_)

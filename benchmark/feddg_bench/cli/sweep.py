@@ -256,12 +256,12 @@ def _summary(sweep: Sweep, search: Search, results: Path) -> str:
     from feddg_bench.sweeps.search import mean_objective
 
     store, failures = open_results(results), Failures(results)
-    found = list(search.jobs())
+    jobs = list(search.jobs())
     recorded = store.keys()
-    titles = {job.key: job.title for job in found}
+    titles = {job.key: job.title for job in jobs}
     errors = {key: failures.error(key) for key in titles if key not in recorded}
     lines = [
-        f"{sweep.name}: {len(found) - len(errors)} of {len(found)} runs in {from_here(store.runs)}"
+        f"{sweep.name}: {len(jobs) - len(errors)} of {len(jobs)} runs in {from_here(store.runs)}"
     ]
     if errors:
         lines.append(failures_text(errors, lambda key: titles[key]))
@@ -269,7 +269,7 @@ def _summary(sweep: Sweep, search: Search, results: Path) -> str:
     goal = sweep.objective
     if goal is not None:
         groups: dict[str, list[Job]] = {}
-        for job in found:
+        for job in jobs:
             groups.setdefault(job.group, []).append(job)
         ranked = sorted(
             (

@@ -69,7 +69,7 @@ def tables_command(
     from feddg_bench.analysis.tables.writers import WRITERS, latex_document
 
     endings = read_names("format", formats, WRITERS)
-    folders, said = record_folders(results)
+    folders, sources = record_folders(results)
     own = any(given is not None for given in (rows, columns, shown.dataset, shown.protocol))
     if own and tables:
         raise SettingsError(
@@ -85,7 +85,7 @@ def tables_command(
             described = [name for name in names if name not in _APART]
             made = make_tables(described, folders, chosen, also=_APART)
         grids, runs, left = made
-        found = list(claims(runs)) if {"all", "claims"} & {*names} else None
+        judged = list(claims(runs)) if {"all", "claims"} & {*names} else None
     folder = out or folders[0] / "tables"
     written: list[str] = []
     for grid in grids:
@@ -102,9 +102,9 @@ def tables_command(
         say(WRITERS["md"]["md"](grids[0]))
     if left:
         say(f"not written, as another setup has more runs: {', '.join(left)} (tables generic)")
-    if found is not None:
-        write_whole((out or folders[0]) / "claims.md", claims_text(found).encode(), sync=False)
-        say(f"claims: {tally(found)}")
+    if judged is not None:
+        write_whole((out or folders[0]) / "claims.md", claims_text(judged).encode(), sync=False)
+        say(f"claims: {tally(judged)}")
     for extension in extensions():
         for name in [name for name in extension.documents if {"all", name} & {*names}]:
             document = extension.make_document(name, folders, runs, anyway=name in names)
@@ -122,4 +122,4 @@ def tables_command(
         where = f"written to {(out or folders[0]) / 'claims.md'}"
     elif not written and (apart := [name for name in _DOCUMENTS if name in names]):
         where = f"written to {folder / apart[0]}: md, csv"
-    say(f"{len(runs)} runs of {said}; {where}")
+    say(f"{len(runs)} runs of {sources}; {where}")

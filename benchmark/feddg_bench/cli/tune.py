@@ -79,12 +79,14 @@ def _show(ledgers: Sequence[TuningLedger], metric: Metric, place: Path) -> None:
         settings = ", ".join(assignments(ledger.settings)) or "the recipe's own"
         won = None if ledger.chosen is None else ledger.trials[ledger.chosen]
         chosen = "-" if ledger.chosen is None else values[ledger.chosen]
-        said = "every trial failed" if won is None else settings
+        result = "every trial failed" if won is None else settings
         lead = "-"
         if won and won.lead is not None and won.standard_error is not None:
             shown = metric.display(won.lead), metric.display(won.standard_error)
             lead = "{:+.2f} ± {:.2f}".format(*shown)
-        rows.append((ledger.method, values[0] or "-", chosen or "-", lead, said, f"{seconds:.0f}"))
+        rows.append(
+            (ledger.method, values[0] or "-", chosen or "-", lead, result, f"{seconds:.0f}")
+        )
     seeds = f"seed{'s' * (len(first.seeds) > 1)} {', '.join(map(str, first.seeds))}"
     title = f"{first.dataset}, {first.protocol} {first.scenario}, recipe {first.recipe}"
     drawn = text_table(

@@ -153,7 +153,9 @@ def in_a_line(error: BaseException, packages: Collection[str] = ()) -> str:
     "ValueError: invalid literal for int() with base 10: 'many'"
     """
     text = first_line(error)
-    text += next((f"; {remedy}" for said, remedy in REMEDIES.items() if text.startswith(said)), "")
+    text += next(
+        (f"; {remedy}" for beginning, remedy in REMEDIES.items() if text.startswith(beginning)), ""
+    )
     text = printable(text)
     if isinstance(error, FeddgError):
         return text

@@ -89,12 +89,12 @@ def check_writable(folder: Path) -> None:
 
 def _check_folder(folder: Path) -> Path:
     """Return the nearest folder at or above ``folder`` that is there; refuse a file there."""
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    if not there.is_dir():
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    if not nearest.is_dir():
         raise DataError(
-            f"cannot write to {folder}: {there} is a file, not a folder; name another place"
+            f"cannot write to {folder}: {nearest} is a file, not a folder; name another place"
         )
-    return there
+    return nearest
 
 
 def expanded(path: Path) -> Path:

@@ -48,10 +48,10 @@ def begin_portable() -> None:
     if is_fixed():
         return
     if not _is_command():
-        said = " ".join(f"{name}='{value}'" for name, value in FIXED.items())
+        variables = " ".join(f"{name}='{value}'" for name, value in FIXED.items())
         raise SettingsError(
             f"portable=true must be known before Python begins: use the command feddg-bench, or "
-            f"start with the environment {said}, without {', '.join(ABSENT)}"
+            f"start with the environment {variables}, without {', '.join(ABSENT)}"
         )
     kept = {name: value for name, value in os.environ.items() if name not in ABSENT}
     sys.stdout.flush()

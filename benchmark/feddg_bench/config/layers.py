@@ -181,8 +181,8 @@ def read_settings(values: Mapping[str, Any]) -> Layer:
     for key, value in values.items():
         if key in sections and not isinstance(value, Mapping) and (inner := _inner(key)):
             raise SettingsError(f"setting {key}: {short(value)} is not valid: {inner}")
-    found = Counter(key for layer in layers for key in dotted(layer))
-    if twice := [key for key, times in found.items() if times > 1]:
+    counts = Counter(key for layer in layers for key in dotted(layer))
+    if twice := [key for key, times in counts.items() if times > 1]:
         raise SettingsError(f"setting {twice[0]} is given twice, by two names: leave one out")
     return merge(*layers)
 
@@ -236,13 +236,15 @@ def validate(model: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
         if first["type"] == "value_error":
             where = f"{key}: " if key and key.rstrip(".") != prefix.rstrip(".") else ""
             raise SettingsError(where + str(first["ctx"]["error"])) from error
-        said = _EXPECTED.get(first["type"], first["msg"])
+        expected = _EXPECTED.get(first["type"], first["msg"])
         if first["type"] == "model_type":
-            said = _inner(key, model, prefix) or f"expected settings by name, such as {key}"
+            expected = _inner(key, model, prefix) or f"expected settings by name, such as {key}"
         if first["type"] == "missing":
             raise SettingsError(f"setting {key} is missing") from error
         given = f"{short(first['input'])} is not valid"
-        raise SettingsError(f"setting {key}: {given}: {said[:1].lower()}{said[1:]}") from error
+        raise SettingsError(
+            f"setting {key}: {given}: {expected[:1].lower()}{expected[1:]}"
+        ) from error
 
 
 def _inner(key: str, model: type[BaseModel] = RunSettings, prefix: str = "") -> str:

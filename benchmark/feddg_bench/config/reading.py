@@ -39,13 +39,13 @@ class _Loader(_SAFE):  # type: ignore[misc]
 
 def _number(loader: Any, node: Any) -> int | float:
     text = loader.construct_scalar(node)
-    said = f"the number {text[:40]} in line {node.start_mark.line + 1} is"
+    subject = f"the number {text[:40]} in line {node.start_mark.line + 1} is"
     if ":" in text:
-        raise _RefusedError(f"{said} base 60 in YAML; write a decimal number, or '{text[:40]}'")
+        raise _RefusedError(f"{subject} base 60 in YAML; write a decimal number, or '{text[:40]}'")
     if re.fullmatch(r"[-+]?0[0-7_]*[0-7]", text):
         digits = text.replace("_", "")[:40]
         values = " or ".join(dict.fromkeys((f"{int(digits, 8)}", f"{int(digits)}")))
-        raise _RefusedError(f"{said} octal in YAML; write {values}, or '{text[:40]}' for text")
+        raise _RefusedError(f"{subject} octal in YAML; write {values}, or '{text[:40]}' for text")
     read = _SAFE.construct_yaml_int if node.tag == _INT else _SAFE.construct_yaml_float
     number: int | float = read(loader, node)
     return number
@@ -160,10 +160,10 @@ def read_yaml(text: str, what: str) -> Any:
 
 def write_yaml(value: Any) -> str:
     """Return a value in one line of YAML, which `read_yaml` reads as the same value."""
-    said: str = yaml.dump(
+    text: str = yaml.dump(
         value, Dumper=_Dumper, default_flow_style=True, allow_unicode=True, width=10**6
     )
-    return said.strip().removesuffix("...").strip()
+    return text.strip().removesuffix("...").strip()
 
 
 def _check_depth(text: str) -> None:

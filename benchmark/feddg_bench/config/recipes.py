@@ -76,9 +76,9 @@ def names_in(recipe: str) -> tuple[set[str], set[str]]:
     Raises:
         SettingsError: If the recipe is unknown, or its file holds something else.
     """
-    found = read_recipe(recipe)
-    frames = found.datasets or {}
-    methods = {*(found.methods or {})}
+    content = read_recipe(recipe)
+    frames = content.datasets or {}
+    methods = {*(content.methods or {})}
     return {*frames}, methods.union(*((frame.methods or {}) for frame in frames.values() if frame))
 
 
@@ -106,8 +106,8 @@ def load_recipe(
     """
     if readings not in READINGS:
         raise SettingsError(unknown("readings", readings, READINGS))
-    found = read_recipe(recipe)
-    frames = found.datasets or {}
+    content = read_recipe(recipe)
+    frames = content.datasets or {}
     if dataset not in frames:
         file = "copy it to a .yaml file, " if recipe in recipe_names() else ""
         raise SettingsError(
@@ -118,12 +118,14 @@ def load_recipe(
     frame = frames[dataset] or _Frame()
     own: Layer = {}
     try:
-        for methods in (found.methods, frame.methods):
+        for methods in (content.methods, frame.methods):
             entry = dict((methods or {}).get(method) or {})
             published = entry.pop(READINGS[0], None) or {}
             read = published if readings == READINGS[0] else {}
             own = merge(own, read_settings(entry), read_settings(read))
-        common = merge(read_settings(found.settings or {}), read_settings(frame.model_extra or {}))
+        common = merge(
+            read_settings(content.settings or {}), read_settings(frame.model_extra or {})
+        )
     except SettingsError as error:
         raise SettingsError(f"recipe {recipe}: {error}") from error
     which = sorted({"method", "dataset", "protocol", "scenario", "seed"} & {*common, *own})

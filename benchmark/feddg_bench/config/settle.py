@@ -50,10 +50,10 @@ class Layers(NamedTuple):
 
     def origins(self) -> dict[str, str]:
         """Return the origin of each setting by dotted key; one without has its default."""
-        found: dict[str, str] = {}
+        origins: dict[str, str] = {}
         for origin, layer in zip(ORIGINS, self, strict=True):
-            found |= dict.fromkeys(dotted(layer), origin)
-        return found
+            origins |= dict.fromkeys(dotted(layer), origin)
+        return origins
 
 
 def recipe_layers(

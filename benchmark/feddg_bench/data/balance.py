@@ -66,10 +66,10 @@ def cautions(
 
 def _spread(row: NDArray[np.int64], where: str) -> tuple[tuple[int, int], tuple[int, int], str]:
     """Return the place and the number of the most and of the fewest images of a class."""
-    there = np.flatnonzero(row)
-    if not len(there):
+    present = np.flatnonzero(row)
+    if not len(present):
         return (0, 1), (0, 1), where
-    most, least = int(there[row[there].argmax()]), int(there[row[there].argmin()])
+    most, least = int(present[row[present].argmax()]), int(present[row[present].argmin()])
     return (most, int(row[most])), (least, int(row[least])), where
 
 

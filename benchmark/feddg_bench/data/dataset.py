@@ -332,11 +332,11 @@ class DomainDataset(ABC):
         counts = self.count(records)
         for domain, wanted in self.counts.items():
             have = counts[self.domains.index(domain)].tolist()
-            for name, mine, published in zip(self.classes or (None,), have, wanted, strict=True):
-                if mine != published:
+            for name, number, published in zip(self.classes or (None,), have, wanted, strict=True):
+                if number != published:
                     place = domain if name is None else f"{domain}/{name}"
-                    text = f"{place} holds {mine:,} images instead of {published:,}"
-                    yield domain, name, f"{text} ({mine - published:+,})"
+                    text = f"{place} holds {number:,} images instead of {published:,}"
+                    yield domain, name, f"{text} ({number - published:+,})"
 
     def hint(self, domain: str, name: str | None = None) -> str:
         """Return advice for a domain, or a class in it, without images: the end of a sentence."""

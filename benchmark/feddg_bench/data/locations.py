@@ -27,10 +27,10 @@ def check_root(explicit: Path | None) -> None:
         SettingsError: If there is none, or it may not be read.
     """
     try:
-        there = explicit is None or expanded(explicit).is_dir()
+        exists = explicit is None or expanded(explicit).is_dir()
     except OSError as error:
         raise SettingsError(f"cannot read {explicit}: {error.strerror}") from error
-    if not there:
+    if not exists:
         raise SettingsError(f"there is no folder {explicit}: give another --data-root")
 
 

@@ -101,11 +101,11 @@ def build_method(
         "backbone": BackboneSettings,
     }
     for key, value in settings.items():
-        found = [section for section, model in sections.items() if key in model.model_fields]
-        if not found:
+        owners = [section for section, model in sections.items() if key in model.model_fields]
+        if not owners:
             known = [field for model in sections.values() for field in model.model_fields]
             raise SettingsError(unknown(f"{name} setting", key, known))
-        given = merge(given, {found[0]: {key: value}})
+        given = merge(given, {owners[0]: {key: value}})
     layers = recipe_layers("quick", "digits4", name, method)._replace(named=given)
     checked, images = settle(layers), Images(task, channels)
     check_fit(checked, outline_of(method), images)

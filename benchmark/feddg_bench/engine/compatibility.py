@@ -199,9 +199,9 @@ def methods_for(task: str) -> list[str]:
     """Return the names of the known methods that can learn a task."""
     from feddg_bench.plugins import names, outline
 
-    found = []
+    suitable = []
     for name in names("method"):
         with suppress(Exception):  # a plugin that cannot be imported can learn nothing
             if task in outline(name).tasks:
-                found.append(name)
-    return found
+                suitable.append(name)
+    return suitable

@@ -40,13 +40,13 @@ def find_devices(name: str) -> list[str]:
             f"unknown device {name!r}: expected auto, cpu, cuda, cuda:N or several as in cuda:0,2"
         )
     kind, asked = named[1], [int(number) for number in (named[2] or "").split(",") if number]
-    found = module.device_count()
-    if not found or any(number >= found for number in asked):
+    count = module.device_count()
+    if not count or any(number >= count for number in asked):
         raise SettingsError(
-            f"device {name!r} is not here: PyTorch sees {found} {kind.upper()} devices; use "
+            f"device {name!r} is not here: PyTorch sees {count} {kind.upper()} devices; use "
             f"--device cpu"
         )
-    return [f"{kind}:{number}" for number in dict.fromkeys(asked or range(found))]
+    return [f"{kind}:{number}" for number in dict.fromkeys(asked or range(count))]
 
 
 def open_executor(resources: Resources) -> Executor:

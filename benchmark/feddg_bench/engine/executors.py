@@ -463,8 +463,8 @@ class WorkerEnd:
             client, user = isinstance(error, ClientError), isinstance(error, FeddgError)
             kind = "client" if client else "user" if user else "other"
             text = traceback.format_exc().encode(errors="backslashreplace").decode()
-            told = {"error": in_a_line(error), "kind": kind, "traceback": text}
-            return encode(told)
+            message = {"error": in_a_line(error), "kind": kind, "traceback": text}
+            return encode(message)
 
 
 class ProcessExecutor(PoolExecutor):
@@ -617,5 +617,5 @@ def _when(tasks: Sequence[Task]) -> str:
 
 def _client_error(worker: Worker, tasks: Sequence[Task], error: BaseException) -> ClientError:
     """Return a `ClientError` that names the client, round and call that raised ``error``."""
-    said = in_a_line(error, written_in(type(worker.method)))
-    return ClientError(f"{_who(tasks)} failed in {_when(tasks)}: {said}")
+    cause = in_a_line(error, written_in(type(worker.method)))
+    return ClientError(f"{_who(tasks)} failed in {_when(tasks)}: {cause}")

@@ -141,12 +141,14 @@ class RayExecutor(PoolExecutor):
             theirs = answer[name]
             if theirs == ours:
                 continue
-            told = f"{answer['node']} of the Ray cluster has {name} {theirs}, not {ours}"
+            difference = f"{answer['node']} of the Ray cluster has {name} {theirs}, not {ours}"
             if name == "CPU":  # not refused: only last bits differ, and with `--portable` none
-                logger.warning("%s: the last bits of numbers may differ; see --portable", told)
+                logger.warning(
+                    "%s: the last bits of numbers may differ; see --portable", difference
+                )
             else:
                 raise DataError(
-                    f"{told}, as here, which may change numbers: all machines need the same "
+                    f"{difference}, as here, which may change numbers: all machines need the same "
                     f"installation, the same files that settings name, and the same decoded "
                     f"images, best in one --cache-dir that they share"
                 )

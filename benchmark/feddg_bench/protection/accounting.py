@@ -58,13 +58,13 @@ def epsilon(
         if sampling == "fixed":
             orders = [order for order in ORDERS if order == int(order)]
             rdp = [steps * rdp_of_fixed(noise_multiplier, sample_rate, int(o)) for o in orders]
-            found = get_privacy_spent(orders=orders, rdp=rdp, delta=delta)[0]
+            value = get_privacy_spent(orders=orders, rdp=rdp, delta=delta)[0]
         else:
             account = create_accountant(accountant)
             account.history = [(noise_multiplier, sample_rate, steps)]
             extra = {"alphas": list(ORDERS)} if accountant == "rdp" else {}
-            found = account.get_epsilon(delta=delta, **extra)
-    return float(found)
+            value = account.get_epsilon(delta=delta, **extra)
+    return float(value)
 
 
 def rdp_of_fixed(noise_multiplier: float, sample_rate: float, order: int) -> float:

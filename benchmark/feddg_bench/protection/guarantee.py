@@ -109,19 +109,19 @@ def doubt(record: RunRecord, method: type[Method]) -> str:
     Raises:
         SettingsError: If the settings cannot be read by this version, or Opacus is not installed.
     """
-    found = record.privacy
-    if found is None or found.epsilon is None:
+    privacy = record.privacy
+    if privacy is None or privacy.epsilon is None:
         return ""
     settings = validate(RunSettings, _named(record.settings))
     rdp = settings.privacy.model_copy(update={"accountant": "rdp"})
     settings = settings.model_copy(update={"privacy": rdp})
     again = guarantee(settings, method, record.partition.clients)
-    if again is None or again.epsilon is None or again.protects != found.protects:
-        return f"it protects {again and again.protects}, and not {found.protects}"
-    more, tight = found.epsilon - again.epsilon, found.accountant == "prv"
+    if again is None or again.epsilon is None or again.protects != privacy.protects:
+        return f"it protects {again and again.protects}, and not {privacy.protects}"
+    more, tight = privacy.epsilon - again.epsilon, privacy.accountant == "prv"
     if more > TOLERANCE or (not tight and more < -TOLERANCE):
         least = "at most " if tight else ""
-        return f"epsilon is {found.epsilon:g}, and {least}{again.epsilon:g} by its settings"
+        return f"epsilon is {privacy.epsilon:g}, and {least}{again.epsilon:g} by its settings"
     return ""
 
 

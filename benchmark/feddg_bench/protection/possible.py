@@ -47,8 +47,8 @@ def one_by_one(method: type[Method]) -> str:
         return "a training step that draws numbers or takes gradients itself"
     own = own_classes(method)
     names = ("fit", "batches", "configure_optimizers", "on_before_optimizer_step")
-    found = [name for name in names if any(name in vars(kind) for kind in own)]
-    return f"its own {' and '.join(found)}" if found else ""
+    overridden = [name for name in names if any(name in vars(kind) for kind in own)]
+    return f"its own {' and '.join(overridden)}" if overridden else ""
 
 
 def sent_by(uplink: Uplink) -> Iterator[Sent]:

@@ -259,8 +259,8 @@ def _mean(server: Server, tree: Payload, total: Vector | None) -> Reply[Any]:
         base = _base(server)
         total[: len(base)] += base
     home = next(iter(server.weights.values())).device
-    found = from_vector(total, tree, home)
-    value: Any = {**found["sent"], **found["tally"]}
+    mean = from_vector(total, tree, home)
+    value: Any = {**mean["sent"], **mean["tally"]}
     if "weights" in value:
         value = LocalUpdate(value.pop("weights"), value)
     return Reply("all", round(images), value, {}, {}, clients=round(clients))

@@ -253,10 +253,10 @@ def protection_text(method: Outline) -> str:
     """Return a card's list of what leaves a client, who sees it, and what can protect it."""
     why = method.obstacles
     sent = ", ".join(f"`{s.name}` (`{s.call}`)" for s in sent_by(method.uplink))
-    told = ", ".join(f"`{t}`" for t in ("weights", *method.downlink))
+    received = ", ".join(f"`{t}`" for t in ("weights", *method.downlink))
     lines = ["", "## Privacy", ""]
     lines.append(f"- Leaves a client: {sent}. The server sees each client's own, unless summed.")
-    lines.append(f"- A client sees what it is sent: {told}. An eavesdropper sees both ways.")
+    lines.append(f"- A client sees what it is sent: {received}. An eavesdropper sees both ways.")
     titles = {
         "secure": "Secure sums (`privacy.aggregation=secure`)",
         "dp_client": "A guarantee for clients (`privacy.mechanism=dp_client`)",
@@ -294,13 +294,13 @@ def _result(path: Path, method: str) -> Iterator[str]:
     if mean and mean["text"] and path.stem.startswith(f"{mean['dataset']}-"):
         setup = mean["recipe"] + ", tuned" * path.stem.endswith("-tuned")
         protocol = TITLES.get(mean["protocol"], mean["protocol"])
-        said = f"- {dataset_title(mean['dataset'])}, {protocol}, recipe {setup}: "
-        said += f"{mean['metric']} {mean['text']} on the test domains"
+        line = f"- {dataset_title(mean['dataset'])}, {protocol}, recipe {setup}: "
+        line += f"{mean['metric']} {mean['text']} on the test domains"
         gap = kinds.get("difference", {})
         if gap.get("value"):  # the reference method itself has none
             other = next(row["row"] for row in rows if row["text"] == "reference")
-            said += f"; difference to {other} {gap['text'].lstrip(chr(39))}"
-        yield said
+            line += f"; difference to {other} {gap['text'].lstrip(chr(39))}"
+        yield line
 
 
 def crossing_text(seen: Crossing) -> str:

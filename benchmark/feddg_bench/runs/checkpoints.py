@@ -104,9 +104,9 @@ def going_on(path: Path) -> Iterator[None]:
 def tidy(store: ResultsStore, *keys: str) -> None:
     """Remove the checkpoints and partial files that killed processes left of recorded runs."""
     left = [store.checkpoint(key) for key in keys]
-    mine = {*keys, ""}  # "" stands for `.writable`
+    recorded = {*keys, ""}  # "" stands for `.writable`
     for folder in (store.runs, store.checkpoints):
-        left += [part for part in folder.glob("*.part") if part.name.partition(".")[0] in mine]
+        left += [part for part in folder.glob("*.part") if part.name.partition(".")[0] in recorded]
     for part in store.partitions.glob("*.part"):  # runs share these: if one is there, it is whole
         left += [part] if part.with_suffix("").with_suffix("").exists() else []
     for path in left:

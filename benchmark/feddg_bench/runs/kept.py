@@ -78,13 +78,13 @@ def save_model(path: Path, run: Run, number: int) -> None:
         for name, tensor in state.items()
         if not name.startswith(run.method.frozen)
     }
-    said = facts.model_dump_json()
-    write_whole(path, save(tensors, {"model": said, "digest": digest(said, tensors)}))
+    description = facts.model_dump_json()
+    write_whole(path, save(tensors, {"model": description, "digest": digest(description, tensors)}))
 
 
-def digest(said: str, tensors: Weights) -> str:
+def digest(description: str, tensors: Weights) -> str:
     """Return the SHA-256 of what a model says about itself and of its tensors, in hexadecimal."""
-    sha256 = hashlib.sha256(said.encode())
+    sha256 = hashlib.sha256(description.encode())
     for name, tensor in sorted(tensors.items()):
         sha256.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
         sha256.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)

@@ -308,11 +308,11 @@ class Request:
                     if idle := _without_effect(settled).keys() & dotted(self.settings).keys():
                         _say_without_effect(idle, settled, layers)
                     if tuned is not None:
-                        mine = {
+                        applicable = {
                             **dotted(settled.model_dump(mode="json")),
                             "readings": self.readings,
                         }
-                        other = [p for p in tuned.given or () if not _holds(mine, p)]
+                        other = [p for p in tuned.given or () if not _holds(applicable, p)]
                         tuned = tuned.model_copy(update={"given": other or None})
                     if settled.portable:  # before PyTorch is loaded
                         begin_portable()
@@ -520,10 +520,10 @@ def _say_once(words: str) -> None:
     logger.warning(words)
 
 
-def _holds(mine: Mapping[str, Any], pair: str) -> bool:
+def _holds(settings: Mapping[str, Any], pair: str) -> bool:
     """Tell whether settings by dotted key have the value of a ``KEY=VALUE``."""
     wanted = dotted(parse_override(pair, ("readings",)))
-    return all(mine.get(key) == value for key, value in wanted.items())
+    return all(settings.get(key) == value for key, value in wanted.items())
 
 
 def _rate(layers: Layers, recipe: str) -> Rate | None:
@@ -594,8 +594,8 @@ def say_cautions(plans: Iterable[Plan]) -> None:
             tested.setdefault(dataset, set()).add(plan.scenario.test)
     for dataset, domains in tested.items():
         counts = dataset.count(dataset.records())
-        said = list(cautions(counts, dataset.domains, dataset.classes, domains))
-        for words in filter(None, (dataset.skipped(), *said)):
+        sentences = list(cautions(counts, dataset.domains, dataset.classes, domains))
+        for words in filter(None, (dataset.skipped(), *sentences)):
             _say_once(f"{dataset.name}: {words}")
 
 

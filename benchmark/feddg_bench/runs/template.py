@@ -48,15 +48,17 @@ def write_plugin(name: str, directory: Path, kind: str = "server") -> list[Path]
         raise SettingsError(f"there is a method {name!r} already; choose another name")
     title = "".join(part.capitalize() for part in name.split("_"))
     example = KINDS[kind]
-    said = {example: name, example.capitalize(): title, KINDS["server"]: name}
+    replaced = {example: name, example.capitalize(): title, KINDS["server"]: name}
     files = {
         directory / template.replace(example, name): template
         for template in (f"{example}.py", f"test_{example}.py", "pyproject.toml")
     }
-    there = [path for path in files if path.exists()]
-    if there:
-        raise SettingsError(f"{there[0]} is there already; choose another --dir or move it away")
+    existing = [path for path in files if path.exists()]
+    if existing:
+        raise SettingsError(f"{existing[0]} is there already; choose another --dir or move it away")
     for path, template in files.items():
         text = (shipped("tests/example_plugin") / template).read_text(encoding="utf-8")
-        write_whole(path, re.sub("|".join(said), lambda match: said[match[0]], text).encode())
+        write_whole(
+            path, re.sub("|".join(replaced), lambda match: replaced[match[0]], text).encode()
+        )
     return list(files)

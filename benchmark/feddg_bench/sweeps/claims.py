@@ -61,10 +61,10 @@ class Claims:
 
     def held(self) -> dict[str, int]:
         """Return the number of the highest claim of each key that has one, dead or not."""
-        found: dict[str, int] = {}
+        highest: dict[str, int] = {}
         for key, number in self._files():
-            found[key] = max(found.get(key, 0), number)
-        return found
+            highest[key] = max(highest.get(key, 0), number)
+        return highest
 
     def _files(self) -> dict[tuple[str, int], Path]:
         """Return the claims' files by key and number; other files in the folder are ignored."""

@@ -267,13 +267,13 @@ def minutes(text: str) -> int:
     >>> minutes("90"), minutes("4:00:00"), minutes("1-12"), minutes("30:30")
     (90, 240, 2160, 31)
     """
-    found = re.fullmatch(r"(?:(\d{1,3})-)?(\d{1,5})(?::(\d\d))?(?::(\d\d))?", text)
-    if found is None:
+    match = re.fullmatch(r"(?:(\d{1,3})-)?(\d{1,5})(?::(\d\d))?(?::(\d\d))?", text)
+    if match is None:
         raise SettingsError(
             f"cannot read the time limit {text!r}: expected minutes, H:MM:SS or D-HH:MM:SS"
         )
-    days, *parts = (int(part) if part else 0 for part in found.groups())
-    if found[1] is None and found[4] is None:  # minutes, or minutes and seconds
+    days, *parts = (int(part) if part else 0 for part in match.groups())
+    if match[1] is None and match[4] is None:  # minutes, or minutes and seconds
         parts = [0, *parts[:2]]
     hours, whole, seconds = parts
     return (days * 24 + hours) * 60 + whole + (seconds > 0)

@@ -48,8 +48,8 @@ class Choice:
         """Return the value at ``uniform``, a number in [0, 1)."""
         n = len(self.values)
         ends = accumulate(self.probabilities or (1 / n,) * n)
-        found = (value for value, end in zip(self.values, ends, strict=True) if uniform < end)
-        return next(found, self.values[-1])
+        reached = (value for value, end in zip(self.values, ends, strict=True) if uniform < end)
+        return next(reached, self.values[-1])
 
 
 @dataclass(frozen=True)

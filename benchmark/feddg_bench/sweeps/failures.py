@@ -42,6 +42,6 @@ class Failures:
     def error(self, key: str) -> str:
         """Return a failure's error sentence, or one that says that its file cannot be read."""
         with suppress(OSError, ValueError, KeyError, TypeError):
-            found: dict[str, Any] = json.loads(self.path(key).read_bytes())
-            return str(found["error"])
+            failure: dict[str, Any] = json.loads(self.path(key).read_bytes())
+            return str(failure["error"])
         return f"{self.path(key)} cannot be read"

@@ -23,8 +23,8 @@ from feddg_bench.sweeps.jobs import Job, jobs
 class Search:
     """Gives out jobs; here all are known from the start, such as those of a grid."""
 
-    def __init__(self, *found: Job) -> None:
-        self.found = found
+    def __init__(self, *jobs: Job) -> None:
+        self.found = jobs
 
     def jobs(self) -> Sequence[Job]:
         """Return all jobs so far; the list only grows."""
@@ -62,8 +62,8 @@ class BayesSearch(Search):
     def jobs(self) -> Sequence[Job]:
         """Return the jobs of all points proposed so far."""
         self._read()
-        found = {job.key: job for _, made in self._points for job in made}
-        return list(found.values())
+        by_key = {job.key: job for _, made in self._points for job in made}
+        return list(by_key.values())
 
     def left(self) -> int:
         """Return how many points may still come."""
@@ -172,11 +172,11 @@ def open_search(sweep: Sweep, root: Path, datasets: Datasets | None = None) -> S
             }
             _settle(sweep, point, datasets, root)
         return BayesSearch(sweep, root, datasets)
-    found: dict[str, Job] = {}
+    known: dict[str, Job] = {}
     for point in sweep.points():
         for job in _settle(sweep, point, datasets, root):
-            found.setdefault(job.key, job)
-    return Search(*found.values())
+            known.setdefault(job.key, job)
+    return Search(*known.values())
 
 
 def _settle(sweep: Sweep, point: Point, datasets: Datasets, root: Path) -> list[Job]:

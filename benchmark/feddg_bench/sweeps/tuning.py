@@ -141,7 +141,7 @@ def open_tuning(
     plans = replace(request, seeds=seeds[:1]).plan(datasets, check=False)
     _check(plans[0], seeds, root)
     shared = shared_out(request.settings, [plan.settings.method for plan in plans])
-    found = []
+    tunings = []
     for plan in plans:
         s = plan.settings
         own = dotted(shared[s.method])
@@ -166,8 +166,8 @@ def open_tuning(
                 f"{s.method} has nothing left to tune in {trials} trials beside what is given: "
                 f"{', '.join(given)}"
             )
-        found.append(Tuning(plan, seeds, told, tuple(points), tuple(made)))
-    return found, Search(*(job for tuning in found for job in tuning.jobs))
+        tunings.append(Tuning(plan, seeds, told, tuple(points), tuple(made)))
+    return tunings, Search(*(job for tuning in tunings for job in tuning.jobs))
 
 
 def _check(plan: Plan, seeds: Sequence[int], root: Path) -> None:
@@ -191,10 +191,10 @@ def _check(plan: Plan, seeds: Sequence[int], root: Path) -> None:
 def _check_ledger(plan: Plan, given: Sequence[str], root: Path) -> None:
     """Refuse trials whose ledger would take the place of one that was made otherwise."""
     s = plan.settings
-    there = find_ledger(root, s.dataset, s.protocol, plan.recipe, s.method)
-    if there is None:
+    recorded = find_ledger(root, s.dataset, s.protocol, plan.recipe, s.method)
+    if recorded is None:
         return
-    path, ledger = there
+    path, ledger = recorded
     for what, old, new in (
         ("given", sorted(ledger.given), sorted(given)),
         ("scenario", [ledger.scenario], [s.scenario]),

@@ -80,8 +80,8 @@ class SweepWorker:
                 others = True
                 continue
             with claim:
-                there = (self.store.path(job.key), self.failures.path(job.key))
-                if any(path.exists() for path in there):  # the listing was old
+                results = (self.store.path(job.key), self.failures.path(job.key))
+                if any(path.exists() for path in results):  # the listing was old
                     pass
                 elif claim.deaths < MAX_DEATHS:
                     self._run(job, claim)

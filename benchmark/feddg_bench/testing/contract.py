@@ -210,11 +210,11 @@ def any_number_of_clients_may_take_part(subject: Subject) -> None:
 @_checked
 def two_processes_equal_this_process(subject: Subject) -> None:
     """Model, memories and metrics are equal bit for bit: messages survive their encoding."""
-    here, there = subject.some, subject.run(executor=_pool())
-    same = _numbers(here.results) == _numbers(there.rounds(3))
+    here, in_processes = subject.some, subject.run(executor=_pool())
+    same = _numbers(here.results) == _numbers(in_processes.rounds(3))
     _require(same, f"rounds differ: {_KEPT}")
-    _same(there.server.weights, here.run.server.weights)
-    _require(encode(there.server.state()) == here.states[3], "memories differ")
+    _same(in_processes.server.weights, here.run.server.weights)
+    _require(encode(in_processes.server.state()) == here.states[3], "memories differ")
 
 
 @_checked
@@ -355,10 +355,10 @@ def a_regression_is_learnt_or_refused(subject: Subject) -> None:
         _require(refuses, f"it should not refuse, or say why: {error}")
         return
     _require(able, "it was not refused")
-    there = subject.run(federation=toy_regression(SIZE), executor=_pool())
+    in_processes = subject.run(federation=toy_regression(SIZE), executor=_pool())
     results = here.rounds(1)
-    _require(_numbers(results) == _numbers(there.rounds(1)), "rounds differ in processes")
-    _same(there.server.weights, here.server.weights)
+    _require(_numbers(results) == _numbers(in_processes.rounds(1)), "rounds differ in processes")
+    _same(in_processes.server.weights, here.server.weights)
     for split, parts in (results[-1].evaluation or {}).items():
         for part, metrics in parts.items():
             wrong = {"pearson", "worst_group"} - set(metrics)

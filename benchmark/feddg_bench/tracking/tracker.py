@@ -65,8 +65,8 @@ class Tracker(Observer):
         self._joined = False
         self._process: _Process | None = None
         if self.mode != "off":
-            found = importlib.util.find_spec("wandb")
-            if found is None or found.origin is None:  # no origin: a folder that W&B wrote here
+            spec = importlib.util.find_spec("wandb")
+            if spec is None or spec.origin is None:  # no origin: a folder that W&B wrote here
                 raise SettingsError(
                     f"--wandb {self.mode} needs the package wandb, which is not installed: "
                     f"pip install wandb, or leave --wandb out"

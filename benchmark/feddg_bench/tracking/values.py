@@ -59,10 +59,13 @@ def _measured(evaluation: Evaluation) -> dict[str, float]:
         for metric in dict.fromkeys(name for measured in domains.values() for name in measured):
             if metric in ("images", "worst_group_name", "only_class"):
                 continue
-            found = {name: part[metric] for name, part in domains.items() if metric in part}
-            known = {domain: value for domain, value in found.items() if math.isfinite(value)}
+            by_domain = {name: part[metric] for name, part in domains.items() if metric in part}
+            known = {domain: value for domain, value in by_domain.items() if math.isfinite(value)}
             values |= {f"{split}/{composed(name)}/{metric}": v for name, v in known.items()}
-            if known == found and (whole := pooled_metric(evaluation, split, metric)) is not None:
+            if (
+                known == by_domain
+                and (whole := pooled_metric(evaluation, split, metric)) is not None
+            ):
                 values[f"{split}/{metric}"] = whole
     return values
 

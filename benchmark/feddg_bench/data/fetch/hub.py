@@ -222,10 +222,10 @@ def _image(value: Any, row: int, path: Path) -> tuple[bytes, str]:
 def _check_counts(dataset: type[DomainDataset], counts: Any) -> None:
     for domain, wanted in dataset.counts.items():
         have = counts[dataset.domains.index(domain)].tolist()
-        for name, mine, published in zip(dataset.classes, have, wanted, strict=True):
-            if mine != published:
+        for name, number, published in zip(dataset.classes, have, wanted, strict=True):
+            if number != published:
                 raise DataError(
-                    f"the tables of {dataset.title} hold {mine:,} images of {domain}/{name} "
+                    f"the tables of {dataset.title} hold {number:,} images of {domain}/{name} "
                     f"instead of the published {published:,}: nothing was put in place"
                 )
     empty = [d for d, n in zip(dataset.domains, counts.sum(axis=1), strict=True) if not n]

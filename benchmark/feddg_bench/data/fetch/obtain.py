@@ -177,16 +177,16 @@ class Receipt:
         Raises:
             SettingsError: If something that no download brought is in the way.
         """
-        there = [place for place in places if place.exists()]
-        for place in there:
+        existing = [place for place in places if place.exists()]
+        for place in existing:
             if not self.made(source, place):
                 raise SettingsError(
                     f"{place} exists and is not what is to be downloaded: move it away or choose "
                     f"another folder with --to"
                 )
-        if len(there) == len(places):
+        if len(existing) == len(places):
             return False
-        for place in there:
+        for place in existing:
             shutil.rmtree(place)
         return True
 
