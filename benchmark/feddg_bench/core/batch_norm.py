@@ -36,13 +36,7 @@ def _layers(module: nn.Module) -> Iterator[tuple[str, _BatchNorm]]:
             yield f"{name}." if name else "", layer
 
 
-class _Frozen(nn.Module):
-    def train(self, mode: bool = True) -> Self:
-        """Stay in evaluation mode."""
-        return super().train(False)
-
-
-class FrozenBatchNorm(_Frozen, _BatchNorm):
+class FrozenBatchNorm(_BatchNorm):
     """Batch normalisation that always uses its running statistics; its affine part is trained.
 
     Args:
@@ -55,6 +49,10 @@ class FrozenBatchNorm(_Frozen, _BatchNorm):
         self.running_mean, self.running_var = layer.running_mean, layer.running_var
         self.num_batches_tracked = layer.num_batches_tracked
         self.train()
+
+    def train(self, mode: bool = True) -> Self:
+        """Stay in evaluation mode."""
+        return super().train(False)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Return ``values`` [B, C, ...] normalised by the running statistics."""
@@ -80,10 +78,13 @@ def freeze_batch_norm(module: nn.Module) -> None:
     for prefix, layer in list(_layers(module)):
         if _only_normalises(layer):
             module.set_submodule(prefix.removesuffix("."), FrozenBatchNorm(layer))
-        elif not isinstance(layer, _Frozen):
-            kind = type(layer)
-            layer.__class__ = type(f"Frozen{kind.__name__}", (_Frozen, kind), {})
+        else:
+            layer.train = partial(_evaluate, layer)  # type: ignore[method-assign, assignment]
             layer.eval()
+
+
+def _evaluate(layer: nn.Module, mode: bool = True) -> nn.Module:  # noqa: ARG001 - that of `train`
+    return nn.Module.train(layer, False)
 
 
 Pair = tuple[nn.Conv2d, _BatchNorm]
@@ -156,14 +157,13 @@ def folded(pairs: Sequence[Pair], *, once: bool) -> Iterator[None]:
         if once:
             weight, bias = _fold(conv, norm)
             forward = partial(conv._conv_forward, weight=weight, bias=bias)
-        conv.__dict__["forward"] = forward
-        norm.__dict__["forward"] = _unchanged
+        conv.forward = forward  # type: ignore[method-assign, assignment]
+        norm.forward = _unchanged  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
-        for pair in pairs:
-            for layer in pair:
-                layer.__dict__.pop("forward", None)
+        for layer in {layer for pair in pairs for layer in pair}:
+            del layer.forward
 
 
 def _fold(conv: nn.Conv2d, norm: _BatchNorm) -> tuple[torch.Tensor, torch.Tensor]:

@@ -82,7 +82,7 @@ class ImageFolderDataset(FileDataset):
 
     def records_as_found(self) -> Listing:
         """Return the images of the domains that are there; see `DomainDataset`."""
-        self.__dict__["folder"] = self._likely_folder()  # the value of the cached property
+        self.folder = self._likely_folder()
         return super().records_as_found()
 
     def _likely_folder(self) -> Path:
