@@ -1,0 +1,221 @@
+"""FedDG-GA's weights as a function of gaps: published numbers, NumPy oracles, edges."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feddg_bench.common.errors import SettingsError
+from feddg_methods.feddg_ga import adjusted_weights
+from tests.helpers import refused
+
+seeds = st.integers(0, 2**32 - 1)
+
+
+def tensor(*rows):
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def approx(values, tolerance=1e-9):
+    return pytest.approx(values, abs=tolerance)
+
+
+THIRDS = torch.full((3,), 1 / 3, dtype=torch.float64)
+GAPS = {0: 0.2, 1: 0.1, 2: 0.4}
+VARIANTS = ("default", "official", "paper", "pardon", "fedccrl")
+
+
+@pytest.mark.parametrize(
+    ("gaps", "options", "expected"),
+    [
+        (
+            GAPS,
+            {"variant": "official", "round": 1},
+            [0.3283582090, 0.3134328358, 0.3582089552],
+        ),
+        (
+            # Accuracies rose by -0.05, -0.01 and 0.02: a fall is a positive gap.
+            {0: 0.05, 1: 0.01, 2: -0.02},
+            {"variant": "official", "round": 1},
+            [0.3797468354, 0.3291139241, 0.2911392405],
+        ),
+        (GAPS, {"variant": "paper", "round": 10}, [0.3033333333, 0.2133333333, 0.4833333333]),
+        (GAPS, {"round": 10}, [0.3233333333, 0.2933333333, 0.3833333333]),
+    ],
+)
+def test_adjusted_weights_published_numbers(gaps, options, expected):
+    weights = adjusted_weights(THIRDS, gaps, rounds=40, step=0.2, **options)
+    assert weights.tolist() == approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("round", "step"), [(0, 0.0683333333), (1, 0.0666666667), (40, 0.0016666667)]
+)
+def test_official_steps_published_numbers(round, step):
+    """Of two clients with gaps 1 and 0, the ratio of weights gives the step away."""
+    halves = tensor(0.5, 0.5)
+    new = adjusted_weights(
+        halves, {0: 1.0, 1: 0.0}, round=round, rounds=40, step=0.2, variant="official"
+    )
+    assert (0.5 * new[0] / new[1] - 0.5).item() == approx(step)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected", "coefficients"),
+    [
+        ({"step": 0.2}, [0.2, 0.232, 0.2, 0.168, 0.2], [0.58, 0.42]),
+        (
+            {"step": 1 / 3, "variant": "pardon"},
+            [0.1724137931, 0.4022988506, 0.1724137931, 0.0804597701, 0.1724137931],
+            [0.8333333333, 0.1666666667],
+        ),
+    ],
+)
+def test_adjusted_weights_published_numbers_of_two_in_five(options, expected, coefficients):
+    weights = torch.full((5,), 0.2, dtype=torch.float64)
+    new = adjusted_weights(weights, {1: 0.5, 3: -0.2}, round=10, rounds=50, **options)
+    assert new.tolist() == approx(expected)
+    assert (new[[1, 3]] / new[[1, 3]].sum()).tolist() == approx(coefficients)
+    assert weights.tolist() == [0.2] * 5
+
+
+def test_paper_weights_have_no_upper_bound_before_rescaling():
+    weights, gaps = tensor(0.9, 0.05, 0.05), {0: 1.0, 1: 0.5, 2: 0.0}
+    for variant, expected in (
+        ("paper", [1.1 / 1.15, 0.05 / 1.15, 0]),
+        ("pardon", [1 / 1.2, 0.15 / 1.2, 0.05 / 1.2]),
+    ):
+        new = adjusted_weights(weights, gaps, round=0, rounds=10, step=0.2, variant=variant)
+        assert new.tolist() == approx(expected)
+
+
+def test_fedccrl_step_is_a_third_of_a_thousandth():
+    new = adjusted_weights(THIRDS, GAPS, round=10, rounds=40, step=0.001, variant="fedccrl")
+    moves = 0.001 * 0.75 / 3 * np.array([-0.2, -0.8, 1.0])
+    assert (new - THIRDS).tolist() == approx(moves.tolist(), 1e-12)
+
+
+def test_fedccrl_weights_may_become_negative():
+    new = adjusted_weights(
+        tensor(0.1, 0.9), {0: -1.0, 1: 1.0}, round=0, rounds=10, step=3.0, variant="fedccrl"
+    )
+    assert new.tolist() == approx([-0.9, 1.9])
+
+
+def adjusted_oracle(weights, gaps, round, rounds, step, variant):
+    """Each version written out on its own, as its source has it."""
+    a, n = weights.copy(), len(weights)
+    s = sorted(gaps)
+    g = np.array([gaps[i] for i in s])
+    d = step * (1 - round / rounds)
+    if variant == "default":
+        x = g - g.mean()
+        b = np.clip(a[s] + d / n * x / np.abs(x).max(), 0, 1)
+        if b.sum() > 0:
+            a[s] = b * a[s].sum() / b.sum()
+        return a
+    if variant == "official":
+        a[s] += g / np.abs(g).max() * step * (1 - (round - 1) / rounds) / 3
+        a = np.clip(a, 0, 1)
+    elif variant == "paper":
+        x = g - g.mean()
+        a[s] += x * d / x.max()
+        a = np.maximum(a, 0)
+    elif variant == "pardon":
+        whole = np.zeros(n)
+        whole[s] = g
+        a = np.clip(a + whole / np.abs(whole).max() * d, 0, 1)
+    else:
+        x = g - g.mean()
+        a[s] += x * d / 3 / x.max()
+    return a / a.sum() if a.sum() else weights.copy()
+
+
+@given(seed=seeds, size=st.integers(2, 7), variant=st.sampled_from(VARIANTS))
+def test_adjusted_weights_equal_their_definitions(seed, size, variant):
+    rng = np.random.default_rng(seed)
+    weights = rng.dirichlet(np.ones(size))
+    present = rng.choice(size, size=rng.integers(2, size + 1), replace=False)
+    gaps = {int(i): float(rng.normal()) for i in present}
+    rounds = int(rng.integers(1, 60))
+    arguments = {
+        "round": int(rng.integers(0, rounds + 1)),
+        "rounds": rounds,
+        "step": float(rng.uniform(0.01, 0.9)),
+        "variant": variant,
+    }
+    expected = adjusted_oracle(weights, gaps, **arguments)
+    new = adjusted_weights(torch.from_numpy(weights), gaps, **arguments)
+    np.testing.assert_allclose(new.numpy(), expected, rtol=1e-6, atol=1e-12)
+
+
+@given(seed=seeds, size=st.integers(1, 7), step=st.floats(0.01, 0.99), absent=st.booleans())
+def test_default_weights_stay_in_the_simplex_and_absent_clients_keep_theirs(
+    seed, size, step, absent
+):
+    rng = np.random.default_rng(seed)
+    weights = torch.from_numpy(rng.dirichlet(0.3 * np.ones(size)))
+    present = rng.choice(size, size=rng.integers(1, size + 1), replace=False)
+    gaps = {int(i): float(rng.normal()) for i in present}
+    reported = {**gaps, **{i: math.nan for i in range(size) if i not in gaps and absent}}
+    new = adjusted_weights(weights, reported, round=3, rounds=10, step=step)
+    assert (new >= 0).all()
+    assert new.sum().item() == pytest.approx(1)
+    others = [i for i in range(size) if i not in gaps]
+    assert torch.equal(new[others], weights[others])
+    order = rng.permutation(size)
+    renumbered = {new_id: gaps[i] for new_id, i in enumerate(order.tolist()) if i in gaps}
+    again = adjusted_weights(weights[order], renumbered, round=3, rounds=10, step=step)
+    torch.testing.assert_close(again, new[order])
+    moved = {i: 5 * g + 3 for i, g in gaps.items()}
+    torch.testing.assert_close(
+        adjusted_weights(weights, moved, round=3, rounds=10, step=step), new, atol=1e-9, rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("gaps", [{}, {0: 0.0, 1: 0.0, 2: 0.0}, {1: math.nan, 2: math.inf}])
+def test_weights_stay_without_gaps(variant, gaps):
+    weights = tensor(0.5, 0.3, 0.2)
+    new = adjusted_weights(weights, gaps, round=3, rounds=40, step=0.2, variant=variant)
+    assert torch.equal(new, weights)
+    assert new.data_ptr() != weights.data_ptr()
+
+
+@pytest.mark.parametrize("variant", ["default", "paper", "fedccrl"])
+@pytest.mark.parametrize("gaps", [{0: 0.7, 1: 0.7, 2: 0.7}, {1: -2.0}])
+def test_equal_gaps_leave_the_weights_of_centred_variants(variant, gaps):
+    weights = tensor(0.5, 0.3, 0.2)
+    new = adjusted_weights(weights, gaps, round=3, rounds=40, step=0.2, variant=variant)
+    assert torch.equal(new, weights)
+
+
+def test_missing_gap_keeps_the_weight_and_the_others_share_theirs():
+    with_nan = adjusted_weights(
+        THIRDS, {0: 0.2, 1: math.nan, 2: 0.4}, round=10, rounds=40, step=0.2
+    )
+    without = adjusted_weights(THIRDS, {0: 0.2, 2: 0.4}, round=10, rounds=40, step=0.2)
+    assert torch.equal(with_nan, without)
+    assert with_nan.tolist() == approx([1 / 3 - 0.05, 1 / 3, 1 / 3 + 0.05])
+
+
+def test_weights_stay_where_all_participants_would_fall_to_zero():
+    weights = tensor(0.0, 0.0, 1.0)
+    new = adjusted_weights(weights, {0: -1.0, 1: -1.0 - 1e-9}, round=0, rounds=10, step=0.0)
+    assert torch.equal(new, weights)
+
+
+def test_adjusted_weights_keep_single_precision():
+    new = adjusted_weights(THIRDS.float(), GAPS, round=10, rounds=40, step=0.2)
+    assert new.dtype == torch.float32
+    assert new.tolist() == approx([0.3233333333, 0.2933333333, 0.3833333333], 1e-6)
+
+
+def test_unknown_variant_is_refused():
+    with refused(SettingsError, "did you mean 'official'"):
+        adjusted_weights(THIRDS, GAPS, round=1, rounds=40, step=0.2, variant="offical")
