@@ -179,6 +179,15 @@ def dataset_title(dataset: str) -> str:
         return dataset
 
 
+@cache
+def method_title(method: str) -> str:
+    """Return a method's title, or its name if it has none or is not installed here."""
+    try:
+        return outline(method).title or method
+    except FeddgError:
+        return method
+
+
 def make_dataset(name: str, data_root: Path | None = None) -> DomainDataset:
     """Return a data set, opened.
 

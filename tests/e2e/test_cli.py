@@ -564,7 +564,7 @@ def test_several_methods_end_in_one_table_with_differences_to_the_first(feddg, t
     run = ("run", "--method", "FedProx,FedAvg", "--seeds", "0,1", *TINY, "--rounds", "1")
     done = feddg(*run)
     assert done.code == 0, done.err
-    assert "set-up: fedprox, fedavg: small_cnn from scratch at 8 px, 1 round, 2 of 4" in done.err
+    assert "set-up: FedProx, FedAvg: small_cnn from scratch at 8 px, 1 round, 2 of 4" in done.err
     assert "estimate: 16 runs in about " in done.err
     (title,) = [line for line in done.out.splitlines() if line.startswith("Digits4, leave two")]
     assert title.split(",")[-1].strip() == "mean over 4 scenarios: accuracy in %"

@@ -204,12 +204,13 @@ def test_a_mark_needs_a_test(tmp_path: Path) -> None:
     assert marks == {("fedsr", "mean"): "best"}
 
 
-def test_an_interval_without_width_is_not_printed(tmp_path: Path) -> None:
+def test_between_equal_rows_no_difference_is_printed(tmp_path: Path) -> None:
     for method in ("fedavg", "fedbn"):
         entries = evaluated(accuracy=0.5)
         save(tmp_path, *(record(method, scenario=name, entries=entries) for name in FOUR))
-    found = cells(data_of(tmp_path)["tables"][0], "accuracy", "last", "test")
-    assert found["fedbn", "difference"]["text"] == "+0.00"
+    (table,) = data_of(tmp_path)["tables"]
+    assert cells(table, "accuracy", "last", "test")["fedbn", "difference"]["text"] == DASH
+    assert table["views"][0]["footnotes"] == ["the numbers of FedAvg in every run"]
 
 
 def test_macro_f1_stands_next_to_accuracy_where_classes_are_imbalanced(tmp_path: Path) -> None:

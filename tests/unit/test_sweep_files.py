@@ -253,10 +253,10 @@ def test_fixed_pairs_of_the_command(file: Path, tracking: list[str]) -> None:
 def test_a_point_is_the_runs_of_the_command() -> None:
     found = jobs(["method=fedavg,fedprox", "seed=0,1", "scenario=ip-o-c", "rounds=2"], Datasets())
     assert [job.title for job in found] == [
-        "fedavg ltdo ip-o-c seed 0",
-        "fedprox ltdo ip-o-c seed 0",
-        "fedavg ltdo ip-o-c seed 1",
-        "fedprox ltdo ip-o-c seed 1",
+        "FedAvg ltdo ip-o-c seed 0",
+        "FedProx ltdo ip-o-c seed 0",
+        "FedAvg ltdo ip-o-c seed 1",
+        "FedProx ltdo ip-o-c seed 1",
     ]
     for job in found:
         (alone,) = jobs(job.pairs, Datasets())
@@ -283,11 +283,11 @@ def test_points_that_differ_in_what_their_method_lacks_are_one(file: Path, metho
     sweep = load_sweep(write(file, parameters=space, method=method, run_cap=40))
     search = open_search(sweep, file.parent)
     assert sorted(job.title for job in search.jobs()) == [
-        "fedavg ltdo ip-o-c seed 0",
-        "fedprox ltdo ip-o-c seed 0",
-        "fedprox ltdo ip-o-c seed 0",
+        "FedAvg ltdo ip-o-c seed 0",
+        "FedProx ltdo ip-o-c seed 0",
+        "FedProx ltdo ip-o-c seed 0",
     ]
-    (fedavg,) = (job for job in search.jobs() if job.title.startswith("fedavg"))
+    (fedavg,) = (job for job in search.jobs() if job.title.startswith("FedAvg"))
     assert fedavg.key == jobs(["scenario=ip-o-c"], Datasets())[0].key
     space["hyper.nu"] = {"value": 1}
     with refused(SettingsError, "unknown setting 'hyper.nu'"):

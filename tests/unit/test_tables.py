@@ -23,7 +23,7 @@ from feddg_bench.analysis.tables.describe import (
     named_tables,
 )
 from feddg_bench.analysis.tables.generic import frames
-from feddg_bench.analysis.tables.grid import Grid
+from feddg_bench.analysis.tables.grid import DASH, Grid
 from feddg_bench.analysis.tables.make import TableOptions, make_table
 from feddg_bench.analysis.tables.rows import of_setup
 from feddg_bench.analysis.tables.setups import departing, least_departing
@@ -353,7 +353,7 @@ def test_the_table_of_several_methods_marks_what_holm_leaves_and_rates_of_one_ru
         "fedavg": "",
         "pardon": "+14.00 [+7.13, +20.87]*",
         "moon": "+3.75 [+0.22, +7.28]",
-        "fpl": "+0.00 [+0.00, +0.00]",
+        "fpl": "+0.00",
     }
     assert "* p < 0.05 after Holm's correction; settings chosen by one run: MOON." in made.caption
 
@@ -484,9 +484,13 @@ def test_rows_with_the_same_numbers_are_said_to_be_the_same(add: Add, tmp_path: 
         add("fedavg", scenario, test=(0.4,))
         add("fedbn", scenario, test=(0.4,), federation__bn="local")
         add("moon", scenario, test=(0.4,) if scenario == PAIR[0] else (0.5,))
-    (said,) = [note for note in generic(tmp_path).notes if "has the numbers" in note]
-    assert said.startswith("Row FedBN has the numbers of row FedAvg in every run")
-    assert "no batch normalisation" in said
+    table = generic(tmp_path)
+    same = "the numbers of FedAvg in every run, as it must where the network has no batch "
+    assert footnotes(table) == {"FedAvg": [], "MOON": [], "FedBN": [f"{same}normalisation"]}
+    found = cells(table)
+    assert found["FedBN", "test difference"]["value"] == "0"
+    assert found["FedBN", "test difference"]["text"] == DASH
+    assert found["MOON", "test difference"]["text"] == "+5.00"
 
 
 @pytest.mark.parametrize(
@@ -625,7 +629,8 @@ def test_a_setup_has_one_leaderboard_and_variants_have_another(
     made = feddg("tables", "all", "--results", tmp_path, "--out", "all", "--variants")
     assert "not written, as another setup has more runs: digits4-ltdo-another" in made.out
     text = (Path("all") / "digits4-ltdo-quick-variants.md").read_text()
-    assert {"FedAvg (lambda=0)", "FedAvg (lambda=0.5)"} <= set(re.findall("FedAvg [^|]*", text))
+    assert "FedAvg (lambda=0)" in text
+    assert "FedAvg (lambda=0.5)" in text
     made = feddg("tables", "generic", "--results", tmp_path, "--recipe", "anothr")
     assert made.code == 2
     assert "did you mean 'another'?" in made.err

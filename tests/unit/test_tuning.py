@@ -659,3 +659,14 @@ def test_rows_whose_rate_one_run_chose_are_marked(tmp_path: Path) -> None:
     grid = build("t", table.description, table.runs)
     said = {line.label: [*line.footnotes] for line in grid.lines}
     assert said == {"FedAvg": [], "FedProx": ["lr, mu chosen by one run"], "MOON": []}
+    assert "chosen by" not in grid.caption
+
+
+def test_if_one_run_chose_the_rates_of_most_rows_the_caption_says_so_once(tmp_path: Path) -> None:
+    for method in ("fedprox", "moon"):
+        save(tmp_path, tuned_record(method, 0, 8, **{"train.lr": 0.004}))
+    save(tmp_path, tuned_record("fedavg", 0, 8))
+    (table,) = [t for t in frames(read_runs(tmp_path)) if t.name.endswith("tuned")]
+    grid = build("t", table.description, table.runs)
+    assert not grid.footnotes
+    assert grid.caption.endswith("last round; lr chosen by one run.")

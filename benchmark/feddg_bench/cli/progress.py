@@ -11,6 +11,7 @@ from rich.table import Table as RichTable
 
 from feddg_bench.analysis.tables.grid import Grid
 from feddg_bench.common.terminal import Display, duration, text, text_table
+from feddg_bench.plugins import method_title
 from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.rules import split_metric
 from feddg_bench.runs.observer import Observer
@@ -170,7 +171,7 @@ def draw_profile(measured: Profile) -> RichTable:
     ]
     if p.peak_device_mib is not None:
         rows.append(("peak memory, GPU", f"{p.peak_device_mib:.0f}", "MiB"))
-    title = f"{p.method} on {p.device}, {p.precision}"
+    title = f"{method_title(p.method)} on {p.device}, {p.precision}"
     return text_table(title, ("what", "value", "unit"), rows, right=("value",))
 
 
@@ -182,7 +183,7 @@ def draw_overheads(measured: Sequence[Profile]) -> RichTable:
     numbers += ("ms a\nclient", "x\nbare", "MB\nup", "MB\ndown")
     rows = [
         (
-            p.method,
+            method_title(p.method),
             _short(sum(p.once.values())),
             *(_short(p.round[phase]) for phase in phases),
             _short(1000 * p.client),

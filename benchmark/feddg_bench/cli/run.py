@@ -22,7 +22,8 @@ from feddg_bench.records.store import open_results
 from feddg_bench.runs.request import Datasets, Plan, plan_again, read_seeds, say_cautions
 
 if TYPE_CHECKING:
-    from feddg_bench.records.record import RunRecord
+    from feddg_bench.plugins import dataset_title, method_title
+from feddg_bench.records.record import RunRecord
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ def run_command(
         if request.recipe is None:
             name = datasets.open(request.dataset).default_recipe
             recipe = f" with its default recipe {name} (--recipe takes another)"
-        _say(f"planning {runs} on {request.dataset}{recipe}; PyTorch takes some seconds to load")
+        where = dataset_title(request.dataset)
+        _say(f"planning {runs} on {where}{recipe}; PyTorch takes some seconds to load")
     plans = request.plan(datasets, check=False)
     if dry_run:
         say_cautions(plans)
@@ -261,7 +263,9 @@ def _run_all(
     if keep:
         which = "" if "last" in keep else f" --which {keep[0]}"
         words = f"feddg-bench predict KEY IMAGES --results {folder}{which}"
-        lines = [f"  {r.key}  {r.method} {r.scenario.name} seed {r.seed}" for r in records]
+        lines = [
+            f"  {r.key}  {method_title(r.method)} {r.scenario.name} seed {r.seed}" for r in records
+        ]
         console.print("\n".join([f"Models: {words}", *lines]), highlight=False, soft_wrap=True)
 
 

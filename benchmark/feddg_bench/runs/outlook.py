@@ -8,6 +8,7 @@ from feddg_bench.common.errors import FeddgError
 from feddg_bench.common.terminal import duration
 from feddg_bench.config.schema import EvaluationSettings, Resources
 from feddg_bench.data.federated import spread
+from feddg_bench.plugins import method_title
 from feddg_bench.runs.cards import shipped_card
 from feddg_bench.runs.request import Plan
 
@@ -18,7 +19,7 @@ def outlook(plans: Sequence[Plan], resources: Resources) -> Iterator[str]:
     for plan in plans:
         methods.setdefault(_set_up(plan), {})[plan.settings.method] = None
     for words, names in methods.items():
-        yield f"set-up: {', '.join(names)}: {words}"
+        yield f"set-up: {', '.join(map(method_title, names))}: {words}"
     if plans and resources.engine == "processes":
         try:
             seconds, train, evaluate = expected_seconds(plans, resources)

@@ -46,7 +46,7 @@ from feddg_bench.data.partition import PARTITION_RULES
 from feddg_bench.data.protocols import PROTOCOLS, Scenario, scenarios
 from feddg_bench.data.splits import scenarios_with_files
 from feddg_bench.engine.compatibility import Rate, check_fit, is_rgb, settled_engine
-from feddg_bench.plugins import check_name, make_dataset, names, outline
+from feddg_bench.plugins import check_name, make_dataset, method_title, names, outline
 from feddg_bench.records.record import TunedRecord
 from feddg_bench.records.store import open_results
 from feddg_bench.records.tuning import TuningLedger, load_ledger
@@ -128,7 +128,8 @@ class Plan(NamedTuple):
     @property
     def title(self) -> str:
         """Method, scenario and seed, for people."""
-        return f"{self.settings.method} {self.settings.scenario} seed {self.settings.seed}"
+        s = self.settings
+        return f"{method_title(s.method)} {s.scenario} seed {s.seed}"
 
 
 @dataclass(frozen=True)

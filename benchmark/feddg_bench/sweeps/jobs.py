@@ -10,6 +10,7 @@ from typing import Any
 from feddg_bench.config.layers import Layer, parse_override
 from feddg_bench.config.reading import write_yaml
 from feddg_bench.config.schema import DataSettings, Resources
+from feddg_bench.plugins import method_title
 from feddg_bench.records.record import TunedRecord
 from feddg_bench.runs.request import NAMES, Datasets, Plan, Request
 
@@ -65,7 +66,7 @@ def jobs(pairs: Sequence[str], datasets: Datasets, results: Path = Path("runs"))
                     *(f"{name}={write_yaml(value)}" for name, value in own.items()),
                     *_owned(settings, s.hyper),
                 ),
-                title=f"{s.method} {s.protocol} {s.scenario} seed {s.seed}",
+                title=f"{method_title(s.method)} {s.protocol} {s.scenario} seed {s.seed}",
                 group=" ".join(group),
                 dataset=s.dataset,
                 world=s.world,

@@ -97,12 +97,14 @@ def build(
     missing = [_fills(sheet, row, outside) if fills else _NOTHING for row in rows]
     cells = [_marked(sheet, column, bold, list(_cells(sheet, column, missing))) for column in shown]
     mixed = {} if variants else captions.mixed(description, rows)
+    equal, by_one_run = captions.equal_rows(rows), captions.by_one_run(rows)[0]
     elsewhere: dict[str, str] = {}
     lines: list[Line] = []
     for place, row in enumerate(rows):
         facts = {"method": row.method}
         if row.where is not None:
             said = [f"with {mixed[row]}"] if row in mixed else []
+            said += [own[row] for own in (equal, by_one_run) if row in own]
             said += caveats(row.members, sheet.accuracy(row))
             of_runs = {
                 "recipe": "; ".join(sorted({run.recipe for run in row.members})),
@@ -283,7 +285,9 @@ def _cells(sheet: _Sheet, column: Column, missing: Sequence[_Missing]) -> Iterat
             silent = [_silence(source) for source in column.sources if source.number in row.silent]
             yield Entry(None, fill=fill, footnotes=tuple(silent[:1]))
         elif compared:
-            yield _compared(sheet, row, column, keys, curve)
+            entry = _compared(sheet, row, column, keys, curve)
+            alike = row is not sheet.reference and part == (sheet.reference or row).part(numbers)
+            yield replace(entry, text=DASH) if alike and kind != "wins" else entry
         elif kind == "rank":
             rank = ranks[place]
             yield Entry(None) if rank is None else Entry(rank, f"{rank:.1f}", keys=keys)

@@ -13,7 +13,13 @@ from feddg_bench.analysis.tables.setups import FRAME, departing, modal, unlike_r
 from feddg_bench.analysis.tables.titles import BACKBONES, dataset_title
 from feddg_bench.data.protocols import TITLES
 from feddg_bench.plugins import harmless
-from feddg_bench.records.differences import assignments, differences, setting_text, values
+from feddg_bench.records.differences import (
+    assignments,
+    differences,
+    setting_name,
+    setting_text,
+    values,
+)
 from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.rules import CHOOSING, LAST, Rule
 from feddg_bench.records.runs import RecordedRun
@@ -112,6 +118,7 @@ def caption(
     said += ", ".join(
         [seeds_text(seeds), *(RULE_SENTENCES[r].format(metric=_key(runs)) for r in rules)]
     )
+    said += f"; {words}" if (words := by_one_run(rows)[1]) else ""
     datasets, protocols, recipes, scenarios = (
         sorted({getattr(run, name) for run in runs})
         for name in ("dataset", "protocol", "recipe", "scenario")
@@ -242,11 +249,27 @@ def _privacy(rows: Sequence[Row]) -> list[str]:
     return [f"privacy of {', '.join(labels)}: {words}" for words, labels in found.items()]
 
 
+def by_one_run(rows: Sequence[Row]) -> tuple[dict[Row, str], str]:
+    """Return footnotes of rows with settings that one run chose; words for all if most have them.
+
+    Such a setting may be what makes the difference between two rows.
+    """
+    keys = {row: {key for run in row.members for key in run.by_one_run} for row in rows}
+    keys = {row: chosen for row, chosen in keys.items() if chosen}
+    if 2 * len(keys) <= len(rows):
+        return {row: _by_one_run(chosen) for row, chosen in keys.items()}, ""
+    return {}, _by_one_run({key for chosen in keys.values() for key in chosen})
+
+
+def _by_one_run(keys: Collection[str]) -> str:
+    return f"{', '.join(sorted(map(setting_name, keys)))} chosen by one run"
+
+
 def notes(description: Description, rows: Sequence[Row]) -> tuple[str, ...]:
-    """Return a table's own notes, and notes on rows that are equal, tuned or unlike most."""
+    """Return a table's own notes, and notes on rows that are tuned or unlike most."""
     usual = _usual(rows)
     aside = {*varied_keys(description), "data.split_csv", "partition.rounding"}
-    said = [*description.notes, *equal_rows(rows)]
+    said = [*description.notes]
     for row in rows:
         own, chosen, unlike = dict[str, Any](), dict[str, Any](), dict[str, Any]()
         for run in row.members:
@@ -347,17 +370,17 @@ def _cpus(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def equal_rows(rows: Sequence[Row]) -> list[str]:
-    """Return a sentence for each row whose numbers all equal those of an earlier row."""
+def equal_rows(rows: Sequence[Row]) -> dict[Row, str]:
+    """Return a footnote for each row whose numbers all equal those of an earlier row."""
     found: dict[tuple[Any, ...], Row] = {}
-    said = []
+    said = {}
     for row in rows:
         numbers = tuple(sorted(row.sample.items()))
         first = found.setdefault(numbers, row)
         if numbers and first is not row:
             bn = {run.get("federation.bn") for run in (*first.members, *row.members)}
             why = ", as it must where the network has no batch normalisation" * (len(bn) > 1)
-            said.append(f"row {row.label} has the numbers of row {first.label} in every run{why}")
+            said[row] = f"the numbers of {first.label} in every run{why}"
     return said
 
 

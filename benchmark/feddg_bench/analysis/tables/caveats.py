@@ -26,9 +26,6 @@ def caveats(runs: Sequence[RecordedRun], accuracy: float | None) -> Iterator[str
         if accuracy < guess + NEAR * (100 - guess):
             yield f"at chance: guessing gives {guess:.2f}"
     yield from _some(runs, _one_class)
-    by_one_run = sorted({key.rpartition(".")[2] for run in runs for key in run.by_one_run})
-    if by_one_run:
-        yield f"{', '.join(by_one_run)} chosen by one run"
     yield from _some(
         runs, lambda run: f"{run.skipped} of {run.rounds} rounds skipped" if run.skipped else ""
     )

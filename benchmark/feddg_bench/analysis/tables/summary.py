@@ -136,9 +136,9 @@ def summary_json(grid: Grid, head: str) -> dict[str, Any]:
 
 
 def _difference(comparison: Comparison, decimals: int) -> Entry:
-    """Return a difference with its 95 % interval, where there is one."""
+    """Return a difference with its 95 % interval, where there is one: not between equal runs."""
     found, form = comparison.difference, f"+.{decimals}f"
-    if math.isnan(found.low):
+    if not found.low < found.high:
         return Entry(found.value, f"{found.value:{form}}")
     mark = "*" * (comparison.p_value < LEVEL)
     text = f"{found.value:{form}} [{found.low:{form}}, {found.high:{form}}]{mark}"

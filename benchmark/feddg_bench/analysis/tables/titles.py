@@ -2,20 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cache
-
-from feddg_bench.common.errors import FeddgError
 from feddg_bench.plugins import dataset_title as dataset_title
-from feddg_bench.plugins import outline
-
-
-@cache
-def method_title(method: str) -> str:
-    """Return a method's title, or its name if it has none or is not installed here."""
-    try:
-        return outline(method).title or method
-    except FeddgError:
-        return method
+from feddg_bench.plugins import method_title as method_title
 
 
 def domain_title(domain: str) -> str:
