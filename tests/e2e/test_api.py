@@ -6,7 +6,6 @@ import json
 import math
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -92,20 +91,6 @@ def test_a_run_on_two_kinds_of_cpu_says_so(
     (record,) = made(keep=["best"])
     assert record.environment.cpu == f"{mine} and Zilog, z80"
     assert "the model of round 1, the best so far, was not kept" in caplog.text
-
-
-def test_the_face_is_cheap_and_whole() -> None:
-    code = (
-        "import sys; import feddg_bench as fb\n"
-        "assert 'torch' not in sys.modules and 'pandas' not in sys.modules\n"
-        "print(*dir(fb))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    names = done.stdout.split()
-    assert {"run", "tables", "Method"} <= set(names)
-    assert all(getattr(fb, name) is not None for name in names)
-    with pytest.raises(AttributeError, match="nosuch"):
-        fb.nosuch  # noqa: B018
 
 
 def test_type_checkers_see_the_face_as_it_is() -> None:

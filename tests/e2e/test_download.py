@@ -7,8 +7,6 @@ import io
 import json
 import os
 import signal
-import subprocess
-import sys
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -153,19 +151,6 @@ class TestFiles:
         monkeypatch.setenv("FEDDG_CONFIG", os.devnull)
         assert feddg("rmnist", command="check")[0] == 0
 
-    def test_other_mirrors_in_turn(self, feddg: Run, digits: dict[str, bytes], site: Any) -> None:
-        for name, content in digits.items():
-            site.files[f"/wrong/{name}"] = content[::-1]
-            site.files[f"/good/{name}"] = site.files.pop(f"/mnist/{name}")
-        site.tricks["/good/train-images-idx3-ubyte.gz"] = [
-            lambda handler, body: handler.serve(body, cut=1000)
-        ]
-        mirrors = [part for name in ("none", "wrong", "good/")
-                   for part in ("--mirror", f"{site.url}/{name}")]  # fmt: skip
-        assert feddg("rmnist", "--to", "x", *mirrors)[0] == 0
-        assert site.ranges("/good/train-images-idx3-ubyte.gz") == [None, "bytes=1000-"]
-        assert {p.name: p.read_bytes() for p in Path("x").glob("*.gz")} == digits
-
     @pytest.mark.usefixtures("digits")
     def test_all_fail(self, feddg: Run, site: Any, tmp_path: Path) -> None:
         del site.files["/mnist/train-images-idx3-ubyte.gz"]
@@ -200,45 +185,6 @@ class TestFiles:
         (tmp_path / "x").mkdir()
         (tmp_path / "x/download.json").write_text("[]")
         refused(feddg("rmnist", "--to", "x"), "download.json was not written by a download")
-
-    @pytest.mark.usefixtures("digits")
-    def test_ctrl_c_leaves_what_the_same_command_goes_on_with(
-        self, feddg: Run, site: Any, tmp_path: Path
-    ) -> None:
-        name = "train-images-idx3-ubyte.gz"
-
-        def slow(handler: Any, body: bytes) -> None:
-            handler.serve(body, cut=5000)
-            handler.wfile.flush()
-            site.released.wait(60)
-
-        site.tricks[f"/mnist/{name}"] = [slow]
-        part = tmp_path / "x" / ".download" / f"{name}.part"
-        code = (
-            "import json, sys\nfrom feddg_bench import cli\n"
-            "from feddg_bench.data.fetch.mirrors import Download\n"
-            "from feddg_datasets.rmnist import RotatedMNIST\n"
-            "offers = json.loads(sys.argv.pop())\n"
-            "RotatedMNIST.downloads = tuple(Download(n, (m,), checksum=c) for n, m, c in offers)\n"
-            "cli.main()\n"
-        )
-        offers = [(o.name, o.mirrors[0], o.checksum) for o in RotatedMNIST.downloads]
-        command = [sys.executable, "-c", code, "data", "download", "rmnist", "--to", "x"]
-        with subprocess.Popen(
-            [*command, json.dumps(offers)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as child:
-            while child.poll() is None and not (part.exists() and part.stat().st_size == 5000):
-                pass
-            child.send_signal(signal.SIGINT)
-            _, err = child.communicate(timeout=30)
-        assert child.returncode == 130
-        assert err == "feddg-bench: stopped; the same command goes on where this one was\n"
-        assert feddg("rmnist", "--to", "x")[0] == 0
-        assert site.ranges(f"/mnist/{name}") == [None, "bytes=5000-"]
-        assert not part.parent.exists()
 
     def test_the_real_mnist(self, site: Any, test_data: Path, tmp_path: Path) -> None:
         """The declared checksums are those of the real files, however they are compressed."""

@@ -211,35 +211,6 @@ def test_left_overs_of_killed_runs_are_tidied(tmp_path: Path, feddg: Run) -> Non
         assert (tmp_path / "runs" / f"{key}.json").exists()
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("--help",),
-        ("run", "--help"),
-        ("run", "--method", "pardn"),
-        ("run", "--rounds", "0"),
-        ("run", "--scenario", "x-y-z"),
-        ("run", "--heterogeneity", "2"),
-    ],
-)
-def test_help_and_settings_errors_import_no_torch(
-    environment: dict[str, str], arguments: tuple[str, ...], tmp_path: Path
-) -> None:
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "feddg_bench", *arguments],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == (0 if "--help" in arguments else 2), done.stderr[-2000:]
-    imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines() if "|" in line}
-    assert "typer" in imported
-    heavy = {"torch", "torchvision", "lightning", "sklearn", "pandas", "matplotlib", "wandb"}
-    assert not heavy & imported
-
-
 def test_the_datasets_package_of_others_is_not_hidden() -> None:
     import importlib.util
 

@@ -70,19 +70,7 @@ def test_a_record_cut_short_is_left_out(feddg: Run, tmp_path: Path) -> None:
     assert path.stem not in (tmp_path / "runs" / "report.html").read_text()
 
 
-def test_torch_is_not_imported(tmp_path: Path) -> None:
-    fabricate.population(tmp_path, 4, rounds=2)
-    script = (
-        "import sys; from pathlib import Path; from feddg_bench.cli.report import report_command; "
-        f"report_command([Path({str(tmp_path)!r})]); "
-        "assert not {'torch', 'lightning', 'pandas', 'sklearn'} & set(sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-
-
+@pytest.mark.nightly
 def test_the_wheel_holds_what_commands_need(tmp_path: Path) -> None:
     pytest.importorskip("hatchling", reason="needs hatchling")
     import zipfile

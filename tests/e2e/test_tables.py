@@ -189,21 +189,6 @@ def test_two_folders_are_read_as_one(feddg: Run, results: Path, tmp_path: Path) 
     assert "6 runs of results; written to results/tables" in feddg("all").out
 
 
-def test_torch_is_not_imported(results: Path, tmp_path: Path) -> None:
-    script = (
-        "import sys; from dataclasses import asdict; from pathlib import Path; "
-        "from feddg_bench.cli.options import Shown; "
-        "from feddg_bench.cli.tables import tables_command; "
-        f"tables_command(tables=['all'], results=[Path({str(results)!r})], "
-        f"out=Path({str(tmp_path)!r}), **asdict(Shown())); "
-        "assert not {'torch', 'lightning', 'pandas', 'sklearn'} & set(sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-
-
 def test_latex_compiles(feddg: Run, results: Path, tmp_path: Path) -> None:
     compiler = shutil.which("tectonic") or shutil.which("pdflatex")
     if compiler is None:
