@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,11 +14,19 @@ from feddg_bench.common.errors import DataError
 from feddg_bench.core.messages import decode, encode
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.store import ResultsStore
-from feddg_bench.runs.checkpoints import Checkpoint, load_checkpoint, save_checkpoint, tidy
+from feddg_bench.runs import checkpoints
+from feddg_bench.runs.checkpoints import (
+    Checkpoint,
+    CheckpointWriter,
+    load_checkpoint,
+    save_checkpoint,
+    states_folder,
+    tidy,
+)
 from feddg_bench.testing import start_toy_run
 from tests.helpers import bitwise, make_record, refused
 
-HEAD = len(b"feddg-bench checkpoint 2\n")
+HEAD = len(b"feddg-bench checkpoint 3\n")
 
 
 def entry(number):
@@ -175,7 +185,7 @@ def test_the_last_checkpoint_survives_a_full_disk(path, kept, monkeypatch):
     with refused(DataError, "No space left on device; nothing written before is lost"):
         save_checkpoint(path, kept.model_copy(update={"recipe": "other"}))
     assert load_checkpoint(path).recipe == "x"
-    assert [p.name for p in path.parent.iterdir()] == [path.name]
+    assert {p.name for p in path.parent.iterdir()} == {path.name, states_folder(path).name}
 
 
 def test_who_ends_the_same_run_at_the_same_time_spoils_no_checkpoint(tmp_path, kept, monkeypatch):
@@ -190,7 +200,7 @@ def test_who_ends_the_same_run_at_the_same_time_spoils_no_checkpoint(tmp_path, k
     path = store.checkpoint(kept.record.key)
     save_checkpoint(path, kept)
     assert load_checkpoint(path).recipe == "x"
-    assert [p.name for p in path.parent.iterdir()] == [path.name]
+    assert {p.name for p in path.parent.iterdir()} == {path.name, states_folder(path).name}
 
 
 def test_left_overs_of_a_run_are_removed_and_no_others(tmp_path, kept):
@@ -198,6 +208,7 @@ def test_left_overs_of_a_run_are_removed_and_no_others(tmp_path, kept):
     left = [
         store.checkpoint(key),
         store.checkpoints / f"{key}.safetensors.12ab.part",
+        store.checkpoints / f"{key}.clients" / "cafe",
         store.runs / f"{key}.json.12ab.part",
         store.runs / f"{key}.last.safetensors.12ab.part",
         store.runs / ".writable.12ab.part",
@@ -207,6 +218,7 @@ def test_left_overs_of_a_run_are_removed_and_no_others(tmp_path, kept):
         store.path(key),
         store.runs / f"{key}.last.safetensors",
         store.checkpoint("f" * 16),
+        store.checkpoints / f"{'f' * 16}.clients" / "cafe",
         store.checkpoints / f"{'f' * 16}.safetensors.12ab.part",
         store.partitions / "cafe.json",
         store.partitions / "beef.json.12ab.part",
@@ -217,3 +229,165 @@ def test_left_overs_of_a_run_are_removed_and_no_others(tmp_path, kept):
     tidy(store, key)
     assert [file.exists() for file in left] == [False] * len(left)
     assert [file.exists() for file in stays] == [True] * len(stays)
+
+
+# ------------------------------------------------------------------------ states of clients
+
+
+def after(done, run):
+    """Return a checkpoint of a toy run after so many rounds."""
+    run.rounds(done)
+    record = make_record({"evaluation": {"start": 50}}).as_json()
+    record = RunRecord.model_validate({**record, "rounds": [entry(i + 1) for i in range(done)]})
+    settings = run.settings.model_dump(mode="json")
+    state = decode(encode(run.server.state()))
+    state["clients"] = dict(run.server.state()["clients"])
+    return Checkpoint(server=state, record=record, settings=settings, recipe="x", data_root=None)
+
+
+@pytest.mark.parametrize("method", ["scaffold", "moon", "fedbn"])
+def test_bytes_grow_with_the_clients_of_a_round(tmp_path, method, monkeypatch):
+    """One of four clients changes in a round: its state is written, and the others' are not."""
+    normalised = (
+        {"backbone": {"name": "resnet18", "pretrained": False}} if method == "fedbn" else {}
+    )
+    run = start_toy_run(method, {"federation": {"per_round": 1}}, normalised)
+    path = tmp_path / f"{make_record({'evaluation': {'start': 50}}).key}.safetensors"
+    known, written = {}, []
+    whole = checkpoints.write_whole
+    monkeypatch.setattr(
+        checkpoints, "write_whole", lambda p, data: written.append(p) or whole(p, data)
+    )
+    save_checkpoint(path, after(4, run), known)
+    for done in range(5, 8):
+        before = {p.name for p in states_folder(path).iterdir()}
+        written.clear()
+        save_checkpoint(path, after(done, run), known)
+        assert written[-1] == path
+        assert [p.parent for p in written[:-1]] == [states_folder(path)]
+        assert {p.name for p in written[:-1]}.isdisjoint(before)
+        kept = [state for state in run.server.state()["clients"].values() if state]
+        assert len([*states_folder(path).iterdir()]) == len(kept)
+        assert encode(load_checkpoint(path).server) == encode(run.server.state())
+
+
+def test_a_stop_between_any_two_file_operations_resumes_with_the_same_bits(tmp_path, monkeypatch):
+    """Before and after each operation the disk holds the state of one round or of the next."""
+    run = start_toy_run("scaffold", {"federation": {"per_round": 2}})
+    folder, instants = tmp_path / "run", []
+    path = folder / f"{make_record({'evaluation': {'start': 50}}).key}.safetensors"
+    kept = {1: after(1, run), 2: after(2, run)}
+    run.rounds(4)
+    expected = {name: tensor.clone() for name, tensor in run.server.weights.items()}
+    save_checkpoint(path, kept[1])
+
+    def snapshot():
+        instants.append(shutil.copytree(folder, tmp_path / str(len(instants))) / path.name)
+
+    def watched(owner, name):
+        real = getattr(owner, name)
+
+        def operation(*given, **more):
+            snapshot()
+            result = real(*given, **more)
+            snapshot()
+            return result
+
+        monkeypatch.setattr(owner, name, operation)
+
+    with monkeypatch.context() as monkeypatch:
+        watched(os, "fsync")
+        for name in ("open", "replace", "unlink", "mkdir"):
+            watched(Path, name)
+        save_checkpoint(path, kept[2])
+    assert len(instants) > 20
+    found = [load_checkpoint(instant).server for instant in instants]
+    rounds = [state["round"] for state in found]
+    assert rounds == sorted(rounds)
+    assert {*rounds} == {1, 2}
+    for number in (1, 2):
+        same = {encode(state) for state in found if state["round"] == number}
+        assert same == {encode(kept[number].server)}
+        again = start_toy_run("scaffold", {"federation": {"per_round": 2}})
+        again.server.restore(decode(same.pop()))
+        again.rounds(4)
+        bitwise(again.server.weights, expected)
+
+
+@pytest.mark.parametrize("digest", ["../x", "/etc/passwd", "0" * 64, 5, None, ["a"]])
+def test_a_digest_is_no_path(path, digest):
+    """A state is looked up among the files of the folder."""
+    (path.parent / "x").write_bytes(encode({}))
+    rewrite(path, lambda state: state["server"]["clients"].update(client_0=digest))
+    assert "the state of client client_0 is missing" in refusal(path)
+
+
+def test_a_state_that_is_missing_or_damaged_is_refused(path):
+    for file in states_folder(path).iterdir():
+        data = file.read_bytes()
+        file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        assert "is damaged" in refusal(path)
+        file.unlink()
+        assert "is missing" in refusal(path)
+        file.write_bytes(data)
+    load_checkpoint(path)
+
+
+@pytest.mark.parametrize("version", [1, 2, 4])
+def test_a_checkpoint_of_another_version_is_refused(path, version):
+    path.write_bytes(path.read_bytes().replace(b"checkpoint 3", b"checkpoint %d" % version, 1))
+    assert "another version of feddg-bench wrote it" in refusal(path)
+
+
+# ------------------------------------------------------------------------------- the writer
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    class Clock:
+        now = 1000.0
+
+    monkeypatch.setattr(checkpoints.time, "monotonic", lambda: Clock.now)
+    return Clock
+
+
+def offered(writer, path, kept, clock, seconds):
+    """Offer a round each so many seconds, and return the rounds that were written at once."""
+    written = []
+    for number in range(6):
+        checkpoint = kept.model_copy(update={"recipe": str(number)})
+        writer.offer(number, lambda checkpoint=checkpoint: checkpoint)
+        writer.wait()
+        written.append(load_checkpoint(path).recipe if path.exists() else None)
+        clock.now += seconds
+    return written
+
+
+def test_without_a_number_of_rounds_one_is_written_every_thirty_seconds(path, kept, clock):
+    path.unlink()
+    writer = CheckpointWriter(path, None)
+    assert offered(writer, path, kept, clock, 12) == ["0", "0", "0", "3", "3", "3"]
+    writer.finish(write=True)
+    assert load_checkpoint(path).recipe == "5"
+
+
+def test_a_number_of_rounds_is_kept_to(path, kept, clock):
+    path.unlink()
+    writer = CheckpointWriter(path, 2)
+    assert offered(writer, path, kept, clock, 0) == ["0", "0", "2", "2", "4", "4"]
+    writer.finish(write=False)
+    assert load_checkpoint(path).recipe == "4"
+
+
+def test_a_full_disk_is_told_at_the_next_checkpoint(path, kept, monkeypatch):
+    writer = CheckpointWriter(path, 1)
+
+    def full(_descriptor):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        writer.offer(1, lambda: kept)
+        with refused(DataError, "No space left on device"):
+            writer.offer(2, lambda: kept)
+    writer.finish(write=True)

@@ -210,7 +210,9 @@ class Recording(Machine):
     """Where runs are computed and recorded."""
 
     results: Where = FOLDERS[0]
-    checkpoint_every: Annotated[int, typer.Option(help="Rounds between checkpoints.")] = 1
+    checkpoint_every: Annotated[
+        int | None, typer.Option(help="Rounds between checkpoints; default: 30 seconds.")
+    ] = None
     wandb: Wandb = "off"
     wandb_project: WandbProject = "feddg-bench"
     engine: Engine = "processes"

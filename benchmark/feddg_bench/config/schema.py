@@ -508,7 +508,8 @@ class Resources(Section):
     cache_dir: Path | None = None
     """Where decoded stores lie; default ``$FEDDG_CACHE`` or ``~/.cache/feddg-bench``."""
     results: Path = Field(default_factory=lambda: absolute(Path("runs")))
-    checkpoint_every: int = Field(1, ge=1, le=MANY)
+    checkpoint_every: int | None = Field(None, ge=1, le=MANY)
+    """Rounds between checkpoints; null writes one at most every 30 seconds."""
     wandb: Literal["off", "offline", "online"] = "off"
     """Whether runs are tracked by W&B (see `feddg_bench.tracking.tracker`)."""
     wandb_project: str = Field("feddg-bench", min_length=1)

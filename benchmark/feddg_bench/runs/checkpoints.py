@@ -1,17 +1,26 @@
-"""Checkpoints: all that a run needs to go on, in one file that is whole or absent."""
+"""Checkpoints: all that a run needs to go on, in files that are whole or absent.
+
+The file that is named after the run holds the record, the server's state, and the SHA-256 of each
+client's state. Clients' states are files in a folder of their own, named after their SHA-256, so
+that only those that changed are written. They are written before the file that lists them, and
+removed after no file lists them: at any instant, a checkpoint and all that it lists are there.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-from feddg_bench.common.errors import DataError
+from feddg_bench.common.errors import DataError, printable
 from feddg_bench.common.files import plain_file, write_whole
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.core.messages import Payload, decode, encode
@@ -19,9 +28,14 @@ from feddg_bench.core.server import checked_state
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.store import ResultsStore
 
-_BEGINNING = b"feddg-bench checkpoint 2\n"
+_BEGINNING = b"feddg-bench checkpoint 3\n"
 _DIGEST = 32
 """Length in bytes of the SHA-256 of everything after it."""
+SECONDS = 30.0
+"""Time between checkpoints where no number of rounds is given."""
+
+Known = dict[str, tuple[Payload, str]]
+"""States of clients whose SHA-256 has been computed; a state is never changed in place."""
 
 
 class Checkpoint(BaseModel):
@@ -43,22 +57,151 @@ class Checkpoint(BaseModel):
         return settings
 
 
-def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint.
+def save_checkpoint(path: Path, checkpoint: Checkpoint, known: Known | None = None) -> None:
+    """Write a checkpoint: the states of clients that are not on disk yet, and all else.
+
+    Args:
+        path: Where it is.
+        checkpoint: Its content.
+        known: Digests of clients' states as of an earlier call, which are brought up to date.
 
     Raises:
         DataError: If it cannot be written; the checkpoint of an earlier round stays.
     """
-    state: Payload = dict(checkpoint) | {"record": checkpoint.record.as_json()}
+    known = {} if known is None else known
+    folder, clients = states_folder(path), checkpoint.server["clients"]
+    for _ in range(2):  # who ended the same run just now removed its checkpoint
+        there, digests = set(_files(folder)), {}
+        for name, state in clients.items():
+            held, digest = known.get(name, (None, ""))
+            if state and (held is not state or digest not in there):
+                digest = _save_state(folder, state, there)
+                known[name] = state, digest
+            digests[name] = digest if state else ""  # most clients keep nothing
+        server = checkpoint.server | {"clients": digests}
+        record = checkpoint.record.as_json()
+        data = encode(dict(checkpoint) | {"server": server, "record": record})
+        write_whole(path, b"".join((_BEGINNING, hashlib.sha256(data).digest(), data)))
+        left = _files(folder)
+        if left.keys() >= {*digests.values()} - {""}:
+            break
+    for digest in left.keys() - set(digests.values()):
+        left[digest].unlink(missing_ok=True)
+
+
+def states_folder(path: Path) -> Path:
+    """Return the folder of the clients' states that belong to a checkpoint."""
+    return path.with_suffix(".clients")
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """Return the files of a folder by name, none if there is no folder."""
+    return {file.name: file for file in folder.iterdir()} if folder.is_dir() else {}
+
+
+def _save_state(folder: Path, state: Payload, there: set[str]) -> str:
+    """Write a client's state unless it is in the folder, and return its digest."""
     data = encode(state)
-    write_whole(path, b"".join((_BEGINNING, hashlib.sha256(data).digest(), data)))
+    digest = hashlib.sha256(data).hexdigest()
+    if digest not in there:
+        write_whole(folder / digest, data)
+        there.add(digest)
+    return digest
+
+
+def _load_states(path: Path, digests: Any) -> dict[str, Payload]:
+    """Return the clients' states that a checkpoint names by their digests.
+
+    Raises:
+        DataError: If one is missing or damaged.
+    """
+    there = _files(states_folder(path))
+    states: dict[str, Payload] = {}
+    for name, digest in digests.items() if isinstance(digests, Mapping) else ():
+        if digest == "":
+            states[name] = {}
+            continue
+        file = there.get(digest) if isinstance(digest, str) else None
+        if file is None:  # no path is made of what a file says
+            raise DataError(f"the state of client {printable(name)} is missing")
+        plain_file(file)
+        data = file.read_bytes()
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise DataError(f"the state of client {printable(name)} is damaged")
+        states[name] = decode(data)
+    return states
+
+
+class CheckpointWriter:
+    """Writes a run's checkpoints in a thread, one at a time.
+
+    Args:
+        path: Where the checkpoint is.
+        every: Rounds between checkpoints; ``None`` for `SECONDS` between them.
+    """
+
+    def __init__(self, path: Path, every: int | None) -> None:
+        self._path, self._every = path, every
+        self._known: Known = {}
+        self._latest: Callable[[], Checkpoint] | None = None
+        self._began = -SECONDS
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._written: Future[None] | None = None
+
+    def offer(self, number: int, make: Callable[[], Checkpoint]) -> None:
+        """Write the state after a round if that is due; keep it for `write` in any case.
+
+        Args:
+            number: Number of the round.
+            make: Returns the state; called later, in another thread.
+
+        Raises:
+            DataError: If this or the previous checkpoint cannot be written.
+        """
+        self._latest = make
+        if self._every is not None:
+            due = number % self._every == 0
+        else:
+            written = self._written is None or self._written.done()
+            due = written and time.monotonic() - self._began >= SECONDS
+        if due:
+            self.wait()
+            self._began = time.monotonic()
+            self._latest = None
+            self._written = self._thread.submit(self._write, make)
+
+    def _write(self, make: Callable[[], Checkpoint]) -> None:
+        save_checkpoint(self._path, make(), self._known)
+
+    def wait(self) -> None:
+        """Wait until a checkpoint that was begun is written.
+
+        Raises:
+            DataError: If it could not be written.
+        """
+        written, self._written = self._written, None
+        if written is not None:
+            written.result()
+
+    def finish(self, *, write: bool) -> None:
+        """End the thread, and before, if wanted, write the latest state that was offered.
+
+        Raises:
+            DataError: If it cannot be written.
+        """
+        try:
+            self.wait()
+        finally:
+            if write and self._latest is not None:
+                self._write(self._latest)
+            self._thread.shutdown()
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
     """Return what `save_checkpoint` wrote.
 
     Raises:
-        DataError: If the file is missing or damaged, or belongs to another run than its name says.
+        DataError: If a file is missing or damaged, or belongs to another run than its name says.
     """
     with going_on(path):
         plain_file(path)
@@ -76,14 +219,17 @@ def load_checkpoint(path: Path) -> Checkpoint:
             record = RunRecord.parse(json.dumps(state.get("record")), finished=False)
         except DataError as error:
             raise DataError(f"of its record {error}") from error
+        if record.key != path.stem:
+            raise DataError(f"it is of the run {record.key}")
+        if isinstance(state.get("server"), dict):
+            states = _load_states(path, state["server"].get("clients"))
+            state["server"] = state["server"] | {"clients": states}
         try:
             checkpoint = Checkpoint.model_validate(state | {"record": record})
         except ValidationError as error:
             first = error.errors()[0]
             raise DataError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
         rounds = [entry.round for entry in record.rounds]
-        if record.key != path.stem:
-            raise DataError(f"it is of the run {record.key}")
         if rounds != list(range(1, checked_state(checkpoint.server).round + 1)):
             raise DataError(f"its record does not end with its round {checkpoint.server['round']}")
     return checkpoint
@@ -112,3 +258,5 @@ def tidy(store: ResultsStore, *keys: str) -> None:
     for path in left:
         with suppress(OSError):
             path.unlink()
+    for key in keys:
+        shutil.rmtree(states_folder(store.checkpoint(key)), ignore_errors=True)

@@ -30,5 +30,8 @@ class Observer:
     def round(self, run: Run, result: RoundResult) -> None:
         """A round ended; round 0 is what comes before the first."""
 
+    def stopped(self, run: Run) -> None:
+        """An error or a signal is about to end the run before its last round."""
+
     def end(self, run: Run) -> None:
         """The last round is over, and the record, if there is one, is saved."""

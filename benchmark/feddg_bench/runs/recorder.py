@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,16 +14,16 @@ from feddg_bench.common.errors import DataError
 from feddg_bench.common.files import write_whole
 from feddg_bench.config.schema import Resources
 from feddg_bench.core.loop import RoundResult
-from feddg_bench.core.messages import Reply, Task
+from feddg_bench.core.messages import Reply, Task, copied
 from feddg_bench.engine.flop import Tally
 from feddg_bench.records.record import Costs, RoundRecord, RunRecord, TimeRecord
 from feddg_bench.records.rules import best_round, one_class_splits
 from feddg_bench.records.store import open_results
 from feddg_bench.runs.checkpoints import (
     Checkpoint,
+    CheckpointWriter,
     going_on,
     load_checkpoint,
-    save_checkpoint,
     tidy,
 )
 from feddg_bench.runs.code import code_digest, has_changed
@@ -40,7 +41,7 @@ _CHOOSING = ("val", "id_val")
 
 
 class Recorder(Observer):
-    """Writes the record, a checkpoint after each round, and the models that are kept.
+    """Writes the record, checkpoints, and the models that are kept.
 
     The run goes on from its checkpoint if there is one, which also knows what was to be kept.
     ``keep`` and ``again`` are as in `feddg_bench.runs.run.execute`.
@@ -71,6 +72,7 @@ class Recorder(Observer):
         self.seconds_before = 0.0
         self.tally = Tally()
         self.path = self.store.checkpoint(run.plan.key)
+        self.writer = CheckpointWriter(self.path, resources.checkpoint_every)
         if self.path.exists():
             kept = load_checkpoint(self.path)
             data.check_same(run.plan.dataset, kept.record, self.path)
@@ -149,17 +151,31 @@ class Recorder(Observer):
         if "best" in self.keep and best_so_far(record) == result.round:
             save_model(self.store.model(record.key, "best"), run, result.round)
         last = result.round == run.plan.settings.federation.rounds
-        if not last and result.round % self.resources.checkpoint_every == 0:
-            root = self.resources.data_root
-            checkpoint = Checkpoint(
-                server=run.server.state(),
-                record=record,
-                settings=run.plan.settings.model_dump(mode="json"),
-                recipe=run.plan.recipe,
-                data_root=str(root) if root else None,
-                keep=sorted(self.keep),
-            )
-            save_checkpoint(self.path, checkpoint)
+        if not last:
+            self.writer.offer(result.round, self._checkpoint(run))
+
+    def _checkpoint(self, run: Run) -> Callable[[], Checkpoint]:
+        """Return what makes a checkpoint of the present state, whatever the run does meanwhile."""
+        state = run.server.state()
+        clients = dict(state.pop("clients"))  # a client's state is replaced, never changed
+        server = copied(state) | {"clients": clients}
+        record = self.record.model_copy(update={"rounds": [*self.record.rounds]})
+        root, keep = self.resources.data_root, sorted(self.keep)
+        return lambda: Checkpoint(
+            server=server,
+            record=record,
+            settings=run.plan.settings.model_dump(mode="json"),
+            recipe=run.plan.recipe,
+            data_root=str(root) if root else None,
+            keep=keep,
+        )
+
+    def stopped(self, run: Run) -> None:
+        """Write a checkpoint of the last round that was finished."""
+        try:
+            self.writer.finish(write=True)
+        except DataError as error:
+            logger.warning("%s", error)
 
     def _share_of_peak(self, workers: int) -> dict[str, float]:
         flop, peak = self.tally.flop, self.tally.peak
@@ -185,6 +201,8 @@ class Recorder(Observer):
             self.store.set_aside(self.record.key)
         if self.again or self.store.load(self.record.key) is None:  # else only a model was wanted
             self.store.save(self.record)
+        with suppress(DataError):  # nobody needs the checkpoint any more
+            self.writer.finish(write=False)
         tidy(self.store, self.record.key)
 
 

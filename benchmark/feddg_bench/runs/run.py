@@ -36,9 +36,7 @@ def train(run: Run, *observers: Observer, until: int | None = None) -> None:
                 observer.replied(run, task, reply)
 
         run.executor.on_reply = show
-    for observer in observers:
-        observer.begin(run)
-    for result in federate(
+    results = federate(
         run.method,
         run.server,
         lambda weights: evaluate(
@@ -48,13 +46,21 @@ def train(run: Run, *observers: Observer, until: int | None = None) -> None:
         per_round=settings.federation.per_round,
         every=settings.evaluation.every,
         start=settings.evaluation.start,
-    ):
+    )
+    try:
         for observer in observers:
-            observer.round(run, result)
-        if until is not None and result.round >= until:
-            break
-    for observer in observers:
-        observer.end(run)
+            observer.begin(run)
+        for result in results:
+            for observer in observers:
+                observer.round(run, result)
+            if until is not None and result.round >= until:
+                break
+        for observer in observers:
+            observer.end(run)
+    except BaseException:
+        for observer in observers:
+            observer.stopped(run)
+        raise
 
 
 def execute(
