@@ -1,4 +1,4 @@
-"""FedDG-GA's weights as a function of gaps: published numbers, NumPy oracles, edges."""
+"""FedDG-GA's weights as a function of gaps: NumPy oracles and edges, not its published numbers."""
 
 from __future__ import annotations
 
@@ -28,60 +28,6 @@ def approx(values, tolerance=1e-9):
 THIRDS = torch.full((3,), 1 / 3, dtype=torch.float64)
 GAPS = {0: 0.2, 1: 0.1, 2: 0.4}
 VARIANTS = ("default", "official", "paper", "pardon", "fedccrl")
-
-
-@pytest.mark.parametrize(
-    ("gaps", "options", "expected"),
-    [
-        (
-            GAPS,
-            {"variant": "official", "round": 1},
-            [0.3283582090, 0.3134328358, 0.3582089552],
-        ),
-        (
-            # Accuracies rose by -0.05, -0.01 and 0.02: a fall is a positive gap.
-            {0: 0.05, 1: 0.01, 2: -0.02},
-            {"variant": "official", "round": 1},
-            [0.3797468354, 0.3291139241, 0.2911392405],
-        ),
-        (GAPS, {"variant": "paper", "round": 10}, [0.3033333333, 0.2133333333, 0.4833333333]),
-        (GAPS, {"round": 10}, [0.3233333333, 0.2933333333, 0.3833333333]),
-    ],
-)
-def test_adjusted_weights_published_numbers(gaps, options, expected):
-    weights = adjusted_weights(THIRDS, gaps, rounds=40, step=0.2, **options)
-    assert weights.tolist() == approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("round", "step"), [(0, 0.0683333333), (1, 0.0666666667), (40, 0.0016666667)]
-)
-def test_official_steps_published_numbers(round, step):
-    """Of two clients with gaps 1 and 0, the ratio of weights gives the step away."""
-    halves = tensor(0.5, 0.5)
-    new = adjusted_weights(
-        halves, {0: 1.0, 1: 0.0}, round=round, rounds=40, step=0.2, variant="official"
-    )
-    assert (0.5 * new[0] / new[1] - 0.5).item() == approx(step)
-
-
-@pytest.mark.parametrize(
-    ("options", "expected", "coefficients"),
-    [
-        ({"step": 0.2}, [0.2, 0.232, 0.2, 0.168, 0.2], [0.58, 0.42]),
-        (
-            {"step": 1 / 3, "variant": "pardon"},
-            [0.1724137931, 0.4022988506, 0.1724137931, 0.0804597701, 0.1724137931],
-            [0.8333333333, 0.1666666667],
-        ),
-    ],
-)
-def test_adjusted_weights_published_numbers_of_two_in_five(options, expected, coefficients):
-    weights = torch.full((5,), 0.2, dtype=torch.float64)
-    new = adjusted_weights(weights, {1: 0.5, 3: -0.2}, round=10, rounds=50, **options)
-    assert new.tolist() == approx(expected)
-    assert (new[[1, 3]] / new[[1, 3]].sum()).tolist() == approx(coefficients)
-    assert weights.tolist() == [0.2] * 5
 
 
 def test_paper_weights_have_no_upper_bound_before_rescaling():
@@ -193,15 +139,6 @@ def test_equal_gaps_leave_the_weights_of_centred_variants(variant, gaps):
     weights = tensor(0.5, 0.3, 0.2)
     new = adjusted_weights(weights, gaps, round=3, rounds=40, step=0.2, variant=variant)
     assert torch.equal(new, weights)
-
-
-def test_missing_gap_keeps_the_weight_and_the_others_share_theirs():
-    with_nan = adjusted_weights(
-        THIRDS, {0: 0.2, 1: math.nan, 2: 0.4}, round=10, rounds=40, step=0.2
-    )
-    without = adjusted_weights(THIRDS, {0: 0.2, 2: 0.4}, round=10, rounds=40, step=0.2)
-    assert torch.equal(with_nan, without)
-    assert with_nan.tolist() == approx([1 / 3 - 0.05, 1 / 3, 1 / 3 + 0.05])
 
 
 def test_weights_stay_where_all_participants_would_fall_to_zero():
