@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import socket
 import struct
@@ -243,3 +244,17 @@ def test_a_sweep_tracks_its_runs(feddg: Run, tmp_path: Path) -> None:
     (record,) = ResultsStore(tmp_path / "runs")
     (offline,) = offline_runs(tmp_path / "runs")
     assert (offline.run.run_id, offline.exit_code) == (record.key, 0)
+
+
+def test_the_service_of_an_active_run_of_a_notebook_is_not_shared(
+    feddg: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its W&B names the service to child processes; this one answers nobody."""
+    with socket.socket() as service:
+        service.bind(("127.0.0.1", 0))
+        port = service.getsockname()[1]
+        monkeypatch.setenv("WANDB_SERVICE", f"3-{os.getpid()}-tcp-localhost-{port}")
+        done = feddg(*RUN, "--wandb", "offline")
+    assert done.code == 0, done.err
+    (offline,) = offline_runs(tmp_path / "runs")
+    assert offline.exit_code == 0

@@ -186,6 +186,8 @@ class _Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            # Without the service of a run that is active in this process, such as a notebook's.
+            env={name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"},
             start_new_session=True,  # Ctrl-C is for us
         )
         self._threads = [
