@@ -15,9 +15,9 @@ from feddg_bench.cli.options import (
     Json,
     Machine,
     Where,
+    command,
     print_json,
     same_words,
-    with_groups,
 )
 from feddg_bench.common.errors import RunInterruptedError, SettingsError, unknown
 from feddg_bench.common.terminal import Display, terminal, text, text_table
@@ -38,111 +38,115 @@ class Attacking(Machine):
     results: Where = FOLDERS[0]
 
 
-@with_groups
-def attack_command(
-    kind: Annotated[
-        str,
-        typer.Option(
-            "--kind", "--kinds", help=f"Comma-separated, or all: {', '.join(names('attack'))}."
-        ),
-    ] = "membership",
-    attacker: Annotated[
-        str, typer.Option(help="Whose eyes: server, client or eavesdropper.")
-    ] = ATTACKERS[0],
-    experiment: Experiment = Experiment(),
-    machine: Attacking = Attacking(),
-    sizes: Annotated[
-        str | None, typer.Option(help="Images a client, such as 10,30,60; a run for each.")
-    ] = None,
-    items: Annotated[
-        str | None,
-        typer.Option(help="Such as style: attack these alone of what crosses."),
-    ] = None,
-    lpips: Annotated[
-        Path | None,
-        typer.Option(help="Weights of torchvision's squeezenet1_1: pictures are judged by LPIPS."),
-    ] = None,
-    inception: Annotated[
-        Path | None,
-        typer.Option(
-            help="Weights of the Inception network that FID is defined by, as torch-fidelity has "
-            "it: pictures are judged by FID, KID and the Inception Score."
-        ),
-    ] = None,
-    again: Annotated[bool, typer.Option(help="Repeat recorded attacks.")] = False,
-    json_: Json = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class AttackCommand(Attacking, Experiment):
     """Attack the messages of a run. Every figure has two controls beside it.
 
     The run is made for the attack. Every client takes part in its 2 rounds. Half of the training
     domains' images are kept from clients: they are public images and non-members. Records go to
     RESULTS/attacks; recorded attacks are not repeated.
     """
-    kinds = read_names("kind of attack", kind, names("attack"), every=True)
-    if attacker not in ATTACKERS:
-        raise SettingsError(unknown("attacker", attacker, ATTACKERS))
-    eyes: Attacker = attacker
-    wanted = read_sizes(sizes)
-    only = frozenset(listed(items)) if items else frozenset()
-    resources = machine.resources()
-    datasets = Datasets(resources.data_root)
-    request = experiment.request(resources)
-    if request.scenario is None:
-        request = request.one_scenario(datasets)
 
-    from feddg_attacks.attack import load_attack
-    from feddg_attacks.judges import open_judges
-    from feddg_attacks.perform import Lab, attack_plans, check_items
+    kind: Annotated[
+        str,
+        typer.Option(
+            "--kind", "--kinds", help=f"Comma-separated, or all: {', '.join(names('attack'))}."
+        ),
+    ] = "membership"
+    attacker: Annotated[str, typer.Option(help="Whose eyes: server, client or eavesdropper.")] = (
+        ATTACKERS[0]
+    )
+    sizes: Annotated[
+        str | None, typer.Option(help="Images a client, such as 10,30,60; a run for each.")
+    ] = None
+    items: Annotated[
+        str | None,
+        typer.Option(help="Such as style: attack these alone of what crosses."),
+    ] = None
+    lpips: Annotated[
+        Path | None,
+        typer.Option(help="Weights of torchvision's squeezenet1_1: pictures are judged by LPIPS."),
+    ] = None
+    inception: Annotated[
+        Path | None,
+        typer.Option(
+            help="Weights of the Inception network that FID is defined by, as torch-fidelity has "
+            "it: pictures are judged by FID, KID and the Inception Score."
+        ),
+    ] = None
+    again: Annotated[bool, typer.Option(help="Repeat recorded attacks.")] = False
+    json_: Json = False
 
-    plans = [
-        (name, plan) for name in kinds for plan in attack_plans(request, name, datasets, wanted)
-    ]
-    check_items(only, [plan for _, plan in plans])
-    judges = open_judges(lpips, inception)
-    records: list[AttackRecord] = []
-    refused: list[SettingsError] = []
-    with _Attacks(len(plans)) as display:
-        lab = Lab(resources, display.step, judges)
-        for name, plan in plans:
-            display.begin(f"{plan.title}: {name}")
-            try:
-                record = lab.attack(plan, name, eyes, items=only, again=again).only(only)
-                read = {result.item.partition(".")[0] for result in record.results}
-                if unread := sorted(only - read):
-                    refused.append(
-                        SettingsError(
-                            f"{name} does not attack {', '.join(unread)} of {record.method}: it "
-                            f"reads {load_attack(name).wants}"
+    def __call__(self) -> None:
+        """Run the command."""
+        kinds = read_names("kind of attack", self.kind, names("attack"), every=True)
+        if self.attacker not in ATTACKERS:
+            raise SettingsError(unknown("attacker", self.attacker, ATTACKERS))
+        eyes: Attacker = self.attacker
+        wanted = read_sizes(self.sizes)
+        only = frozenset(listed(self.items)) if self.items else frozenset()
+        resources = self.resources()
+        datasets = Datasets(resources.data_root)
+        request = self.request(resources)
+        if request.scenario is None:
+            request = request.one_scenario(datasets)
+
+        from feddg_attacks.attack import load_attack
+        from feddg_attacks.judges import open_judges
+        from feddg_attacks.perform import Lab, attack_plans, check_items
+
+        plans = [
+            (name, plan) for name in kinds for plan in attack_plans(request, name, datasets, wanted)
+        ]
+        check_items(only, [plan for _, plan in plans])
+        judges = open_judges(self.lpips, self.inception)
+        records: list[AttackRecord] = []
+        refused: list[SettingsError] = []
+        with _Attacks(len(plans)) as display:
+            lab = Lab(resources, display.step, judges)
+            for name, plan in plans:
+                display.begin(f"{plan.title}: {name}")
+                try:
+                    record = lab.attack(plan, name, eyes, items=only, again=self.again).only(only)
+                    read = {result.item.partition(".")[0] for result in record.results}
+                    if unread := sorted(only - read):
+                        refused.append(
+                            SettingsError(
+                                f"{name} does not attack {', '.join(unread)} of {record.method}: "
+                                f"it reads {load_attack(name).wants}"
+                            )
                         )
-                    )
-                if read or not only:
-                    records.append(record)
-            except SettingsError as why:  # of one method among several
-                refused.append(why)
-            except RunInterruptedError as stop:
-                progress = f"{len(records)} of {len(plans)} attacks are recorded"
-                again_with = f"go on with: feddg-bench {same_words('--again')}"
-                display.say(f"feddg-bench: stopped; {progress}; {again_with}")
-                raise typer.Exit(128 + stop.signal_number) from stop
-    if refused and not records:
-        raise refused[0]
-    if json_:
-        print_json([record.model_dump(mode="json") for record in records])
-        return
-    console = terminal()
-    console.print(draw_attacks(records))
-    for record in records:
-        for result in record.results:
-            if result.failed:
-                console.print(f"{record.method}, {record.kind} of {result.failed}")
-    if any(load_attack(record.kind).judged for record in records):
-        if lpips is None:
-            console.print("LPIPS of pictures: not measured; give --lpips WEIGHTS")
-        if inception is None:
-            what = "FID, KID and Inception Score of pictures"
-            console.print(f"{what}: not measured; give --inception WEIGHTS")
-    for error in refused:
-        console.print(str(error))
+                    if read or not only:
+                        records.append(record)
+                except SettingsError as why:  # of one method among several
+                    refused.append(why)
+                except RunInterruptedError as stop:
+                    progress = f"{len(records)} of {len(plans)} attacks are recorded"
+                    again_with = f"go on with: feddg-bench {same_words('--again')}"
+                    display.say(f"feddg-bench: stopped; {progress}; {again_with}")
+                    raise typer.Exit(128 + stop.signal_number) from stop
+        if refused and not records:
+            raise refused[0]
+        if self.json_:
+            print_json([record.model_dump(mode="json") for record in records])
+            return
+        console = terminal()
+        console.print(draw_attacks(records))
+        for record in records:
+            for result in record.results:
+                if result.failed:
+                    console.print(f"{record.method}, {record.kind} of {result.failed}")
+        if any(load_attack(record.kind).judged for record in records):
+            if self.lpips is None:
+                console.print("LPIPS of pictures: not measured; give --lpips WEIGHTS")
+            if self.inception is None:
+                what = "FID, KID and Inception Score of pictures"
+                console.print(f"{what}: not measured; give --inception WEIGHTS")
+        for error in refused:
+            console.print(str(error))
+
+
+attack_command = command(AttackCommand)
 
 
 def read_sizes(given: str | None) -> list[int]:

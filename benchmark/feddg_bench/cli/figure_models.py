@@ -17,7 +17,7 @@ from feddg_bench.cli.options import (
     Machine,
     Names,
     Recording,
-    with_groups,
+    command,
 )
 from feddg_bench.common.errors import SettingsError, unknown
 from feddg_bench.common.files import check_writable
@@ -59,39 +59,45 @@ class Output:
         save(lambda: [draw()], self.folder, listed(self.format))
 
 
-@with_groups
-def partition_command(
+@dataclass(frozen=True, kw_only=True)
+class PartitionCommand(Output, Names):
+    """Draw what each client holds. Images of each domain, or of each class."""
+
     lambdas: Annotated[
         str | None,
         typer.Option("--heterogeneity", "--lambda", help="Comma-separated, such as 0,0.1,0.5,1."),
-    ] = None,
-    by: Annotated[str, typer.Option(help="domain or label.")] = "domain",
-    names: Names = Names(),
-    output: Output = Output(),
-    data_root: DataRoot = None,
-    cache_dir: CacheDir = None,
-) -> None:
-    """Draw what each client holds. Images of each domain, or of each class."""
-    from feddg_bench.analysis.figures.partition import By
+    ] = None
+    by: Annotated[str, typer.Option(help="domain or label.")] = "domain"
+    data_root: DataRoot = None
+    cache_dir: CacheDir = None
 
-    if by not in get_args(By):
-        raise SettingsError(unknown("--by", by, get_args(By)))
-    values = [None] if lambdas is None else [_number(part) for part in lambdas.split(",")]
-    per_round = None if names.clients is None else 1  # nobody trains: K only must not exceed N
-    resources = Machine(data_root, cache_dir).resources()
-    datasets = Datasets(data_root)
-    plans = [
-        plan
-        for value in values
-        for plan in names.request(resources, heterogeneity=value, per_round=per_round)
-        .one_scenario(datasets)
-        .plan(datasets)
-    ]
-    from feddg_bench.analysis.figures.partition import partition_picture
-    from feddg_bench.runs.setup import RunData
+    def __call__(self) -> None:
+        """Run the command."""
+        from feddg_bench.analysis.figures.partition import By
 
-    data = RunData(cache_dir)
-    output.save(lambda: partition_picture(plans, data, cast("By", by)))
+        if self.by not in get_args(By):
+            raise SettingsError(unknown("--by", self.by, get_args(By)))
+        values = (
+            [None] if self.lambdas is None else [_number(part) for part in self.lambdas.split(",")]
+        )
+        per_round = None if self.clients is None else 1  # nobody trains: K only must not exceed N
+        resources = Machine(self.data_root, self.cache_dir).resources()
+        datasets = Datasets(self.data_root)
+        plans = [
+            plan
+            for value in values
+            for plan in self.request(resources, heterogeneity=value, per_round=per_round)
+            .one_scenario(datasets)
+            .plan(datasets)
+        ]
+        from feddg_bench.analysis.figures.partition import partition_picture
+        from feddg_bench.runs.setup import RunData
+
+        data = RunData(self.cache_dir)
+        self.save(lambda: partition_picture(plans, data, cast("By", self.by)))
+
+
+partition_command = command(PartitionCommand)
 
 
 def _number(text: str) -> float:
@@ -151,58 +157,78 @@ class Training(Output, Recording, Experiment):
             return trained_runs(plans, resources, at, report, updates=updates)
 
 
-@with_groups
-def tsne_command(
-    at: At = None,
-    images: Annotated[int, typer.Option(min=1, help="Images of a domain.")] = 100,
-    training: Training = Training(),
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class TsneCommand(Training):
     """Draw t-SNE of the features of held-out images."""
-    runs = training.train(at)
-    from feddg_bench.analysis.figures.embedding import tsne_picture
 
-    training.save(lambda: tsne_picture(runs, images))
+    at: At = None
+    images: Annotated[int, typer.Option(min=1, help="Images of a domain.")] = 100
+
+    def __call__(self) -> None:
+        """Run the command."""
+        runs = self.train(self.at)
+        from feddg_bench.analysis.figures.embedding import tsne_picture
+
+        self.save(lambda: tsne_picture(runs, self.images))
 
 
-@with_groups
-def gradcam_command(
-    at: At = None,
-    images: Annotated[int, typer.Option(min=1, help="Images of a domain.")] = 2,
-    training: Training = Training(),
-) -> None:
+tsne_command = command(TsneCommand)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradCamCommand(Training):
     """Draw where models look, by Grad-CAM."""
-    runs = training.train(at)
-    from feddg_bench.analysis.figures.gradcam import gradcam_picture
 
-    training.save(lambda: gradcam_picture(runs, images))
+    at: At = None
+    images: Annotated[int, typer.Option(min=1, help="Images of a domain.")] = 2
+
+    def __call__(self) -> None:
+        """Run the command."""
+        runs = self.train(self.at)
+        from feddg_bench.analysis.figures.gradcam import gradcam_picture
+
+        self.save(lambda: gradcam_picture(runs, self.images))
 
 
-@with_groups
-def landscape_command(
-    at: Annotated[int | None, typer.Option(min=1, help="Round to draw; default the last.")] = None,
+gradcam_command = command(GradCamCommand)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LandscapeCommand(Training):
+    """Draw the losses of two clients around the global model. On the plane of their updates."""
+
+    at: Annotated[int | None, typer.Option(min=1, help="Round to draw; default the last.")] = None
     pair: Annotated[
         str | None,
         typer.Option(help="Two clients of that round; default those whose domains differ most."),
-    ] = None,
-    images: Annotated[int, typer.Option(min=1, help="Training images of a client.")] = 256,
-    steps: Annotated[int, typer.Option(min=5, help="Points a side of the grid.")] = 21,
-    training: Training = Training(),
-) -> None:
-    """Draw the losses of two clients around the global model. On the plane of their updates."""
-    runs = training.train(None if at is None else str(at), updates=True)
-    from feddg_bench.analysis.figures.landscape import landscape_picture
+    ] = None
+    images: Annotated[int, typer.Option(min=1, help="Training images of a client.")] = 256
+    steps: Annotated[int, typer.Option(min=5, help="Points a side of the grid.")] = 21
 
-    clients = () if pair is None else pair.split(",")
-    training.save(lambda: landscape_picture(runs, clients, images, steps))
+    def __call__(self) -> None:
+        """Run the command."""
+        runs = self.train(None if self.at is None else str(self.at), updates=True)
+        from feddg_bench.analysis.figures.landscape import landscape_picture
+
+        clients = () if self.pair is None else self.pair.split(",")
+        self.save(lambda: landscape_picture(runs, clients, self.images, self.steps))
 
 
-@with_groups
-def styles_command(
-    images: Annotated[int, typer.Option(min=1, help="Images of a domain.")] = 2,
-    training: Training = Training(),
-) -> None:
+landscape_command = command(LandscapeCommand)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StylesCommand(Training):
     """Draw images as they are and as methods restyle them."""
-    from feddg_bench.analysis.figures.styles import check_restyling, styles_picture
 
-    runs = training.train("1", "pardon,ccst,fedccrl", updates=True, check=check_restyling)
-    training.save(lambda: styles_picture(runs, images))
+    images: Annotated[int, typer.Option(min=1, help="Images of a domain.")] = 2
+
+    def __call__(self) -> None:
+        """Run the command."""
+        from feddg_bench.analysis.figures.styles import check_restyling, styles_picture
+
+        runs = self.train("1", "pardon,ccst,fedccrl", updates=True, check=check_restyling)
+        self.save(lambda: styles_picture(runs, self.images))
+
+
+styles_command = command(StylesCommand)

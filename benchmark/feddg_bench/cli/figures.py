@@ -17,7 +17,7 @@ from feddg_bench.cli.figure_models import (
     styles_command,
     tsne_command,
 )
-from feddg_bench.cli.options import Folders, record_folders, with_groups
+from feddg_bench.cli.options import Folders, command, record_folders
 from feddg_bench.common.errors import DataError
 from feddg_bench.common.terminal import say
 from feddg_bench.config.reading import known_name, listed, read_names
@@ -150,22 +150,26 @@ def _unswept(name: str, choice: Selection) -> str:
 
 
 def _command(name: str) -> Callable[..., None]:
-    @with_groups
-    def command(records: Records = Records()) -> None:
-        formats = read_names("format", records.format, FORMATS)
-        choice = records.choice()
-        runs = choice.runs()
-        say(f"{len(runs)} runs of {record_folders(records.results)[1]}")
-        wanted = [figure for figure in OF_RECORDS if figure != "all"] if name == "all" else [name]
-        drawn: Iterable[Picture | str] = (
-            made for figure in wanted for made in _pictures(figure, runs, choice)
-        )
-        if name != "all":
-            drawn = _at_least_one(drawn)
-        save(lambda: drawn, records.out or choice.results[0] / "figures", formats)
+    @dataclass(frozen=True, kw_only=True)
+    class DrawCommand(Records):
+        def __call__(self) -> None:
+            _draw(name, self)
 
-    command.__doc__ = OF_RECORDS[name]
-    return command
+    return command(DrawCommand)
+
+
+def _draw(name: str, records: Records) -> None:
+    formats = read_names("format", records.format, FORMATS)
+    choice = records.choice()
+    runs = choice.runs()
+    say(f"{len(runs)} runs of {record_folders(records.results)[1]}")
+    wanted = [figure for figure in OF_RECORDS if figure != "all"] if name == "all" else [name]
+    drawn: Iterable[Picture | str] = (
+        made for figure in wanted for made in _pictures(figure, runs, choice)
+    )
+    if name != "all":
+        drawn = _at_least_one(drawn)
+    save(lambda: drawn, records.out or choice.results[0] / "figures", formats)
 
 
 def _at_least_one(drawn: Iterable[Picture | str]) -> Iterable[Picture | str]:
@@ -188,7 +192,7 @@ def _at_least_one(drawn: Iterable[Picture | str]) -> Iterable[Picture | str]:
 
 
 for _name in OF_RECORDS:
-    figures_app.command(_name)(_command(_name))
+    figures_app.command(_name, help=OF_RECORDS[_name])(_command(_name))
 figures_app.command("partition")(partition_command)
 figures_app.command("styles")(styles_command)
 figures_app.command("tsne")(tsne_command)

@@ -1,16 +1,16 @@
-"""Options that several commands share, one by one and in groups."""
+"""Options that several commands share, one by one and in groups.
 
-from __future__ import annotations
+Typer reads the annotations of groups from other modules, so they are values here, not texts.
+"""
 
 import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from functools import wraps
-from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -270,35 +270,17 @@ class Shown:
     ] = "tested"
 
 
-def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the fields of its dataclass parameters as options of its own, for Typer."""
-    hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
-    options = []
-    for parameter in signature(command).parameters.values():
-        if parameter.name in groups:
-            group = groups[parameter.name]
-            kinds = get_type_hints(group, include_extras=True)
-            options += [(f.name, f.default, kinds[f.name]) for f in fields(group)]
-        else:
-            options.append((parameter.name, parameter.default, hints[parameter.name]))
+def command(kind: Callable[..., Callable[[], None]]) -> Callable[..., None]:
+    """Return a command for Typer from a dataclass: its fields are options, calling it is the work.
 
-    @wraps(command)
-    def flat(**values: Any) -> None:
-        made = {
-            name: group(**{f.name: values.pop(f.name) for f in fields(group)})
-            for name, group in groups.items()
-        }
-        command(**values, **made)
+    A dataclass has the options of its bases, the groups in this module among them.
+    """
 
-    flat.__signature__ = Signature(  # type: ignore[attr-defined]
-        [
-            Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-            for name, default, kind in options
-        ]
-    )
-    flat.__annotations__ = {name: kind for name, _, kind in options}
-    return flat
+    @wraps(kind, assigned=("__module__", "__name__", "__doc__"), updated=())
+    def run(**values: Any) -> None:
+        kind(**values)()
+
+    return run
 
 
 def record_folders(given: list[Path] | None) -> tuple[list[Path], str]:

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from feddg_bench.cli.options import Experiment, Json, Recording, print_json, with_groups
+from feddg_bench.cli.options import Experiment, Json, Recording, command, print_json
 from feddg_bench.common.errors import RunInterruptedError, SettingsError, printable
 from feddg_bench.common.files import from_here
 from feddg_bench.common.parallel import prepare_processes
 from feddg_bench.common.terminal import say, terminal
 from feddg_bench.config.reading import read_names
 from feddg_bench.config.schema import KEEP, Resources
+from feddg_bench.plugins import dataset_title, method_title
 from feddg_bench.records.store import open_results
 from feddg_bench.runs.request import Datasets, Plan, plan_again, read_seeds, say_cautions
 
 if TYPE_CHECKING:
-    from feddg_bench.plugins import dataset_title, method_title
-from feddg_bench.records.record import RunRecord
+    from feddg_bench.records.record import RunRecord
 
 
 @dataclass(frozen=True)
@@ -38,92 +38,103 @@ class RunRecording(Recording):
     ] = None
 
 
-@with_groups
-def run_command(
-    experiment: Experiment = Experiment(),
-    recording: RunRecording = RunRecording(),
-    keep: Annotated[
-        str | None,
-        typer.Option(help="Global models to keep beside the record: last, best or both."),
-    ] = None,
-    again: Annotated[
-        bool, typer.Option(help="Repeat recorded runs; the old records stay beside the new.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option(help="List the runs and what is there of each; compute nothing.")
-    ] = False,
-    verbose: Annotated[bool, typer.Option(help="With --dry-run: every resolved setting.")] = False,
-    json_: Json = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class RunCommand(RunRecording, Experiment):
     """Train methods, record every run and print a table of each.
 
     Runs whose record is there already are not repeated; interrupted ones go on from their
     checkpoint. KEY may be cut to its last part if no other ends the same: lr=0.1 is train.lr=0.1.
     """
-    wanted = [] if keep is None else read_names("model to keep", keep, KEEP)
-    resources = recording.resources()
-    request = experiment.request(resources)
-    datasets = Datasets(resources.data_root)
-    count = len(request.drafts(datasets)) * len(read_seeds(request.seeds))
-    if not json_:
-        runs = "1 run" if count == 1 else f"{count} runs"
-        recipe = ""
-        if request.recipe is None:
-            name = datasets.open(request.dataset).default_recipe
-            recipe = f" with its default recipe {name} (--recipe takes another)"
-        where = dataset_title(request.dataset)
-        _say(f"planning {runs} on {where}{recipe}; PyTorch takes some seconds to load")
-    plans = request.plan(datasets, check=False)
-    if dry_run:
-        say_cautions(plans)
-        _list(plans, resources, wanted, verbose=verbose, as_json=json_)
-    else:
-        _prepare(plans, resources, wanted, again=again)
-        request.check(plans, again=again)
-        if not json_:
-            _announce(plans, resources, wanted, again=again)
-        _run_all(plans, resources, keep=wanted, again=again, as_json=json_)
+
+    keep: Annotated[
+        str | None,
+        typer.Option(help="Global models to keep beside the record: last, best or both."),
+    ] = None
+    again: Annotated[
+        bool, typer.Option(help="Repeat recorded runs; the old records stay beside the new.")
+    ] = False
+    dry_run: Annotated[
+        bool, typer.Option(help="List the runs and what is there of each; compute nothing.")
+    ] = False
+    verbose: Annotated[bool, typer.Option(help="With --dry-run: every resolved setting.")] = False
+    json_: Json = False
+
+    def __call__(self) -> None:
+        """Run the command."""
+        wanted = [] if self.keep is None else read_names("model to keep", self.keep, KEEP)
+        resources = self.resources()
+        request = self.request(resources)
+        datasets = Datasets(resources.data_root)
+        count = len(request.drafts(datasets)) * len(read_seeds(request.seeds))
+        if not self.json_:
+            runs = "1 run" if count == 1 else f"{count} runs"
+            recipe = ""
+            if request.recipe is None:
+                name = datasets.open(request.dataset).default_recipe
+                recipe = f" with its default recipe {name} (--recipe takes another)"
+            where = dataset_title(request.dataset)
+            _say(f"planning {runs} on {where}{recipe}; PyTorch takes some seconds to load")
+        plans = request.plan(datasets, check=False)
+        if self.dry_run:
+            say_cautions(plans)
+            _list(plans, resources, wanted, verbose=self.verbose, as_json=self.json_)
+        else:
+            _prepare(plans, resources, wanted, again=self.again)
+            request.check(plans, again=self.again)
+            if not self.json_:
+                _announce(plans, resources, wanted, again=self.again)
+            _run_all(plans, resources, keep=wanted, again=self.again, as_json=self.json_)
 
 
-@with_groups
-def resume_command(
-    run: Annotated[str, typer.Argument(help="A run's key, or the first part of it.")],
-    recording: RunRecording = RunRecording(),
-    json_: Json = False,
-) -> None:
+run_command = command(RunCommand)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeCommand(RunRecording):
     """Go on with an interrupted run from its last checkpoint."""
-    store = open_results(recording.results)
-    key = Path(run).stem
-    begun = {path.stem: path for path in sorted(store.checkpoints.glob("*.safetensors"))}
-    files = [path for stem, path in begun.items() if stem.startswith(key)]
-    if not files:
-        done = sorted(path for path in store.runs.glob("*.json") if path.stem.startswith(key))
-        hint = (
-            f"it is finished: {from_here(done[0])}"
-            if done
-            else f"unfinished runs there: {', '.join(begun) or 'none'}"
-        )
-        raise SettingsError(f"no checkpoint of run {run!r} in {store.checkpoints}; {hint}")
-    if len(files) > 1:
-        names = ", ".join(path.stem for path in files)
-        raise SettingsError(f"{run!r} is ambiguous: it begins {names}")
 
-    prepare_processes(recording.device, recording.workers)
+    run: Annotated[str, typer.Argument(help="A run's key, or the first part of it.")]
+    json_: Json = False
 
-    from feddg_bench.runs.checkpoints import load_checkpoint, tidy
+    def __call__(self) -> None:
+        """Run the command."""
+        store = open_results(self.results)
+        key = Path(self.run).stem
+        begun = {path.stem: path for path in sorted(store.checkpoints.glob("*.safetensors"))}
+        files = [path for stem, path in begun.items() if stem.startswith(key)]
+        if not files:
+            done = sorted(path for path in store.runs.glob("*.json") if path.stem.startswith(key))
+            hint = (
+                f"it is finished: {from_here(done[0])}"
+                if done
+                else f"unfinished runs there: {', '.join(begun) or 'none'}"
+            )
+            raise SettingsError(f"no checkpoint of run {self.run!r} in {store.checkpoints}; {hint}")
+        if len(files) > 1:
+            names = ", ".join(path.stem for path in files)
+            raise SettingsError(f"{self.run!r} is ambiguous: it begins {names}")
 
-    if store.load(files[0].stem) is not None:
-        tidy(store, files[0].stem)
-        raise SettingsError(f"run {files[0].stem} is finished; the same command prints its table")
-    kept = load_checkpoint(files[0])
-    root = recording.data_root or (Path(kept.data_root) if kept.data_root else None)
-    plan = plan_again(kept.settings, kept.recipe, Datasets(root), kept.record.tuned)
-    if plan.key != files[0].stem:
-        raise SettingsError(
-            f"checkpoint {files[0]} was made by another version of {plan.settings.method} or with "
-            f"other file contents; delete it and run the original command again"
-        )
-    _run_all([plan], replace(recording, data_root=root).resources(), as_json=json_)
+        prepare_processes(self.device, self.workers)
+
+        from feddg_bench.runs.checkpoints import load_checkpoint, tidy
+
+        if store.load(files[0].stem) is not None:
+            tidy(store, files[0].stem)
+            raise SettingsError(
+                f"run {files[0].stem} is finished; the same command prints its table"
+            )
+        kept = load_checkpoint(files[0])
+        root = self.data_root or (Path(kept.data_root) if kept.data_root else None)
+        plan = plan_again(kept.settings, kept.recipe, Datasets(root), kept.record.tuned)
+        if plan.key != files[0].stem:
+            raise SettingsError(
+                f"checkpoint {files[0]} was made by another version of {plan.settings.method} or "
+                f"with other file contents; delete it and run the original command again"
+            )
+        _run_all([plan], replace(self, data_root=root).resources(), as_json=self.json_)
+
+
+resume_command = command(ResumeCommand)
 
 
 def _list(

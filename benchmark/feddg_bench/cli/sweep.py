@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from feddg_bench.cli.options import Machine, Recording, same_words, with_groups
+from feddg_bench.cli.options import Machine, Recording, command, same_words
 from feddg_bench.common.errors import RunInterruptedError, SettingsError
 from feddg_bench.common.files import from_here
 from feddg_bench.common.parallel import cores
@@ -56,47 +56,57 @@ class Slurm:
     ] = None
 
 
-@with_groups
-def sweep_command(
-    file: Annotated[
-        Path, typer.Argument(help="Sweep file, as for `wandb sweep`; or a name: ltdo.")
-    ],
-    pairs: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Hold for all runs; replace the file's."),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option(help="List the runs and compute nothing.")] = False,
-    retry_failed: Annotated[bool, typer.Option(help="Try runs again that failed.")] = False,
-    recording: SweepRecording = SweepRecording(),
-    slurm: Slurm = Slurm(),
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class SweepCommand(Slurm, SweepRecording):
     """Run a W&B sweep file, without an account or a network.
 
     Runs that are recorded are not repeated, interrupted ones go on, failed ones are kept with their
     error. Start it on several machines that share the results folder, and they share the runs.
     --engine slurm or ray starts it on a cluster.
     """
-    from feddg_bench.sweeps.definition import load_sweep
 
-    resources = recording.resources()
-    if resources.engine != "slurm" and slurm != Slurm():
-        raise SettingsError("--jobs and what goes with it ask Slurm: give --engine slurm, too")
-    sweep = load_sweep(file, pairs or ())
+    file: Annotated[Path, typer.Argument(help="Sweep file, as for `wandb sweep`; or a name: ltdo.")]
+    pairs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Hold for all runs; replace the file's."),
+    ] = None
+    dry_run: Annotated[bool, typer.Option(help="List the runs and compute nothing.")] = False
+    retry_failed: Annotated[bool, typer.Option(help="Try runs again that failed.")] = False
 
-    from feddg_bench.sweeps.search import open_search
+    def __call__(self) -> None:
+        """Run the command."""
+        from feddg_bench.sweeps.definition import load_sweep
 
-    datasets = Datasets(resources.data_root)
-    search = open_search(sweep, resources.results, datasets)
-    if dry_run:
-        say(listing(f"{sweep.name}, {sweep.method}", search, resources.results))
-    if resources.engine == "slurm":
-        _submit(search, datasets, resources, slurm, dry_run=dry_run, retry_failed=retry_failed)
-    if dry_run or resources.engine == "slurm":
-        return
-    failed = finish(search, datasets, resources, retry_failed=retry_failed)
-    say(_summary(sweep, search, resources.results))
-    if failed:
-        raise typer.Exit(1)
+        resources = self.resources()
+        array = Slurm(self.jobs, self.gpus_per_job, self.time, self.partition, self.slurm)
+        if resources.engine != "slurm" and array != Slurm():
+            raise SettingsError("--jobs and what goes with it ask Slurm: give --engine slurm, too")
+        sweep = load_sweep(self.file, self.pairs or ())
+
+        from feddg_bench.sweeps.search import open_search
+
+        datasets = Datasets(resources.data_root)
+        search = open_search(sweep, resources.results, datasets)
+        if self.dry_run:
+            say(listing(f"{sweep.name}, {sweep.method}", search, resources.results))
+        if resources.engine == "slurm":
+            _submit(
+                search,
+                datasets,
+                resources,
+                array,
+                dry_run=self.dry_run,
+                retry_failed=self.retry_failed,
+            )
+        if self.dry_run or resources.engine == "slurm":
+            return
+        failed = finish(search, datasets, resources, retry_failed=self.retry_failed)
+        say(_summary(sweep, search, resources.results))
+        if failed:
+            raise typer.Exit(1)
+
+
+sweep_command = command(SweepCommand)
 
 
 def finish(search: Search, datasets: Datasets, resources: Resources, *, retry_failed: bool) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from feddg_bench.cli.options import Names, with_groups
+from feddg_bench.cli.options import Names, command
 from feddg_bench.cli.sweep import SweepRecording, finish, listing
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.files import from_here
@@ -18,18 +19,8 @@ from feddg_bench.records.tuning import FOLDER, TuningLedger, ledger_path
 from feddg_bench.runs.request import Datasets
 
 
-@with_groups
-def tune_command(
-    names: Names = Names(),
-    trials: Annotated[int, typer.Option(min=1, max=1000, help="Trials of each method.")] = 8,
-    ranges: Annotated[
-        Path | None,
-        typer.Option(help="Folder of METHOD.yaml, sweep files with ranges. Default sweeps/tune."),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option(help="List the trials and compute nothing.")] = False,
-    retry_failed: Annotated[bool, typer.Option(help="Make trials again that failed.")] = False,
-    recording: SweepRecording = SweepRecording(),
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class TuneCommand(SweepRecording, Names):
     """Try the same number of settings for every method and write down which won.
 
     It tries the learning rate first, then the method's own ranges, on one scenario and seeds that
@@ -38,31 +29,51 @@ def tune_command(
     on where it was stopped, and can share the work as `sweep` does. RESULTS/tuning holds the trials
     and the ledgers that `run --tuned` reads.
     """
-    from feddg_bench.sweeps.tuning import SEEDS, open_tuning
 
-    resources = recording.resources()
-    if resources.engine == "slurm":
-        raise SettingsError("tune takes no --engine slurm: start the same command in several jobs")
-    seeds = SEEDS if names.seeds is None else names.seeds
-    tunings, search = open_tuning(names.request(resources, seeds=seeds), trials, ranges)
-    inner = resources.model_copy(update={"results": resources.results / FOLDER})
-    if dry_run:
-        say(listing(f"{len(tunings)} methods, {trials} trials each", search, inner.results))
-        return
-    datasets = Datasets(resources.data_root)
-    try:
-        failed = finish(search, datasets, inner, retry_failed=retry_failed)
-    finally:  # stopped or not, finished ledgers are saved
-        ledgers = [t.ledger(inner.results) for t in tunings if t.is_done(inner.results)]
-        for ledger in ledgers:
-            ledger.save(resources.results)
-    first = ledgers[0]
-    frame = first.dataset, first.protocol, first.recipe
-    place = ledger_path(resources.results, *frame, first.method).parent
-    _show(ledgers, find_metric(first.metric, tunings[0].plan.dataset.task), place)
-    if failed:
-        say("trials that failed can be made again with --retry-failed")
-        raise typer.Exit(1)
+    trials: Annotated[int, typer.Option(min=1, max=1000, help="Trials of each method.")] = 8
+    ranges: Annotated[
+        Path | None,
+        typer.Option(help="Folder of METHOD.yaml, sweep files with ranges. Default sweeps/tune."),
+    ] = None
+    dry_run: Annotated[bool, typer.Option(help="List the trials and compute nothing.")] = False
+    retry_failed: Annotated[bool, typer.Option(help="Make trials again that failed.")] = False
+
+    def __call__(self) -> None:
+        """Run the command."""
+        from feddg_bench.sweeps.tuning import SEEDS, open_tuning
+
+        resources = self.resources()
+        if resources.engine == "slurm":
+            raise SettingsError(
+                "tune takes no --engine slurm: start the same command in several jobs"
+            )
+        seeds = SEEDS if self.seeds is None else self.seeds
+        tunings, search = open_tuning(
+            self.request(resources, seeds=seeds), self.trials, self.ranges
+        )
+        inner = resources.model_copy(update={"results": resources.results / FOLDER})
+        if self.dry_run:
+            say(
+                listing(f"{len(tunings)} methods, {self.trials} trials each", search, inner.results)
+            )
+            return
+        datasets = Datasets(resources.data_root)
+        try:
+            failed = finish(search, datasets, inner, retry_failed=self.retry_failed)
+        finally:  # stopped or not, finished ledgers are saved
+            ledgers = [t.ledger(inner.results) for t in tunings if t.is_done(inner.results)]
+            for ledger in ledgers:
+                ledger.save(resources.results)
+        first = ledgers[0]
+        frame = first.dataset, first.protocol, first.recipe
+        place = ledger_path(resources.results, *frame, first.method).parent
+        _show(ledgers, find_metric(first.metric, tunings[0].plan.dataset.task), place)
+        if failed:
+            say("trials that failed can be made again with --retry-failed")
+            raise typer.Exit(1)
+
+
+tune_command = command(TuneCommand)
 
 
 def _show(ledgers: Sequence[TuningLedger], metric: Metric, place: Path) -> None:
