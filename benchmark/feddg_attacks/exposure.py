@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from feddg_attacks.records import AttackRecord, AttackResult, overall
 from feddg_bench.analysis.sheets import csv_lines
+from feddg_bench.analysis.tables.grid import Grid, text_grid
 from feddg_bench.analysis.tables.setups import usual_settings
 from feddg_bench.analysis.tables.titles import dataset_title, method_title
+from feddg_bench.analysis.tables.writers import document
 from feddg_bench.config.layers import dotted
 from feddg_bench.protection.possible import Sent, sent_by
 from feddg_bench.records.differences import assignments, differences, values, varying
@@ -191,13 +193,14 @@ def frames_of(
     return dict(sorted(frames.items()))
 
 
-def privacy_text(methods: Mapping[str, Outline], records: Sequence[AttackRecord]) -> str:
-    """Return the table ``privacy`` as Markdown: what attacks reach on each message, in short.
+def privacy_grids(
+    methods: Mapping[str, Outline], records: Sequence[AttackRecord]
+) -> Iterator[Grid]:
+    """Yield what attacks reach on each message, in short, of each data set and recipe.
 
     It shows runs with the usual settings, for each attack those of the smallest clients. All else
-    is in `privacy_notes`.
+    is in `notes_grids`.
     """
-    lines = ["# What attacks make of clients' messages", ""]
     for (dataset, recipe), (attacks, _) in frames_of(records).items():
         reached: dict[tuple[str, ...], list[str]] = {}
         usual = (f for f in measurements(methods, attacks) if f.head in IN_SHORT and not f.how)
@@ -205,18 +208,19 @@ def privacy_text(methods: Mapping[str, Outline], records: Sequence[AttackRecord]
             of = list(each)
             cells = (_reached([f for f in of if f.head == head]) for head in IN_SHORT)
             reached.setdefault((sent.name, *cells), []).append(method_title(name))
-        rows = [(", ".join(names), *cells) for cells, names in reached.items()]
-        lines += [f"## {dataset_title(dataset)}, recipe {recipe}", ""]
-        lines += [*_table(("method", "sends", *IN_SHORT), rows), ""]
-    lines += [
+        rows = ((", ".join(names), *cells) for cells, names in reached.items())
+        yield text_grid(f"{dataset_title(dataset)}, recipe {recipe}", ("sends", *IN_SHORT), rows)
+
+
+def privacy_text(methods: Mapping[str, Outline], records: Sequence[AttackRecord]) -> str:
+    """Return the table ``privacy`` as Markdown."""
+    end = (
         "Means over scenarios and seeds, of the smallest clients attacked; 0.5 is chance, 1 is "
         "all. Withheld: a control failed. -: not attacked; `feddg-bench attack --method METHOD "
-        "--kind all` does.",
-        "",
-        "[Notes](privacy.notes.md)",
-        "",
-    ]
-    return "\n".join(lines)
+        "--kind all` does.\n\n[Notes](privacy.notes.md)"
+    )
+    grids = privacy_grids(methods, records)
+    return document("What attacks make of clients' messages", "", grids, end)
 
 
 def _reached(measured: Sequence[Measurement]) -> str:
@@ -227,31 +231,20 @@ def _reached(measured: Sequence[Measurement]) -> str:
     return "withheld" if value is None else f"{value:.2f}"
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines of a Markdown table."""
-    every = (heads, ["---"] * len(heads), *rows)
-    return [f"| {' | '.join(cells)} |" for cells in every]
-
-
-def privacy_notes(
-    methods: Mapping[str, Outline],
-    records: Sequence[AttackRecord],
-    runs: Sequence[RecordedRun] = (),
-) -> str:
-    """Return the notes of the table ``privacy``: one row for each item that a method sends.
+def notes_grids(
+    methods: Mapping[str, Outline], records: Sequence[AttackRecord], runs: Sequence[RecordedRun]
+) -> Iterator[Grid]:
+    """Yield one row for each item that a method sends, of each data set and recipe.
 
     Where settings were varied, each combination has its own row. A figure that no attack measured
     has no column.
     """
-    lines = ["# Notes on the table privacy", ""]
-    first = ["method", "sends", "bytes", "secure sums", "dp_client", "dp_style"]
     frames = frames_of(records, runs) or {("no data set", "none"): Of([], [])}
     for (dataset, recipe), of in frames.items():
         measured = list(measurements(methods, *of))
         seen = {figure.head for figure in measured}
         shown = [head for head in (*MEASURED, EPSILON) if head in seen]
-        heads = [*first, *shown]
-        table: list[list[str]] = []
+        rows: list[list[str]] = []
         for name, sent in ((n, s) for n, method in methods.items() for s in sent_by(method.uplink)):
             why = methods[name].obstacles
             possible = ["no" if why[key] else "yes" for key in ("secure", "dp_client", "dp_style")]
@@ -263,19 +256,27 @@ def privacy_notes(
                 cells = ["; ".join(f.text for f in shown_here if f.head == head) for head in shown]
                 item = f"{sent.name} ({how})" if how else sent.name
                 line = [method_title(name), item, _bytes(alike), *possible]
-                table.append(line + [cell or "-" for cell in cells])
-        lines += [f"## {dataset_title(dataset)}, recipe {recipe}", "", *_table(heads, table), ""]
-        lines += _other_frames(measured)
-    lines += [
+                rows.append(line + [cell or "-" for cell in cells])
+        heads = ["sends", "bytes", "secure sums", "dp_client", "dp_style", *shown]
+        title = f"{dataset_title(dataset)}, recipe {recipe}"
+        yield text_grid(title, heads, rows, _other_frames(measured))
+
+
+def privacy_notes(
+    methods: Mapping[str, Outline],
+    records: Sequence[AttackRecord],
+    runs: Sequence[RecordedRun] = (),
+) -> str:
+    """Return the notes of the table ``privacy``, as Markdown."""
+    end = (
         "The server sees single replies, unless sums are secure. n: images of a client. AUC and "
         "ranks: 0.5 is chance, 1 is all; means over scenarios and seeds, with the range of their "
         "95 % bootstrap intervals. Epsilon at: what differential privacy guarantees, and the key "
         "metric on test after the last round. Withheld: a control failed. -: not attacked; "
         "`feddg-bench attack --method METHOD --kind all` does. `feddg-bench methods show METHOD` "
-        "says why a protection is not possible.",
-        "",
-    ]
-    return "\n".join(lines)
+        "says why a protection is not possible."
+    )
+    return document("Notes on the table privacy", "", notes_grids(methods, records, runs), end)
 
 
 def _bytes(alike: Sequence[Measurement]) -> str:
@@ -287,12 +288,12 @@ def _bytes(alike: Sequence[Measurement]) -> str:
 
 def _other_frames(measured: Iterable[Measurement]) -> list[str]:
     """Return a sentence for each kind of attack made in a frame other than the recipe's."""
-    frames = {
+    said = {
         f"Not the recipe's: `{f.head.partition(',')[0]}` is of runs with {f.frame}."
         for f in measured
         if f.frame
     }
-    return [*sorted(frames), ""] if frames else []
+    return sorted(said)
 
 
 def privacy_csv(

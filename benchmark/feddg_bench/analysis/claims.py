@@ -28,9 +28,11 @@ from feddg_bench.analysis.tables.describe import (
     named_tables,
 )
 from feddg_bench.analysis.tables.generic import Frame, frames
+from feddg_bench.analysis.tables.grid import Entry, Grid, text_grid
 from feddg_bench.analysis.tables.rows import Row, make_rows
 from feddg_bench.analysis.tables.setups import departures, own_choices
 from feddg_bench.analysis.tables.titles import dataset_title
+from feddg_bench.analysis.tables.writers import document
 from feddg_bench.records.differences import varying
 from feddg_bench.records.runs import RecordedRun
 from feddg_bench.records.statistics import (
@@ -286,14 +288,28 @@ def tally(found: Sequence[PaperClaim]) -> str:
     return f"{len(found)} claims of papers: {told}, and of {silent} there are no runs"
 
 
+def claims_grids(found: Sequence[PaperClaim]) -> Iterator[Grid]:
+    """Yield the claims of each paper's table, tested ones as rows, the others as notes."""
+    heads = ("published", "ours", "p", "verdict", "as much", "frame")
+    for source in dict.fromkeys(claim.source for claim in found):
+        mine = [claim for claim in found if claim.source == source]
+        silent: dict[tuple[str, str], list[str]] = {}
+        for claim in mine:
+            if claim.tested is None:
+                silent.setdefault((claim.where, claim.better), []).append(claim.worse)
+        notes = (
+            f"{dataset_title(where)}, {better} above {'; '.join(rest)}: cannot be told, no runs."
+            for (where, better), rest in silent.items()
+        )
+        rows = (_row(claim, claim.tested) for claim in mine if claim.tested)
+        yield text_grid(source, heads, rows, notes)
+
+
 def claims_text(found: Sequence[PaperClaim]) -> str:
     """Return the claims as Markdown."""
-    lines = [
-        "# What the papers claim, and what our runs say",
-        "",
+    introduction = (
         f"{tally(found)}. Each says that a paper's method is better on test domains than another "
-        "row of its table.",
-        "",
+        "row of its table.\n\n"
         "Ours is the mean difference with its 95 % interval (Student's t): over scenarios, or over "
         f"seeds where there are fewer than {FEWEST} scenarios, and then about these alone. A claim "
         f"*holds*, or does not, if p < {LEVEL:g} after Holm's correction for the rows that a "
@@ -305,46 +321,32 @@ def claims_text(found: Sequence[PaperClaim]) -> str:
         "a paper prints only the mean of more columns, that stands there, and *as much* is left "
         "open. A frame with * is not the paper's, and of "
         "one with † the paper does not publish all, so that the rest is our choice; of "
-        "several the paper's goes first, then tuned runs, then the most runs.",
-    ]
-    for source in dict.fromkeys(claim.source for claim in found):
-        mine = [claim for claim in found if claim.source == source]
-        lines += ["", f"## {source}", ""]
-        shown = [claim for claim in mine if claim.tested]
-        if shown:
-            lines += ["| claim | published | ours | p | verdict | as much | frame |"]
-            lines += ["| --- | ---: | ---: | ---: | --- | --- | --- |", *map(_line, shown), ""]
-        silent = [claim for claim in mine if not claim.tested]
-        for where, better in dict.fromkeys((c.where, c.better) for c in silent):
-            rest = [c.worse for c in silent if (c.where, c.better) == (where, better)]
-            said = f"{better} above {'; '.join(rest)}: cannot be told, no runs."
-            lines.append(f"- {dataset_title(where)}, {said}")
-    return "\n".join(lines).replace("\n\n\n", "\n\n").rstrip() + "\n"
+        "several the paper's goes first, then tuned runs, then the most runs."
+    )
+    title = "What the papers claim, and what our runs say"
+    return document(title, introduction, claims_grids(found))
 
 
-def _line(claim: PaperClaim) -> str:
-    test = claim.tested
-    assert test is not None  # noqa: S101 - the caller passes only tested claims
+def _row(claim: PaperClaim, test: Test) -> Sequence[str | Entry]:
+    """Return a claim and the cells that say what became of it."""
     found, form = test.comparison.difference, f"+.{claim.decimals}f"
     published = claim.published if test.published is None else test.published
+    tested = not math.isnan(found.low)
     ours = f"{found.value:{form}}"
-    if not math.isnan(found.low):
-        ours += f" [{found.low:{form}}, {found.high:{form}}]"
+    ours += f" [{found.low:{form}}, {found.high:{form}}]" if tested else ""
     inside = "yes" if found.low <= published <= found.high else "no"
-    size = "-" if math.isnan(found.low) or test.published is None else inside
     verdict = test.verdict + "‡" * test.rates_apart
     if test.verdict == "cannot be told" and not math.isnan(test.comparison.detectable):
         verdict += f", detects {test.comparison.detectable:.{claim.decimals}f}"
     runs = f"{test.scenarios} scenario{'s' * (test.scenarios > 1)}, {test.seeds} seed"
     over = f"; {', '.join(test.columns)}" if test.columns else ""
     mark = "*" if test.departs else "†" if test.chosen else ""
-    cells = (
+    return (
         f"{claim.better} above {claim.worse}, {dataset_title(claim.where)}",
-        f"{published:{form}}",
-        ours,
-        p_text(test.comparison.p_value),
+        Entry(published, f"{published:{form}}"),
+        Entry(found.value, ours, low=found.low, high=found.high),
+        Entry(test.comparison.p_value, p_text(test.comparison.p_value)),
         verdict,
-        size,
+        inside if tested and test.published is not None else "-",
         f"{test.frame}{mark} ({runs}{'s' * (test.seeds > 1)}{over})",
     )
-    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"

@@ -11,7 +11,7 @@ from feddg_bench.records.differences import setting_text
 from feddg_bench.records.rules import Rule
 from feddg_bench.records.runs import FIELDS
 
-Kind = Literal["measured"] | Summary
+Kind = Literal["measured", "text"] | Summary
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Column:
 
     group: str  # head over several columns; may be empty
     head: str  # head of this one
-    kind: Kind  # whether its numbers are measured, or which summary they are
-    sources: tuple[MeasuredColumn, ...]  # the measured column, or all of a group
+    kind: Kind  # whether its numbers are measured, or which summary they are, or `text_grid`'s
+    sources: tuple[MeasuredColumn, ...]  # the measured column, or all of a group; none of texts
     published: RunFilter  # what its description says about published numbers
     decimals: int  # digits after the point
     detail: bool = False  # whether it stands in the notes and the CSV alone

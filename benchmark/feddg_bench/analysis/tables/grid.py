@@ -112,3 +112,25 @@ class Grid:
                     found += best
                     break
         return found
+
+
+def text_grid(
+    title: str,
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str | Entry]],
+    notes: Iterable[str] = (),
+) -> Grid:
+    """Return a table whose cells are no numbers of runs alone, such as one of claims.
+
+    Args:
+        title: What it shows.
+        heads: Heads of the columns after that of the labels.
+        rows: The label of each row and its cells.
+        notes: Sentences below the table.
+    """
+    columns = tuple(Column("", head, "text", (), {}, 0) for head in heads)
+    lines = []
+    for label, *cells in rows:
+        entries = tuple(Entry(None, cell) if isinstance(cell, str) else cell for cell in cells)
+        lines.append(Line("ours", str(label), str(label), entries))
+    return Grid("", title, "", (), columns, tuple(lines), tuple(notes), (), {})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 
 from feddg_bench.analysis.sheets import csv_lines
@@ -34,6 +34,16 @@ def markdown(grid: Grid) -> str:
     return "\n".join(lines) + "\n"
 
 
+def document(title: str, introduction: str, grids: Iterable[Grid], end: str = "") -> str:
+    """Return tables of a `text_grid` each as Markdown, under their titles and above their notes."""
+    lines = [f"# {title}", "", *([introduction, ""] if introduction else [])]
+    for grid in grids:
+        lines += [f"## {_md(grid.title)}", ""]
+        lines += _md_blocks(grid, most=len(grid.columns)) if grid.lines else []
+        lines += [*(f"- {_md(note)}" for note in grid.notes), *([""] if grid.notes else [])]
+    return "\n".join([*lines, *([end, ""] if end else [])])
+
+
 def notes_text(grid: Grid) -> str:
     """Return what a table's caption leaves out, as Markdown.
 
@@ -53,15 +63,16 @@ def notes_text(grid: Grid) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _md_blocks(grid: Grid, *, details: bool = False) -> list[str]:
+def _md_blocks(grid: Grid, *, details: bool = False, most: int = WIDTH) -> list[str]:
     """Return the lines of the blocks of columns, each under the name that its columns share."""
     lines: list[str] = []
-    for places in grid.blocks(lambda block: len(block) <= WIDTH, details=details):
+    for places in grid.blocks(lambda block: len(block) <= most, details=details):
         columns = [grid.columns[n] for n in places]
         groups = {column.group for column in columns}
         lines += [f"**{_md(name)}**\n" for name in groups if name and len(groups) == 1]
         heads = [column.head if len(groups) == 1 else column.title for column in columns]
-        lines += [_row(["", *map(_md, heads)]), _row(["---", *["---:"] * len(columns)])]
+        sides = ["---:" if _numeric(grid, place) else "---" for place in places]
+        lines += [_row(["", *map(_md, heads)]), _row(["---", *sides])]
         for line in grid.lines:
             if details and line.kind != "ours":
                 continue
@@ -70,6 +81,13 @@ def _md_blocks(grid: Grid, *, details: bool = False) -> list[str]:
             lines.append(_row([label + _numbers(grid, line, RAISED), *cells]))
         lines.append("")
     return lines
+
+
+def _numeric(grid: Grid, place: int) -> bool:
+    """Return whether a column holds numbers; those of a `text_grid` may not."""
+    entries = (line.entries[place] for line in grid.lines)
+    text = grid.columns[place].kind == "text"
+    return not text or any(entry and entry.value is not None for entry in entries)
 
 
 def _md_footnotes(grid: Grid) -> list[str]:
