@@ -38,7 +38,7 @@ class Attacking(Machine):
     results: Where = FOLDERS[0]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class AttackCommand(Attacking, Experiment):
     """Attack the messages of a run. Every figure has two controls beside it.
 

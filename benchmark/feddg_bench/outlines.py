@@ -9,6 +9,7 @@ import inspect
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from types import GenericAlias
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
@@ -102,7 +103,9 @@ class Outline:
     one_by_one: str
 
 
-_OUTLINE = TypeAdapter(Outline)
+@cache
+def _adapter() -> TypeAdapter[Outline]:
+    return TypeAdapter(Outline)
 
 
 def outline_of(method: type[Method]) -> Outline:
@@ -124,7 +127,7 @@ def write_outline(outline: Outline) -> dict[str, Any] | None:
     So it is for those with a validator of their own: it is code, which only their module can run.
     """
     try:
-        written: dict[str, Any] = _OUTLINE.dump_python(outline, mode="json")
+        written: dict[str, Any] = _adapter().dump_python(outline, mode="json")
         same = _meaning(read_outline(written).Settings) == _meaning(outline.Settings)
     except Exception:  # values that JSON does not have
         return None
@@ -137,4 +140,4 @@ def read_outline(written: Any) -> Outline:
     Raises:
         ValueError: If it is none.
     """
-    return _OUTLINE.validate_python(written)
+    return _adapter().validate_python(written)

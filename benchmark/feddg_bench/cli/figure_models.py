@@ -59,7 +59,7 @@ class Output:
         save(lambda: [draw()], self.folder, listed(self.format))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PartitionCommand(Output, Names):
     """Draw what each client holds. Images of each domain, or of each class."""
 
@@ -157,7 +157,7 @@ class Training(Output, Recording, Experiment):
             return trained_runs(plans, resources, at, report, updates=updates)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class TsneCommand(Training):
     """Draw t-SNE of the features of held-out images."""
 
@@ -175,7 +175,7 @@ class TsneCommand(Training):
 tsne_command = command(TsneCommand)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class GradCamCommand(Training):
     """Draw where models look, by Grad-CAM."""
 
@@ -193,7 +193,7 @@ class GradCamCommand(Training):
 gradcam_command = command(GradCamCommand)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class LandscapeCommand(Training):
     """Draw the losses of two clients around the global model. On the plane of their updates."""
 
@@ -217,7 +217,7 @@ class LandscapeCommand(Training):
 landscape_command = command(LandscapeCommand)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class StylesCommand(Training):
     """Draw images as they are and as methods restyle them."""
 

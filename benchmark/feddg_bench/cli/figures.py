@@ -150,7 +150,6 @@ def _unswept(name: str, choice: Selection) -> str:
 
 
 def _command(name: str) -> Callable[..., None]:
-    @dataclass(frozen=True, kw_only=True)
     class DrawCommand(Records):
         def __call__(self) -> None:
             _draw(name, self)

@@ -13,7 +13,7 @@ from feddg_bench.common.terminal import terminal
 from feddg_bench.runs.request import Datasets
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ProfileCommand(Machine, Experiment):
     """Measure where a method's time goes. Compared with this machine's peak and a bare loop.
 

@@ -38,7 +38,7 @@ class RunRecording(Recording):
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class RunCommand(RunRecording, Experiment):
     """Train methods, record every run and print a table of each.
 
@@ -89,7 +89,7 @@ class RunCommand(RunRecording, Experiment):
 run_command = command(RunCommand)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ResumeCommand(RunRecording):
     """Go on with an interrupted run from its last checkpoint."""
 

@@ -56,7 +56,7 @@ class Slurm:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class SweepCommand(Slurm, SweepRecording):
     """Run a W&B sweep file, without an account or a network.
 

@@ -48,7 +48,7 @@ _APART = ("claims", *_DOCUMENTS)
 """Names that stand for more than a table."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class TablesCommand(Shown):
     """Make tables from records. Papers' tables have published numbers under ours.
 

@@ -19,7 +19,7 @@ from feddg_bench.records.tuning import FOLDER, TuningLedger, ledger_path
 from feddg_bench.runs.request import Datasets
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class TuneCommand(SweepRecording, Names):
     """Try the same number of settings for every method and write down which won.
 
