@@ -338,9 +338,9 @@ class RunRecord(RecordPart):
         names = {name: getattr(self, name) for name in ("method", "dataset", "protocol", "seed")}
         roles = {"train": scenario.train, "test": (scenario.test,)}
         roles |= {"val": (scenario.val,)} if scenario.val is not None else {}
-        numbers = [number for number, _ in self._evaluations]
+        each = self._evaluations
+        numbers, evaluations = [number for number, _ in each], [found for _, found in each]
         main = next(iter(metrics_of(self.task)), "")
-        evaluations = [found for _, found in self._evaluations]
         return (
             checks.fault_of_names(settings, names | {"scenario": scenario.name})
             or checks.fault_of_key(settings, self.method_version, self.key)

@@ -8,7 +8,6 @@ import lzma
 import os
 import re
 import stat
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,7 +15,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from pydantic_core import from_json, to_json
+import jiter
+from pydantic_core import from_json
 
 from feddg_bench.common.errors import DataError, SettingsError, printable
 from feddg_bench.common.files import write_together, write_whole
@@ -144,22 +144,9 @@ def read_json(text: str | bytes) -> Any:
     if len(data) > MOST_VALUES and data.count(b",") > MOST_VALUES:
         raise DataError(f"it holds more than {MOST_VALUES:,} values, and no record does")
     try:
-        value = from_json(data)
-        # As many keys as after reading, in a text in which only they end in `":`: none is repeated.
-        keys = data.translate(None, b" \t\r\n").count(b'":')
-        if b"\\" in data or keys != to_json(value).count(b'":'):
-            json.loads(data, object_pairs_hook=_once)
+        return jiter.from_json(data, catch_duplicate_keys=True)
     except ValueError as error:
-        raise DataError(f"it is no JSON: {error}") from error
-    return value
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        (key, times) = Counter(key for key, _ in pairs).most_common(1)[0]
-        raise DataError(f"it holds {key!r} {times} times in one object, and once is right")
-    return values
+        raise DataError(f"it is no JSON of a record: {error}") from error
 
 
 _KINDS = (("runs", ".json", False), ("records", ENDING, True))
