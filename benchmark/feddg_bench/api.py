@@ -92,7 +92,7 @@ def run(
     plans = request.plan(check=False)
     request.check(plans, again=again)
 
-    from feddg_bench.cli.progress import ConsoleReport
+    from feddg_bench.cli.display import ConsoleReport
     from feddg_bench.runs.run import execute_all
     from feddg_bench.tracking.tracker import Tracker
 

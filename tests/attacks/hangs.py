@@ -1,4 +1,4 @@
-"""Clients and workers that sleep, stop, or die, and claims that are not what they say."""
+"""Clients and workers that sleep, stop, or die, and leases that are not what they say."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from feddg_bench.core.messages import encode
 from feddg_bench.engine.executors import ProcessExecutor
-from feddg_bench.sweeps.claims import Claims
+from feddg_bench.sweeps.leases import Leases
 from feddg_bench.testing import start_toy_run
 from feddg_methods.fedavg import FedAvg
 from tests.attacks.lab import PATIENCE, Lab, call
@@ -45,7 +45,7 @@ def attack(lab: Lab) -> None:
     with closing(ProcessExecutor(2)) as two:
         deaths(lab, two)
     interrupts(lab)
-    claims(lab)
+    leases(lab)
 
 
 def sleepers(lab: Lab, two: ProcessExecutor) -> None:
@@ -109,12 +109,12 @@ def interrupts(lab: Lab) -> None:
     lab.add("two Ctrl-C while the workers are stopped", f"exit {code}, checkpoints {left}", held)
 
 
-def claims(lab: Lab) -> None:
-    """A claim names no file elsewhere, is not held twice, and is not removed by a stranger."""
+def leases(lab: Lab) -> None:
+    """A lease names no file elsewhere, is not held twice, and is not removed by a stranger."""
     folder = lab.folder()
     victim = folder / "evil.lock"
     victim.write_text("kept")
-    ours = Claims(folder / "claims", here=folder / "here")
+    ours = Leases(folder / "claims", here=folder / "here")
     for path in (ours.folder, ours.here):
         path.mkdir()
     for number, text in enumerate(("../evil", "/etc/passwd", "", "\x00" * 32, "x" * 100_000)):
@@ -122,14 +122,14 @@ def claims(lab: Lab) -> None:
         taken, failed = call(ours.take, f"k{number}", 0)
         whole = victim.read_text() == "kept" and Path("/etc/passwd").exists()
         safe = whole and not failed
-        lab.add(f"a claim that says {text[:12]!r}", failed or f"taken: {taken is not None}", safe)
-    claim = ours.take("mine")
-    assert claim is not None
-    with claim:
-        again = Claims(folder / "claims", here=folder / "there")
+        lab.add(f"a lease that says {text[:12]!r}", failed or f"taken: {taken is not None}", safe)
+    lease = ours.take("mine")
+    assert lease is not None
+    with lease:
+        again = Leases(folder / "claims", here=folder / "there")
         second = again.take("mine", again.held().get("mine"))
         lab.add("a second holder", f"taken: {second is not None}", second is None)
         (ours.folder / "mine.1").write_text("0123456789abcdef" * 2)
-        claim.beat()
+        lease.beat()
     there = again.held().get("mine")
-    lab.add("a claim that was replaced, released", f"the new one stays: {there}", there == 1)
+    lab.add("a lease that was replaced, released", f"the new one stays: {there}", there == 1)

@@ -17,9 +17,9 @@ from feddg_bench.common.errors import FeddgError
 from feddg_bench.config.schema import Resources
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.sweeps import copies
-from feddg_bench.sweeps.claims import Claims
 from feddg_bench.sweeps.copies import Copy
 from feddg_bench.sweeps.definition import load_sweep
+from feddg_bench.sweeps.leases import Leases
 from feddg_bench.sweeps.search import Search, open_search
 from feddg_bench.sweeps.work import MAX_DEATHS
 from tests import kill_sweep
@@ -167,7 +167,7 @@ def test_two_processes_ctrl_c_and_going_on(feddg: Run, tmp_path: Path) -> None:
     done = feddg(*command, 1)
     assert done.code == 0, done.err
     assert "goes on after round" in done.err
-    # A signal between taking a claim and working under it leaves one, which the next takes over.
+    # A signal between taking a lease and working under it leaves one, which the next takes over.
     assert not list((results / "claims").iterdir())
     for record in ResultsStore(results):
         assert [entry.round for entry in record.rounds] == list(range(1, 13))
@@ -175,12 +175,12 @@ def test_two_processes_ctrl_c_and_going_on(feddg: Run, tmp_path: Path) -> None:
     assert {record.key for record in ResultsStore(results)} == keys
 
 
-def killed(claims: Claims, key: str) -> None:
-    """Leave the claim of a worker of this machine that was killed."""
-    claim = claims.take(key, claims.held().get(key))
-    assert claim is not None
-    assert claim.life is not None
-    claim.life.release()
+def killed(leases: Leases, key: str) -> None:
+    """Leave the lease of a worker of this machine that was killed."""
+    lease = leases.take(key, leases.held().get(key))
+    assert lease is not None
+    assert lease.life is not None
+    lease.life.release()
 
 
 def test_a_run_is_given_up_after_three_deaths(tmp_path: Path, cache: Path) -> None:
@@ -188,34 +188,34 @@ def test_a_run_is_given_up_after_three_deaths(tmp_path: Path, cache: Path) -> No
     file = write(tmp_path / "s.yaml", {"seed": {"values": [0, 1]}})
     search = open_search(load_sweep(file), tmp_path / "runs")
     lost, saved = search.jobs()
-    claims = Claims(tmp_path / "runs/claims")
+    leases = Leases(tmp_path / "runs/claims")
     for _ in range(MAX_DEATHS):
-        killed(claims, lost.key)
+        killed(leases, lost.key)
     for _ in range(MAX_DEATHS - 1):
-        killed(claims, saved.key)
+        killed(leases, saved.key)
     heard: list[tuple[object, ...]] = []
 
     def tell(event: str, key: str, *_: object) -> None:
         heard.append((event, key))
         if event == "round":  # nobody died since then
-            assert {path.name for path in claims.folder.iterdir()} == {f"{key}.{MAX_DEATHS - 1}"}
+            assert {path.name for path in leases.folder.iterdir()} == {f"{key}.{MAX_DEATHS - 1}"}
 
     Copy(search, Resources(results=tmp_path / "runs", cache_dir=cache)).work(tell)
     events = ["begin", "round", "round", "end"]
     assert heard == [("failed", lost.key), *((event, saved.key) for event in events)]
     kept = json.loads((tmp_path / f"runs/failed/{lost.key}.json").read_text())
     assert "3 workers died" in kept["error"]
-    assert not list(claims.folder.iterdir())
+    assert not list(leases.folder.iterdir())
 
 
 def test_a_new_command_counts_deaths_anew(tmp_path: Path) -> None:
-    claims = Claims(tmp_path)
+    leases = Leases(tmp_path)
     for _ in range(MAX_DEATHS):
-        killed(claims, "dead")
-    alive = claims.take("alive")
-    claims.free()
-    assert claims.held() == {"alive": 0}
-    again = claims.take("dead")
+        killed(leases, "dead")
+    alive = leases.take("alive")
+    leases.free()
+    assert leases.held() == {"alive": 0}
+    again = leases.take("dead")
     assert alive is not None
     assert again is not None
     assert again.deaths == 0

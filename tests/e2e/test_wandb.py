@@ -16,7 +16,7 @@ import pytest
 import torch
 import yaml
 
-from feddg_bench.cli.progress import ConsoleReport
+from feddg_bench.cli.display import ConsoleReport
 from feddg_bench.common.errors import RunInterruptedError
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.sweeps.definition import Range, load_sweep

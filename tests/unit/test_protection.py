@@ -21,8 +21,8 @@ from feddg_bench.core.sampling import sample_clients
 from feddg_bench.engine.executors import ProcessExecutor
 from feddg_bench.plugins import load_method, names
 from feddg_bench.protection.accounting import epsilon, rdp_of_fixed
+from feddg_bench.protection.clipping import adapted_norm, clipped, gaussian, update_noise
 from feddg_bench.protection.guarantee import guarantee
-from feddg_bench.protection.noise import adapted_norm, clipped, gaussian, update_noise
 from feddg_bench.protection.possible import obstacles
 from feddg_bench.protection.sums import HiddenReplies
 from feddg_bench.protection.vectors import from_vector, to_vector

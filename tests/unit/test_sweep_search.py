@@ -13,11 +13,11 @@ from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.runs.request import Datasets, Request
-from feddg_bench.sweeps.claims import Claims
+from feddg_bench.sweeps.board import Board
 from feddg_bench.sweeps.definition import Objective, Sweep, load_sweep
 from feddg_bench.sweeps.failures import Failures
 from feddg_bench.sweeps.jobs import Job
-from feddg_bench.sweeps.progress import Board
+from feddg_bench.sweeps.leases import Leases
 from feddg_bench.sweeps.search import BayesSearch, mean_objective, open_search
 from tests.helpers import entry, make_record, measured, refused
 
@@ -115,10 +115,10 @@ def test_one_proposes_at_a_time(sweep: Sweep, tmp_path: Path) -> None:
         BayesSearch(sweep, tmp_path, Datasets()),
         BayesSearch(sweep, tmp_path, Datasets()),
     )
-    claim = Claims(tmp_path / "claims").take(f"{sweep.id}-search")
-    assert claim is not None
+    lease = Leases(tmp_path / "claims").take(f"{sweep.id}-search")
+    assert lease is not None
     assert not search.grow()
-    with claim:
+    with lease:
         pass
     assert search.grow()
     assert [job.key for job in other.jobs()] == [job.key for job in search.jobs()]

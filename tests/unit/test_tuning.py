@@ -34,7 +34,7 @@ from feddg_bench.records.tuning import (
 )
 from feddg_bench.runs.request import Request, _say_once
 from feddg_bench.sweeps.definition import Choice, Range
-from feddg_bench.sweeps.tuning import RATES, Tuning, open_tuning, trial_points
+from feddg_bench.sweeps.trials import RATES, Tuning, open_tuning, trial_points
 from tests.fabricate_records import record, save
 from tests.helpers import entry, refused, stretched
 from tests.simulate_tuning import errors

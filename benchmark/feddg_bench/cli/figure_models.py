@@ -151,7 +151,7 @@ class Training(Output, Recording, Experiment):
         check_writable(self.folder)
 
         from feddg_bench.analysis.figures.training import trained_runs
-        from feddg_bench.cli.progress import ConsoleReport
+        from feddg_bench.cli.display import ConsoleReport
 
         with ConsoleReport(len(plans)) as report:
             return trained_runs(plans, resources, at, report, updates=updates)

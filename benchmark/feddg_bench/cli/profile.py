@@ -57,7 +57,7 @@ class ProfileCommand(Machine, Experiment):
             rows = [asdict(profile) for profile in measured]
             print_json(rows if len(rows) > 1 else rows[0])
             return
-        from feddg_bench.cli.progress import draw_overheads, draw_profile
+        from feddg_bench.cli.display import draw_overheads, draw_profile
 
         console = terminal()
         console.print(draw_profile(measured[0]) if len(measured) == 1 else draw_overheads(measured))

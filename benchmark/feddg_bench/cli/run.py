@@ -217,7 +217,7 @@ def _run_all(
 ) -> None:
     """Run what is not recorded yet, then print the table."""
     from feddg_bench.analysis.tables.summary import compared, summary, summary_json
-    from feddg_bench.cli.progress import ConsoleReport, terminal_table
+    from feddg_bench.cli.display import ConsoleReport, terminal_table
     from feddg_bench.runs.run import execute_all
     from feddg_bench.tracking.tracker import Tracker
 

@@ -127,17 +127,17 @@ def _run(search: Search, datasets: Datasets, resources: Resources, *, retry_fail
     from feddg_bench.engine.devices import find_devices
     from feddg_bench.engine.gpu import placement
     from feddg_bench.runs.checkpoints import tidy
-    from feddg_bench.sweeps.claims import Claims
+    from feddg_bench.sweeps.board import Board
     from feddg_bench.sweeps.copies import Copy, work_in_processes, work_on_ray
-    from feddg_bench.sweeps.progress import Board
+    from feddg_bench.sweeps.leases import Leases
 
     store, failures = open_results(resources.results), Failures(resources.results)
     store.check_writable()
     devices = ["cpu"] if resources.engine == "ray" else find_devices(resources.device)
     if retry_failed:
         failures.forget(job.key for job in search.jobs())
-    claims = Claims(resources.results / "claims")
-    claims.free()
+    leases = Leases(resources.results / "claims")
+    leases.free()
     copy = Copy(search, resources.model_copy(update={"workers": 1}))
 
     def finished() -> tuple[set[str], int]:
@@ -159,7 +159,7 @@ def _run(search: Search, datasets: Datasets, resources: Resources, *, retry_fail
     keys = {job.key for job in search.jobs()}
     recorded = keys & store.keys()
     tidy(store, *recorded)
-    claims.forget(*recorded)
+    leases.forget(*recorded)
     return recorded != keys
 
 
@@ -262,7 +262,7 @@ def listing(name: str, search: Search, results: Path) -> str:
 
 def _summary(sweep: Sweep, search: Search, results: Path) -> str:
     """Return the summary of a finished sweep: counts, failures, and the best settings."""
-    from feddg_bench.sweeps.progress import failures_text
+    from feddg_bench.sweeps.board import failures_text
     from feddg_bench.sweeps.search import mean_objective
 
     store, failures = open_results(results), Failures(results)

@@ -40,7 +40,7 @@ class TuneCommand(SweepRecording, Names):
 
     def __call__(self) -> None:
         """Run the command."""
-        from feddg_bench.sweeps.tuning import SEEDS, open_tuning
+        from feddg_bench.sweeps.trials import SEEDS, open_tuning
 
         resources = self.resources()
         if resources.engine == "slurm":

@@ -2,5 +2,5 @@
 
 A file becomes *points* (`definition`, `search`), and a point becomes the runs that
 ``feddg-bench run`` would make from it (`jobs`). Equal workers (`work`, `copies`) take runs by
-exclusive claims (`claims`).
+exclusive leases (`leases`).
 """

@@ -1,6 +1,6 @@
 """Equal workers of a sweep: processes of this machine, tasks on Ray, or jobs of Slurm.
 
-All are copies of one worker on one results folder, whose claims share out the runs.
+All are copies of one worker on one results folder, whose leases share out the runs.
 """
 
 from __future__ import annotations

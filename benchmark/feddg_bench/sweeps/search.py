@@ -14,10 +14,10 @@ from feddg_bench.common.files import write_whole
 from feddg_bench.common.streams import derive_seed
 from feddg_bench.records.store import ResultsStore, open_results
 from feddg_bench.runs.request import Datasets
-from feddg_bench.sweeps.claims import Claims
 from feddg_bench.sweeps.definition import Choice, Point, Range, Sweep
 from feddg_bench.sweeps.failures import Failures
 from feddg_bench.sweeps.jobs import Job, jobs
+from feddg_bench.sweeps.leases import Leases
 
 
 class Search:
@@ -47,7 +47,7 @@ class BayesSearch(Search):
 
     Only one small file is kept for each point, ``sweeps/ID/N.json`` in the results folder; the
     estimator is rebuilt from these and the records, so that any process on any machine can propose
-    the next point. A claim lets one process propose at a time. With one worker, the same results
+    the next point. A lease lets one process propose at a time. With one worker, the same results
     lead to the same points.
     """
 
@@ -56,7 +56,7 @@ class BayesSearch(Search):
         self.datasets = datasets
         self.store = open_results(root)
         self.folder = root / "sweeps" / sweep.id
-        self.claims = Claims(root / "claims")
+        self.leases = Leases(root / "claims")
         self._points: list[tuple[Point, list[Job]]] = []
 
     def jobs(self) -> Sequence[Job]:
@@ -75,15 +75,15 @@ class BayesSearch(Search):
         if not self.left():
             return False
         lock = f"{self.sweep.id}-search"
-        claim = self.claims.take(lock, self.claims.held().get(lock))
-        if claim is None:
+        lease = self.leases.take(lock, self.leases.held().get(lock))
+        if lease is None:
             return False
-        with claim:
+        with lease:
             self._read()
             if self.left():
                 number = len(self._points)
                 values = {"number": number, "point": self._propose(number)}
-                if not claim.lost:
+                if not lease.lost:
                     write_whole(self._path(number), json.dumps(values).encode() + b"\n")
         self._read()
         return True

@@ -12,9 +12,9 @@ from feddg_bench.config.schema import Resources
 from feddg_bench.records.store import open_results
 from feddg_bench.runs.observer import Observer
 from feddg_bench.runs.request import Datasets, Plan
-from feddg_bench.sweeps.claims import Claim, Claims
 from feddg_bench.sweeps.failures import Failures
 from feddg_bench.sweeps.jobs import Job
+from feddg_bench.sweeps.leases import Lease, Leases
 from feddg_bench.sweeps.search import Search
 from feddg_bench.tracking.tracker import Tracker
 
@@ -32,7 +32,7 @@ Tell = Callable[..., None]
 """Called with ``begin``, ``round``, ``say``, ``end`` or ``failed``, the job's key, and facts."""
 
 
-class ClaimLostError(Exception):
+class LeaseLostError(Exception):
     """Another worker took this run over while this one stood still."""
 
 
@@ -50,7 +50,7 @@ class SweepWorker:
         self.tell = tell
         self.store = open_results(resources.results)
         self.failures = Failures(resources.results)
-        self.claims = Claims(resources.results / "claims")
+        self.leases = Leases(resources.results / "claims")
         self.executor = SerialExecutor()
         self.datasets = Datasets(resources.data_root)
         self.tracker = Tracker(resources, lambda text: tell("say", self.key, text))
@@ -68,42 +68,42 @@ class SweepWorker:
             time.sleep(poll)
 
     def _one(self, search: Search) -> tuple[bool, bool]:
-        """Compute the first free job; return whether there was one, and whether any is claimed."""
+        """Compute the first free job; return whether there was one, and whether any is leased."""
         finished = self.store.keys() | self.failures.keys()
-        held = self.claims.held()
+        held = self.leases.held()
         others = False
         for job in search.jobs():
             if job.key in finished:
                 continue
-            claim = self.claims.take(job.key, held.get(job.key))
-            if claim is None:
+            lease = self.leases.take(job.key, held.get(job.key))
+            if lease is None:
                 others = True
                 continue
-            with claim:
+            with lease:
                 results = (self.store.path(job.key), self.failures.path(job.key))
                 if any(path.exists() for path in results):  # the listing was old
                     pass
-                elif claim.deaths < MAX_DEATHS:
-                    self._run(job, claim)
+                elif lease.deaths < MAX_DEATHS:
+                    self._run(job, lease)
                 else:
                     self._fail(
                         job,
-                        f"{claim.deaths} workers died, most likely because memory ran out; "
+                        f"{lease.deaths} workers died, most likely because memory ran out; "
                         f"run it again with fewer --workers and --retry-failed",
                     )
             return True, others
         return False, others
 
-    def _run(self, job: Job, claim: Claim) -> None:
+    def _run(self, job: Job, lease: Lease) -> None:
         from feddg_bench.runs.run import execute
 
         self.key = job.key
         try:
             plan = self._plan(job)
-            report = _Report(job.key, claim, self.tell)
+            report = _Report(job.key, lease, self.tell)
             with self.tracker:
                 execute(plan, self._data, self.executor, self.resources, report, self.tracker)
-        except ClaimLostError:
+        except LeaseLostError:
             return
         except Exception as error:  # kept, and the other runs go on
             user = isinstance(error, FeddgError)
@@ -131,9 +131,9 @@ class SweepWorker:
 class _Report(Observer):
     """Passes a run's progress on, and stops a run that another worker took over."""
 
-    def __init__(self, key: str, claim: Claim, tell: Tell) -> None:
+    def __init__(self, key: str, lease: Lease, tell: Tell) -> None:
         self.key = key
-        self.claim = claim
+        self.lease = lease
         self.tell = tell
 
     def begin(self, run: Run) -> None:
@@ -142,8 +142,8 @@ class _Report(Observer):
 
     def round(self, run: Run, result: RoundResult) -> None:
         """A round ended."""
-        if self.claim.lost:
-            raise ClaimLostError
+        if self.lease.lost:
+            raise LeaseLostError
         if result.round:
-            self.claim.survive()
+            self.lease.survive()
             self.tell("round", self.key, result.round)

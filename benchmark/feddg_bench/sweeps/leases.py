@@ -1,15 +1,15 @@
-"""Claims: who is at work on a run, agreed on through a folder that several machines may share.
+"""Leases: who is at work on a run, agreed on through a folder that several machines may share.
 
-A claim is a file ``KEY.N`` that holds a unique name and is created exclusively; the highest N
-counts. A claim is never taken over by changing or removing its file, but by creating ``KEY.N+1``.
+A lease is a file ``KEY.N`` that holds a unique name and is created exclusively; the highest N
+counts. A lease is never taken over by changing or removing its file, but by creating ``KEY.N+1``.
 Again only one worker can do that, so no two can both believe they won. A holder touches its file
 every `HEARTBEAT` seconds. It counts as dead if *this* process watched the file for `EXPIRY` seconds
 of its own clock without a change: clocks of different machines are never compared. It counts as
-dead sooner if its process is gone: each holder also locks a file with the claim's unique name in a
+dead sooner if its process is gone: each holder also locks a file with the lease's unique name in a
 folder of its own machine, so if that file is there and not locked, the holder is dead. A holder on
 another machine is never mistaken for dead in this way, not even on a clone of this machine.
 
-Nobody touches or removes a claim without checking that it is still the one they mean. If a holder
+Nobody touches or removes a lease without checking that it is still the one they mean. If a holder
 is stopped for so long that another worker takes over, it notices at its next round and lets go.
 Until then, two workers compute the same run, which only costs time: both write the same numbers to
 the same place, each in one rename.
@@ -48,8 +48,8 @@ def _here() -> Path:
 
 
 @dataclass
-class Claims:
-    """The claims in a folder."""
+class Leases:
+    """The leases in a folder, which is ``claims`` in a results folder."""
 
     folder: Path
     heartbeat: float = field(default=HEARTBEAT, kw_only=True)  # seconds between touches
@@ -60,14 +60,14 @@ class Claims:
     _seen: dict[Path, tuple[tuple[bytes, int], float]] = field(default_factory=dict, init=False)
 
     def held(self) -> dict[str, int]:
-        """Return the number of the highest claim of each key that has one, dead or not."""
+        """Return the number of the highest lease of each key that has one, dead or not."""
         highest: dict[str, int] = {}
         for key, number in self._files():
             highest[key] = max(highest.get(key, 0), number)
         return highest
 
     def _files(self) -> dict[tuple[str, int], Path]:
-        """Return the claims' files by key and number; other files in the folder are ignored."""
+        """Return the leases' files by key and number; other files in the folder are ignored."""
         with suppress(FileNotFoundError), os.scandir(self.folder) as entries:
             return {
                 (match[1], int(match[2])): Path(entry.path)
@@ -76,8 +76,8 @@ class Claims:
             }
         return {}
 
-    def take(self, key: str, held: int | None = None) -> Claim | None:
-        """Return the claim of ``key`` if it is free, else ``None``.
+    def take(self, key: str, held: int | None = None) -> Lease | None:
+        """Return the lease of ``key`` if it is free, else ``None``.
 
         ``held`` is the number that `held` gives for the key, if it has one.
 
@@ -105,23 +105,23 @@ class Claims:
             ) from error
         files = self._files()
         below = {f: _content(f) for (k, n), f in files.items() if k == key and n < number}
-        claim = Claim(path, number, name.encode(), below, life, self.heartbeat)
+        lease = Lease(path, number, name.encode(), below, life, self.heartbeat)
         # What we took over may have been released since we looked, and taken again from 0.
         newer = any(k == key and n > number for k, n in files)
         if newer or (held is not None and below.get(self.folder / f"{key}.{held}") != before):
-            claim.below = {}  # they belong to another worker
-            claim.release()
+            lease.below = {}  # they belong to another worker
+            lease.release()
             return None
-        return claim
+        return lease
 
     def free(self) -> None:
-        """Release the claims of dead holders: a new command counts deaths anew."""
+        """Release the leases of dead holders: a new command counts deaths anew."""
         for key, number in self.held().items():
-            if claim := self.take(key, number):
-                claim.release()
+            if lease := self.take(key, number):
+                lease.release()
 
     def forget(self, *done: str) -> None:
-        """Remove all claims of keys whose work is done, and files that killed processes left."""
+        """Remove all leases of keys whose work is done, and files that killed processes left."""
         left = [path for (key, _), path in self._files().items() if key in done]
         for path in (*left, *self.folder.glob(".*.part")):  # a process can do without its own
             path.unlink(missing_ok=True)
@@ -141,7 +141,7 @@ class Claims:
         return lock
 
     def _dead(self, path: Path) -> bytes | None:
-        """Return the content of a claim if its holder is dead, else ``None``."""
+        """Return the content of a lease if its holder is dead, else ``None``."""
         try:
             with path.open("rb") as file:  # opening makes a network file system look again
                 content, touched = file.read(_LENGTH), os.fstat(file.fileno()).st_mtime_ns
@@ -162,13 +162,13 @@ class Claims:
 
 
 @dataclass(eq=False)
-class Claim:
-    """A claim that is held; as a context manager it touches its file, and removes it at the end."""
+class Lease:
+    """A lease that is held; as a context manager it touches its file, and removes it at the end."""
 
     path: Path
     number: int  # the N of its name
     content: bytes
-    below: Mapping[Path, bytes | None]  # the dead claims that it took over, with their content
+    below: Mapping[Path, bytes | None]  # the dead leases that it took over, with their content
     life: FileLock | None  # the lock that shows on this machine that the holder is alive
     heartbeat: float  # seconds between touches
     lost: bool = False  # whether another took it over
@@ -197,17 +197,17 @@ class Claim:
         self.below = {}
 
     def release(self) -> None:
-        """Remove the claims that it took over and then itself, so that it holds to the end."""
+        """Remove the leases that it took over and then itself, so that it holds to the end."""
         self._remove({**self.below, self.path: self.content})
         _end(self.life)
 
-    def _remove(self, claims: Mapping[Path, bytes | None]) -> None:
-        for path, content in claims.items():
+    def _remove(self, leases: Mapping[Path, bytes | None]) -> None:
+        for path, content in leases.items():
             if not self.lost and _content(path) == content:
                 path.unlink(missing_ok=True)
 
     def beat(self) -> None:
-        """Touch the claim, or find that another took it over."""
+        """Touch the lease, or find that another took it over."""
         try:
             with self.path.open("rb") as file:
                 taken = self.path.with_suffix(f".{self.number + 1}").is_file()
@@ -218,7 +218,7 @@ class Claim:
         except FileNotFoundError:
             self.lost = True
         except OSError:
-            pass  # the file server may come back; if it does not, the claim expires
+            pass  # the file server may come back; if it does not, the lease expires
 
     def _beat(self) -> None:
         while not self.lost and not self._stop.wait(self.heartbeat):
@@ -226,7 +226,7 @@ class Claim:
 
 
 def _content(path: Path) -> bytes | None:
-    """Return the content of a claim, ``None`` if it is gone."""
+    """Return the content of a lease, ``None`` if it is gone."""
     with suppress(OSError), path.open("rb") as file:
         return file.read(_LENGTH)
     return None
