@@ -5,7 +5,7 @@ BIN := .venv/bin
 # The same bits on every x86-64 CPU with AVX2, where this is one.
 PORTABLE := $(shell grep -qs '^flags.* avx2 ' /proc/cpuinfo && grep -qs '^flags.* fma ' /proc/cpuinfo && echo --portable)
 
-.PHONY: demo pacs test nightly full check bench fix digests cards install clean
+.PHONY: demo pacs test nightly full check bench peers fix digests cards install clean
 
 demo: .venv/installed  ## PARDON on the embedded digits, four scenarios, one table
 	$(BIN)/feddg-bench run --method pardon --protocol ltdo --tuned --results demo $(PORTABLE)
@@ -44,6 +44,12 @@ check: .venv/developed  ## lint and types
 
 bench: .venv/developed  ## what it costs: writes results/benchmarks.md, some ten minutes
 	$(BIN)/python -m tests.benchmarks
+
+peers: .peers/installed  ## pfl-research in a folder of its own, which `make bench` measures if it is there
+
+.peers/installed: .venv/developed
+	$(BIN)/python -m pip install --quiet --no-deps --target .peers pfl==0.6.0 multiprocess dill prv-accountant dp-accounting absl-py attrs dm-tree immutabledict mpmath
+	touch $@
 
 fix: .venv/developed  ## format, and mend what ruff can
 	$(BIN)/ruff format .

@@ -7,9 +7,10 @@ works that take turns, so that a busy machine slows both alike.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from feddg_bench.config.schema import Resources
@@ -29,6 +30,7 @@ class Row(NamedTuple):
         most: The target: the number should not be above it. ``None`` for none.
         least: Likewise, not below it.
         unit: What follows the number.
+        why: Reason, in a line, why the target may be missed.
     """
 
     what: str
@@ -36,6 +38,7 @@ class Row(NamedTuple):
     most: float | None = None
     least: float | None = None
     unit: str = ""
+    why: str = ""
 
 
 Benchmark = Callable[[], Iterator[Row]]
@@ -56,6 +59,24 @@ def cpu(work: Callable[[], object]) -> float:
     return time.process_time() - start
 
 
+def pairs(works: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+    """Return the CPU seconds of each work, each time in turn, after one turn as warm-up."""
+    for work in works.values():
+        work()
+    times = [{name: cpu(work) for name, work in works.items()} for _ in range(repeats)]
+    return {name: [taken[name] for taken in times] for name in works}
+
+
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the median with an interval of at least 95 %, from order statistics."""
+    ordered = sorted(values)
+    count, rank, left = len(ordered), 0, 0.025 * 2 ** len(ordered)
+    while rank < count // 2 and (left := left - math.comb(count, rank)) >= 0:
+        rank += 1
+    low = max(0, rank - 1)
+    return statistics.median(ordered), ordered[low], ordered[count - 1 - low]
+
+
 def ratios(works: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
     """Return the CPU time of each work over the first one's: medians, taken in turns.
 
@@ -63,11 +84,12 @@ def ratios(works: dict[str, Callable[[], object]], repeats: int) -> dict[str, fl
         works: By name; each is done once more before, as warm-up.
         repeats: How often each is measured.
     """
-    for work in works.values():
-        work()
-    times = [{name: cpu(work) for name, work in works.items()} for _ in range(repeats)]
-    first = next(iter(works))
-    return {name: statistics.median(t[name] / t[first] for t in times) for name in works}
+    times = pairs(works, repeats)
+    first = next(iter(times.values()))
+    return {
+        name: statistics.median(a / b for a, b in zip(taken, first, strict=True))
+        for name, taken in times.items()
+    }
 
 
 def pacs_run(

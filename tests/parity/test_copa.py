@@ -68,8 +68,8 @@ def normed(x, *, rho, weight, bias, eps, statistics=None):
     return weight * (rho * standard(*across) + (1 - rho) * standard(*within)) + bias
 
 
-def random_layer(rng, channels, rho=None):
-    layer = BatchInstanceNorm(nn.BatchNorm2d(channels)).double()
+def random_layer(rng, channels, rho=None, *, affine=False):
+    layer = BatchInstanceNorm(nn.BatchNorm2d(channels), affine=affine).double()
     values = {
         "rho": rng.uniform(0, 1, channels) if rho is None else np.full(channels, rho),
         "batch.weight": rng.normal(1, 0.5, channels),
@@ -83,11 +83,12 @@ def random_layer(rng, channels, rho=None):
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("shape", [(3, 4, 5, 6), (5, 2, 1, 1), (1, 3, 2, 2), (2, 3, 7, 1)], ids=str)
-def test_the_hybrid_norm_is_its_formula(seed, training, shape):
+def test_the_hybrid_norm_is_its_formula(seed, affine, training, shape):
     rng = np.random.default_rng(seed)
-    layer, v = random_layer(rng, shape[1])
+    layer, v = random_layer(rng, shape[1], affine=affine)
     layer.train(training)
     x = rng.normal(1, 2, shape)
     expected = normed(
@@ -101,9 +102,9 @@ def test_the_hybrid_norm_is_its_formula(seed, training, shape):
     close(layer(torch.from_numpy(x)), torch.from_numpy(expected))
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_the_gradients_of_the_hybrid_norm(training):
-    layer, _ = random_layer(np.random.default_rng(0), 2)
+@pytest.mark.parametrize(("training", "affine"), [(True, False), (False, False), (False, True)])
+def test_the_gradients_of_the_hybrid_norm(training, affine):
+    layer, _ = random_layer(np.random.default_rng(0), 2, affine=affine)
     layer.train(training)
     x = torch.randn(3, 2, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     names = [name for name, _ in layer.named_parameters()]
@@ -155,6 +156,27 @@ def test_a_network_computes_at_first_what_it_did_before(name):
     assert all(bool(theirs[n].isfinite().all()) for n in theirs)
     for n, p in plain.named_parameters():  # instance normalisation passes back exact zeros
         bitwise(theirs[n], p.grad)
+
+
+def test_as_one_scale_and_shift_it_trains_as_before(start_run):
+    """With frozen statistics; weights differ by rounding alone."""
+    frozen = {"federation": {"bn": "frozen"}, "train": {"optimizer": "sgd", "lr": 0.01}}
+    found = []
+    for affine in (False, True):
+        run = start_run("copa", RESNET, frozen, {"hyper": {"affine_norm": affine}})
+        run.rounds(1)
+        found.append(run.server.weights)
+    for name, tensor in found[0].items():
+        torch.testing.assert_close(found[1][name], tensor, rtol=1e-3, atol=1e-4)
+    assert any(not torch.equal(found[1][name], tensor) for name, tensor in found[0].items())
+
+
+def test_as_one_scale_and_shift_it_is_exact_for_a_dark_channel():
+    """Far from 0 with little contrast: float32 against float64."""
+    layer, _ = random_layer(np.random.default_rng(0), 2, affine=True)
+    maps = 5 + 1e-3 * torch.randn(2, 2, 8, 8, generator=torch.Generator().manual_seed(0)).double()
+    expected = layer.eval()(maps)
+    torch.testing.assert_close(layer.float()(maps.float()).double(), expected, rtol=1e-3, atol=2e-3)
 
 
 def test_mixing_twice_changes_nothing():

@@ -241,7 +241,7 @@ def test_networks_have_the_same_gradients(name: str, layers: int, layout: str, f
 def _two_gradients(net: Backbone, images: Tensor, folds: bool) -> dict[str, Tensor]:
     names, parameters = zip(*net.named_parameters(), strict=True)
     leaf = images.clone().requires_grad_()
-    with folded(foldable(net, images[:1]) if folds else [], once=False):
+    with folded(foldable(net, images[:1]) if folds else []):
         features = net.train()(leaf)
         first = torch.autograd.grad(features.square().sum(), parameters, create_graph=True)
         length = torch.stack([gradient.square().sum() for gradient in first]).sum()

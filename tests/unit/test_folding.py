@@ -13,7 +13,7 @@ from torch import nn
 
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.schema import BackboneSettings, Resources, RunSettings
-from feddg_bench.core.batch_norm import foldable, folded, freeze_batch_norm
+from feddg_bench.core.batch_norm import fold_all, foldable, folded, freeze_batch_norm
 from feddg_bench.engine.executors import SerialExecutor
 from feddg_bench.engine.timing import synthetic_federation
 from feddg_bench.models.backbones import Backbone, build_backbone
@@ -59,7 +59,7 @@ def test_every_network_gives_the_same_with_what_can_be_folded(
     assert sum(isinstance(layer, nn.BatchNorm2d) for layer in net.modules()) == layers
     with torch.no_grad():
         before = net(images)
-        with folded(found, once=True):
+        with folded(found, fold_all(found)):
             after = net(images)
         assert torch.equal(net(images), before)  # unfolded again
     torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4 * float(before.abs().max()))
@@ -82,7 +82,7 @@ def test_gradients_reach_the_same_parameters() -> None:
         return {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
 
     before = gradients()
-    with folded(pairs, once=False):
+    with folded(pairs):
         after = gradients()
     assert list(after) == list(before) == [name for name, _ in net.named_parameters()]
     for name, gradient in before.items():

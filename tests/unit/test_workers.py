@@ -14,13 +14,14 @@ from contextlib import closing
 from multiprocessing import Pipe
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from feddg_bench.common.errors import ClientError, FeddgError, SettingsError
 from feddg_bench.common.parallel import start_process
 from feddg_bench.config.schema import Resources
-from feddg_bench.core.messages import encode
+from feddg_bench.core.messages import Task, encode
 from feddg_bench.engine.devices import open_executor
 from feddg_bench.engine.executors import (
     ProcessExecutor,
@@ -340,3 +341,31 @@ def test_a_process_that_is_stopped_does_not_hold_up_the_end():
     os.kill(process.pid, signal.SIGSTOP)
     executor.close()
     assert not process.is_alive()
+
+
+def test_an_evaluation_loads_the_weights_once(monkeypatch):
+    """They are loaded again after a client's work, and after a change in place."""
+    layer = {"evaluation": {"fuse_batch_norm": True}, "federation": {"bn": "frozen"}}
+    backbone = {"backbone": {"name": "resnet18", "pretrained": False}}
+    run = start_toy_run("fedavg", layer, backbone)
+    worker, weights, index = run.executor.worker, run.server.weights, np.arange(4)
+    loaded, load = [], run.method.state.load
+    monkeypatch.setattr(
+        run.method.state, "load", lambda given: loaded.append(given is weights) or load(given)
+    )
+
+    def evaluated():
+        loaded.clear()
+        losses = [worker.evaluate(weights, index)[1] for _ in range(3)]
+        assert len({*losses}) == 1
+        return losses[0], sum(loaded)
+
+    first, loads = evaluated()
+    assert loads == 1
+    assert evaluated() == (first, 0)
+    worker.run(Task("client_0", "fit", 1, weights, {}))
+    assert evaluated() == (first, 1)
+    with torch.no_grad():
+        weights["classifier.weight"].mul_(2)
+    second, loads = evaluated()
+    assert (second != first, loads) == (True, 1)

@@ -130,7 +130,7 @@ def foldable(module: nn.Module, images: torch.Tensor) -> list[Pair]:
     before = module.eval()(images)
     for hook in hooks:
         hook.remove()
-    with folded(pairs, once=True):
+    with folded(pairs, fold_all(pairs)):
         after = module(images)
     if float((after - before).abs().max()) > 1e-3 * float(before.abs().max()):
         raise SettingsError(
@@ -140,8 +140,17 @@ def foldable(module: nn.Module, images: torch.Tensor) -> list[Pair]:
     return pairs
 
 
+Fold = tuple[torch.Tensor, torch.Tensor]
+"""Weight and bias of a convolution that includes the batch normalisation after it."""
+
+
+def fold_all(pairs: Sequence[Pair]) -> list[Fold]:
+    """Fold the current weights of all pairs, for `folded`."""
+    return [_fold(*pair) for pair in pairs]
+
+
 @contextmanager
-def folded(pairs: Sequence[Pair], *, once: bool) -> Iterator[None]:
+def folded(pairs: Sequence[Pair], folds: Sequence[Fold] | None = None) -> Iterator[None]:
     """Fold batch normalisation into the convolutions before it for the length of a block.
 
     The function and its parameters stay the same; only the arithmetic differs. Batch normalisation
@@ -149,13 +158,13 @@ def folded(pairs: Sequence[Pair], *, once: bool) -> Iterator[None]:
 
     Args:
         pairs: See `foldable`.
-        once: Fold the current weights once; else fold again in each forward pass, so that gradients
-            reach all parameters.
+        folds: What `fold_all` returned; ``None`` folds again in each forward pass, so that
+            gradients reach all parameters.
     """
-    for conv, norm in pairs:
+    for number, (conv, norm) in enumerate(pairs):
         forward: Callable[[torch.Tensor], torch.Tensor] = partial(_convolve, conv, norm)
-        if once:
-            weight, bias = _fold(conv, norm)
+        if folds is not None:
+            weight, bias = folds[number]
             forward = partial(conv._conv_forward, weight=weight, bias=bias)
         conv.forward = forward  # type: ignore[method-assign, assignment]
         norm.forward = _unchanged  # type: ignore[method-assign, assignment]
@@ -166,7 +175,7 @@ def folded(pairs: Sequence[Pair], *, once: bool) -> Iterator[None]:
             del layer.forward
 
 
-def _fold(conv: nn.Conv2d, norm: _BatchNorm) -> tuple[torch.Tensor, torch.Tensor]:
+def _fold(conv: nn.Conv2d, norm: _BatchNorm) -> Fold:
     buffers = dict(norm.named_buffers())
     scale = norm.weight * torch.rsqrt(buffers["running_var"] + norm.eps)
     mean = buffers["running_mean"] - (0 if conv.bias is None else conv.bias)

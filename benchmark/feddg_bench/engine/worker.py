@@ -23,7 +23,7 @@ import torch
 from feddg_bench.common.errors import PluginError, plugin_code
 from feddg_bench.common.streams import torch_stream
 from feddg_bench.config.schema import RunSettings
-from feddg_bench.core.batch_norm import FrozenBatchNorm, Pair, foldable, folded
+from feddg_bench.core.batch_norm import Fold, FrozenBatchNorm, Pair, fold_all, foldable, folded
 from feddg_bench.core.client import Client, Received
 from feddg_bench.core.isolation import Isolation
 from feddg_bench.core.lightning import (
@@ -151,6 +151,7 @@ class Worker:
         }
         self._initial_private = self.method.state.private_weights()
         self._folded = self._foldable()
+        self._evaluated: tuple[Weights, list[int], list[Fold]] | None = None
         self.batched = steps_together(self.settings, one_by_one(type(self.method)))
         self._counted: set[str] = set()
         self._firsts: dict[str, tuple[Task, bytes] | None] = {}
@@ -207,6 +208,7 @@ class Worker:
     def _do(self, task: Task, client: Client) -> tuple[Any, dict[str, float]]:
         """Return the value of a task for its client, and `Reply.seconds`."""
         start, threads = time.perf_counter(), threading.active_count()
+        self._evaluated = None
         self._train_mode()
         self.method.state.load(client.memory.pop("private state", self._initial_private))
         self.method.state.load(task.weights)
@@ -216,7 +218,7 @@ class Worker:
             self.isolation.around(client.name),
             torch_stream(self.settings.seed, *stream, device=self.device),
             self.method.state.serving(client),
-            folded(self._folded["train"], once=False),
+            folded(self._folded["train"]),
         ):
             value = getattr(self.method, task.call)(client)
         self._threads = threading.active_count() > threads
@@ -300,12 +302,13 @@ class Worker:
             return [self.run(task) for task in tasks]
         start = time.perf_counter()
         clients = [self._client(task) for task in tasks]
+        self._evaluated = None
         self.method.train()
         stream = ("fit together", tasks[0].round, tasks[0].client)
         with (
             self.isolation.around(clients[0].name),
             torch_stream(self.settings.seed, *stream, device=self.device),
-            folded(self._folded["train"], once=False),
+            folded(self._folded["train"]),
         ):
             values = fit_together(self.method, clients, self._initial_private)
         each = {"copy": 0.0, "work": (time.perf_counter() - start) / len(tasks)}
@@ -356,9 +359,8 @@ class Worker:
             PluginError: If the method's code raises an exception of its own.
         """
         task, kind = TASKS[self.spec.federation.task], type(self.method)
-        self.method.state.load(self._initial_private)
-        self.method.state.load(weights)
         self.method.eval()
+        folds = self._load_to_evaluate(weights)
         predictions = []
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         with plugin_code(written_in(kind), f"the evaluation of {kind.__name__} failed"):
@@ -367,12 +369,29 @@ class Worker:
                 with (
                     self.isolation.around("an evaluation"),
                     self.fabric.autocast(),
-                    folded(self._folded["evaluation"], once=True),
+                    folded(self._folded["evaluation"], folds),
                 ):
                     outputs = self.method(to_float(images)).float()
                 predictions.append(task.predict(outputs))
                 loss += task.loss(outputs, labels, "sum")
         return torch.cat(predictions).cpu().numpy(), float(loss)
+
+    def _load_to_evaluate(self, weights: Weights) -> list[Fold]:
+        """Load global weights unless they are there already, and return their `Fold`s.
+
+        PyTorch counts the changes of a tensor in place.
+        """
+
+        def versions() -> list[int]:
+            return [t._version for t in (*self.method.state.tensors.values(), *weights.values())]
+
+        known = self._evaluated
+        if known is None or known[0] is not weights or known[1] != versions():
+            self.method.state.load(self._initial_private)
+            self.method.state.load(weights)
+            folds = fold_all(self._folded["evaluation"])
+            known = self._evaluated = weights, versions(), folds
+        return known[2]
 
 
 def _sent(reply: Reply[Any]) -> bytes:
