@@ -24,7 +24,7 @@ from feddg_bench.core.messages import LocalUpdate, Payload, Reply, content, nbyt
 from feddg_bench.core.server import NoReplyError, Server
 from feddg_bench.protection.clipping import adapted_norm, clipped, gaussian, update_noise
 from feddg_bench.protection.secure_sum import STAGES, SecureSum, TooFewError, from_ring, to_ring
-from feddg_bench.protection.vectors import Vector, form, from_vector, length, outline_of, to_vector
+from feddg_bench.protection.vectors import Vector, form, forms_of, from_vector, length, to_vector
 
 if TYPE_CHECKING:
     from feddg_bench.core.method import Method
@@ -164,7 +164,7 @@ class HiddenReplies:
             if adder is None:
                 tree.update(form(sent))
                 adder = self._adder(server, call, clients, len(vector))
-            elif outline_of(sent) != outline_of(tree):
+            elif forms_of(sent) != forms_of(tree):
                 raise PluginError(
                     f"what {call} sends has one form from {reply.client} and another from clients "
                     f"before it, so that it has no sum"

@@ -68,7 +68,7 @@ def form(payload: Any) -> Any:
     return [form(inner) for inner in payload] if isinstance(payload, list) else payload
 
 
-def outline_of(payload: Any) -> list[tuple[str, str]]:
+def forms_of(payload: Any) -> list[tuple[str, str]]:
     """Return the path and the form of each tensor and number of a payload."""
     return [(path, form_of(leaf)) for path, leaf in leaves(payload)]
 
