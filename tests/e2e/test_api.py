@@ -35,13 +35,33 @@ SETTINGS = {
 }
 
 
+@pytest.fixture(scope="module")
+def made_before() -> dict[str, Path]:
+    """Return the results of earlier tests by what they asked for."""
+    return {}
+
+
 @pytest.fixture
-def made(tmp_path: Path, cache: Path) -> Any:
-    """Return a function that makes runs in this test's folder."""
+def made(
+    tmp_path: Path,
+    cache: Path,
+    made_before: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Any:
+    """Return a function that makes runs in this test's folder; equal runs are made once."""
+    folder = tmp_path / "r"
 
     def run(method: str = "fedavg", **words: Any) -> list[Any]:
         words = {"scenario": "ip-o-c", "settings": SETTINGS, "quiet": True, **words}
-        return fb.run(method, results=tmp_path / "r", cache_dir=cache, **words)
+        kept = made_before.get(repr((method, words)))
+        if kept is not None and not folder.exists():
+            shutil.copytree(kept, folder)
+        first = not folder.exists()
+        records: list[Any] = fb.run(method, results=folder, cache_dir=cache, **words)
+        if first and "observers" not in words:
+            kept = tmp_path_factory.mktemp("kept") / "r"
+            made_before[repr((method, words))] = shutil.copytree(folder, kept)
+        return records
 
     return run
 

@@ -22,6 +22,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import feddg_bench
+import feddg_bench as fb
 from feddg_bench.analysis.report.gather import gather
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.runs import read_runs
@@ -94,57 +95,107 @@ def test_run_prints_one_table_and_keeps_every_round(feddg: Run, tmp_path: Path) 
     assert again.out == done.out
 
 
-def test_the_models_that_several_methods_kept_are_named(feddg: Run) -> None:
-    run = ("run", "--method", "fedavg,fedprox", "--scenario", "ip-o-c", "--keep", "best", *TINY)
-    said = feddg(*run).out.splitlines()
-    models = said.index("Models: feddg-bench predict KEY IMAGES --results runs --which best")
-    keys = {path.stem for path in Path("runs/runs").glob("*.json")}
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    """Return the results of two methods with two seeds, which several tests look at."""
+    folder = tmp_path_factory.mktemp("made")
+    fb.run(
+        ["fedavg", "fedprox"],
+        scenario="ip-o-c",
+        seeds=2,
+        settings={
+            "clients": 4,
+            "per_round": 2,
+            "rounds": 2,
+            "data.image_size": 8,
+            "data.id_test_fraction": 0.5,
+            "data.id_val_fraction": 0.3,
+        },
+        results=folder,
+        keep=["best"],
+        cache_dir=cache,
+        quiet=True,
+    )
+    return folder
+
+
+RAN = ("run", "--method", "fedavg,fedprox", "--scenario", "ip-o-c", "--seeds", "0,1", *TINY)
+
+
+def test_what_is_said_of_several_methods_and_seeds(feddg: Run, made: Path) -> None:
+    """Models that were kept, means and deviations; every method has the same clients."""
+    done = feddg(*RAN, "--keep", "best", "--results", made)
+    assert done.err.count("already done") == 4
+    assert "±" in done.out
+    said = done.out.splitlines()
+    models = said.index(f"Models: feddg-bench predict KEY IMAGES --results {made} --which best")
     named = [line.split() for line in said[models + 1 :]]
-    assert {words[0] for words in named} == keys
+    records = list(ResultsStore(made))
+    assert {words[0] for words in named} == {record.key for record in records}
     assert [words[1:] for words in named] == [
-        [method, "ip-o-c", "seed", "0"] for method in ("fedavg", "fedprox")
+        [title, "ip-o-c", "seed", seed] for seed in "01" for title in ("FedAvg", "FedProx")
     ]
+    for seed in (0, 1):
+        pair = [record for record in records if record.seed == seed]
+        assert {record.method for record in pair} == {"fedavg", "fedprox"}
+        assert len({record.partition.hash for record in pair}) == 1
+        assert len({json.dumps([e.cohort for e in r.rounds]) for r in pair}) == 1
 
-
-def test_seeds_give_mean_and_deviation(feddg: Run) -> None:
-    arguments = ("run", "--scenario", "ip-o-c", "--seeds", "0,1", *TINY)
-    done = feddg(*arguments, "--json")
-    assert done.code == 0, done.err
-    answer = json.loads(done.out)
+    answer = json.loads(feddg(*RAN, "--method", "fedavg", "--results", made, "--json").out)
     assert [run["seed"] for run in answer["runs"]] == [0, 1]
-    assert answer["runs"][0]["key"] != answer["runs"][1]["key"]
-    records = [json.loads(Path(file).read_text()) for file in answer["files"]]
-    last = [100 * r["rounds"][-1]["evaluation"]["test"]["chalk"]["accuracy"] for r in records]
+    last = [
+        100 * r.rounds[-1].evaluation["test"]["chalk"]["accuracy"]
+        for r in records
+        if r.method == "fedavg"
+    ]
     cell = answer["tables"][0]["rows"][0]["test"]
     assert cell["mean"] == pytest.approx(np.mean(last))
     assert cell["std"] == pytest.approx(np.std(last, ddof=1))
-    assert "±" in feddg(*arguments).out
 
 
-def test_a_record_that_cannot_be_read_is_still_to_do(feddg: Run, tmp_path: Path) -> None:
-    arguments = ("run", "--scenario", "ip-o-c", *TINY)
-    assert feddg(*arguments).code == 0
-    assert "1 there" in feddg(*arguments, "--dry-run").out
-    (path,) = (tmp_path / "runs/runs").glob("*.json")
+def test_a_record_that_cannot_be_read_is_still_to_do(
+    feddg: Run, made: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(made, tmp_path / "runs")
+    assert "4 there" in feddg(*RAN, "--dry-run").out
+    path = next((tmp_path / "runs/runs").glob("*.json"))
     path.write_bytes(path.read_bytes()[:200])
-    assert "1 to do" in feddg(*arguments, "--dry-run").out
+    assert "3 there, 1 to do" in feddg(*RAN, "--dry-run").out
     assert path.exists()  # looking moves nothing
 
 
-def test_same_clients_for_every_method(feddg: Run, tmp_path: Path) -> None:
-    for method in ("fedavg", "fedprox"):
-        feddg("run", "--method", method, "--scenario", "ip-o-c", *TINY)
-    records = list(ResultsStore(tmp_path / "runs"))
-    assert len({record.method for record in records}) == 2
-    assert len({record.partition.hash for record in records}) == 1
-    assert len({json.dumps([e.cohort for e in r.rounds]) for r in records}) == 1
-
-
-def test_erm_pools_whatever_the_recipe_says(feddg: Run, tmp_path: Path) -> None:
-    done = feddg("run", "--method", "erm", "--scenario", "ip-o-c", *TINY)
+def planned(feddg: Run, *words: object) -> list[Any]:
+    """Return the runs that a command would make."""
+    done = feddg("run", *words, "--dry-run", "--json")
     assert done.code == 0, done.err
-    (record,) = ResultsStore(tmp_path / "runs")
-    assert record.partition.clients == 1
+    plans: list[Any] = json.loads(done.out)
+    return plans
+
+
+def test_what_a_command_would_run(feddg: Run, tmp_path: Path) -> None:
+    assert len(planned(feddg, "--scenario", "all", *TINY)) == 12
+    one = ("--scenario", "ip-o-c")
+    (erm,) = planned(feddg, "--method", "erm", *one, *TINY)
+    assert erm["settings"]["partition"]["kind"] == "pooled"
+    keys = [
+        planned(feddg, *one, *TINY, "backbone.name=mobilenet_v2", *more)[0]["key"]
+        for more in ((), ("train.depthwise_sums=false",), ("train.depthwise_sums=true",))
+    ]
+    assert keys[0] == keys[1] != keys[2]
+
+    config = tmp_path / "mine.yaml"
+    config.write_text("train: {lr: 0.5, batch_size: 16}\n")
+    given = ("--config", config, "--set", "lr=0.125", "train.weight_decay=1e-4")
+    train = planned(feddg, *one, *TINY, *given)[0]["settings"]["train"]
+    assert (train["lr"], train["batch_size"], train["weight_decay"]) == (0.125, 16, 1e-4)
+
+    recipe = tmp_path / "tiny.yaml"
+    recipe.write_text(
+        "settings: {data: {image_size: 8}, partition: {clients: 3}, federation: {per_round: 3}}\n"
+        "datasets: {digits4: }\n"
+    )
+    (run,) = planned(feddg, "--recipe", recipe, *one)
+    assert run["settings"]["data"]["image_size"] == 8
 
 
 def test_lodo_has_no_validation_domain(feddg: Run) -> None:
@@ -152,51 +203,6 @@ def test_lodo_has_no_validation_domain(feddg: Run) -> None:
     (row,) = json.loads(done.out)["tables"][0]["rows"]
     assert row["val"] is None
     assert row["test"]["mean"] > 0
-
-
-def test_all_scenarios_are_twelve(feddg: Run) -> None:
-    done = feddg("run", "--scenario", "all", *TINY, "--rounds", "1", "--json")
-    assert done.code == 0, done.err
-    assert len(json.loads(done.out)["runs"]) == 12
-
-
-def test_depthwise_sums_have_a_key_of_their_own(feddg: Run) -> None:
-    run = (
-        *("run", "--scenario", "ip-o-c", *TINY, "--rounds", "1", "--json"),
-        *("backbone.name=mobilenet_v2", "backbone.pretrained=false", "evaluation.splits=[val]"),
-    )
-    keys = [
-        json.loads(feddg(*run, *more, "--dry-run").out)[0]["key"]
-        for more in ((), ("train.depthwise_sums=false",), ("train.depthwise_sums=true",))
-    ]
-    assert keys[0] == keys[1] != keys[2]
-    done = feddg(*run, "train.depthwise_sums=true")
-    assert done.code == 0, done.err
-    (record,) = json.loads(done.out)["runs"]
-    assert record["key"] == keys[2]
-    assert record["settings"]["train"]["depthwise_sums"] is True
-
-
-def test_config_file_and_overrides_in_order(feddg: Run, tmp_path: Path) -> None:
-    config = tmp_path / "mine.yaml"
-    config.write_text("train: {lr: 0.5, batch_size: 16}\n")
-    run = ("run", "--scenario", "ip-o-c", *TINY, "--config", config, "--json")
-    done = feddg(*run, "--set", "lr=0.125", "train.weight_decay=1e-4")
-    train = json.loads(done.out)["runs"][0]["settings"]["train"]
-    assert (train["lr"], train["batch_size"], train["weight_decay"]) == (0.125, 16, 1e-4)
-
-
-def test_recipe_of_ones_own(feddg: Run, tmp_path: Path) -> None:
-    recipe = tmp_path / "tiny.yaml"
-    recipe.write_text(
-        "settings: {backbone: {name: small_cnn, pretrained: false}, data: {image_size: 8},"
-        " partition: {clients: 3}, federation: {rounds: 1, per_round: 3}}\n"
-        "datasets: {digits4: }\n"
-    )
-    done = feddg("run", "--recipe", recipe, "--scenario", "ip-o-c", "--workers", "1", "--json")
-    (run,) = json.loads(done.out)["runs"]
-    assert run["recipe"] == "tiny"
-    assert run["settings"]["data"]["image_size"] == 8
 
 
 def test_split_csv_decides_the_splits(feddg: Run, tmp_path: Path) -> None:
@@ -546,13 +552,14 @@ def test_several_methods_under_several_protocols(feddg):
 
 
 def test_several_methods_end_in_one_table_with_differences_to_the_first(feddg, tmp_path):
-    run = ("run", "--method", "FedProx,FedAvg", "--seeds", "0,1", *TINY, "--rounds", "1")
+    run = ("run", "--method", "FedProx,FedAvg", *TINY, "--rounds", "1")
     done = feddg(*run)
     assert done.code == 0, done.err
     assert "set-up: FedProx, FedAvg: small_cnn from scratch at 8 px, 1 round, 2 of 4" in done.err
-    assert "estimate: 16 runs in about " in done.err
-    (title,) = [line for line in done.out.splitlines() if line.startswith("Digits4, leave two")]
-    assert title.split(",")[-1].strip() == "mean over 4 scenarios: accuracy in %"
+    assert "estimate: 8 runs in about " in done.err
+    said = " ".join(done.out.split())
+    assert "Digits4, leave two" in said
+    assert ", mean over 4 scenarios: accuracy in % " in said
     assert "minus FedProx" in done.out
     assert done.out.splitlines()[-1] == "Each scenario: feddg-bench tables generic --results runs"
     (row,) = [line for line in done.out.splitlines() if line.startswith(" FedAvg ")]
@@ -587,7 +594,7 @@ def test_profiles_side_by_side(feddg):
     assert done.code == 0, done.err
     assert [p["method"] for p in json.loads(done.out)] == ["fedavg", "fedprox"]
     table = feddg("profile", "--methods", "fedavg,fedprox", *one)
-    assert "fedprox" in table.out
+    assert "FedProx" in table.out
     assert "x bare" in table.out
 
 
