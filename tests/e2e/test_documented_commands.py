@@ -51,6 +51,7 @@ PARSED = (
     "data prepare pacs",
     "data show pacs",
     "run --methods all --dataset pacs --recipe laptop --tuned",
+    "run --dataset planted_tint --method ccst",
     "sweep strength",
     "figures strength",
 )
