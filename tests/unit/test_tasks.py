@@ -633,7 +633,7 @@ def test_all_means_the_methods_that_suit_the_data_set(feddg, caplog):
     command = (*LANDSAT, "--method", "all", "--scenario", "a-b-g", "lr=0.01", "--dry-run", "--json")
     code, out, err = feddg(*command)
     assert code == 0, err
-    assert sorted({run["run"].split()[0] for run in json.loads(out)}) == ABLE
+    assert sorted({run["settings"]["method"] for run in json.loads(out)}) == ABLE
     said = [record.getMessage() for record in caplog.records]
     assert said == [
         f"{name} is left out: {name} cannot learn a regression such as landsat"
