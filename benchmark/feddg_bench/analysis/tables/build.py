@@ -18,12 +18,11 @@ from feddg_bench.analysis.tables.columns import (
     MeasuredColumn,
     measured_columns,
     shown_columns,
-    varied_keys,
 )
 from feddg_bench.analysis.tables.commands import fill_commands
 from feddg_bench.analysis.tables.describe import COMPARED, RECIPES, Description, RunFilter
 from feddg_bench.analysis.tables.grid import DASH, MARKS, REFERENCE, Bold, Entry, Grid, Line, Mark
-from feddg_bench.analysis.tables.rows import Row, by_round, choose_rows, filled, on_split
+from feddg_bench.analysis.tables.rows import Row, by_round, choose_rows, fill_rows, on_split
 from feddg_bench.analysis.tables.setups import departures, own_choices
 from feddg_bench.records.published import Published, published_accuracy, published_number
 from feddg_bench.records.record import ScenarioRecord
@@ -86,8 +85,7 @@ def build(
     """
     columns = measured_columns(description, select)
     chosen = choose_rows(description, columns, runs, variants) if rows is None else rows
-    free = varied_keys(description)
-    sheet = _Sheet(description, columns, [filled(name, row, columns, free) for row in chosen])
+    sheet = _Sheet(description, columns, fill_rows(name, description, columns, chosen))
     groups = description.groups
     if sheet.collapsed:
         groups = [group.led_by_iqm() for group in groups]

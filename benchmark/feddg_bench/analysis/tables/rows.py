@@ -65,8 +65,22 @@ def make_rows(
     Raises:
         DataError: If one cell would hold runs that differ, or one run twice.
     """
-    rows = choose_rows(description, columns, runs, variants)
-    return [filled(table, row, columns, varied_keys(description)) for row in rows]
+    return fill_rows(table, description, columns, choose_rows(description, columns, runs, variants))
+
+
+def fill_rows(
+    table: str,
+    description: Description,
+    columns: Sequence[MeasuredColumn],
+    rows: Sequence[Row],
+) -> list[Row]:
+    """Return the rows of `choose_rows` with the numbers of their runs.
+
+    Raises:
+        DataError: If one cell would hold runs that differ, or one run twice.
+    """
+    free = varied_keys(description)
+    return [_filled(table, row, columns, free) for row in rows]
 
 
 def choose_rows(
@@ -112,12 +126,8 @@ def choose_rows(
     return rows
 
 
-def filled(table: str, row: Row, columns: Sequence[MeasuredColumn], free: Collection[str]) -> Row:
-    """Return a row with the numbers of its runs; they may differ in the settings ``free``.
-
-    Raises:
-        DataError: If one cell would hold runs that differ, or one run twice.
-    """
+def _filled(table: str, row: Row, columns: Sequence[MeasuredColumn], free: Collection[str]) -> Row:
+    """Return a row with the numbers of its runs; they may differ in the settings ``free``."""
     full = Row(row.spec, row.label, row.where, row.variant)
     order = sorted(row.members, key=lambda run: (run.scenario, run.seed, run.key))
     of_filter = {key: fitting(order, own) for key, own in _filters(columns).items()}
