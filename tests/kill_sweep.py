@@ -80,7 +80,7 @@ def kill_sweep(folder: Path, *, jobs: int, kills: int, copies: int, seed: int) -
     Raises:
         AssertionError: If a job is missing, doubled, cut short or has other numbers.
     """
-    import feddg_bench.runs.run  # noqa: F401 - before the forks, which then start at once
+    import feddg_bench.runs.driver  # noqa: F401 - before the forks, which then start at once
 
     rng = random.Random(seed)  # noqa: S311 - instants, not secrets
     sweep, results, logs = folder / "tiny.yaml", folder / "results", folder / "logs"

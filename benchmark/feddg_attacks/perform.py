@@ -34,8 +34,8 @@ from feddg_bench.data.partition import PARTITION_RULES
 from feddg_bench.engine.devices import open_executor
 from feddg_bench.plugins import load_method
 from feddg_bench.records.rules import split_metric
+from feddg_bench.runs.driver import train
 from feddg_bench.runs.request import Datasets, Plan, Request
-from feddg_bench.runs.run import train
 from feddg_bench.runs.setup import RunData, open_federation, start
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from feddg_bench.core.messages import Task, content
 from feddg_bench.core.method import Method
 from feddg_bench.data.client_images import ClientImages
 from feddg_bench.data.federated import Federation
-from feddg_bench.engine.build import build_run_method
+from feddg_bench.engine.construction import build_run_method
 from feddg_bench.engine.worker import Worker, WorkerSpec
 
 MOST_NUMBERS = 2048

@@ -23,7 +23,7 @@ _FACE = {
     "load_records": "records.frame",
     "load_model": "runs.kept",
     "open_dataset": "runs.images",
-    "build_method": "engine.build",
+    "build_method": "engine.construction",
     "Method": "core.method",
     "MethodSettings": "config.schema",
     "Client": "core.client",

@@ -22,7 +22,7 @@ from feddg_bench.core.server import Server as Server
 from feddg_bench.data.dataset import DomainDataset as DomainDataset
 from feddg_bench.data.heterogeneity import heterogeneous_counts as heterogeneous_counts
 from feddg_bench.data.heterogeneity import heterogeneous_indices as heterogeneous_indices
-from feddg_bench.engine.build import build_method as build_method
+from feddg_bench.engine.construction import build_method as build_method
 from feddg_bench.records.frame import load_records as load_records
 from feddg_bench.runs.images import open_dataset as open_dataset
 from feddg_bench.runs.kept import load_model as load_model

@@ -93,7 +93,7 @@ def run(
     request.check(plans, again=again)
 
     from feddg_bench.cli.display import ConsoleReport
-    from feddg_bench.runs.run import execute_all
+    from feddg_bench.runs.driver import execute_all
     from feddg_bench.tracking.tracker import Tracker
 
     with ExitStack() as stack:

@@ -14,7 +14,7 @@ from feddg_bench.config.schema import RunSettings
 from feddg_bench.core.messages import LocalUpdate, Reply, Task, decode, encode, nbytes
 from feddg_bench.core.server import Server
 from feddg_bench.data.federated import Federation
-from feddg_bench.engine.build import build_run_method
+from feddg_bench.engine.construction import build_run_method
 from tests.benchmarks.rows import Row, benchmark, cpu, pacs_run, rounds
 
 REPLIES, REPEATS, A_MACHINE = 8, 5, 8

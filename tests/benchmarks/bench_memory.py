@@ -25,8 +25,8 @@ from feddg_bench.config.schema import Resources
 from feddg_bench.data.federated import Federation
 from feddg_bench.engine.executors import ProcessExecutor, SerialExecutor
 from feddg_bench.engine.worker import peak_memory_mib
+from feddg_bench.runs.driver import train
 from feddg_bench.runs.request import Request
-from feddg_bench.runs.run import train
 from feddg_bench.runs.setup import start
 from tests.benchmarks.rows import Row, benchmark, pacs_run, rounds
 from tests.helpers import children

@@ -17,7 +17,7 @@ from feddg_bench.config.schema import RunSettings
 from feddg_bench.core.messages import LocalUpdate, Reply, nbytes
 from feddg_bench.core.server import Server
 from feddg_bench.data.federated import Federation
-from feddg_bench.engine.build import build_run_method
+from feddg_bench.engine.construction import build_run_method
 from feddg_bench.engine.worker import keep_freed_memory
 from tests.benchmarks.rows import Row, benchmark
 

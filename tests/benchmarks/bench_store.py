@@ -17,10 +17,10 @@ from PIL import Image
 from feddg_bench.config.schema import Resources
 from feddg_bench.data.federated import Federation
 from feddg_bench.data.image_folders import ImageFolderDataset
-from feddg_bench.data.store import open_store
+from feddg_bench.data.image_store import open_store
 from feddg_bench.engine.executors import SerialExecutor
+from feddg_bench.runs.driver import train
 from feddg_bench.runs.request import Request
-from feddg_bench.runs.run import train
 from feddg_bench.runs.setup import start
 from tests.benchmarks.rows import Row, benchmark
 

@@ -8,7 +8,7 @@ from lightning import Trainer
 from torch.utils.data import DataLoader, TensorDataset
 
 from feddg_bench.common.errors import DataError, SettingsError
-from feddg_bench.engine.build import build_method
+from feddg_bench.engine.construction import build_method
 from feddg_bench.plugins import names
 from tests.helpers import bitwise, refused
 

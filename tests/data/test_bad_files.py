@@ -14,7 +14,7 @@ from feddg_bench.common.errors import DataError, SettingsError, printable, unkno
 from feddg_bench.config.keys import file_digest
 from feddg_bench.config.schema import DataSettings
 from feddg_bench.data.dataset import image_facts, pixels_of, read_image
-from feddg_bench.data.store import check_stores, decoded_sizes, open_store
+from feddg_bench.data.image_store import check_stores, decoded_sizes, open_store
 from feddg_datasets.digits4 import Digits4
 from feddg_datasets.folder import Folder
 

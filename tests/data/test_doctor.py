@@ -14,10 +14,10 @@ import pytest
 from PIL import Image
 
 from feddg_bench.common.errors import DataError
+from feddg_bench.data.image_store import open_store
 from feddg_bench.data.inspect.doctor import Diagnosis, Finding, examine, sign
 from feddg_bench.data.inspect.signatures import load_signatures, save_signatures, signature
 from feddg_bench.data.splits import read_split_csv
-from feddg_bench.data.store import open_store
 from feddg_datasets.digits4 import Digits4
 from feddg_datasets.pacs import PACS
 from tests.helpers import refused

@@ -22,11 +22,11 @@ from torchvision.transforms import Resize
 
 from feddg_bench.common.errors import DataError, PluginError
 from feddg_bench.data import decoding
-from feddg_bench.data import store as store_module
+from feddg_bench.data import image_store as store_module
 from feddg_bench.data.dataset import DomainDataset
 from feddg_bench.data.decoding import Layout
 from feddg_bench.data.image_folders import ImageFolderDataset
-from feddg_bench.data.store import check_store, open_store
+from feddg_bench.data.image_store import check_store, open_store
 from feddg_datasets.pacs import PACS
 from tests.helpers import refused
 
@@ -356,7 +356,7 @@ def test_an_unreadable_image_is_named_by_any_process(many, cache, tmp_path):
 UNGUARDED = """
 import sys
 from pathlib import Path
-from feddg_bench.data.store import open_store
+from feddg_bench.data.image_store import open_store
 from many_images import Many
 
 open_store(Many(Path(sys.argv[1])), 8, Path(sys.argv[2]), processes=2)
@@ -381,7 +381,7 @@ def test_a_script_without_a_main_guard_does_not_hang(many, cache, tmp_path):
 STARTED = """
 import sys
 from pathlib import Path
-from feddg_bench.data.store import open_store
+from feddg_bench.data.image_store import open_store
 from many_images import Many
 
 if __name__ == "__main__":
@@ -484,7 +484,7 @@ from pathlib import Path
 
 import numpy as np
 
-from feddg_bench.data.store import open_store
+from feddg_bench.data.image_store import open_store
 from many_images import Many
 
 root, cache, own = map(Path, sys.argv[1:])

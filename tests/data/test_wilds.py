@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from feddg_bench.common.errors import DataError
+from feddg_bench.data.image_store import open_store
 from feddg_bench.data.inspect.doctor import examine
 from feddg_bench.data.protocols import scenarios
 from feddg_bench.data.splits import SPLITS
-from feddg_bench.data.store import open_store
 from feddg_bench.plugins import load_dataset, names
 from feddg_datasets.shared.wilds import quiet
 from tests.fabricate import fabricate

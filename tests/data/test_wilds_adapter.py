@@ -15,9 +15,9 @@ from PIL import Image
 from feddg_bench import cli
 from feddg_bench.common.errors import DataError, PluginError
 from feddg_bench.data.dataset import square
+from feddg_bench.data.image_store import open_store
 from feddg_bench.data.protocols import scenarios
 from feddg_bench.data.splits import SPLITS
-from feddg_bench.data.store import open_store
 from feddg_bench.records.store import ResultsStore
 from feddg_datasets.shared.wilds import quiet
 from feddg_datasets.shared.wilds_adapter import AdaptedWilds, from_wilds, wilds_class

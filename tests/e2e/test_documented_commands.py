@@ -38,8 +38,8 @@ DRY = ("run", "sweep", "tune")
 
 STOPPED = {
     "attack": "feddg_attacks.judges.open_judges",
-    "profile": "feddg_bench.runs.profile.profile",
-    "data download vgg19": "feddg_bench.data.fetch.weights.obtain_weights",
+    "profile": "feddg_bench.runs.time_profile.profile",
+    "data download vgg19": "feddg_bench.data.fetch.style_networks.obtain_weights",
     "data download": "feddg_bench.data.fetch.obtain.obtain",
 }
 """Long commands and downloads, without a dry run -> where they stop: all was checked by then."""

@@ -22,9 +22,9 @@ from safetensors.torch import save
 
 from feddg_bench.common.errors import RunInterruptedError
 from feddg_bench.config.keys import file_digest
-from feddg_bench.data.fetch import download, hub, obtain
+from feddg_bench.data.fetch import hub, obtain, transfer
 from feddg_bench.data.fetch.mirrors import Download
-from feddg_bench.data.fetch.weights import WEIGHTS
+from feddg_bench.data.fetch.style_networks import WEIGHTS
 from feddg_datasets.officehome import OfficeHome
 from feddg_datasets.pacs import PACS
 from feddg_datasets.rmnist import RotatedMNIST
@@ -50,7 +50,7 @@ def feddg(feddg: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: 
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("FEDDG_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(download, "WAITS", (0.0, 0.0))
+    monkeypatch.setattr(transfer, "WAITS", (0.0, 0.0))
 
     def run(*arguments: object, command: str = "download") -> Outcome:
         return feddg("data", command, *arguments)

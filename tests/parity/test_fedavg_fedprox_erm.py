@@ -19,7 +19,7 @@ from feddg_bench.core.messages import LocalUpdate, Reply, Task
 from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
 from feddg_bench.data.federated import Federation
-from feddg_bench.engine.build import build_run_method
+from feddg_bench.engine.construction import build_run_method
 from feddg_methods.erm import balanced_parts
 from feddg_methods.fedavg import FedAvg
 from feddg_methods.fedprox import proximal_gradient

@@ -21,7 +21,7 @@ from feddg_attacks.kinds.gradient_inversion import (
 from feddg_attacks.pictures import GAP, LEFT, TOP, cases, sheet
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.layers import merge
-from feddg_bench.engine.build import build_method
+from feddg_bench.engine.construction import build_method
 from tests.privacy.scenes import CLIENTS, EACH, scene_of
 from tests.privacy.test_membership import pictures
 

@@ -12,7 +12,7 @@ from feddg_attacks.attack import Attack
 from feddg_attacks.kinds.gradient_inversion import GradientInversion, gradient_of, invert
 from feddg_attacks.kinds.style_inversion import StyleInversion, new_painter, train_painter
 from feddg_bench.common.parallel import in_threads
-from feddg_bench.engine.build import build_method
+from feddg_bench.engine.construction import build_method
 from tests.privacy.scenes import attacked_federation, scene_of
 from tests.privacy.test_gradient_inversion import ONE_STEP
 from tests.privacy.test_style_inversion import PIXEL

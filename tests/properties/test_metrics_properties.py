@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import pearsonr
 from sklearn.metrics import accuracy_score, f1_score
 
-from feddg_bench.core.metrics import worst_group
+from feddg_bench.engine.evaluation import worst_group
 from feddg_bench.records.metrics import accuracy, macro_f1, pearson
 
 labels = st.integers(0, 5)

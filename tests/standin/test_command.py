@@ -180,7 +180,7 @@ def test_two_processes_on_two_devices_compute_what_the_cpu_does(
 
     run = ("run", "--method", "fedccrl", "--json", *TINY)
     *expected, cpu = rounds(feddg(*run, "--device", "cpu", "--workers", "1"))
-    monkeypatch.setattr("feddg_bench.runs.run.open_executor", opened)
+    monkeypatch.setattr("feddg_bench.runs.driver.open_executor", opened)
     *found, name = rounds(feddg(*run, "--device", "standin:1,0", "--results", "there"))
     assert same == dict.fromkeys(KINDS, True)
     assert found == expected

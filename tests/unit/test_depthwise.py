@@ -13,14 +13,14 @@ from torch.func import functional_call, grad, vmap
 
 from feddg_bench.config.schema import BackboneSettings, Resources
 from feddg_bench.core.batch_norm import foldable, folded, freeze_batch_norm
-from feddg_bench.engine.build import build_method
+from feddg_bench.engine.construction import build_method
 from feddg_bench.engine.executors import SerialExecutor
 from feddg_bench.engine.timing import synthetic_federation
 from feddg_bench.models import depthwise
 from feddg_bench.models.backbones import Backbone, build_backbone
 from feddg_bench.models.depthwise import DepthwiseConv2d, sum_depthwise, weight_gradient
+from feddg_bench.runs.driver import train
 from feddg_bench.runs.request import Request
-from feddg_bench.runs.run import train
 from feddg_bench.runs.setup import start
 
 CASES = [

@@ -20,9 +20,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from feddg_bench.common.errors import DataError, SettingsError
-from feddg_bench.data.fetch import download
-from feddg_bench.data.fetch.download import fetch
+from feddg_bench.data.fetch import transfer
 from feddg_bench.data.fetch.mirrors import Download
+from feddg_bench.data.fetch.transfer import fetch
 from tests.helpers import refused
 from tests.loopback import serving
 
@@ -35,8 +35,8 @@ Trick = Callable[[Any, bytes], None]
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "WAITS", (0.0, 0.0, 0.0))
-    monkeypatch.setattr(download, "TIMEOUT", 5.0)
+    monkeypatch.setattr(transfer, "WAITS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(transfer, "TIMEOUT", 5.0)
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
 
@@ -132,8 +132,8 @@ class TestOneMirror:
         self, site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         waited: list[float] = []
-        monkeypatch.setattr(download, "WAITS", (1.0, 2.0, 4.0))
-        monkeypatch.setattr(download.time, "sleep", waited.append)
+        monkeypatch.setattr(transfer, "WAITS", (1.0, 2.0, 4.0))
+        monkeypatch.setattr(transfer.time, "sleep", waited.append)
         site.tricks[FILE] = [
             status(503),
             status(503, Retry_After="7"),
@@ -150,7 +150,7 @@ class TestOneMirror:
             handler.wfile.flush()
             site.released.wait(20)
 
-        monkeypatch.setattr(download, "TIMEOUT", 0.2)
+        monkeypatch.setattr(transfer, "TIMEOUT", 0.2)
         site.tricks[FILE] = [silent]
         fetch([site.url + FILE], tmp_path / "f", WANTED)
         assert (tmp_path / "f").read_bytes() == BODY
@@ -337,7 +337,7 @@ class TestAddresses:
 class TestThisMachine:
     def test_no_room(self, site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         usage = type(shutil.disk_usage(tmp_path))(10**6, 10**6, 250_000)
-        monkeypatch.setattr(download.shutil, "disk_usage", lambda _: usage)
+        monkeypatch.setattr(transfer.shutil, "disk_usage", lambda _: usage)
         with refused(DataError, "300,000 bytes are to come and 250,000 are free"):
             fetch([site.url + FILE], tmp_path / "f", WANTED)
         (tmp_path / "f.part").write_bytes(BODY[:60_000])
@@ -368,7 +368,7 @@ class TestThisMachine:
         site.tricks[FILE] = [slow]
         code = (
             "import signal, sys\nfrom pathlib import Path\n"
-            "from feddg_bench.data.fetch.download import fetch\n"
+            "from feddg_bench.data.fetch.transfer import fetch\n"
             "from feddg_bench.data.fetch.mirrors import Download\n"
             # A shell starts what it runs in the background deaf to Ctrl-C, and children inherit it.
             "signal.signal(signal.SIGINT, signal.default_int_handler)\n"

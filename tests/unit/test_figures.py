@@ -37,7 +37,7 @@ from feddg_bench.analysis.figures.embedding import embed
 from feddg_bench.analysis.figures.generalisation import generalisation
 from feddg_bench.analysis.figures.gradcam import explain, grad_cam
 from feddg_bench.analysis.figures.overhead import overhead
-from feddg_bench.analysis.figures.partition import heat_maps
+from feddg_bench.analysis.figures.partition_map import heat_maps
 from feddg_bench.analysis.figures.rankings import critical_difference, profiles, ranks
 from feddg_bench.analysis.figures.scores import convergence, leaderboard, swept
 from feddg_bench.analysis.figures.series import Selection, series

@@ -18,8 +18,8 @@ from feddg_bench.engine.executors import SerialExecutor
 from feddg_bench.engine.timing import synthetic_federation
 from feddg_bench.models.backbones import Backbone, build_backbone
 from feddg_bench.models.networks import InPlaceReLU6
+from feddg_bench.runs.driver import train as train_run
 from feddg_bench.runs.request import Request
-from feddg_bench.runs.run import train as train_run
 from feddg_bench.runs.setup import start, warn_of_slow_bf16
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddg_bench.core.metrics import measure, worst_group
 from feddg_bench.core.tasks import TASKS
+from feddg_bench.engine.evaluation import measure, worst_group
 from feddg_bench.records.metrics import (
     METRICS,
     accuracy,

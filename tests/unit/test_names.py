@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -18,3 +18,10 @@ def test_no_public_function_or_class_is_defined_twice() -> None:
                     found[node.name].append(str(path.relative_to(ROOT)))
     assert found
     assert {name: places for name, places in found.items() if len(places) > 1} == {}
+
+
+def test_no_two_modules_of_the_core_have_one_name() -> None:
+    core = ROOT / "benchmark" / "feddg_bench"
+    times = Counter(path.name for path in core.rglob("*.py") if path.name != "__init__.py")
+    assert times
+    assert {name for name, count in times.items() if count > 1} == set()

@@ -11,14 +11,14 @@ from torch.testing import assert_close
 
 from feddg_bench.common import portable as environment
 from feddg_bench.common.errors import SettingsError
-from feddg_bench.engine import portable
-from feddg_bench.engine.portable import use_portable
+from feddg_bench.engine import portable_functions
+from feddg_bench.engine.portable_functions import use_portable
 from tests.helpers import refused
 
 pytestmark = pytest.mark.skipif(
     "avx2" not in environment.cpu_flags(), reason="this CPU has no AVX2"
 )
-NAMES = sorted(portable._functions())
+NAMES = sorted(portable_functions._functions())
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,7 @@ from feddg_bench.common.files import shipped
 from feddg_bench.config.layers import merge, validate
 from feddg_bench.config.recipes import READINGS, load_recipe, recipe_names
 from feddg_bench.config.schema import MethodSettings, RunSettings
-from feddg_bench.engine.build import build_run_method
+from feddg_bench.engine.construction import build_run_method
 from feddg_bench.outlines import outline_of, read_outline, write_outline
 from feddg_bench.plugins import (
     check_name,

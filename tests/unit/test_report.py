@@ -25,7 +25,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from feddg_bench.analysis.report.gather import gather
 from feddg_bench.analysis.report.page import embedded, figures, render
-from feddg_bench.analysis.report.runs import POINTS
+from feddg_bench.analysis.report.run_details import POINTS
 from feddg_bench.analysis.tables.build import build
 from feddg_bench.analysis.tables.describe import read_filter
 from feddg_bench.analysis.tables.generic import leaderboards

@@ -26,12 +26,12 @@ from feddg_bench.common.errors import DataError, PluginError, SettingsError
 from feddg_bench.config.schema import AugmentSettings, BackboneSettings
 from feddg_bench.data.augment import Augment, to_float
 from feddg_bench.data.dataset import DomainDataset, Listing
+from feddg_bench.data.image_store import decoded_sizes, open_store
 from feddg_bench.data.inspect.contact_sheet import contact_sheet
 from feddg_bench.data.inspect.doctor import examine
 from feddg_bench.data.partition import Partition
 from feddg_bench.data.protocols import Scenario
 from feddg_bench.data.splits import read_split_csv, split_by_domain
-from feddg_bench.data.store import decoded_sizes, open_store
 from feddg_bench.engine.compatibility import check_fit, methods_for
 from feddg_bench.engine.evaluation import evaluate
 from feddg_bench.engine.timing import synthetic_federation

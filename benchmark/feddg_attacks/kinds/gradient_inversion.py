@@ -35,7 +35,7 @@ from feddg_bench.common.streams import torch_generator
 from feddg_bench.core.messages import nbytes
 from feddg_bench.core.method import Method
 from feddg_bench.data.augment import to_float
-from feddg_bench.engine.build import build_run_method
+from feddg_bench.engine.construction import build_run_method
 
 Objective = Literal["cosine", "dlg"]
 OBJECTIVES: tuple[Objective, ...] = ("cosine", "dlg")

@@ -72,7 +72,7 @@ def _counts(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _row(name: str, data_root: Path | None, cache: Path) -> dict[str, Any]:
-    from feddg_bench.data.store import decoded_sizes
+    from feddg_bench.data.image_store import decoded_sizes
 
     dataset: DomainDataset | type[DomainDataset] = load_dataset(name)
     folder, here = None, True
@@ -230,7 +230,7 @@ def prepare_command(
     sizes = [] if size is None else _sizes(size)
 
     from feddg_bench.common.files import cache_dir as find_cache
-    from feddg_bench.data.store import open_store
+    from feddg_bench.data.image_store import open_store
 
     opened, cache = make_dataset(dataset, data_root), find_cache(cache_dir)
     if sizes:

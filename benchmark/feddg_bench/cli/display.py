@@ -20,8 +20,8 @@ from feddg_bench.runs.request import Plan
 if TYPE_CHECKING:
     from feddg_bench.core.loop import RoundResult
     from feddg_bench.records.record import RunRecord
-    from feddg_bench.runs.profile import Profile
     from feddg_bench.runs.setup import Run
+    from feddg_bench.runs.time_profile import Profile
 
 
 class ConsoleReport(Display, Observer):

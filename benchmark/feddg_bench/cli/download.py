@@ -49,7 +49,7 @@ def download_command(
     """
     from feddg_bench.data.dataset import DomainDataset
     from feddg_bench.data.fetch.obtain import check_offer, obtain
-    from feddg_bench.data.fetch.weights import WEIGHTS, WeightsDownload, obtain_weights
+    from feddg_bench.data.fetch.style_networks import WEIGHTS, WeightsDownload, obtain_weights
     from feddg_bench.data.locations import data_home, remember_root
 
     known = names("data set")

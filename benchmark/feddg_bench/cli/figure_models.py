@@ -73,7 +73,7 @@ class PartitionCommand(Output, Names):
 
     def __call__(self) -> None:
         """Run the command."""
-        from feddg_bench.analysis.figures.partition import By
+        from feddg_bench.analysis.figures.partition_map import By
 
         if self.by not in get_args(By):
             raise SettingsError(unknown("--by", self.by, get_args(By)))
@@ -90,7 +90,7 @@ class PartitionCommand(Output, Names):
             .one_scenario(datasets)
             .plan(datasets)
         ]
-        from feddg_bench.analysis.figures.partition import partition_picture
+        from feddg_bench.analysis.figures.partition_map import partition_picture
         from feddg_bench.runs.setup import RunData
 
         data = RunData(self.cache_dir)

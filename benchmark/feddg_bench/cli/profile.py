@@ -34,8 +34,8 @@ class ProfileCommand(Machine, Experiment):
         request = self.request(resources, rounds=rounds + 1).one_scenario(datasets)
 
         from feddg_bench.engine.timing import synthetic_federation
-        from feddg_bench.runs.profile import profile
         from feddg_bench.runs.setup import RunData, open_federation
+        from feddg_bench.runs.time_profile import profile
 
         measured = []
         data = RunData(resources.cache_dir)

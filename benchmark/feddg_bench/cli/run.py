@@ -218,7 +218,7 @@ def _run_all(
     """Run what is not recorded yet, then print the table."""
     from feddg_bench.analysis.tables.summary import compared, summary, summary_json
     from feddg_bench.cli.display import ConsoleReport, terminal_table
-    from feddg_bench.runs.run import execute_all
+    from feddg_bench.runs.driver import execute_all
     from feddg_bench.tracking.tracker import Tracker
 
     store = open_results(resources.results)

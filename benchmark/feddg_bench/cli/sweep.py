@@ -21,7 +21,7 @@ from feddg_bench.runs.request import Datasets, check_weights, say_cautions
 from feddg_bench.sweeps.failures import Failures
 
 if TYPE_CHECKING:
-    from feddg_bench.data.store import OnDecoded
+    from feddg_bench.data.image_store import OnDecoded
     from feddg_bench.sweeps.definition import Sweep
     from feddg_bench.sweeps.jobs import Job
     from feddg_bench.sweeps.search import Search

@@ -31,7 +31,7 @@ from feddg_bench.core.messages import Payload
 from feddg_bench.core.method import Method
 from feddg_bench.data.decoding import Layout
 from feddg_bench.data.federated import Federation
-from feddg_bench.data.store import check_store
+from feddg_bench.data.image_store import check_store
 from feddg_bench.engine.executors import PoolExecutor, RemoteWorker, WorkerEnd
 from feddg_bench.engine.gpu import device_name
 from feddg_bench.engine.worker import WorkerSpec

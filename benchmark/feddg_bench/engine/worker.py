@@ -49,11 +49,11 @@ from feddg_bench.data.augment import to_float
 from feddg_bench.data.client_images import ClientImages, ImageBank, Lent
 from feddg_bench.data.federated import Federation
 from feddg_bench.engine.batched import fit_together
-from feddg_bench.engine.build import build_run_method
 from feddg_bench.engine.compatibility import steps_together
+from feddg_bench.engine.construction import build_run_method
 from feddg_bench.engine.flop import count_flop, peak_flops
 from feddg_bench.engine.gpu import use_gpu
-from feddg_bench.engine.portable import use_portable
+from feddg_bench.engine.portable_functions import use_portable
 from feddg_bench.protection.guarantee import noised
 from feddg_bench.protection.possible import one_by_one
 

@@ -127,7 +127,7 @@ def see_crossing(plan: Plan) -> Crossing:
     """
     from feddg_bench.engine.executors import SerialExecutor
     from feddg_bench.engine.timing import synthetic_federation
-    from feddg_bench.runs.run import train
+    from feddg_bench.runs.driver import train
     from feddg_bench.runs.setup import start
 
     settings, classes = plan.settings, len(plan.dataset.classes)

@@ -17,7 +17,7 @@ from feddg_bench.config.schema import Resources
 from feddg_bench.data.augment import to_float
 from feddg_bench.data.dataset import DomainDataset
 from feddg_bench.data.federated import measured_parts, spread
-from feddg_bench.data.store import Store
+from feddg_bench.data.image_store import Store
 from feddg_bench.runs.request import Datasets, Plan, Request
 from feddg_bench.runs.setup import RunData
 

@@ -27,8 +27,8 @@ from feddg_bench.core.method import Method
 from feddg_bench.core.prediction import Accepts
 from feddg_bench.data.augment import to_float
 from feddg_bench.data.dataset import pixels_of
-from feddg_bench.engine.build import Images, build_on
 from feddg_bench.engine.compatibility import check_fit, is_rgb
+from feddg_bench.engine.construction import Images, build_on
 from feddg_bench.outlines import outline_of
 from feddg_bench.plugins import load_dataset, load_method
 from feddg_bench.records.sources import read_json

@@ -44,7 +44,7 @@ class Recorder(Observer):
     """Writes the record, checkpoints, and the models that are kept.
 
     The run goes on from its checkpoint if there is one, which also knows what was to be kept.
-    ``keep`` and ``again`` are as in `feddg_bench.runs.run.execute`.
+    ``keep`` and ``again`` are as in `feddg_bench.runs.driver.execute`.
 
     Raises:
         DataError: If the checkpoint cannot be used.

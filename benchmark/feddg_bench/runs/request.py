@@ -617,7 +617,7 @@ def check_weights(plans: Iterable[Plan]) -> None:
             build_backbone(s.backbone, dataset.channels, rgb=is_rgb(dataset))
         files = outline(s.method).Settings.files
         if files and str((s.method, s.hyper)) not in seen:
-            from feddg_bench.engine.build import build_method
+            from feddg_bench.engine.construction import build_method
 
             seen.add(str((s.method, s.hyper)))
             build_method(s.method, num_classes=len(dataset.classes) or 1, **s.hyper)

@@ -21,9 +21,9 @@ from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
 from feddg_bench.data.dataset import DomainDataset
 from feddg_bench.data.federated import Federation, count_images, imbalance, make_federation, spread
-from feddg_bench.data.store import OnDecoded, Store, known_fingerprint, open_store
-from feddg_bench.engine.build import build_run_method
+from feddg_bench.data.image_store import OnDecoded, Store, known_fingerprint, open_store
 from feddg_bench.engine.compatibility import check_start
+from feddg_bench.engine.construction import build_run_method
 from feddg_bench.engine.devices import find_devices
 from feddg_bench.engine.executors import Executor
 from feddg_bench.engine.worker import WorkerSpec

@@ -95,7 +95,7 @@ class SweepWorker:
         return False, others
 
     def _run(self, job: Job, lease: Lease) -> None:
-        from feddg_bench.runs.run import execute
+        from feddg_bench.runs.driver import execute
 
         self.key = job.key
         try:

@@ -16,8 +16,8 @@ from feddg_bench.core.messages import Reply, Task, decode, encode, leaves
 from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
 from feddg_bench.data.federated import Federation
-from feddg_bench.engine.build import build_run_method
 from feddg_bench.engine.compatibility import check_fit, check_start
+from feddg_bench.engine.construction import build_run_method
 from feddg_bench.engine.evaluation import evaluate
 from feddg_bench.engine.executors import Executor, SerialExecutor
 from feddg_bench.engine.worker import WorkerSpec

@@ -26,10 +26,10 @@ from feddg_bench.data.federated import Federation
 from feddg_bench.engine.devices import open_executor
 from feddg_bench.engine.worker import WorkerSpec
 from feddg_bench.records.store import ResultsStore, open_results
+from feddg_bench.runs.driver import train
 from feddg_bench.runs.kept import read_model
 from feddg_bench.runs.observer import Observer
 from feddg_bench.runs.request import Plan
-from feddg_bench.runs.run import train
 from feddg_bench.runs.setup import Run, RunData, open_run
 
 

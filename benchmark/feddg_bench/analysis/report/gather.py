@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from feddg_bench import __version__
-from feddg_bench.analysis.report.runs import REPORTED_SPLITS, Details
+from feddg_bench.analysis.report.run_details import REPORTED_SPLITS, Details
 from feddg_bench.analysis.report.views import table_view
 from feddg_bench.analysis.tables.captions import RULE_SENTENCES
 from feddg_bench.analysis.tables.describe import RunFilter, fitting

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from feddg_bench.analysis.report.runs import REPORTED_SPLITS, Details, shown_metrics
+from feddg_bench.analysis.report.run_details import REPORTED_SPLITS, Details, shown_metrics
 from feddg_bench.analysis.tables.build import build
 from feddg_bench.analysis.tables.columns import Column, measured_columns
 from feddg_bench.analysis.tables.describe import (

@@ -18,8 +18,8 @@ import numpy as np
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.config.reading import plain_name
 from feddg_bench.data.dataset import DomainDataset
-from feddg_bench.data.fetch.download import OnBytes
 from feddg_bench.data.fetch.mirrors import HubDownload
+from feddg_bench.data.fetch.transfer import OnBytes
 from feddg_bench.data.image_folders import IMAGE_SUFFIXES, ImageFolderDataset
 
 ENDPOINT = "https://huggingface.co"

@@ -14,8 +14,8 @@ from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.common.files import write_whole
 from feddg_bench.data.dataset import DomainDataset
 from feddg_bench.data.fetch.archives import unpack_archive
-from feddg_bench.data.fetch.download import OnBytes, check_url, fetch
 from feddg_bench.data.fetch.mirrors import RECEIPT, Download, HubDownload
+from feddg_bench.data.fetch.transfer import OnBytes, check_url, fetch
 
 WORK = ".download"
 """Folder inside the data set's own, where files stay until they are whole and checked."""

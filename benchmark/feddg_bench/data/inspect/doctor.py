@@ -24,6 +24,7 @@ from feddg_bench.data.dataset import (
 )
 from feddg_bench.data.decoding import hashed_by_file
 from feddg_bench.data.image_folders import ImageFolderDataset
+from feddg_bench.data.image_store import check_stores
 from feddg_bench.data.inspect.signatures import (
     SIDE,
     Signatures,
@@ -32,7 +33,6 @@ from feddg_bench.data.inspect.signatures import (
     signature,
 )
 from feddg_bench.data.splits import SPLITS, read_split_csv
-from feddg_bench.data.store import check_stores
 
 SHOWN = 5
 """Most files named in a sentence; the finding lists all of them."""

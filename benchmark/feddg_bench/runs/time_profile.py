@@ -17,9 +17,9 @@ from feddg_bench.engine.executors import SerialExecutor
 from feddg_bench.engine.flop import Tally, count_flop, peak_flops, seconds_of
 from feddg_bench.engine.gpu import device_name
 from feddg_bench.engine.worker import Worker, peak_memory_mib
+from feddg_bench.runs.driver import train
 from feddg_bench.runs.observer import Observer
 from feddg_bench.runs.request import Plan
-from feddg_bench.runs.run import train
 from feddg_bench.runs.setup import Run, start
 
 _PHASES = ("training", "communication", "aggregation", "evaluation")

@@ -16,7 +16,7 @@ from feddg_bench.core.forms import check_uplink
 from feddg_bench.core.method import Method, written_in
 from feddg_bench.data.federated import Federation
 from feddg_bench.engine.compatibility import ImageFacts, check_fit, is_rgb
-from feddg_bench.engine.portable import use_portable
+from feddg_bench.engine.portable_functions import use_portable
 from feddg_bench.outlines import outline_of
 from feddg_bench.plugins import check_declared, load_method, plugin_name
 

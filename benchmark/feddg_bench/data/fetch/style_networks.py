@@ -10,9 +10,9 @@ from pathlib import Path
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.common.files import write_whole
 from feddg_bench.config.keys import file_digest
-from feddg_bench.data.fetch.download import fetch
 from feddg_bench.data.fetch.mirrors import Download
 from feddg_bench.data.fetch.obtain import Receipt, Show, work_folder
+from feddg_bench.data.fetch.transfer import fetch
 from feddg_bench.models.weights import load_tensors
 
 
