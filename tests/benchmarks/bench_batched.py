@@ -13,8 +13,8 @@ from torch.func import functional_call, vmap
 
 from feddg_bench.config.schema import Resources
 from feddg_bench.core.messages import Task, Weights
+from feddg_bench.data.federated import synthetic_federation
 from feddg_bench.engine.executors import SerialExecutor
-from feddg_bench.engine.timing import synthetic_federation
 from feddg_bench.models.networks import small_cnn
 from feddg_bench.runs.request import Request
 from feddg_bench.runs.setup import Run, RunData, open_run, start

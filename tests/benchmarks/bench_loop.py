@@ -18,9 +18,8 @@ from feddg_bench.config.schema import MethodSettings, RunSettings
 from feddg_bench.core.loop import federate
 from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
-from feddg_bench.data.federated import Federation
+from feddg_bench.data.federated import Federation, synthetic_federation
 from feddg_bench.engine.executors import SerialExecutor
-from feddg_bench.engine.timing import synthetic_federation
 from feddg_bench.engine.worker import WorkerSpec
 from feddg_bench.models.backbones import Backbone
 from feddg_bench.models.networks import small_cnn

@@ -15,8 +15,8 @@ from feddg_bench.config.layers import merge
 from feddg_bench.config.schema import Resources, RunSettings
 from feddg_bench.core.loop import RoundResult
 from feddg_bench.data.augment import to_float
+from feddg_bench.data.federated import synthetic_federation
 from feddg_bench.engine.executors import SerialExecutor
-from feddg_bench.engine.timing import synthetic_federation
 from feddg_bench.models import backbones
 from feddg_bench.models.networks import InPlaceReLU6
 from feddg_bench.plugins import names

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from feddg_bench.config.schema import Resources
 from feddg_bench.core.loop import RoundResult, federate
+from feddg_bench.data.federated import synthetic_federation
 from feddg_bench.engine.executors import Executor, SerialExecutor
-from feddg_bench.engine.timing import synthetic_federation
 from feddg_bench.runs.request import Request
 from feddg_bench.runs.setup import Run, start
 

@@ -16,12 +16,11 @@ import yaml
 from feddg_bench.common.errors import FeddgError
 from feddg_bench.config.schema import Resources
 from feddg_bench.records.store import ResultsStore
-from feddg_bench.sweeps import copies
-from feddg_bench.sweeps.copies import Copy
+from feddg_bench.sweeps import workers
 from feddg_bench.sweeps.definition import load_sweep
 from feddg_bench.sweeps.leases import Leases
 from feddg_bench.sweeps.search import Search, open_search
-from feddg_bench.sweeps.work import MAX_DEATHS
+from feddg_bench.sweeps.workers import MAX_DEATHS, Copy
 from tests import kill_sweep
 from tests.helpers import ended, start, wait_until
 
@@ -239,10 +238,10 @@ started: list[str] = []
 
 def test_workers_that_only_die_end_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until then, another process takes the dead one's device."""
-    monkeypatch.setattr(copies, "start_process", Dying)
+    monkeypatch.setattr(workers, "start_process", Dying)
     copy = Copy(Search(), Resources())
     with pytest.raises(FeddgError, match="none reached a run"):
-        copies.work_in_processes(copy, ["cuda:3"], lambda *_: None)
+        workers.work_in_processes(copy, ["cuda:3"], lambda *_: None)
     assert started == ["cuda:3"] * (MAX_DEATHS + 1)
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from feddg_bench.config.schema import Resources
 from feddg_bench.records.store import ResultsStore
-from feddg_bench.sweeps.copies import Copy, shared
 from feddg_bench.sweeps.definition import load_sweep
 from feddg_bench.sweeps.search import open_search
+from feddg_bench.sweeps.workers import Copy, shared
 from tests.e2e.test_sweep import write
 
 submitit = pytest.importorskip("submitit")

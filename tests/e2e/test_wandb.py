@@ -21,7 +21,7 @@ from feddg_bench.common.errors import RunInterruptedError
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.sweeps.definition import Range, load_sweep
 from feddg_bench.tracking import tracker as tracking
-from feddg_bench.tracking.values import metrics, run_summary
+from feddg_bench.tracking.tracker import metrics, run_summary
 
 TINY = (
     "partition.clients=4", "per_round=2", "rounds=2", "evaluation.every=1", "data.image_size=8",

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feddg_bench.common.errors import DataError
-from feddg_bench.data.fetch.archives import unpack_archive
+from feddg_bench.data.fetch.obtain import unpack_archive
 
 ROOM = 10**8
 

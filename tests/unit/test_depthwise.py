@@ -13,12 +13,11 @@ from torch.func import functional_call, grad, vmap
 
 from feddg_bench.config.schema import BackboneSettings, Resources
 from feddg_bench.core.batch_norm import foldable, folded, freeze_batch_norm
+from feddg_bench.data.federated import synthetic_federation
 from feddg_bench.engine.construction import build_method
 from feddg_bench.engine.executors import SerialExecutor
-from feddg_bench.engine.timing import synthetic_federation
-from feddg_bench.models import depthwise
 from feddg_bench.models.backbones import Backbone, build_backbone
-from feddg_bench.models.depthwise import DepthwiseConv2d, sum_depthwise, weight_gradient
+from feddg_bench.models.networks import DepthwiseConv2d, sum_depthwise, weight_gradient
 from feddg_bench.runs.driver import train
 from feddg_bench.runs.request import Request
 from feddg_bench.runs.setup import start
@@ -281,7 +280,7 @@ def test_a_round_takes_sums_where_maps_are_small(
         shapes.append((*gradient.shape[1:], sizes[0][0]))
         return weight_gradient(values, gradient, *sizes)
 
-    monkeypatch.setattr(depthwise, "weight_gradient", noted)
+    monkeypatch.setattr("feddg_bench.models.networks.weight_gradient", noted)
 
     def trained(**given: Any) -> Tensor:
         settings = {**FRAME, "train": {**SGD, **given}, "engine": {"clients": clients}}

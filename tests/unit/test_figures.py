@@ -34,12 +34,11 @@ from feddg_bench.analysis.figures.drawing import (
     styled,
 )
 from feddg_bench.analysis.figures.embedding import embed
-from feddg_bench.analysis.figures.generalisation import generalisation
-from feddg_bench.analysis.figures.gradcam import explain, grad_cam
+from feddg_bench.analysis.figures.image_grids import explain, grad_cam
 from feddg_bench.analysis.figures.overhead import overhead
 from feddg_bench.analysis.figures.partition_map import heat_maps
 from feddg_bench.analysis.figures.rankings import critical_difference, profiles, ranks
-from feddg_bench.analysis.figures.scores import convergence, leaderboard, swept
+from feddg_bench.analysis.figures.scores import convergence, generalisation, leaderboard, swept
 from feddg_bench.analysis.figures.series import Selection, series
 from feddg_bench.analysis.figures.training import wanted_rounds
 from feddg_bench.analysis.sheets import csv_lines

@@ -17,15 +17,21 @@ from feddg_bench.config.keys import canonical_settings
 from feddg_bench.config.schema import PrivacySettings
 from feddg_bench.core.messages import LocalUpdate, Reply, content, decode, encode
 from feddg_bench.core.method import Method
-from feddg_bench.core.sampling import sample_clients
+from feddg_bench.core.server import sample_clients
 from feddg_bench.engine.executors import ProcessExecutor
 from feddg_bench.plugins import load_method, names
 from feddg_bench.protection.accounting import epsilon, rdp_of_fixed
-from feddg_bench.protection.clipping import adapted_norm, clipped, gaussian, update_noise
 from feddg_bench.protection.guarantee import guarantee
 from feddg_bench.protection.possible import obstacles
 from feddg_bench.protection.sums import HiddenReplies
-from feddg_bench.protection.vectors import from_vector, to_vector
+from feddg_bench.protection.vectors import (
+    adapted_norm,
+    clipped,
+    from_vector,
+    gaussian,
+    to_vector,
+    update_noise,
+)
 from feddg_bench.testing import Subject, TaskRecorder, start_toy_run, toy_settings
 from feddg_bench.testing.contract import sums_are_enough_where_it_says_so
 from tests.helpers import ALL, bitwise, hyper, refused

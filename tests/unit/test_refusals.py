@@ -24,7 +24,7 @@ from feddg_bench.config.schema import (
     RunSettings,
     TrainSettings,
 )
-from feddg_bench.core.sampling import sample_clients
+from feddg_bench.core.server import sample_clients
 from feddg_bench.data.heterogeneity import heterogeneous_counts
 from feddg_bench.data.partition import make_partition
 from feddg_bench.data.protocols import scenarios

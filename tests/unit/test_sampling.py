@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from feddg_bench.core.sampling import sample_clients
+from feddg_bench.core.server import sample_clients
 
 CLIENTS = tuple(f"client_{i:03d}" for i in range(10))
 

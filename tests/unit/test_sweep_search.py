@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from feddg_bench.cli.display import Board
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.runs.request import Datasets, Request
-from feddg_bench.sweeps.board import Board
 from feddg_bench.sweeps.definition import Objective, Sweep, load_sweep
-from feddg_bench.sweeps.failures import Failures
-from feddg_bench.sweeps.jobs import Job
+from feddg_bench.sweeps.jobs import Failures, Job
 from feddg_bench.sweeps.leases import Leases
 from feddg_bench.sweeps.search import BayesSearch, mean_objective, open_search
 from tests.helpers import entry, make_record, measured, refused

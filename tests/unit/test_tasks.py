@@ -26,6 +26,7 @@ from feddg_bench.common.errors import DataError, PluginError, SettingsError
 from feddg_bench.config.schema import AugmentSettings, BackboneSettings
 from feddg_bench.data.augment import Augment, to_float
 from feddg_bench.data.dataset import DomainDataset, Listing
+from feddg_bench.data.federated import synthetic_federation
 from feddg_bench.data.image_store import decoded_sizes, open_store
 from feddg_bench.data.inspect.contact_sheet import contact_sheet
 from feddg_bench.data.inspect.doctor import examine
@@ -34,7 +35,6 @@ from feddg_bench.data.protocols import Scenario
 from feddg_bench.data.splits import read_split_csv, split_by_domain
 from feddg_bench.engine.compatibility import check_fit, methods_for
 from feddg_bench.engine.evaluation import evaluate
-from feddg_bench.engine.timing import synthetic_federation
 from feddg_bench.models.backbones import BACKBONES, Grey, build_backbone
 from feddg_bench.plugins import names, outline
 from feddg_bench.records.store import ResultsStore

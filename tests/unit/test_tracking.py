@@ -19,8 +19,7 @@ from feddg_bench.config.schema import Resources
 from feddg_bench.records.record import RoundRecord, RunRecord
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.tracking import tracker as tracking
-from feddg_bench.tracking.tracker import Tracker
-from feddg_bench.tracking.values import metrics, run_summary
+from feddg_bench.tracking.tracker import Tracker, metrics, run_summary
 from tests.helpers import entry, make_record, refused
 
 FAKE = """

@@ -20,16 +20,13 @@ import typer
 
 import feddg_bench
 from feddg_bench.cli.data import data_app
-from feddg_bench.cli.download import download_command
 from feddg_bench.cli.figures import figures_app
 from feddg_bench.cli.lists import datasets_app, methods_app, recipes_app, settings_command
 from feddg_bench.cli.predict import predict_command
-from feddg_bench.cli.profile import profile_command
-from feddg_bench.cli.report import report_command
 from feddg_bench.cli.results import results_app
-from feddg_bench.cli.run import resume_command, run_command
+from feddg_bench.cli.run import profile_command, resume_command, run_command
 from feddg_bench.cli.sweep import sweep_command
-from feddg_bench.cli.tables import tables_command
+from feddg_bench.cli.tables import report_command, tables_command
 from feddg_bench.cli.tune import tune_command
 from feddg_bench.common.errors import (
     FeddgError,
@@ -69,7 +66,6 @@ app.add_typer(methods_app, name="methods")
 app.add_typer(datasets_app, name="datasets")
 app.add_typer(recipes_app, name="recipes")
 app.command("settings")(settings_command)
-data_app.command("download")(download_command)
 app.add_typer(data_app, name="data")
 
 

@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
-from feddg_bench.analysis.figures.drawing import FORMATS, save
-from feddg_bench.cli.figure_models import (
-    gradcam_command,
-    landscape_command,
-    partition_command,
-    styles_command,
-    tsne_command,
+from feddg_bench.analysis.figures.drawing import FORMATS, Picture, save
+from feddg_bench.cli.options import (
+    CacheDir,
+    DataRoot,
+    Experiment,
+    Folders,
+    Machine,
+    Names,
+    Recording,
+    command,
+    record_folders,
 )
-from feddg_bench.cli.options import Folders, command, record_folders
-from feddg_bench.common.errors import DataError
+from feddg_bench.common.errors import DataError, SettingsError, unknown
+from feddg_bench.common.files import check_writable
 from feddg_bench.common.terminal import say
 from feddg_bench.config.reading import known_name, listed, read_names
+from feddg_bench.engine.compatibility import is_rgb
 from feddg_bench.extensions import extensions
 from feddg_bench.plugins import names
 from feddg_bench.records.runs import RecordedRun
+from feddg_bench.records.sources import FOLDERS
+from feddg_bench.runs.request import Datasets, Plan
 
 if TYPE_CHECKING:
-    from feddg_bench.analysis.figures.drawing import Picture
     from feddg_bench.analysis.figures.series import Selection
+    from feddg_bench.analysis.figures.training import Trained
     from feddg_bench.records.rules import Rule
 
 OF_RECORDS = {
@@ -55,6 +62,7 @@ figures_app = typer.Typer(
     "tsne, gradcam, landscape).",
 )
 
+Formats = Annotated[str, typer.Option(help="Comma-separated: png, pdf.")]
 Listed = Annotated[str | None, typer.Option(help="Comma-separated; default: all with records.")]
 One = Annotated[str | None, typer.Option(help="Default: all that have records.")]
 
@@ -77,7 +85,7 @@ class Records:
         str,
         typer.Option(help="Rounds that count: last, mean_last_5, best_by_val ...; see `tables`."),
     ] = "last"
-    format: Annotated[str, typer.Option(help="Comma-separated: png, pdf.")] = "png"
+    format: Formats = "png"
 
     def choice(self) -> Selection:
         """Return the selection of records that the options ask for."""
@@ -103,13 +111,7 @@ def _known(methods: str) -> Iterator[str]:
 
 def _pictures(name: str, runs: list[RecordedRun], choice: Selection) -> Iterable[Picture | str]:
     """Yield the figures called ``name``, or why there is none."""
-    from feddg_bench.analysis.figures import (
-        generalisation,
-        noise,
-        overhead,
-        rankings,
-        scores,
-    )
+    from feddg_bench.analysis.figures import noise, overhead, rankings, scores
     from feddg_bench.analysis.tables.generic import frames
 
     if name in scores.SWEEPS:
@@ -128,7 +130,7 @@ def _pictures(name: str, runs: list[RecordedRun], choice: Selection) -> Iterable
         return
     draws = {
         "convergence": scores.convergence,
-        "generalisation": generalisation.generalisation,
+        "generalisation": scores.generalisation,
         "leaderboard": scores.leaderboard,
         "profiles": rankings.profiles,
         "overhead": overhead.overhead,
@@ -192,8 +194,200 @@ def _at_least_one(drawn: Iterable[Picture | str]) -> Iterable[Picture | str]:
 
 for _name in OF_RECORDS:
     figures_app.command(_name, help=OF_RECORDS[_name])(_command(_name))
-figures_app.command("partition")(partition_command)
-figures_app.command("styles")(styles_command)
-figures_app.command("tsne")(tsne_command)
-figures_app.command("gradcam")(gradcam_command)
-figures_app.command("landscape")(landscape_command)
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where a picture goes, and in which formats."""
+
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write to. Default figures, beside the records.")
+    ] = None
+    format: Formats = "png"
+
+    def __post_init__(self) -> None:
+        read_names("format", self.format, FORMATS)  # before anything is trained
+
+    @property
+    def root(self) -> Path:
+        """The results folder that holds ``figures``."""
+        return FOLDERS[0]
+
+    @property
+    def folder(self) -> Path:
+        """Where the picture goes."""
+        return self.out or self.root / "figures"
+
+    def save(self, draw: Callable[[], Picture]) -> None:
+        """Draw a picture and write it."""
+        save(lambda: [draw()], self.folder, listed(self.format))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class PartitionCommand(Output, Names):
+    """Draw what each client holds. Images of each domain, or of each class."""
+
+    lambdas: Annotated[
+        str | None,
+        typer.Option("--heterogeneity", "--lambda", help="Comma-separated, such as 0,0.1,0.5,1."),
+    ] = None
+    by: Annotated[str, typer.Option(help="domain or label.")] = "domain"
+    data_root: DataRoot = None
+    cache_dir: CacheDir = None
+
+    def __call__(self) -> None:
+        """Run the command."""
+        from feddg_bench.analysis.figures.partition_map import By
+
+        if self.by not in get_args(By):
+            raise SettingsError(unknown("--by", self.by, get_args(By)))
+        values = (
+            [None] if self.lambdas is None else [_number(part) for part in self.lambdas.split(",")]
+        )
+        per_round = None if self.clients is None else 1  # nobody trains: K only must not exceed N
+        resources = Machine(self.data_root, self.cache_dir).resources()
+        datasets = Datasets(self.data_root)
+        plans = [
+            plan
+            for value in values
+            for plan in self.request(resources, heterogeneity=value, per_round=per_round)
+            .one_scenario(datasets)
+            .plan(datasets)
+        ]
+        from feddg_bench.analysis.figures.partition_map import partition_picture
+        from feddg_bench.runs.setup import RunData
+
+        data = RunData(self.cache_dir)
+        self.save(lambda: partition_picture(plans, data, cast("By", self.by)))
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise SettingsError(
+            f"cannot read --lambda {text!r}: expected numbers in [0, 1], such as 0,0.1,0.5,1"
+        ) from None
+
+
+At = Annotated[
+    str | None,
+    typer.Option(help="Rounds to look at, such as 1,5,50; 0 is before round 1. Default: the last."),
+]
+
+
+@dataclass(frozen=True)
+class Training(Output, Recording, Experiment):
+    """The runs whose models a figure needs, where they are computed, and where the figure goes."""
+
+    @property
+    def root(self) -> Path:
+        """The folder of their records."""
+        return self.results
+
+    def train(
+        self,
+        at: str | None,
+        method: str | None = None,
+        *,
+        updates: bool = False,
+        check: Callable[[Sequence[Plan]], None] = lambda _plans: None,
+    ) -> list[Trained]:
+        """Take the models that runs kept, or train each method up to the last round looked at.
+
+        ``check`` refuses methods of which the figure shows nothing.
+        """
+        resources = self.resources()
+        datasets = Datasets(resources.data_root)
+        instead = {} if method is None or self.method is not None else {"method": method}
+        request = self.request(resources, **instead)
+        shown = datasets.open(request.dataset)
+        if shown.task != "classification" or not is_rgb(shown):
+            raise SettingsError(
+                f"this figure shows classes of RGB images, and {shown.title} has none: choose "
+                f"another --dataset"
+            )
+        plans = request.one_scenario(datasets).plan(datasets)
+        check(plans)
+        check_writable(self.folder)
+
+        from feddg_bench.analysis.figures.training import trained_runs
+        from feddg_bench.cli.display import ConsoleReport
+
+        with ConsoleReport(len(plans)) as report:
+            return trained_runs(plans, resources, at, report, updates=updates)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class TsneCommand(Training):
+    """Draw t-SNE of the features of held-out images."""
+
+    at: At = None
+    images: Annotated[int, typer.Option(min=1, help="Images of a domain.")] = 100
+
+    def __call__(self) -> None:
+        """Run the command."""
+        runs = self.train(self.at)
+        from feddg_bench.analysis.figures.embedding import tsne_picture
+
+        self.save(lambda: tsne_picture(runs, self.images))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class GradCamCommand(Training):
+    """Draw where models look, by Grad-CAM."""
+
+    at: At = None
+    images: Annotated[int, typer.Option(min=1, help="Images of a domain.")] = 2
+
+    def __call__(self) -> None:
+        """Run the command."""
+        runs = self.train(self.at)
+        from feddg_bench.analysis.figures.image_grids import gradcam_picture
+
+        self.save(lambda: gradcam_picture(runs, self.images))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class LandscapeCommand(Training):
+    """Draw the losses of two clients around the global model. On the plane of their updates."""
+
+    at: Annotated[int | None, typer.Option(min=1, help="Round to draw; default the last.")] = None
+    pair: Annotated[
+        str | None,
+        typer.Option(help="Two clients of that round; default those whose domains differ most."),
+    ] = None
+    images: Annotated[int, typer.Option(min=1, help="Training images of a client.")] = 256
+    steps: Annotated[int, typer.Option(min=5, help="Points a side of the grid.")] = 21
+
+    def __call__(self) -> None:
+        """Run the command."""
+        runs = self.train(None if self.at is None else str(self.at), updates=True)
+        from feddg_bench.analysis.figures.landscape import landscape_picture
+
+        clients = () if self.pair is None else self.pair.split(",")
+        self.save(lambda: landscape_picture(runs, clients, self.images, self.steps))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class StylesCommand(Training):
+    """Draw images as they are and as methods restyle them."""
+
+    images: Annotated[int, typer.Option(min=1, help="Images of a domain.")] = 2
+
+    def __call__(self) -> None:
+        """Run the command."""
+        from feddg_bench.analysis.figures.image_grids import check_restyling, styles_picture
+
+        runs = self.train("1", "pardon,ccst,fedccrl", updates=True, check=check_restyling)
+        self.save(lambda: styles_picture(runs, self.images))
+
+
+for _name, _kind in (
+    ("partition", PartitionCommand),
+    ("styles", StylesCommand),
+    ("tsne", TsneCommand),
+    ("gradcam", GradCamCommand),
+    ("landscape", LandscapeCommand),
+):
+    figures_app.command(_name)(command(_kind))

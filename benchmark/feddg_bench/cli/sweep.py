@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +19,7 @@ from feddg_bench.common.terminal import say
 from feddg_bench.config.schema import Resources
 from feddg_bench.records.store import open_results
 from feddg_bench.runs.request import Datasets, check_weights, say_cautions
-from feddg_bench.sweeps.failures import Failures
+from feddg_bench.sweeps.jobs import Failures
 
 if TYPE_CHECKING:
     from feddg_bench.data.image_store import OnDecoded
@@ -124,12 +125,12 @@ def finish(search: Search, datasets: Datasets, resources: Resources, *, retry_fa
 
 
 def _run(search: Search, datasets: Datasets, resources: Resources, *, retry_failed: bool) -> bool:
+    from feddg_bench.cli.display import Board
     from feddg_bench.engine.devices import find_devices
     from feddg_bench.engine.gpu import placement
     from feddg_bench.runs.checkpoints import tidy
-    from feddg_bench.sweeps.board import Board
-    from feddg_bench.sweeps.copies import Copy, work_in_processes, work_on_ray
     from feddg_bench.sweeps.leases import Leases
+    from feddg_bench.sweeps.workers import Copy, work_in_processes, work_on_ray
 
     store, failures = open_results(resources.results), Failures(resources.results)
     store.check_writable()
@@ -173,24 +174,29 @@ def _submit(
     retry_failed: bool,
 ) -> None:
     """Submit workers for the runs that are left, or show the script."""
-    from feddg_bench.sweeps.copies import Array, Copy, shared
+    from feddg_bench.sweeps.workers import (
+        Copy,
+        shared,
+        slurm_executor,
+        slurm_parameters,
+        slurm_script,
+    )
 
     if resources.workers > 1:
         raise SettingsError("each job of Slurm makes one run at a time: give --jobs, not --workers")
-    pairs = (option.partition("=") for option in slurm.slurm or ())
-    array = Array(
+    parameters = slurm_parameters(
         jobs=slurm.jobs,
         threads=resources.threads,
         gpus=slurm.gpus_per_job,
         time=slurm.time,
         partition=slurm.partition,
-        more={key: value if sign else True for key, sign, value in pairs},
+        options=slurm.slurm or (),
     )
     folder = (resources.results / "slurm").resolve()
     if dry_run:
-        print(array.script(folder))
+        print(slurm_script(parameters, folder))
         return
-    executor = array.executor(folder)
+    executor = slurm_executor(parameters, folder)
     if retry_failed:
         Failures(resources.results).forget(job.key for job in search.jobs())
     _prepare(search, datasets, resources, lambda _done, _total: None)
@@ -262,7 +268,6 @@ def listing(name: str, search: Search, results: Path) -> str:
 
 def _summary(sweep: Sweep, search: Search, results: Path) -> str:
     """Return the summary of a finished sweep: counts, failures, and the best settings."""
-    from feddg_bench.sweeps.board import failures_text
     from feddg_bench.sweeps.search import mean_objective
 
     store, failures = open_results(results), Failures(results)
@@ -274,7 +279,7 @@ def _summary(sweep: Sweep, search: Search, results: Path) -> str:
         f"{sweep.name}: {len(jobs) - len(errors)} of {len(jobs)} runs in {from_here(store.runs)}"
     ]
     if errors:
-        lines.append(failures_text(errors, lambda key: titles[key]))
+        lines.append(_failures_text(errors, titles))
         lines.append("try them again with --retry-failed")
     goal = sweep.objective
     if goal is not None:
@@ -300,3 +305,14 @@ def _summary(sweep: Sweep, search: Search, results: Path) -> str:
 
 def _runs(n: int) -> str:
     return f"{n} run{'s' if n > 1 else ''}"
+
+
+def _failures_text(errors: Mapping[str, str], titles: Mapping[str, str]) -> str:
+    """Return the failures of a sweep as text, those with equal errors together."""
+    by_error: dict[str, list[str]] = {}
+    for key, error in errors.items():
+        by_error.setdefault(error, []).append(f"{titles[key]} ({key})")
+    return "\n".join(
+        f"{len(who)} failed: {error}\n  {', '.join(who[:5])}{', ...' if len(who) > 5 else ''}"
+        for error, who in by_error.items()
+    )

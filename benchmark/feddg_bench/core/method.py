@@ -18,11 +18,10 @@ from feddg_bench.core.client import Batch, Client
 from feddg_bench.core.flaws import check_loss
 from feddg_bench.core.lightning import LightningModule
 from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Weights
-from feddg_bench.core.prediction import Accepts, Prediction, answer
 from feddg_bench.core.state import ModuleState, bare_step
-from feddg_bench.core.tasks import CLASSIFICATION, TASKS
+from feddg_bench.core.tasks import CLASSIFICATION, TASKS, Accepts, Prediction, answer
 from feddg_bench.models.backbones import Backbone, build_backbone
-from feddg_bench.models.depthwise import sum_depthwise
+from feddg_bench.models.networks import sum_depthwise
 
 PREDICTED = 64
 """Most images that `Method.predict` computes at a time."""

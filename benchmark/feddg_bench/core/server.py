@@ -1,4 +1,4 @@
-"""What the server half works with: the global model, the broadcast, one way to ask clients."""
+"""What the server half works with: global model, broadcast, cohorts, one way to ask clients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
-from feddg_bench.common.errors import ClientError, DataError, PluginError, printable
+from feddg_bench.common.errors import ClientError, DataError, PluginError, SettingsError, printable
+from feddg_bench.common.streams import generator
 from feddg_bench.config.schema import FederationSettings
 from feddg_bench.core.flaws import Flaw, misfit, misform, nonfinite
 from feddg_bench.core.forms import Form
@@ -26,7 +27,6 @@ from feddg_bench.core.messages import (
     copied,
     nbytes,
 )
-from feddg_bench.core.sampling import sample_clients
 
 logger = logging.getLogger(__name__)
 
@@ -468,3 +468,34 @@ class Server:
         self.broadcast.versions, self.broadcast.received = saved.versions, saved.received
         self.memory = copied(saved.memory, home)
         self._executor.memories.update(saved.clients)
+
+
+def sample_clients(
+    clients: Sequence[str], size: int | None, *, seed: int, round: int, poisson: bool = False
+) -> tuple[str, ...]:
+    """Return the cohort of one round, drawn uniformly without replacement, in client order.
+
+    Args:
+        clients: All clients that hold images.
+        size: K, from 1 to the number of clients; ``None`` for all.
+        seed: Seed of the run.
+        round: Round number; every round has its own stream, whatever was drawn before.
+        poisson: Draw each client independently with probability K / N: cohorts have K clients on
+            average, and may be empty.
+
+    Raises:
+        SettingsError: If ``size`` is out of range.
+    """
+    if size is None:
+        return tuple(clients)
+    if not 1 <= size <= len(clients):
+        raise SettingsError(
+            f"cannot sample {size} of {len(clients)} clients a round; "
+            f"set --per-round to a number from 1 to {len(clients)}"
+        )
+    draws = generator(seed, "sampling", round)
+    if poisson:
+        taken = draws.random(len(clients)) < size / len(clients)
+        return tuple(client for client, take in zip(clients, taken, strict=True) if take)
+    chosen = draws.choice(len(clients), size, replace=False)
+    return tuple(clients[i] for i in sorted(chosen))

@@ -217,3 +217,51 @@ def make_federation(
         channels=dataset.channels,
         pixels=dataset.pixels,
     )
+
+
+def synthetic_federation(
+    clients: int,
+    per_client: int,
+    size: int,
+    num_classes: int,
+    *,
+    like: DomainDataset | Federation | None = None,
+) -> Federation:
+    """Return random images in clients of equal size, only for measurements; nothing is held out.
+
+    ``size`` is in pixels. Task, channels and pixel type are those of ``like``; by default, RGB
+    images are classified.
+    """
+    task, channels, pixels = "classification", 3, "uint8"
+    if like is not None:
+        task, channels, pixels = like.task, like.channels, like.pixels
+    rng = np.random.default_rng(0)
+    count = clients * per_client
+    shape = (count, size, size, channels)
+    images = (
+        rng.integers(0, 256, shape, dtype=np.uint8)
+        if pixels == "uint8"
+        else rng.standard_normal(shape, dtype=np.float32).astype(pixels)
+    )
+    labels = (
+        rng.integers(0, num_classes, count)
+        if task == "classification"
+        else rng.standard_normal(count, dtype=np.float32)
+    )
+    width = len(str(clients - 1))
+    parts = np.arange(count).reshape(clients, per_client)
+    names = {f"client_{i:0{width}}": part for i, part in enumerate(parts)}
+    return Federation(
+        images,
+        size,
+        labels,
+        names,
+        (),
+        1 if task == "regression" else num_classes,
+        sources=("synthetic",),
+        domain_ids=np.zeros(count, dtype=np.int64),
+        validation={name: part[: max(1, per_client // 10)] for name, part in names.items()},
+        task=task,
+        channels=channels,
+        pixels=pixels,
+    )

@@ -16,10 +16,9 @@ from feddg_bench.config.settle import own_settings
 from feddg_bench.core.messages import Payload, Reply, Task, content
 from feddg_bench.core.server import Protection, Server
 from feddg_bench.protection.accounting import epsilon
-from feddg_bench.protection.clipping import clipped, gaussian
 from feddg_bench.protection.possible import covered
 from feddg_bench.protection.sums import HiddenReplies
-from feddg_bench.protection.vectors import from_vector, to_vector
+from feddg_bench.protection.vectors import clipped, from_vector, gaussian, to_vector
 from feddg_bench.records.record import PrivacyRecord, RunRecord
 
 if TYPE_CHECKING:

@@ -22,9 +22,19 @@ from feddg_bench.config.schema import PrivacySettings
 from feddg_bench.core.aggregation import fold
 from feddg_bench.core.messages import LocalUpdate, Payload, Reply, content, nbytes
 from feddg_bench.core.server import NoReplyError, Server
-from feddg_bench.protection.clipping import adapted_norm, clipped, gaussian, update_noise
 from feddg_bench.protection.secure_sum import STAGES, SecureSum, TooFewError, from_ring, to_ring
-from feddg_bench.protection.vectors import Vector, form, forms_of, from_vector, length, to_vector
+from feddg_bench.protection.vectors import (
+    Vector,
+    adapted_norm,
+    clipped,
+    form,
+    forms_of,
+    from_vector,
+    gaussian,
+    length,
+    to_vector,
+    update_noise,
+)
 
 if TYPE_CHECKING:
     from feddg_bench.core.method import Method

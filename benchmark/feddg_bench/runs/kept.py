@@ -24,7 +24,7 @@ from feddg_bench.config.schema import KEEP, DataSettings, RunSettings
 from feddg_bench.core.flaws import misfit, nonfinite
 from feddg_bench.core.messages import Weights
 from feddg_bench.core.method import Method
-from feddg_bench.core.prediction import Accepts
+from feddg_bench.core.tasks import Accepts
 from feddg_bench.data.augment import to_float
 from feddg_bench.data.dataset import pixels_of
 from feddg_bench.engine.compatibility import check_fit, is_rgb

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
 
 from feddg_bench.common.errors import FeddgError
 from feddg_bench.common.terminal import duration
-from feddg_bench.config.schema import EvaluationSettings, Resources
-from feddg_bench.data.federated import spread
+from feddg_bench.config.schema import (
+    EngineSettings,
+    EvaluationSettings,
+    PrivacySettings,
+    Resources,
+    RunSettings,
+)
+from feddg_bench.core.messages import Task
+from feddg_bench.data.dataset import DomainDataset
+from feddg_bench.data.federated import Federation, spread, synthetic_federation
+from feddg_bench.engine.devices import count_workers, find_devices
+from feddg_bench.engine.flop import seconds_of
+from feddg_bench.engine.worker import Worker, WorkerSpec
 from feddg_bench.plugins import method_title
 from feddg_bench.runs.cards import shipped_card
 from feddg_bench.runs.request import Plan
+
+ENOUGH = 0.25
+"""Seconds of a step after which `seconds_an_image` does not try a larger one."""
+LARGEST = 128
+"""Most images of its steps: larger batches take as long for an image, and more memory."""
 
 
 def outlook(plans: Sequence[Plan], resources: Resources) -> Iterator[str]:
@@ -57,8 +79,7 @@ def expected_seconds(plans: Sequence[Plan], resources: Resources) -> tuple[float
     a built-in method that passes images through the network more often, as its card says, takes
     that much longer. Decoding, the server's work and start-up are not counted.
     """
-    from feddg_bench.engine.devices import count_workers, find_devices
-    from feddg_bench.engine.timing import seconds_an_image
+    from feddg_bench.engine.devices import find_devices
 
     workers = count_workers(resources, find_devices(resources.device))
     measured: dict[str, tuple[float, float]] = {}
@@ -106,3 +127,54 @@ def evaluations(settings: EvaluationSettings, rounds: int) -> int:
     """
     due = {r for r in range(settings.start, rounds + 1) if r % settings.every == 0}
     return len(due | {rounds})
+
+
+def seconds_an_image(
+    settings: RunSettings, pictures: DomainDataset | Federation, classes: int, resources: Resources
+) -> tuple[float, float]:
+    """Return the seconds that this machine takes to train on an image and to evaluate one.
+
+    Measured on random images with plain training (FedAvg) in the settings of a run, within about
+    two seconds. Steps grow up to the run's batch size, at most `LARGEST`, unless a small one takes
+    long. No random stream of a run moves: streams are named, and the generators are left as they
+    were.
+    """
+    size = min(settings.train.batch_size, LARGEST)
+    sizes = [n for n in (2, 8, 32) if n < size] + [size]
+    federation = synthetic_federation(1, size, settings.data.image_size, classes, like=pictures)
+    parts = {f"holds {n}": np.arange(n) for n in sizes}
+    once = {"local_epochs": 1, "optimizer_state": "reset"}
+    plain = settings.model_copy(
+        update={
+            "method": "fedavg",
+            "hyper": {},
+            "train": settings.train.model_copy(update=once),
+            "backbone": settings.backbone.model_copy(update={"pretrained": False, "weights": None}),
+            "engine": EngineSettings(),
+            "privacy": PrivacySettings(),
+        }
+    )
+    device, threads = find_devices(resources.device)[0], torch.get_num_threads()
+    try:
+        data = replace(federation, clients=parts, validation={})
+        worker = Worker(WorkerSpec(plain, data, device, resources.threads, counts=False))
+        weights = worker.method.state.federated_weights()
+        # Other programs, such as workers that start meanwhile, do not lengthen CPU time.
+        alone = device == "cpu" and resources.threads == 1
+        for n in sizes:
+            task = Task(f"holds {n}", "fit", 1, weights, {})
+            train = _seconds(partial(worker.run, task), device, alone=alone)
+            if train > ENOUGH:
+                break
+        rows = np.arange(n)
+        evaluate = _seconds(partial(worker.evaluate, weights, rows), device, alone=alone)
+    finally:
+        torch.set_num_threads(threads)
+    return train / n, evaluate / n
+
+
+def _seconds(work: Callable[[], object], device: str, *, alone: bool) -> float:
+    """Return the time of some work: CPU time of this process if it computes ``alone``."""
+    cpu = time.process_time()
+    wall = seconds_of(work, torch.device(device))
+    return time.process_time() - cpu if alone else wall

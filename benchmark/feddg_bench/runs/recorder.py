@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import json
 import logging
+import platform
+import subprocess
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
+import torch
+
+import feddg_bench
 from feddg_bench.common.errors import DataError
 from feddg_bench.common.files import write_whole
+from feddg_bench.common.portable import describe_cpu
 from feddg_bench.config.schema import Resources
 from feddg_bench.core.loop import RoundResult
 from feddg_bench.core.messages import Reply, Task, copied
+from feddg_bench.engine.devices import find_devices
 from feddg_bench.engine.flop import Tally
-from feddg_bench.records.record import Costs, RoundRecord, RunRecord, TimeRecord
+from feddg_bench.engine.gpu import device_name
+from feddg_bench.records.record import Costs, EnvironmentRecord, RoundRecord, RunRecord, TimeRecord
 from feddg_bench.records.rules import best_round, one_class_splits
 from feddg_bench.records.store import open_results
 from feddg_bench.runs.checkpoints import (
@@ -27,7 +37,6 @@ from feddg_bench.runs.checkpoints import (
     tidy,
 )
 from feddg_bench.runs.code import code_digest, has_changed
-from feddg_bench.runs.environment import environment
 from feddg_bench.runs.kept import save_model
 from feddg_bench.runs.observer import Observer
 from feddg_bench.runs.setup import Run, RunData
@@ -222,3 +231,32 @@ def best_so_far(record: RunRecord) -> int | None:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def environment(
+    resources: Resources, workers: int, *, device: str | None = None, portable: bool = False
+) -> EnvironmentRecord:
+    """Return what the last bits of numbers may depend on, and nothing that identifies a machine."""
+    versions = {"python": platform.python_version(), "feddg_bench": feddg_bench.__version__}
+    versions |= {"torch": str(torch.__version__)}
+    versions |= {name: version(name) for name in ("torchvision", "lightning")}
+    return EnvironmentRecord(
+        versions=versions,
+        system=f"{platform.system()} {platform.machine()}",
+        cpu=describe_cpu(),
+        portable=portable or None,
+        device=device or device_name(find_devices(resources.device)[0]),
+        threads=resources.threads,
+        workers=workers,
+        commit=_commit(),
+    )
+
+
+def _commit() -> str | None:
+    """Return the commit of the source tree this runs from, with ``+`` if it has changes."""
+    root = Path(__file__).parents[3]
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--abbrev=12", "--dirty=+"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    return done.stdout.strip() or None

@@ -15,8 +15,7 @@ from feddg_bench.common.streams import derive_seed
 from feddg_bench.records.store import ResultsStore, open_results
 from feddg_bench.runs.request import Datasets
 from feddg_bench.sweeps.definition import Choice, Point, Range, Sweep
-from feddg_bench.sweeps.failures import Failures
-from feddg_bench.sweeps.jobs import Job, jobs
+from feddg_bench.sweeps.jobs import Failures, Job, jobs
 from feddg_bench.sweeps.leases import Leases
 
 

@@ -39,8 +39,7 @@ from feddg_bench.records.tuning import (
 )
 from feddg_bench.runs.request import Datasets, Plan, Request, read_seeds, shared_out
 from feddg_bench.sweeps.definition import Choice, Point, Range, load_ranges
-from feddg_bench.sweeps.failures import Failures
-from feddg_bench.sweeps.jobs import Job, jobs
+from feddg_bench.sweeps.jobs import Failures, Job, jobs
 from feddg_bench.sweeps.search import Search
 
 SEEDS = "100-102"

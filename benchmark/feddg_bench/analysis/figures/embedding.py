@@ -18,8 +18,7 @@ from feddg_bench.analysis.figures.drawing import (
     entitle,
     new_figure,
 )
-from feddg_bench.analysis.figures.shared import figure_stem, title_of
-from feddg_bench.analysis.figures.training import Trained, sample
+from feddg_bench.analysis.figures.training import Trained, figure_stem, sample, title_of
 from feddg_bench.analysis.tables.titles import method_title
 from feddg_bench.common.errors import DataError
 from feddg_bench.common.streams import derive_seed

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from feddg_bench.analysis.figures.drawing import Picture, Sheet, entitle, new_figure
-from feddg_bench.analysis.figures.shared import figure_stem, holding, shares, title_of
-from feddg_bench.analysis.figures.training import Trained
+from feddg_bench.analysis.figures.training import Trained, figure_stem, holding, shares, title_of
 from feddg_bench.analysis.tables.titles import method_title
 from feddg_bench.common.errors import DataError, SettingsError, unknown
 from feddg_bench.common.streams import generator

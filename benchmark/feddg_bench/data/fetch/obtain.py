@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import tarfile
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +15,6 @@ from typing import Any
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.common.files import write_whole
 from feddg_bench.data.dataset import DomainDataset
-from feddg_bench.data.fetch.archives import unpack_archive
 from feddg_bench.data.fetch.mirrors import RECEIPT, Download, HubDownload
 from feddg_bench.data.fetch.transfer import OnBytes, check_url, fetch
 
@@ -199,3 +200,43 @@ class Receipt:
         }
         text = json.dumps({**self.about, "files": self.files}, indent=1, ensure_ascii=False)
         write_whole(self.path, f"{text}\n".encode())
+
+
+def unpack_archive(archive: Path, folder: Path, most_bytes: int) -> int:
+    """Unpack a tar file, compressed or not, into a new folder that appears when all is written.
+
+    What an earlier call left in the folder is replaced. An archive is refused if its files have
+    more than ``most_bytes`` in total.
+
+    Returns:
+        Number of files.
+
+    Raises:
+        DataError: If the archive is damaged or too large, if a member would lie outside the folder
+            or is a link or a device, or if the disk is full. Nothing is left then.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    unfinished = folder.with_name(f"{folder.name}.part")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    files = size = 0
+    try:
+        unfinished.mkdir(parents=True)
+        with tarfile.open(archive, "r|*") as opened:  # read as a stream, so unpacked only once
+            for member in opened:
+                if not (member.isreg() or member.isdir()):
+                    raise DataError(f"{archive} is not unpacked: {member.name!r} is no plain file")
+                files, size = files + member.isreg(), size + member.size
+                if size > most_bytes:
+                    raise DataError(f"{archive} is not unpacked: more than {most_bytes:,} bytes")
+                opened.extract(member, unfinished, filter="data")
+        unfinished.replace(folder)
+    except tarfile.FilterError as error:
+        raise DataError(f"{archive} is not unpacked: {error}") from error
+    except (tarfile.TarError, zlib.error, EOFError, ValueError) as error:
+        raise DataError(f"{archive} is damaged ({error}): get it again") from error
+    except OSError as error:  # gzip's or the disk's
+        text = error.strerror or error
+        raise DataError(f"cannot unpack {archive}: {text}; make room or get it again") from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return files

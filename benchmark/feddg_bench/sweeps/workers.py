@@ -11,7 +11,9 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -21,15 +23,23 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from feddg_bench.common.errors import FeddgError, RunInterruptedError, SettingsError
+from feddg_bench.common.errors import DataError, FeddgError, RunInterruptedError, SettingsError
 from feddg_bench.common.parallel import end_processes, start_process
 from feddg_bench.common.terminal import say
 from feddg_bench.config.schema import Resources
+from feddg_bench.records.store import open_results
+from feddg_bench.runs.observer import Observer
+from feddg_bench.runs.request import Datasets, Plan
+from feddg_bench.sweeps.jobs import Failures, Job
+from feddg_bench.sweeps.leases import Lease, Leases
 from feddg_bench.sweeps.search import Search
-from feddg_bench.sweeps.work import MAX_DEATHS, SweepWorker, Tell
+from feddg_bench.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
     from submitit import Executor
+
+    from feddg_bench.core.loop import RoundResult
+    from feddg_bench.runs.setup import Run
 
 GRACE = 20.0
 """Seconds in which a worker must let go of its run when asked."""
@@ -37,6 +47,137 @@ NOTICE = 120
 """Seconds before its time limit in which a job lets go of its run."""
 AGAIN = 1000
 """How often a job whose time is up is queued again."""
+POLL = 2.0
+"""Seconds between two looks at runs that other workers compute."""
+
+MAX_DEATHS = 3
+"""Workers that may die over one run, without one more round, before it is given up."""
+
+Tell = Callable[..., None]
+"""Called with ``begin``, ``round``, ``say``, ``end`` or ``failed``, the job's key, and facts."""
+
+
+# --------------------------------------------------------------------------------- one worker
+
+
+class LeaseLostError(Exception):
+    """Another worker took this run over while this one stood still."""
+
+
+class SweepWorker:
+    """Computes jobs in this process.
+
+    It also trains here, so ``workers`` must be 1.
+    """
+
+    def __init__(self, resources: Resources, tell: Tell) -> None:
+        from feddg_bench.engine.executors import SerialExecutor
+        from feddg_bench.runs.setup import RunData
+
+        self.resources = resources
+        self.tell = tell
+        self.store = open_results(resources.results)
+        self.failures = Failures(resources.results)
+        self.leases = Leases(resources.results / "claims")
+        self.executor = SerialExecutor()
+        self.datasets = Datasets(resources.data_root)
+        self.tracker = Tracker(resources, lambda text: tell("say", self.key, text))
+        self.key = ""
+        self._data = RunData(resources.cache_dir)
+
+    def work(self, search: Search, poll: float = POLL) -> None:
+        """Work until every job is recorded or has failed, by this worker or by another."""
+        while True:
+            taken, others = self._one(search)
+            if taken or search.grow():
+                continue
+            if not others and not search.left():
+                return
+            time.sleep(poll)
+
+    def _one(self, search: Search) -> tuple[bool, bool]:
+        """Compute the first free job; return whether there was one, and whether any is leased."""
+        finished = self.store.keys() | self.failures.keys()
+        held = self.leases.held()
+        others = False
+        for job in search.jobs():
+            if job.key in finished:
+                continue
+            lease = self.leases.take(job.key, held.get(job.key))
+            if lease is None:
+                others = True
+                continue
+            with lease:
+                results = (self.store.path(job.key), self.failures.path(job.key))
+                if any(path.exists() for path in results):  # the listing was old
+                    pass
+                elif lease.deaths < MAX_DEATHS:
+                    self._run(job, lease)
+                else:
+                    self._fail(
+                        job,
+                        f"{lease.deaths} workers died, most likely because memory ran out; "
+                        f"run it again with fewer --workers and --retry-failed",
+                    )
+            return True, others
+        return False, others
+
+    def _run(self, job: Job, lease: Lease) -> None:
+        from feddg_bench.runs.driver import execute
+
+        self.key = job.key
+        try:
+            plan = self._plan(job)
+            report = _Report(job.key, lease, self.tell)
+            with self.tracker:
+                execute(plan, self._data, self.executor, self.resources, report, self.tracker)
+        except LeaseLostError:
+            return
+        except Exception as error:  # kept, and the other runs go on
+            user = isinstance(error, FeddgError)
+            sentence = str(error) if user else f"{type(error).__name__}: {error}"
+            self._fail(job, sentence, "" if user else traceback.format_exc())
+            return
+        self.failures.forget([job.key])
+        self.tell("end", job.key)
+
+    def _fail(self, job: Job, sentence: str, details: str = "") -> None:
+        self.failures.save(job, sentence, details)
+        self.tell("failed", job.key, sentence)
+
+    def _plan(self, job: Job) -> Plan:
+        """Return a job's plan, which must still have the job's key."""
+        plan = job.plan(self.datasets, self.store.root)
+        if plan.key != job.key:
+            raise DataError(
+                f"{plan.settings.method} or a file it reads changed while the sweep ran; "
+                f"run the same command again"
+            )
+        return plan
+
+
+class _Report(Observer):
+    """Passes a run's progress on, and stops a run that another worker took over."""
+
+    def __init__(self, key: str, lease: Lease, tell: Tell) -> None:
+        self.key = key
+        self.lease = lease
+        self.tell = tell
+
+    def begin(self, run: Run) -> None:
+        """A run starts, or goes on from a checkpoint."""
+        self.tell("begin", self.key, run.done, run.plan.settings.federation.rounds)
+
+    def round(self, run: Run, result: RoundResult) -> None:
+        """A round ended."""
+        if self.lease.lost:
+            raise LeaseLostError
+        if result.round:
+            self.lease.survive()
+            self.tell("round", self.key, result.round)
+
+
+# ------------------------------------------------------------------------------ equal workers
 
 
 @dataclass(frozen=True)
@@ -181,71 +322,65 @@ def _between_runs() -> Iterator[None]:
         signal.signal(notice, queue_again)
 
 
-@dataclass(frozen=True)
-class Array:
-    """What is requested from Slurm.
+def slurm_parameters(
+    *, jobs: int, threads: int, gpus: int, time: str, partition: str | None, options: Iterable[str]
+) -> dict[str, Any]:
+    """Return what is requested from Slurm under submitit's names.
 
-    Attributes:
+    Args:
         jobs: Number of workers, each a job with one run at a time.
         threads: CPUs of each job.
         gpus: GPUs of each job.
         time: Time limit of each job, as Slurm writes it: ``MINUTES``, ``H:MM:SS`` or
             ``D-HH:MM:SS``.
         partition: Slurm's partition; ``None`` for the cluster's default.
-        more: Other options of ``sbatch``.
+        options: Other options of ``sbatch``, ``KEY`` or ``KEY=VALUE``.
+
+    Raises:
+        SettingsError: If the time cannot be read.
     """
+    parts = (option.partition("=") for option in options)
+    return {
+        "job_name": "feddg-bench",
+        "time": minutes(time),
+        "partition": partition,
+        "gpus_per_node": gpus or None,
+        "ntasks_per_node": 1,
+        "cpus_per_task": threads,
+        "array_parallelism": jobs,
+        "signal_delay_s": NOTICE,
+        "wckey": None,
+        "additional_parameters": {
+            "requeue": True,
+            **{key: value if sign else True for key, sign, value in parts},
+        },
+    }
 
-    jobs: int
-    threads: int = 1
-    gpus: int = 0
-    time: str = "4:00:00"
-    partition: str | None = None
-    more: Mapping[str, str | bool] | None = None
 
-    def parameters(self) -> dict[str, Any]:
-        """Return the request under submitit's names.
+def slurm_script(parameters: Mapping[str, Any], folder: Path) -> str:
+    """Return the script that would be submitted; logs go to ``folder``."""
+    slurm = _submitit().slurm.slurm
+    command = shlex.join([sys.executable, "-u", "-m", "submitit.core._submit", str(folder)])
+    count = parameters["array_parallelism"]
+    text: str = slurm._make_sbatch_string(command, folder, map_count=count, **parameters)
+    return text
 
-        Raises:
-            SettingsError: If the time cannot be read.
-        """
-        return {
-            "job_name": "feddg-bench",
-            "time": minutes(self.time),
-            "partition": self.partition,
-            "gpus_per_node": self.gpus or None,
-            "ntasks_per_node": 1,
-            "cpus_per_task": self.threads,
-            "array_parallelism": self.jobs,
-            "signal_delay_s": NOTICE,
-            "wckey": None,
-            "additional_parameters": {"requeue": True, **(self.more or {})},
-        }
 
-    def script(self, folder: Path) -> str:
-        """Return the script that would be submitted."""
-        slurm = _submitit().slurm.slurm
-        command = shlex.join([sys.executable, "-u", "-m", "submitit.core._submit", str(folder)])
-        text: str = slurm._make_sbatch_string(
-            command, folder, map_count=self.jobs, **self.parameters()
-        )
-        return text
+def slurm_executor(parameters: Mapping[str, Any], folder: Path) -> Executor:
+    """Return submitit's executor for this cluster.
 
-    def executor(self, folder: Path) -> Executor:
-        """Return submitit's executor for this cluster.
-
-        Raises:
-            SettingsError: If there is no Slurm here, or the time cannot be read.
-        """
-        parameters = self.parameters()
-        try:
-            executor: Executor = _submitit().SlurmExecutor(folder, max_num_timeout=AGAIN)
-        except RuntimeError as error:
-            raise SettingsError(
-                "there is no Slurm here, srun is not found: submit on a cluster's login node; "
-                "--dry-run shows the script anywhere"
-            ) from error
-        executor.update_parameters(**parameters)
-        return executor
+    Raises:
+        SettingsError: If there is no Slurm here.
+    """
+    try:
+        executor: Executor = _submitit().SlurmExecutor(folder, max_num_timeout=AGAIN)
+    except RuntimeError as error:
+        raise SettingsError(
+            "there is no Slurm here, srun is not found: submit on a cluster's login node; "
+            "--dry-run shows the script anywhere"
+        ) from error
+    executor.update_parameters(**parameters)
+    return executor
 
 
 def shared(resources: Resources) -> Resources:
