@@ -115,7 +115,7 @@ def check_items(items: Set[str], plans: Sequence[Plan]) -> None:
     known = {"weights"}
     for plan in plans:
         method = load_method(plan.settings.method)
-        hyper = own_settings(method, plan.settings)
+        hyper = own_settings(method.Settings, plan.settings)
         known.update(method.downlink, *method.sends(hyper).values())
     for item in sorted(items - known):
         raise SettingsError(unknown("item", item, known))
@@ -216,7 +216,7 @@ class Lab:
         if record is not None and not again and judged and record.has(items):
             return record
         method = load_method(plan.settings.method)
-        hyper = own_settings(method, plan.settings)
+        hyper = own_settings(method.Settings, plan.settings)
         attack.check(plan.settings, attacker, method.sends(hyper), items)
         if record is not None:  # what it has is looked at again
             both = items and record.items

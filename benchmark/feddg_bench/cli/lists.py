@@ -38,6 +38,7 @@ from feddg_bench.config.layers import (
     read_settings,
 )
 from feddg_bench.config.recipes import read_recipe, recipe_names
+from feddg_bench.config.schema import Section
 from feddg_bench.config.settle import recipe_layers, settle
 from feddg_bench.data.protocols import PROTOCOLS, scenarios
 from feddg_bench.extensions import extensions
@@ -362,10 +363,10 @@ def _draw_briefly(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
 def _settings(method: str, dataset: str, recipe: str, tuned: Layer) -> Iterator[dict[str, Any]]:
     """Yield every key with its value in a run, and where that comes from."""
     plugin = outline(method)
-    layers = recipe_layers(recipe, dataset, method, plugin)._replace(tuned=tuned)
-    images = load_dataset(dataset)
-    settings, origins = settle(layers, plugin, images).model_dump(mode="json"), layers.origins()
-    own = {"hyper": plugin.Settings, "world": images.Settings}
+    layers = recipe_layers(recipe, dataset, method, plugin.needs)._replace(tuned=tuned)
+    hyper, world = plugin.Settings, load_dataset(dataset).Settings
+    settings, origins = settle(layers, hyper, world).model_dump(mode="json"), layers.origins()
+    own: dict[str, type[Section]] = {"hyper": hyper, "world": world}
     values = dotted({key: value for key, value in settings.items() if key not in own})
     values |= {f"{key}.{name}": value for key in own for name, value in settings[key].items()}
     theirs = (pair for key, model in own.items() for pair in dotted_fields(model, f"{key}."))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.layers import dotted, merge, validate
@@ -16,26 +16,6 @@ ORIGINS = ("recipe", "method", "recipe", "tuned", "command", "command")
 
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
-
-
-class Declares(Protocol):
-    """What a method declares about settings."""
-
-    @property
-    def Settings(self) -> type[MethodSettings]:  # noqa: N802
-        """Model of its own settings."""
-
-    @property
-    def needs(self) -> Mapping[str, Any]:
-        """Settings of the run without which its mathematics do not hold."""
-
-
-class Configured(Protocol):
-    """What a data set declares about settings."""
-
-    @property
-    def Settings(self) -> type[DatasetSettings]:  # noqa: N802
-        """Model of its own settings."""
 
 
 class Layers(NamedTuple):
@@ -60,26 +40,30 @@ def recipe_layers(
     recipe: str,
     dataset: str,
     method: str = "",
-    plugin: Declares | None = None,
+    needs: Mapping[str, Any] = _NONE,
     readings: str = READINGS[0],
 ) -> Layers:
     """Return the layers of a recipe's run of a method on a data set, without tuning or user.
+
+    ``needs`` is what the method declares that it needs.
 
     Raises:
         SettingsError: If the recipe is unknown, or has no settings for the data set.
     """
     common, entry = load_recipe(recipe, dataset, method, readings)
     named = {"method": method, "dataset": dataset, "scenario": ""}
-    return Layers(common, plugin.needs if plugin else {}, entry, named=named)
+    return Layers(common, needs, entry, named=named)
 
 
 def settle(
-    layers: Layers, plugin: Declares | None = None, dataset: Configured | None = None
+    layers: Layers,
+    hyper: type[MethodSettings] | None = None,
+    world: type[DatasetSettings] | None = None,
 ) -> RunSettings:
     """Return the settings that layers decide.
 
-    ``hyper`` holds every value of the method's own settings, ``world`` of the data set's; they stay
-    as given without ``plugin`` or ``dataset``.
+    ``hyper`` and ``world`` are the models of the method's and the data set's own settings, of which
+    the result then holds every value; without a model they stay as given.
 
     Raises:
         SettingsError: If a setting is unknown or out of range.
@@ -88,22 +72,22 @@ def settle(
     if merged.get("partition", {}).get("kind") == "pooled":  # one client: there is no K to choose
         merged = merge(merged, {"federation": {"per_round": None}})
     settings = validate(RunSettings, merged)
-    if dataset is not None:
-        world = validate(dataset.Settings, settings.world, "world.")
-        settings = settings.model_copy(update={"world": world.model_dump(mode="json")})
-    if plugin is None:
+    if world is not None:
+        own = validate(world, settings.world, "world.")
+        settings = settings.model_copy(update={"world": own.model_dump(mode="json")})
+    if hyper is None:
         return settings
     try:
-        hyper = own_settings(plugin, settings)
+        values = own_settings(hyper, settings)
     except SettingsError as error:  # the user may have named several methods
         raise SettingsError(f"{settings.method}: {error}") from error
-    return settings.model_copy(update={"hyper": hyper.model_dump(mode="json")})
+    return settings.model_copy(update={"hyper": values.model_dump(mode="json")})
 
 
-def own_settings(plugin: Declares, settings: RunSettings) -> MethodSettings:
-    """Return the settings of a method's own.
+def own_settings(hyper: type[MethodSettings], settings: RunSettings) -> MethodSettings:
+    """Return the settings of a method's own, of which ``hyper`` is the model.
 
     Raises:
         SettingsError: If one is unknown or out of range.
     """
-    return validate(plugin.Settings, settings.hyper, "hyper.")
+    return validate(hyper, settings.hyper, "hyper.")

@@ -34,18 +34,8 @@ class ClientData(Protocol):
 
     def __len__(self) -> int: ...
 
-    def batches(
-        self,
-        *,
-        shuffle: bool,
-        augment: bool,
-        views: int,
-        companions: Tensor | None,
-        generator: torch.Generator,
-        parts: Iterable[Tensor] | None = None,
-        domains: Tensor | None = None,
-    ) -> Iterator[Batch]:
-        """Yield every image once, or only the given parts, in batches."""
+    def batches(self, **given: Any) -> Iterator[Batch]:
+        """Yield batches as `feddg_bench.data.client_images.ClientImages.batches` does."""
 
 
 class Received(Mapping[str, Any]):

@@ -106,7 +106,7 @@ def build_method(
             known = [field for model in sections.values() for field in model.model_fields]
             raise SettingsError(unknown(f"{name} setting", key, known))
         given = merge(given, {owners[0]: {key: value}})
-    layers = recipe_layers("quick", "digits4", name, method)._replace(named=given)
+    layers = recipe_layers("quick", "digits4", name, method.needs)._replace(named=given)
     checked, images = settle(layers), Images(task, channels)
     check_fit(checked, outline_of(method), images)
     return build_on(method, checked, images, num_classes=num_classes)
@@ -124,7 +124,7 @@ def build_on(
         PluginError: If the class breaks its contract, or raises an exception of its own.
     """
     check_declared(method)
-    hyper = own_settings(method, settings)
+    hyper = own_settings(method.Settings, settings)
     check_uplink(method.__name__, method.sends(hyper))
     backbone = {
         **settings.backbone.model_dump(mode="json"),

@@ -67,7 +67,7 @@ def _guarantee(settings: RunSettings, method: type[Method], clients: int) -> Pri
     if p.mechanism == "none":
         return record if p.aggregation == "secure" else None
     if p.mechanism == "dp_style":
-        sent = covered(method.sends(own_settings(method, settings)))
+        sent = covered(method.sends(own_settings(method.Settings, settings)))
         whose = "an image" if any(s.of_images for s in sent) else "a client"
         names = " and ".join(s.name for s in sent)
         # Noised at the client, an item may change from any value to any other: by two clip norms.

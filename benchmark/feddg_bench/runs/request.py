@@ -287,7 +287,7 @@ class Request:
             chosen = self._scenarios(protocol, dataset)
             for method in methods:
                 plugin = outline(method)
-                frame = recipe_layers(recipe, self.dataset, method, plugin, self.readings)
+                frame = recipe_layers(recipe, self.dataset, method, plugin.needs, self.readings)
                 if everything and (why := self._unfit(frame, protocol, dataset, recipe)):
                     _say_once(f"{method} is left out: {why}")
                     continue
@@ -546,7 +546,7 @@ def _settle(draft: Draft, seed: int) -> Plan:
     if files := set(layers.tuned.get("hyper", {})) & set(method.Settings.files):
         raise SettingsError(f"tuning chooses no files: the ledger of {name} has {files}")
     named = {**layers.named, "seed": seed}
-    settings = settle(layers._replace(named=named), method, dataset)
+    settings = settle(layers._replace(named=named), method.Settings, dataset.Settings)
     dataset = dataset.adjusted(settings.world)
     check_fit(settings, method, dataset, _rate(layers, recipe))
     dataset.decoded(settings.data)  # refuses settings that the data set cannot follow

@@ -77,8 +77,10 @@ def usual_settings(recipe: str, dataset: str, method: str = "") -> Mapping[str, 
         return None
     try:
         plugin = outline(method) if method else None
-        layers = recipe_layers(recipe, dataset, method, plugin)
-        settings = settle(layers, plugin, load_dataset(dataset))
+        layers = recipe_layers(recipe, dataset, method, plugin.needs if plugin else {})
+        settings = settle(
+            layers, plugin.Settings if plugin else None, load_dataset(dataset).Settings
+        )
     except FeddgError:
         return None
     return flatten(settings.model_dump(mode="json"))
