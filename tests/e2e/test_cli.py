@@ -153,6 +153,20 @@ def test_what_is_said_of_several_methods_and_seeds(feddg: Run, made: Path) -> No
     assert cell["std"] == pytest.approx(np.std(last, ddof=1))
 
 
+def test_runs_that_lack_a_model_to_keep_are_announced(
+    feddg: Run, made: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(made, tmp_path / "runs")
+    store = ResultsStore(tmp_path / "runs")
+    lacking = next(r.key for r in store if (r.method, r.seed) == ("fedavg", 1))
+    store.model(lacking, "best").unlink()
+    done = feddg(*RAN, "--method", "fedavg", "--keep", "best")
+    assert done.code == 0, done.err
+    assert "set-up: FedAvg: " in done.err
+    assert "estimate: 1 run in about " in done.err
+    assert store.has_models(lacking, ["best"])
+
+
 def test_a_record_that_cannot_be_read_is_still_to_do(
     feddg: Run, made: Path, tmp_path: Path
 ) -> None:
