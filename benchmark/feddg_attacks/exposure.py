@@ -11,9 +11,9 @@ from feddg_attacks.records import AttackRecord, AttackResult, overall
 from feddg_bench.analysis.sheets import csv_lines
 from feddg_bench.analysis.tables.grid import Grid, text_grid
 from feddg_bench.analysis.tables.setups import usual_settings
-from feddg_bench.analysis.tables.titles import dataset_title, method_title
 from feddg_bench.analysis.tables.writers import document
 from feddg_bench.config.layers import dotted
+from feddg_bench.plugins import dataset_title, method_title
 from feddg_bench.protection.possible import Sent, sent_by
 from feddg_bench.records.differences import assignments, differences, values, varying
 from feddg_bench.records.record import rounded_up

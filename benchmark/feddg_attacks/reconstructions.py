@@ -13,7 +13,7 @@ from feddg_attacks.records import AttackRecord, AttackResult, Interval, overall
 from feddg_bench.analysis.tables.columns import Column, MeasuredColumn
 from feddg_bench.analysis.tables.describe import ColumnSpec
 from feddg_bench.analysis.tables.grid import Entry, Grid, Line
-from feddg_bench.analysis.tables.titles import domain_title
+from feddg_bench.common.titles import domain_title
 from feddg_bench.records.published import published_number
 
 DATASET, METHOD, KIND, ITEM = "pacs", "pardon", "style-inversion", "style"

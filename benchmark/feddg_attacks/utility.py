@@ -20,7 +20,7 @@ from feddg_bench.analysis.figures.drawing import (
 )
 from feddg_bench.analysis.figures.series import Selection
 from feddg_bench.analysis.tables.generic import Frame, frames
-from feddg_bench.analysis.tables.titles import method_title
+from feddg_bench.plugins import method_title
 from feddg_bench.records.runs import RecordedRun, flatten, key_metric
 
 NOISE = ("hyper.perturb_noise", "privacy.noise_multiplier")

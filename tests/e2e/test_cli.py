@@ -569,7 +569,7 @@ def test_several_methods_end_in_one_table_with_differences_to_the_first(feddg, t
     run = ("run", "--method", "FedProx,FedAvg", *TINY, "--rounds", "1")
     done = feddg(*run)
     assert done.code == 0, done.err
-    assert "set-up: FedProx, FedAvg: small_cnn from scratch at 8 px, 1 round, 2 of 4" in done.err
+    assert "set-up: FedProx, FedAvg: small CNN from scratch at 8 px, 1 round, 2 of 4" in done.err
     assert "estimate: 8 runs in about " in done.err
     said = " ".join(done.out.split())
     assert "Digits4, leave two" in said

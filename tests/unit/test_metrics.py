@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from feddg_bench.core.tasks import TASKS
 from feddg_bench.engine.evaluation import measure, worst_group
+from feddg_bench.records.measured import tabulate
 from feddg_bench.records.metrics import (
     METRICS,
     accuracy,
@@ -179,8 +180,9 @@ def test_rounds_are_chosen_by_the_key_metric():
     ]
     assert best_round(rounds, "val", "accuracy") == 2
     assert best_round(rounds, "val", "macro_f1") == 1
-    assert choose_evaluation(rounds, "best_by_val", "macro_f1") is rounds[1]
-    assert choose_evaluation(rounds, "best_by_val", "pearson") is None
+    table = tabulate([*enumerate(rounds, 1)])
+    assert choose_evaluation(table, "best_by_val", "macro_f1") == rounds[1]
+    assert choose_evaluation(table, "best_by_val", "pearson") is None
 
 
 def test_shares_are_shown_in_percent():

@@ -30,10 +30,9 @@ from feddg_bench.analysis.tables.build import build
 from feddg_bench.analysis.tables.describe import read_filter
 from feddg_bench.analysis.tables.generic import leaderboards
 from feddg_bench.analysis.tables.grid import DASH
-from feddg_bench.analysis.tables.titles import method_title
 from feddg_bench.analysis.tables.writers import csv_text
 from feddg_bench.common.errors import DataError, SettingsError
-from feddg_bench.plugins import names
+from feddg_bench.plugins import method_title, names
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.rules import RULES
 from feddg_bench.records.runs import read_runs

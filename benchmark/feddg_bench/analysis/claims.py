@@ -31,8 +31,8 @@ from feddg_bench.analysis.tables.generic import Frame, frames
 from feddg_bench.analysis.tables.grid import Entry, Grid, text_grid
 from feddg_bench.analysis.tables.rows import Row, make_rows
 from feddg_bench.analysis.tables.setups import departures, own_choices
-from feddg_bench.analysis.tables.titles import dataset_title
 from feddg_bench.analysis.tables.writers import document
+from feddg_bench.plugins import dataset_title
 from feddg_bench.records.differences import varying
 from feddg_bench.records.runs import RecordedRun
 from feddg_bench.records.statistics import (

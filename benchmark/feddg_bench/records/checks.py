@@ -62,11 +62,11 @@ def _digests(value: Any) -> Iterator[Any]:
         if len(value) == 1 and "sha256" in value:
             yield value["sha256"]
         else:
-            for inner in value.values():
-                yield from _digests(inner)
+            yield from _digests([*value.values()])
     elif isinstance(value, list):
         for inner in value:
-            yield from _digests(inner)
+            if isinstance(inner, dict | list):
+                yield from _digests(inner)
 
 
 def fault_of_rounds(settings: Mapping[str, Any], numbers: Sequence[int], *, finished: bool) -> str:

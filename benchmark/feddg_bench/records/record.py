@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from itertools import compress
 from typing import Annotated, Any, Final, Literal, NotRequired, Self, TypeVar
 
@@ -393,31 +394,34 @@ class CountedRecord(RunRecord):
         """
         rounds: list[Any] = list(self.rounds)
         once, n = self.once, max(len(rounds), 1)
-        asked = max(sum(len(entry["cohort"]) for entry in rounds), 1)
-        seconds: dict[str, float] = {}
+        asked = skipped = up = down = 0
+        seconds: dict[str, float] = defaultdict(float)
         dropped = [(0, drop) for drop in once.dropped]
         overflowed: Any = np.isnan(table.numbers).any(axis=1)
         lost = list(compress(table.rounds, overflowed))
-        for entry in rounds:
-            for name, value in entry.get("seconds", {}).items():
-                seconds[name] = seconds.get(name, 0.0) + value
-            dropped += [(entry["round"], drop) for drop in entry.get("dropped", ())]
+        for entry in rounds:  # a record has hundreds, and a folder thousands of records
+            asked += len(entry["cohort"])
+            skipped += entry["skipped"]
+            if "seconds" in entry:
+                for name, value in entry["seconds"].items():
+                    seconds[name] += value
+            if "dropped" in entry:
+                dropped += [(entry["round"], drop) for drop in entry["dropped"]]
+            if "bytes" in entry:
+                up += entry["bytes"].get("up", 0)
+                down += entry["bytes"].get("down", 0)
             if not all(map(math.isfinite, entry["train"].values())):
                 lost.append(entry["round"])
-        up, down = (
-            sum(entry["bytes"][way] for entry in rounds if way in entry.get("bytes", ())) / n
-            for way in ("up", "down")
-        )
         return {
             "rounds": len(rounds),
-            "skipped": sum(entry["skipped"] for entry in rounds),
+            "skipped": skipped,
             "lost": min(lost, default=None),
             "costs": {
-                "local_training_time": seconds.get("training", 0) / asked,
+                "local_training_time": seconds.get("training", 0) / max(asked, 1),
                 "aggregation_time": seconds.get("aggregation", 0) / n,
                 "one_time_cost": float(sum(once.seconds.values())),
-                "megabytes_up": up / 1e6,
-                "megabytes_down": down / 1e6,
+                "megabytes_up": up / n / 1e6,
+                "megabytes_down": down / n / 1e6,
             },
             "usage": {
                 "scenario": self.scenario.model_dump(mode="json"),
@@ -426,7 +430,7 @@ class CountedRecord(RunRecord):
                 "seconds": self.time.seconds,
                 "memory": self.time.peak_memory_mib,
                 "dropped": [[number, drop.client, drop.tensor] for number, drop in dropped],
-                "bytes": [round(up), round(down), once.bytes.up, once.bytes.down],
+                "bytes": [round(up / n), round(down / n), once.bytes.up, once.bytes.down],
                 "phases": [
                     [name, seconds.get(name, 0.0) / n, once.seconds.get(name, 0.0)]
                     for name in sorted({*seconds, *once.seconds})

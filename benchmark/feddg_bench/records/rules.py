@@ -65,42 +65,21 @@ def one_class_splits(evaluation: Evaluation, classes: int | None) -> list[str]:
     ]
 
 
-def chosen_rounds(evaluations: Sequence[Evaluation], rule: Rule, metric: str) -> list[int]:
-    """Return the positions of the evaluations that a rule chooses; none if it cannot choose.
+def chosen_rounds(table: Measured, rule: Rule, metric: str) -> list[int]:
+    """Return the positions that a rule chooses among the rounds of a run; none if it cannot choose.
 
-    Evaluations come in the order of rounds. If the rule looks at the metric, higher is better.
+    If the rule looks at the metric, higher is better.
     """
     if rule in CHOOSING:
-        values = [split_metric(evaluation, CHOOSING[rule], metric) for evaluation in evaluations]
-        return _positions(rule, len(values), values)
-    return _positions(rule, len(evaluations))
+        best = _best(curve(table, CHOOSING[rule], metric))
+        return [] if best is None else [best]
+    count = len(table.rounds)
+    return list(range(max(0, count - (1 if rule == "last" else LAST)), count))
 
 
-def _positions(rule: Rule, count: int, values: Sequence[float | None] = ()) -> list[int]:
-    """Return the positions that a rule chooses among ``count``, by the ``values`` that it sees."""
-    if rule not in CHOOSING:
-        return list(range(max(0, count - (1 if rule == "last" else LAST)), count))
-    known = [value for value in values if value is not None]
-    return [values.index(max(known))] if known else []
-
-
-def choose_evaluation(
-    evaluations: Sequence[Evaluation], rule: Rule, metric: str
-) -> Evaluation | None:
+def choose_evaluation(table: Measured, rule: Rule, metric: str) -> Evaluation | None:
     """Return the evaluation that a rule chooses, ``None`` if there is none; see `chosen_rounds`."""
-    chosen = [evaluations[place] for place in chosen_rounds(evaluations, rule, metric)]
-    return _mean(chosen) if len(chosen) > 1 else next(iter(chosen), None)
-
-
-def chosen_in(table: Measured, rule: Rule, metric: str) -> list[int]:
-    """Return the positions that a rule chooses among the rounds of a run, as `chosen_rounds`."""
-    values = curve(table, CHOOSING[rule], metric) if rule in CHOOSING else ()
-    return _positions(rule, len(table.rounds), values)
-
-
-def choose_measured(table: Measured, rule: Rule, metric: str) -> Evaluation | None:
-    """Return what a rule chooses among the rounds of a run, as `choose_evaluation`."""
-    places = chosen_in(table, rule, metric)
+    places = chosen_rounds(table, rule, metric)
     if len(places) > 1 and table.alike:
         return table.mean(places)
     chosen = [table.evaluation(place) for place in places]
@@ -133,8 +112,13 @@ def _mean(evaluations: Sequence[Evaluation]) -> Evaluation:
 
 def best_round(evaluations: Sequence[Evaluation], split: str, metric: str) -> int | None:
     """Return the position of the earliest evaluation with the highest metric on a split."""
-    values = [split_metric(evaluation, split, metric) for evaluation in evaluations]
-    return next(iter(_positions("best_by_val", len(values), values)), None)
+    return _best([split_metric(evaluation, split, metric) for evaluation in evaluations])
+
+
+def _best(values: Sequence[float | None]) -> int | None:
+    """Return the position of the first highest value."""
+    known = [value for value in values if value is not None]
+    return values.index(max(known)) if known else None
 
 
 def pooled_metric(

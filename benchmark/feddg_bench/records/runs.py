@@ -22,7 +22,7 @@ from feddg_bench.records.index import Content, Index
 from feddg_bench.records.measured import Evaluation, Measured
 from feddg_bench.records.metrics import DERIVED, Metric, derived, find_metric
 from feddg_bench.records.record import CountedRecord, PrivacyRecord, RunRecord, TunedRecord
-from feddg_bench.records.rules import Rule, choose_measured, pooled_metric, split_metric
+from feddg_bench.records.rules import Rule, choose_evaluation, pooled_metric, split_metric
 from feddg_bench.records.sources import Source, find_records
 
 logger = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ class RecordedRun:
     def evaluation(self, rule: Rule) -> Evaluation | None:
         """Return what was measured in the round that a rule chooses, if it can choose."""
         if rule not in self._chosen:
-            self._chosen[rule] = choose_measured(self.table, rule, self.metric.name)
+            self._chosen[rule] = choose_evaluation(self.table, rule, self.metric.name)
         return self._chosen[rule]
 
     def text(self) -> bytes:

@@ -82,7 +82,8 @@ def by_seed(sample: Sample, units: Collection[Unit], *, worst: bool = False) -> 
     """
     wanted = set(units)
     if len(wanted) == 1:  # tables do this a hundred thousand times
-        return {seed: value for (unit, seed), value in sorted(sample.items()) if unit in wanted}
+        pairs = [(seed, value) for (unit, seed), value in sample.items() if unit in wanted]
+        return dict(sorted(pairs))
     found: dict[int, list[float]] = {}
     for (unit, seed), value in sample.items():
         if unit in wanted:

@@ -12,6 +12,7 @@ import torch
 
 from feddg_bench.common.errors import FeddgError
 from feddg_bench.common.terminal import duration
+from feddg_bench.common.titles import backbone_title
 from feddg_bench.config.schema import (
     EngineSettings,
     EvaluationSettings,
@@ -67,7 +68,7 @@ def _set_up(plan: Plan) -> str:
     rounds = "1 round" if count == 1 else f"{count} rounds"
     weights = "pretrained" if s.backbone.pretrained else "from scratch"
     return (
-        f"{s.backbone.name} {weights} at {s.data.image_size} px, {rounds}, {who} "
+        f"{backbone_title(s.backbone.name)} {weights} at {s.data.image_size} px, {rounds}, {who} "
         f"(recipe {plan.recipe})"
     )
 

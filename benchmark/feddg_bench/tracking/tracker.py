@@ -19,7 +19,7 @@ import feddg_bench
 from feddg_bench.common.errors import RunInterruptedError, SettingsError
 from feddg_bench.config.reading import composed
 from feddg_bench.config.schema import Resources
-from feddg_bench.records.measured import Evaluation
+from feddg_bench.records.measured import Evaluation, tabulate
 from feddg_bench.records.record import RoundRecord, RunRecord
 from feddg_bench.records.rules import RULES, choose_evaluation, chosen_rounds, pooled_metric
 from feddg_bench.records.store import open_results
@@ -263,17 +263,16 @@ def run_summary(record: RunRecord) -> dict[str, float]:
 
     Rules that look at test images are left out, and so are rules whose split the run lacks.
     """
-    evaluated = [(e.round, e.evaluation) for e in record.rounds if e.evaluation is not None]
-    evaluations = [evaluation for _, evaluation in evaluated]
+    table = tabulate([(e.round, e.evaluation) for e in record.rounds if e.evaluation is not None])
     values: dict[str, float] = {}
     for rule in RULES:
         if rule == "oracle":
             continue
-        places = chosen_rounds(evaluations, rule, record.metric.name)
-        chosen = choose_evaluation(evaluations, rule, record.metric.name)
+        places = chosen_rounds(table, rule, record.metric.name)
+        chosen = choose_evaluation(table, rule, record.metric.name)
         if chosen is None:
             continue
-        values[f"{rule}/round"] = evaluated[places[-1]][0]
+        values[f"{rule}/round"] = table.rounds[places[-1]]
         values |= {f"{rule}/{n}": v for n, v in _measured(chosen).items()}
     values |= {f"once/seconds/{p}": s for p, s in record.once.seconds.items()}
     return values | {

@@ -19,10 +19,10 @@ from feddg_bench.analysis.figures.drawing import (
     new_figure,
 )
 from feddg_bench.analysis.figures.training import Trained, figure_stem, sample, title_of
-from feddg_bench.analysis.tables.titles import method_title
 from feddg_bench.common.errors import DataError
 from feddg_bench.common.streams import derive_seed
 from feddg_bench.core.method import Method
+from feddg_bench.plugins import method_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -23,11 +23,10 @@ from feddg_bench.analysis.figures.training import (
     sample,
     title_of,
 )
-from feddg_bench.analysis.tables.titles import method_title
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.core.method import Method
 from feddg_bench.engine.worker import Worker
-from feddg_bench.plugins import load_method
+from feddg_bench.plugins import load_method, method_title
 from feddg_bench.runs.request import Plan
 
 if TYPE_CHECKING:

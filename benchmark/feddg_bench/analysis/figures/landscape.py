@@ -20,10 +20,10 @@ from torch import Tensor
 
 from feddg_bench.analysis.figures.drawing import Picture, Sheet, entitle, new_figure
 from feddg_bench.analysis.figures.training import Trained, figure_stem, holding, shares, title_of
-from feddg_bench.analysis.tables.titles import method_title
 from feddg_bench.common.errors import DataError, SettingsError, unknown
 from feddg_bench.common.streams import generator
 from feddg_bench.core.messages import Weights
+from feddg_bench.plugins import method_title
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddg_bench.analysis.figures.drawing import Picture, Sheet, entitle, new_figure
-from feddg_bench.analysis.tables.titles import domain_title
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.files import file_name
+from feddg_bench.common.titles import domain_title
 from feddg_bench.data.protocols import TITLES
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from feddg_bench.analysis.figures.series import (
     over,
 )
 from feddg_bench.analysis.tables.generic import Frame, frames
-from feddg_bench.analysis.tables.titles import dataset_title
 from feddg_bench.data.protocols import TITLES
+from feddg_bench.plugins import dataset_title
 from feddg_bench.records.runs import RecordedRun
 from feddg_bench.records.statistics import LEVEL, performance_profile
 

@@ -10,12 +10,11 @@ from typing import Any
 import pandas as pd
 
 from feddg_bench.analysis.tables.setups import split as split_variants
-from feddg_bench.analysis.tables.titles import method_title
 from feddg_bench.common.errors import DataError, SettingsError, unknown
 from feddg_bench.common.files import file_name
 from feddg_bench.config.reading import composed, read_names
 from feddg_bench.data.protocols import PROTOCOLS
-from feddg_bench.plugins import names
+from feddg_bench.plugins import method_title, names
 from feddg_bench.records.rules import RULES, Rule
 from feddg_bench.records.runs import RecordedRun, key_metric, read_runs
 from feddg_bench.records.sources import FOLDERS

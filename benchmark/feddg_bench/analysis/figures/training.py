@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from feddg_bench.analysis.figures.drawing import PALE, bare, new_figure
-from feddg_bench.analysis.tables.titles import dataset_title, domain_title
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.files import file_name
 from feddg_bench.common.streams import generator
+from feddg_bench.common.titles import domain_title
 from feddg_bench.config.schema import KEEP, Resources
 from feddg_bench.core.loop import RoundResult
 from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Task, Weights
@@ -29,6 +29,7 @@ from feddg_bench.data.federated import Federation
 from feddg_bench.data.protocols import TITLES
 from feddg_bench.engine.devices import open_executor
 from feddg_bench.engine.worker import WorkerSpec
+from feddg_bench.plugins import dataset_title
 from feddg_bench.records.store import ResultsStore, open_results
 from feddg_bench.runs.driver import train
 from feddg_bench.runs.kept import read_model

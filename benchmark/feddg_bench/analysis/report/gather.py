@@ -11,9 +11,9 @@ from feddg_bench.analysis.report.views import table_view
 from feddg_bench.analysis.tables.captions import RULE_SENTENCES
 from feddg_bench.analysis.tables.describe import RunFilter, fitting
 from feddg_bench.analysis.tables.generic import leaderboards, varied
-from feddg_bench.analysis.tables.titles import dataset_title, method_title
 from feddg_bench.common.errors import DataError
 from feddg_bench.data.protocols import TITLES
+from feddg_bench.plugins import dataset_title, method_title
 from feddg_bench.records.metrics import METRICS
 from feddg_bench.records.rules import RULES
 from feddg_bench.records.runs import RecordedRun

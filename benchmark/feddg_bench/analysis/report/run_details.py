@@ -11,7 +11,7 @@ from feddg_bench.analysis.tables.commands import repeat_command
 from feddg_bench.analysis.tables.describe import Split
 from feddg_bench.records.differences import setting_text
 from feddg_bench.records.metrics import METRICS, find_metric, metrics_of
-from feddg_bench.records.rules import RULES, chosen_in, curve
+from feddg_bench.records.rules import RULES, chosen_rounds, curve
 from feddg_bench.records.runs import RecordedRun
 
 REPORTED_SPLITS: tuple[Split, ...] = ("test", "val", "id_test", "id_val")
@@ -127,9 +127,9 @@ def _plain(environment: Mapping[str, Any]) -> dict[str, str]:
 def _curves(run: RecordedRun) -> dict[str, Any]:
     """Return ``evaluated``, ``chosen`` and ``curves`` of a run."""
     table = run.table
-    chosen = {rule: chosen_in(table, rule, run.metric.name) for rule in RULES}
+    chosen = {rule: chosen_rounds(table, rule, run.metric.name) for rule in RULES}
     kept = _thinned(len(table.rounds), {place for places in chosen.values() for place in places})
-    shown = [name for name in METRICS if name in shown_metrics(run)]
+    shown = sorted(shown_metrics(run), key=[*METRICS].index)
     curves = {
         split: {name: values for name in shown if (values := _curve(run, kept, split, name))}
         for split in REPORTED_SPLITS

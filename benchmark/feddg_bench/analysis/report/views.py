@@ -18,7 +18,7 @@ from feddg_bench.analysis.tables.describe import (
 from feddg_bench.analysis.tables.generic import Frame, shown_as
 from feddg_bench.analysis.tables.grid import Entry, Grid, Line
 from feddg_bench.analysis.tables.rows import choose_rows
-from feddg_bench.analysis.tables.titles import method_title
+from feddg_bench.plugins import method_title
 from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.rules import RULES, Rule
 

@@ -10,9 +10,9 @@ from feddg_bench.analysis.tables.describe import Description
 from feddg_bench.analysis.tables.grid import Line
 from feddg_bench.analysis.tables.rows import Row
 from feddg_bench.analysis.tables.setups import FRAME, departing, modal, unlike_recipe
-from feddg_bench.analysis.tables.titles import BACKBONES, dataset_title
+from feddg_bench.common.titles import backbone_title
 from feddg_bench.data.protocols import TITLES
-from feddg_bench.plugins import harmless
+from feddg_bench.plugins import dataset_title, harmless
 from feddg_bench.records.differences import (
     assignments,
     differences,
@@ -218,7 +218,7 @@ def _settings(
 def _plain(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return "all" if value is None else BACKBONES.get(value) or setting_text(value)
+    return "all" if value is None else backbone_title(setting_text(value))
 
 
 def tuning(rows: Sequence[Row]) -> list[str]:

@@ -25,10 +25,11 @@ from feddg_bench.analysis.tables.describe import (
     fitting,
 )
 from feddg_bench.analysis.tables.setups import SPLIT, Setup, least_departing, setups, usual_settings
-from feddg_bench.analysis.tables.titles import dataset_title, domain_title, method_title
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.files import file_name
+from feddg_bench.common.titles import domain_title
 from feddg_bench.data.protocols import TITLES
+from feddg_bench.plugins import dataset_title, method_title
 from feddg_bench.records.differences import (
     assignments,
     differences,

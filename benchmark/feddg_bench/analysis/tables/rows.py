@@ -10,8 +10,8 @@ from functools import cached_property
 from feddg_bench.analysis.tables.columns import MeasuredColumn, measured_columns, varied_keys
 from feddg_bench.analysis.tables.describe import Description, RowSpec, RunFilter, fitting
 from feddg_bench.analysis.tables.setups import Variant, least_departing, setups, split
-from feddg_bench.analysis.tables.titles import method_title
 from feddg_bench.common.errors import DataError
+from feddg_bench.plugins import method_title
 from feddg_bench.records.differences import setting_text, varying
 from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.rules import curve

@@ -11,8 +11,9 @@ from feddg_bench.analysis.tables.columns import Column, Kind, MeasuredColumn
 from feddg_bench.analysis.tables.describe import RECIPES, ColumnSpec
 from feddg_bench.analysis.tables.grid import Entry, Grid, Line
 from feddg_bench.analysis.tables.setups import departures
-from feddg_bench.analysis.tables.titles import dataset_title, method_title
+from feddg_bench.common.titles import backbone_title
 from feddg_bench.data.protocols import TITLES
+from feddg_bench.plugins import dataset_title, method_title
 from feddg_bench.records.metrics import Metric, find_metric
 from feddg_bench.records.published import Published, published_accuracy
 from feddg_bench.records.record import RunRecord
@@ -253,7 +254,7 @@ def _caption(records: Sequence[RunRecord], sources: Sequence[str], *, keys: bool
     parts = [
         "last round",
         f"recipe {first.recipe}" + (f", tuned in {first.tuned.words}" if first.tuned else ""),
-        f"backbone {backbone['name']} at {first.settings['data']['image_size']} px"
+        f"backbone {backbone_title(backbone['name'])} at {first.settings['data']['image_size']} px"
         + (", pretrained" if backbone["pretrained"] else ", from scratch"),
         *(f"{name} {value}" for name, value in first.labels.items() if keys),
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}",

@@ -1,9 +1,6 @@
-"""Names of methods, data sets and domains as papers write them."""
+"""Names of domains and backbones as papers write them; plugins declare their own."""
 
 from __future__ import annotations
-
-from feddg_bench.plugins import dataset_title as dataset_title
-from feddg_bench.plugins import method_title as method_title
 
 
 def domain_title(domain: str) -> str:
@@ -15,7 +12,7 @@ def domain_title(domain: str) -> str:
     return domain[:1].upper() + domain[1:].replace("_", " ")
 
 
-BACKBONES = {
+_BACKBONES = {
     "small_cnn": "small CNN",
     "lenet": "LeNet",
     "domainbed_mnist": "DomainBed's MNIST CNN",
@@ -28,4 +25,12 @@ BACKBONES = {
     "densenet121": "DenseNet-121",
     "efficientnet_lite0": "EfficientNet-Lite0",
 }
-"""Name of a backbone -> its name in papers; others keep their own."""
+
+
+def backbone_title(name: str) -> str:
+    """Return a backbone's name; one without another name in papers keeps its own.
+
+    >>> backbone_title("small_cnn"), backbone_title("mine")
+    ('small CNN', 'mine')
+    """
+    return _BACKBONES.get(name, name)
