@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable
 from itertools import product
@@ -99,6 +100,75 @@ def test_the_default_scenario_is_the_worst_for_erm(name: str) -> None:
     known = scenarios("ltdo", made.domains, made.letters)
     erm = {scenario.name: made.answers(scenario.train, scenario.test)["erm"] for scenario in known}
     assert erm[made.default_scenario["ltdo"]] == pytest.approx(min(erm.values()))
+
+
+def tint_rule(v: float, scale: float = 1.0) -> tuple[Any, Any]:
+    """Return logits and probabilities [y, s, h] of a rule for tints: ERM's at v = 1, at 0 the
+    invariant one."""
+    made = world("planted_tint")
+    seen = (made.table("one") + made.table("two")) / 2
+    logits = scale * np.log(4 * (seen.sum(2)[:, :, None] * (4 * seen.sum(1)[:, None]) ** v))
+    return logits, np.exp(logits) / np.exp(logits).sum(0)
+
+
+def on_training_domains(v: float, scale: float = 1.0) -> tuple[Any, Any, Any]:
+    """Return each domain's risk, its slope by the scale, and its gradient by a linear head.
+
+    The head's features are 1 for s, 1 for h and a bias; in place of the gradient stand its square
+    and the mean square of an image's.
+    """
+    logits, p = tint_rule(v, scale)
+    tables = [world("planted_tint").table(domain) for domain in DOMAINS[:2]]
+    errors = [p * t.sum(0) - t for t in tables]
+    heads = np.array([np.hstack([e.sum(2), e.sum(1), e.sum((1, 2))[:, None]]) for e in errors])
+    squares = [3 * (t * ((p**2).sum(0) - 2 * p + 1)).sum() for t in tables]
+    return (
+        np.array([-(t * np.log(p)).sum() for t in tables]),
+        np.array([(e * logits).sum() for e in errors]),
+        (((heads - heads.mean(0)) ** 2).sum((1, 2)).mean(), np.mean(squares)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("penalty", "weight", "accuracy"),
+    [
+        (lambda risks, _: risks.var(), 10, 0.1 / 3),  # V-REx's default
+        (lambda risks, _: risks.var(), 30, 0.75),
+        (lambda _, slopes: (slopes**2).mean(), 10, 0.1 / 3),
+        (lambda _, slopes: (slopes**2).mean(), 50, 0.75),  # IRM's default is 100
+    ],
+)
+def test_weights_from_which_exact_penalties_undo_a_tint(
+    penalty: Callable[..., Any], weight: float, accuracy: float
+) -> None:
+    def objective(at: tuple[float, float]) -> float:
+        risks, slopes, _ = on_training_domains(*at)
+        return float(risks.mean() + weight * penalty(risks, slopes))
+
+    best = min(product(np.linspace(0, 1, 21), np.linspace(0.5, 1.5, 11)), key=objective)
+    s, h = np.indices((CLASSES, CLASSES))
+    chosen = tint_rule(*best)[0].argmax(0)
+    assert world("planted_tint").table("four")[chosen, s, h].sum() == pytest.approx(accuracy)
+
+
+def test_why_penalties_fail_in_the_world_of_tints() -> None:
+    """Numbers in docs/worlds.md."""
+    (erm, _, (distance, noise)) = on_training_domains(1)
+    (invariant, _, (_, noisier)) = on_training_domains(0)
+    assert invariant.mean() - erm.mean() == pytest.approx(0.537, abs=5e-4)
+    # IRM's penalty on the way from the constant prediction to the invariant rule
+    between = [(on_training_domains(0, a)[1] ** 2).mean() for a in np.linspace(0, 1, 101)]
+    assert max(between) == pytest.approx(0.0758, abs=1e-4)
+    # FedIIR's penalty in a batch of n is distance + noise / n: which n prefers the invariant rule?
+    assert distance == pytest.approx(0.00076, abs=1e-5)
+    assert (noisier - noise) / distance == pytest.approx(1030, abs=20)
+    # FedSR's bottleneck: nats that a cue says of the class, and those it holds beyond the class
+    made = world("planted_tint")
+    seen = (made.table("one") + made.table("two")) / 2
+    for axis, says, beyond in ((2, 0.55, 0.84), (1, 0.95, 0.43)):
+        share = 4 * seen.sum(axis)
+        entropy = -(share * np.log(share)).sum() / 4
+        assert (np.log(4) - entropy, entropy) == pytest.approx((says, beyond), abs=0.006)
 
 
 @pytest.mark.parametrize("name", WORLDS)
@@ -242,15 +312,29 @@ def test_the_table_shows_the_part_that_is_undone(
 def test_a_curve_over_the_strength_of_the_invariant_cue(feddg: Callable[..., Outcome]) -> None:
     for q in (0.5, 1):
         code, _, err = feddg(
-            "run", "--dataset", "planted_tint", "world.images=200", "rounds=1", f"world.q={q}",
-            "--results", "runs", "--workers", 1,
+            "run", "--dataset", "planted_tint", "--method", "erm,fedavg", "world.images=200",
+            "rounds=1", f"world.q={q}", "--results", "runs", "--workers", 1,
         )  # fmt: skip
         assert code == 0, err
     code, out, err = feddg("figures", "strength", "--results", "runs", "--out", "figures")
     assert code == 0, out + err
     (sheet,) = Path("figures").glob("strength-planted_tint*.csv")
-    rows = sheet.read_text().splitlines()
-    assert [row.split(",")[1] for row in rows[1:]] == ["0.5", "1"]
+    with sheet.open() as file:
+        rows = [(row["series"], row["strength"], row["mean"]) for row in csv.DictReader(file)]
+    assert [row[:2] for row in rows] == [
+        (name, q)
+        for name in ("ERM", "ERM's rule", "FedAvg", "Invariant rule")  # one pool depends on q, too
+        for q in ("0.5", "1")
+    ]
+    known = {row[:2]: float(row[2]) for row in rows if "rule" in row[0]}
+    assert known == pytest.approx(
+        {
+            ("ERM's rule", "0.5"): 10 / 3,
+            ("ERM's rule", "1"): 100,
+            ("Invariant rule", "0.5"): 50,
+            ("Invariant rule", "1"): 100,
+        }
+    )
 
 
 @pytest.mark.nightly

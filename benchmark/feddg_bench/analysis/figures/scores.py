@@ -32,6 +32,9 @@ Place = tuple[float, ...]
 POOLED = "pooled"
 """Kind of partition without clients: such runs are the same at every number of clients."""
 
+KNOWN_RULES = {"invariant": "Invariant rule", "erm": "ERM's rule"}
+"""Names of the rules of `DomainDataset.answers` whose accuracy is drawn beside the methods'."""
+
 
 def convergence(frame: Frame, choice: Selection) -> Picture | None:
     """Draw the key metric against the round; ``None`` if no round was evaluated on the split."""
@@ -101,8 +104,8 @@ def swept(runs: Sequence[RecordedRun], name: str, choice: Selection) -> list[Pic
 
 
 def _place(run: RecordedRun, sweep: SweptSetting) -> Place | None:
-    """Return a run's place, with K = N if K is not set; ``None`` for a run without clients."""
-    if run.get("partition.kind") == POOLED:
+    """Return a run's place, with K = N if K is not set; ``None`` for a run at every place."""
+    if run.get("partition.kind") == POOLED and sweep.keys[0].startswith("partition."):
         return None
     first = run.get(sweep.keys[0])
     return tuple(
@@ -146,6 +149,16 @@ def _swept(
         return {x: found[0]} if found and x is not None else {}
 
     values = measure_series(frame.runs, numbers, sweep.keys)
+    if choice.split == "test" and sweep.name == "strength":
+        known = [
+            (KNOWN_RULES[rule], run.scenario, run.seed, x, 100 * value)
+            for run in frame.runs
+            for rule, value in (run.answers or {}).items()
+            for x in numbers(run)
+            if rule in KNOWN_RULES
+        ]
+        rules = pd.DataFrame(known, columns=values.columns).drop_duplicates()
+        values = pd.concat([values, rules], ignore_index=True)
     flat = values.x == FLAT
     # These may have fewer scenarios than the runs at the setting's usual value.
     kept, scenarios, notes = comparable(values[~flat], least=2)
