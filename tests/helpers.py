@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.testing import assert_close
 
 from feddg_bench import cli
@@ -53,6 +54,24 @@ PLAIN = {
     }
 }
 """Images as they are."""
+
+
+class Features(nn.Module):
+    """A backbone that reads an image's features off its first two pixels."""
+
+    num_features = 2
+
+    def forward(self, images):
+        return images[:, 0, 0, :2]
+
+
+class Pixels(nn.Module):
+    """A backbone that gives an image's four values as its features."""
+
+    num_features = 4
+
+    def forward(self, images):
+        return images.flatten(1)
 
 
 @contextmanager

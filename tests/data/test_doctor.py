@@ -32,13 +32,6 @@ class TinyPACS(PACS):
     signatures = None
 
 
-@pytest.fixture(autouse=True)
-def no_other_roots(monkeypatch, tmp_path):
-    monkeypatch.delenv("FEDDG_DATA", raising=False)
-    monkeypatch.delenv("FEDDG_CONFIG", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-
-
 @pytest.fixture
 def copy(tmp_path) -> Path:
     """Return a folder of 56 images, all different."""

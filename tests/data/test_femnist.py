@@ -16,13 +16,6 @@ from tests.fabricate import fabricate
 from tests.helpers import refused
 
 
-@pytest.fixture(autouse=True)
-def no_other_roots(monkeypatch, tmp_path):
-    monkeypatch.delenv("FEDDG_DATA", raising=False)
-    monkeypatch.delenv("FEDDG_CONFIG", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-
-
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory):
     return fabricate("femnist", tmp_path_factory.mktemp("femnist"))

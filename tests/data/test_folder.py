@@ -18,13 +18,6 @@ from tests.fabricate import fabricate
 from tests.helpers import refused
 
 
-@pytest.fixture(autouse=True)
-def no_other_roots(monkeypatch, tmp_path):
-    monkeypatch.delenv("FEDDG_DATA", raising=False)
-    monkeypatch.delenv("FEDDG_CONFIG", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-
-
 def image(*parts: str | Path) -> None:
     path = Path(*parts)
     path.parent.mkdir(parents=True, exist_ok=True)

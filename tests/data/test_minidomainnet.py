@@ -20,13 +20,6 @@ class TinyMiniDomainNet(MiniDomainNet):
     total = 4 * 126 * 3
 
 
-@pytest.fixture(autouse=True)
-def no_other_roots(monkeypatch, tmp_path):
-    monkeypatch.delenv("FEDDG_DATA", raising=False)
-    monkeypatch.delenv("FEDDG_CONFIG", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     return fabricate("minidomainnet", tmp_path_factory.mktemp("minidomainnet"))

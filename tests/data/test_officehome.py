@@ -19,13 +19,6 @@ class TinyOfficeHome(OfficeHome):
     counts: ClassVar[Mapping[str, tuple[int, ...]]] = dict.fromkeys(OfficeHome.domains, (3,) * 65)
 
 
-@pytest.fixture(autouse=True)
-def no_other_roots(monkeypatch, tmp_path):
-    monkeypatch.delenv("FEDDG_DATA", raising=False)
-    monkeypatch.delenv("FEDDG_CONFIG", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-
-
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory):
     return fabricate("officehome", tmp_path_factory.mktemp("officehome"))

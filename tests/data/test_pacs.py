@@ -21,13 +21,6 @@ class TinyPACS(PACS):
     counts: ClassVar[Mapping[str, tuple[int, ...]]] = dict.fromkeys(PACS.domains, (2,) * 7)
 
 
-@pytest.fixture(autouse=True)
-def no_other_roots(monkeypatch, tmp_path):
-    monkeypatch.delenv("FEDDG_DATA", raising=False)
-    monkeypatch.delenv("FEDDG_CONFIG", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-
-
 def make(root: Path, names: Mapping[str, str] | None = None) -> Path:
     """Write two images of each class in each domain below ``root`` and return it."""
     for domain in PACS.domains:

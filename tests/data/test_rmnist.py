@@ -25,13 +25,6 @@ class TinyRotatedMNIST(RotatedMNIST):
     counts: ClassVar[Mapping[str, tuple[int, ...]]] = {}
 
 
-@pytest.fixture(autouse=True)
-def no_other_roots(monkeypatch, tmp_path):
-    monkeypatch.delenv("FEDDG_DATA", raising=False)
-    monkeypatch.delenv("FEDDG_CONFIG", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-
-
 @pytest.fixture
 def made(tmp_path):
     return fabricate("rmnist", tmp_path / "data")

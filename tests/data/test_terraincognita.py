@@ -14,13 +14,6 @@ from tests.fabricate import fabricate
 from tests.helpers import refused
 
 
-@pytest.fixture(autouse=True)
-def no_other_roots(monkeypatch, tmp_path):
-    monkeypatch.delenv("FEDDG_DATA", raising=False)
-    monkeypatch.delenv("FEDDG_CONFIG", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-
-
 @pytest.fixture
 def made(tmp_path):
     return fabricate("terraincognita", tmp_path / "data")

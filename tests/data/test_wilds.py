@@ -37,13 +37,6 @@ EVERY = pytest.mark.parametrize("name", FOLDERS)
 
 
 @pytest.fixture(autouse=True)
-def no_other_roots(monkeypatch, tmp_path):
-    monkeypatch.delenv("FEDDG_DATA", raising=False)
-    monkeypatch.delenv("FEDDG_CONFIG", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-
-
-@pytest.fixture(autouse=True)
 def no_network(monkeypatch):
     def refuse(*_):
         raise AssertionError("something reaches for the network")

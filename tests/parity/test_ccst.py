@@ -28,7 +28,7 @@ from feddg_methods.ccst import (
 )
 from feddg_methods.shared.adain import adain
 from feddg_methods.shared.style_transfer import PixelBackend
-from tests.helpers import PLAIN, bitwise, pixel, refused, rng
+from tests.helpers import PLAIN, Features, bitwise, pixel, refused, rng
 from tests.tester import ONE_CLIENT, MethodTester, Twin, alone
 
 
@@ -38,15 +38,6 @@ def asked(recorder, call, round=None):
 
 
 # ------------------------------------------------------------------------------------ styles
-
-
-class Features(nn.Module):
-    """Reads an image's logits off its first two pixels."""
-
-    num_features = 2
-
-    def forward(self, images):
-        return images[:, 0, 0, :2]
 
 
 def build(**values):

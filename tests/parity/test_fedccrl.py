@@ -21,22 +21,13 @@ from feddg_bench.core.messages import LocalUpdate, Reply, Task
 from feddg_bench.core.server import Server
 from feddg_methods.fedccrl import VARIANTS, FedCCRL, FedCCRLSettings, draw_beta
 from feddg_methods.shared.draws import draw_rows
-from tests.helpers import PLAIN, bitwise, hyper, rng
+from tests.helpers import PLAIN, Features, bitwise, hyper, rng
 from tests.tester import MethodTester, Twin
 
 OFF = {"ccdt": False, "difp": False, "ra": False, "js": False}
 
 
 # ------------------------------------------------------------------------- the loss by hand
-
-
-class Features(nn.Module):
-    """Reads an image's features off its first two pixels."""
-
-    num_features = 2
-
-    def forward(self, images):
-        return images[:, 0, 0, :2]
 
 
 def as_images(features):

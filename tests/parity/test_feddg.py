@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.testing import assert_close
 
 from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import TrainSettings
 from feddg_bench.core.messages import Task, nbytes
 from feddg_methods.feddg import FedDG, FedDGSettings, exchange_amplitudes, low_amplitudes
-from tests.helpers import ALL, PLAIN, hyper
+from tests.helpers import ALL, PLAIN, Pixels, hyper
 from tests.tester import MethodTester, Twin
 
 RNG = np.random.default_rng(0)
@@ -52,15 +51,6 @@ def test_the_window_of_one_frequency_is_the_mean_colour():
 
 
 # ---------------------------------------------------------------------------- an episode
-
-
-class Pixels(nn.Module):
-    """Gives an image's values as its features."""
-
-    num_features = 4
-
-    def forward(self, images):
-        return images.flatten(1)
 
 
 def softmax_loss(w, x, y):

@@ -17,26 +17,17 @@ from feddg_bench.core.messages import LocalUpdate, Reply, Task, nbytes
 from feddg_bench.core.server import NoReplyError, Server
 from feddg_bench.engine.worker import Worker, WorkerSpec
 from feddg_methods.fpl import FPL, ClassSums, FPLSettings, cluster_prototypes
-from tests.helpers import ALL, PLAIN, bitwise, hyper
+from tests.helpers import ALL, PLAIN, Features, bitwise, hyper
 from tests.tester import MethodTester, Twin
 
 # ------------------------------------------------------------------- the server, by hand
-
-
-class Pixels(nn.Module):
-    """Reads an image's features off its first two pixels."""
-
-    num_features = 2
-
-    def forward(self, images):
-        return images[:, 0, 0, :2]
 
 
 def build(num_classes=3, **values):
     """Return a method whose logits are all 0."""
     method = FPL(
         validate(FPLSettings, values),
-        backbone=Pixels(),
+        backbone=Features(),
         num_classes=num_classes,
         train=TrainSettings(),
     )

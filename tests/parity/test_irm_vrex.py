@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.testing import assert_close
 
 from feddg_bench.config.layers import validate
@@ -15,21 +14,12 @@ from feddg_bench.config.schema import TrainSettings
 from feddg_bench.plugins import load_method
 from feddg_methods.irm import invariance_penalty, risk_slopes
 from feddg_methods.vrex import risk_variance
-from tests.helpers import ALL, hyper
+from tests.helpers import ALL, Pixels, hyper
 from tests.tester import MethodTester, Twin, one_domain
 
 RNG = np.random.default_rng(3)
 Z, Y = RNG.normal(size=(9, 4)), RNG.integers(0, 3, 9)
 DOMAINS = np.array([0, 2, 0, 2, 2, 5, 0, 2, 0])  # one image of domain 5
-
-
-class Pixels(nn.Module):
-    """Gives an image's values as its features."""
-
-    num_features = 4
-
-    def forward(self, images):
-        return images.flatten(1)
 
 
 def build(name, **values):

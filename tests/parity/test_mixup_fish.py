@@ -16,7 +16,7 @@ from feddg_bench.config.schema import TrainSettings
 from feddg_bench.core.messages import Task
 from feddg_methods.fish import Fish
 from feddg_methods.mixup import Mixup, MixupSettings, partners
-from tests.helpers import ALL, hyper
+from tests.helpers import ALL, Pixels, hyper
 from tests.tester import MethodTester, Twin, one_domain
 
 # ---------------------------------------------------------------------------------- Mixup
@@ -35,15 +35,6 @@ def test_partners_are_of_another_domain_and_all_of_them_occur():
 def test_with_one_domain_anyone_is_a_partner():
     draws = torch.tensor([[0.1, 0.9], [0.8, 0.2]])
     assert partners(torch.tensor([1, 1]), draws).tolist() == [1, 0]
-
-
-class Pixels(nn.Module):
-    """Gives an image's values as its features."""
-
-    num_features = 4
-
-    def forward(self, images):
-        return images.flatten(1)
 
 
 @pytest.mark.parametrize("alpha", [0.2, 2.0])

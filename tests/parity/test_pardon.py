@@ -25,7 +25,7 @@ from feddg_methods.pardon import (
     random_negatives,
 )
 from feddg_methods.shared.passes import features_of_each
-from tests.helpers import PLAIN, bitwise, pixel
+from tests.helpers import PLAIN, Features, bitwise, pixel
 from tests.tester import MethodTester
 
 PIXEL = {"hyper": {"style": "pixel"}}
@@ -38,15 +38,6 @@ Z_STYLED = torch.tensor([[4.0, 3.0], [3.0, 4.0], [2.0, 0.0], [3.0, 4.0]])
 LOGITS = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.0, 0.5]])
 LABELS = torch.tensor([0, 1, 1, 0])
 LOWEST, HIGHEST = [1, 0, 0, 1], [2, 3, 3, 2]
-
-
-class Features(nn.Module):
-    """Reads an image's features off its first two pixels."""
-
-    num_features = 2
-
-    def forward(self, images):
-        return images[:, 0, 0, :2]
 
 
 class Scores(nn.Module):

@@ -1,0 +1,13 @@
+"""What all tests of data sets share."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def no_other_roots(monkeypatch, tmp_path):
+    """Let nothing but the test say where data are."""
+    monkeypatch.delenv("FEDDG_DATA", raising=False)
+    monkeypatch.delenv("FEDDG_CONFIG", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
