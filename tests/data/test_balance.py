@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from feddg_bench.config.schema import Resources
-from feddg_bench.data.balance import FEW, RATIO, cautions
+from feddg_bench.data.federated import FEW, RATIO, cautions
 from feddg_bench.data.inspect.doctor import examine
 from feddg_bench.runs.request import Request, _say_once
 from feddg_datasets.folder import Folder

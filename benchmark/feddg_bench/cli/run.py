@@ -152,12 +152,7 @@ def _list(
     import yaml
 
     store = open_results(resources.results)
-    keys = {plan.key for plan in plans}
-    done = {key for key in keys if store.has_models(key, keep) and store.holds(key)}
-    begun = {path.stem for path in store.checkpoints.glob("*.safetensors")}
-    states = [
-        "there" if plan.key in done else "begun" if plan.key in begun else "to do" for plan in plans
-    ]
+    states = [store.state(plan.key, keep) for plan in plans]
     if as_json:
         print_json(
             [

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
@@ -573,24 +573,14 @@ def _answer(worker: Worker, shared: Payload, job: Payload) -> bytes:
 def _sent(reply: Reply[Any]) -> Payload:
     update = isinstance(reply.value, LocalUpdate)
     value = {"weights": reply.value.weights, "extra": reply.value.extra} if update else reply.value
-    return {
-        "client": reply.client,
-        "num_examples": reply.num_examples,
-        "update": update,
-        "value": value,
-        "metrics": dict(reply.metrics),
-        "memory": reply.memory,
-        "seconds": dict(reply.seconds),
-        "counted": dict(reply.counted),
-    }
+    rest = {f.name: getattr(reply, f.name) for f in fields(reply) if f.name != "value"}
+    return {**rest, "value": value, "update": update}
 
 
 def _job(tasks: Sequence[Task]) -> WorkerJob:
     """Return tasks of one call as a job."""
-    names = "client", "call", "round", "memory"
-    content = [
-        {**{name: getattr(task, name) for name in names}, "told": dict(task.told)} for task in tasks
-    ]
+    names = "client", "call", "round", "memory", "told"
+    content = [{name: getattr(task, name) for name in names} for task in tasks]
     return WorkerJob(f"{_who(tasks)} in {_when(tasks)}", {"tasks": content})
 
 

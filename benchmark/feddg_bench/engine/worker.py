@@ -138,16 +138,11 @@ class Worker:
             self.method.to(memory_format=torch.channels_last)
         self.method.state.bind()
         self.bank = ImageBank(spec.federation, self.device, spec.sharing)
-        self.data = {
-            name: ClientImages(self.bank, index, self.settings.augment, self.settings.train)
-            for name, index in spec.federation.clients.items()
-        }
-        self.validation = {
-            name: ClientImages(self.bank, index, self.settings.augment, self.settings.train)
-            for name, index in spec.federation.validation.items()
-        }
+        federation = spec.federation
+        self.data = {name: self._images(rows) for name, rows in federation.clients.items()}
+        self.validation = {name: self._images(rows) for name, rows in federation.validation.items()}
         self.domain_ids = {
-            name: torch.from_numpy(spec.federation.domains_of(name)) for name in self.data
+            name: torch.from_numpy(federation.domains_of(name)) for name in self.data
         }
         self._initial_private = self.method.state.private_weights()
         self._folded = self._foldable()
@@ -174,6 +169,9 @@ class Worker:
                 "the images": self.bank,
             },
         )
+
+    def _images(self, rows: np.ndarray) -> ClientImages:
+        return ClientImages(self.bank, rows, self.settings.augment, self.settings.train)
 
     def _foldable(self) -> dict[str, list[Pair]]:
         """Return the batch normalisation to fold in ``train`` and in ``evaluation``."""
@@ -283,15 +281,12 @@ class Worker:
         """
         client = self._client(task)
         few = self.data[task.client].index[:COUNTED].numpy()
-        client.data = Lent(ClientImages(self.bank, few, self.settings.augment, self.settings.train))
+        client.data = Lent(self._images(few))
         client.domain_ids = client.domain_ids[:COUNTED]
         held = self.validation.get(task.client)
         if held is not None:  # in proportion: the caller counts by training images
             part = max(1, round(len(held) * len(few) / len(self.data[task.client])))
-            rows = held.index[:part].numpy()
-            client.validation = Lent(
-                ClientImages(self.bank, rows, self.settings.augment, self.settings.train)
-            )
+            client.validation = Lent(self._images(held.index[:part].numpy()))
         flop = count_flop(lambda: self._do(task, client))
         peak = peak_flops(self.device, self.settings.train.precision, self.spec.threads)
         return {"flop an image": flop / len(few), "peak flops": peak}

@@ -62,6 +62,12 @@ class ResultsStore:
         """Return whether all models that are to be kept of a run are there."""
         return all(self.model(key, which).exists() for which in keep)
 
+    def state(self, key: str, keep: Collection[str] = ()) -> str:
+        """Return ``there``, ``begun`` or ``to do``; without a model to ``keep``, a run is to do."""
+        if self.has_models(key, keep) and self.holds(key):
+            return "there"
+        return "begun" if self.checkpoint(key).exists() else "to do"
+
     def keys(self) -> set[str]:
         """Return the keys of all records that can be read."""
         single = find_records(self.root, packed=False)

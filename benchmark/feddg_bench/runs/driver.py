@@ -8,11 +8,12 @@ from typing import Any
 from feddg_bench.config.schema import Resources
 from feddg_bench.core.loop import federate
 from feddg_bench.core.messages import Reply, Task
+from feddg_bench.data.dataset import DomainDataset
 from feddg_bench.engine.devices import open_executor
 from feddg_bench.engine.evaluation import evaluate
 from feddg_bench.engine.executors import Executor
-from feddg_bench.records.record import RunRecord
-from feddg_bench.records.store import open_results
+from feddg_bench.records.record import RunRecord, TunedRecord
+from feddg_bench.records.store import ResultsStore, open_results
 from feddg_bench.runs.checkpoints import tidy
 from feddg_bench.runs.code import check_same_code
 from feddg_bench.runs.observer import Observer
@@ -91,6 +92,26 @@ def execute(
     return recorder.record
 
 
+def recorded(
+    store: ResultsStore,
+    data: RunData,
+    dataset: DomainDataset,
+    key: str,
+    tuned: TunedRecord | None,
+) -> RunRecord | None:
+    """Return a run's record if there is one; ``tuned`` is noted in it.
+
+    Raises:
+        FeddgError: If it was made from other images, or by other code of the same version.
+    """
+    record = store.load(key)
+    if record is None:
+        return None
+    data.check_same(dataset, record, store.path(key))
+    check_same_code(record)
+    return store.note_tuned(record, tuned)
+
+
 def execute_all(
     plans: Iterable[Plan],
     resources: Resources,
@@ -111,17 +132,15 @@ def execute_all(
     executor: Executor | None = None
     try:
         for plan in plans:
-            record = None if again else store.load(plan.key)
-            if record is not None:
-                data.check_same(plan.dataset, record, store.path(plan.key))
-                check_same_code(record)
-                record = store.note_tuned(record, plan.tuned)
-                if store.has_models(plan.key, keep):
-                    tidy(store, plan.key)
-                    for observer in observers:
-                        observer.already(plan, record)
-                    yield record
-                    continue
+            record = None
+            if not again:
+                record = recorded(store, data, plan.dataset, plan.key, plan.tuned)
+            if record is not None and store.has_models(plan.key, keep):
+                tidy(store, plan.key)
+                for observer in observers:
+                    observer.already(plan, record)
+                yield record
+                continue
             if executor is None:
                 store.check_writable()
                 executor = open_executor(resources)

@@ -80,8 +80,6 @@ def expected_seconds(plans: Sequence[Plan], resources: Resources) -> tuple[float
     a built-in method that passes images through the network more often, as its card says, takes
     that much longer. Decoding, the server's work and start-up are not counted.
     """
-    from feddg_bench.engine.devices import find_devices
-
     workers = count_workers(resources, find_devices(resources.device))
     measured: dict[str, tuple[float, float]] = {}
     images: dict[str, tuple[int, int, int]] = {}

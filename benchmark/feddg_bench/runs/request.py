@@ -39,8 +39,7 @@ from feddg_bench.config.schema import (
     TrainSettings,
 )
 from feddg_bench.config.settle import Layers, recipe_layers, settle
-from feddg_bench.data.balance import cautions
-from feddg_bench.data.federated import spread
+from feddg_bench.data.federated import cautions, spread
 from feddg_bench.data.image_folders import ImageFolderDataset
 from feddg_bench.data.partition import PARTITION_RULES
 from feddg_bench.data.protocols import PROTOCOLS, Scenario, scenarios

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from feddg_bench.common.errors import DataError
 from feddg_bench.common.parallel import in_threads
-from feddg_bench.data.balance import cautions
 from feddg_bench.data.dataset import (
     DomainDataset,
     FileDataset,
@@ -23,6 +22,7 @@ from feddg_bench.data.dataset import (
     read_checked,
 )
 from feddg_bench.data.decoding import hashed_by_file
+from feddg_bench.data.federated import cautions
 from feddg_bench.data.image_folders import ImageFolderDataset
 from feddg_bench.data.image_store import check_stores
 from feddg_bench.data.inspect.signatures import (
