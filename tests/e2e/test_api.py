@@ -161,8 +161,9 @@ def test_what_is_of_no_use_is_named(words: dict[str, Any]) -> None:
 def test_what_is_no_model_and_no_number_is_named() -> None:
     with refused(SettingsError, "key: None cannot be read; expected"):
         fb.load_model(None)
-    with refused(SettingsError, "num_classes is '10': give the number"):
-        fb.build_method("fedprox", num_classes="10")
+    for wrong in ("10", 0):
+        with refused(SettingsError, f"num_classes is {wrong!r}: give the number"):
+            fb.build_method("fedprox", num_classes=wrong)
     with refused(SettingsError, "name: None cannot be read; expected"):
         fb.build_method(None, num_classes=10)
 
@@ -180,11 +181,6 @@ def test_what_is_no_folder_no_setting_and_no_table_is_named(made: Any, tmp_path:
             fb.tables(wrong, results=tmp_path / "r")
     frame = fb.load_records(tmp_path / "r", settings="lr")
     assert set(frame["train.lr"]) == {0.002}
-
-
-def test_a_method_by_itself_has_classes() -> None:
-    with refused(fb.FeddgError, "num_classes is 0"):
-        fb.build_method("fedavg", num_classes=0)
 
 
 def test_tables_of_a_notebook(made: Any, tmp_path: Path) -> None:

@@ -86,11 +86,6 @@ def test_an_unknown_key_is_refused_in_one_line(key, value):
     assert known if text is None else "\n" not in text
 
 
-@given(st.sampled_from(["0", "1", "3", "0.25", "1e-3", "2.5e-05", "1e+2"]))
-def test_numbers_are_read_as_numbers(text):
-    assert parse_override(f"lr={text}")["train"]["lr"] == float(text)
-
-
 @given(
     st.text(max_size=10),
     st.floats(1e-12, 1e3),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch.testing import assert_close
@@ -89,14 +87,6 @@ def test_one_state_is_its_own_mean_bit_for_bit(share):
 def test_equal_states_are_their_own_mean_bit_for_bit():
     state = {"w": torch.randn(1000, generator=torch.Generator().manual_seed(0))}
     bitwise(weighted_mean([state] * 7, [3, 1, 4, 1, 5, 9, 2]), state)
-
-
-@pytest.mark.parametrize("position", [0, 1, 3])
-def test_a_share_of_zero_changes_nothing(position):
-    absent = {"w": torch.full((3,), math.nan)}
-    states = [*STATES[:position], absent, *STATES[position:]]
-    shares = [*SIZES[:position], 0, *SIZES[position:]]
-    bitwise(weighted_mean(states, shares), weighted_mean(STATES, SIZES))
 
 
 def test_states_of_counters_only():

@@ -84,17 +84,6 @@ def test_short_keys_of_methods():
 # ---------------------------------------------------------------------------------- layers
 
 
-def test_later_layers_win_key_by_key():
-    merged = merge(
-        {"train": {"lr": 1, "eps": 2}, "seed": 0}, {"train": {"lr": 3}}, {"hyper": {"mu": 4}}
-    )
-    assert merged == {"train": {"lr": 3, "eps": 2}, "seed": 0, "hyper": {"mu": 4}}
-
-
-def test_lists_are_replaced_whole():
-    assert merge({"a": {"b": [1, 2]}}, {"a": {"b": [3]}}) == {"a": {"b": [3]}}
-
-
 def test_layers_are_not_changed_by_a_merge():
     first, second = {"train": {"lr": 1}}, {"train": {"eps": 2}}
     merge(first, second, {"train": {"lr": 5}})
