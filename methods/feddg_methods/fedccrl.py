@@ -160,20 +160,21 @@ class FedCCRL(Method):
         if not (self.settings.ccdt or self.settings.difp):
             return None
         self.generator = client.generator("views")
-        return self.view(client.broadcast["images"])
+        images = client.broadcast["images"]
+        return self.view(images, channel_statistics(images))
 
     @torch.no_grad()
-    def view(self, images: Tensor) -> Tensor:
-        """Return one augmented view DIFP(CCDT(X)) of images [B, 3, H, W]."""
+    def view(self, images: Tensor, own: tuple[Tensor, Tensor]) -> Tensor:
+        """Return one augmented view DIFP(CCDT(X)) of images [B, 3, H, W] with these statistics."""
         s, generator = self.settings, self.generator or torch.default_generator
         if s.ccdt:
             pool = images[:0] if self.alone else self.client.broadcast["pool"]
             if not len(pool):  # nobody else sent any: as MixStyle does, take the batch's own
-                pool = torch.stack(channel_statistics(images), dim=1)
+                pool = torch.stack(own, dim=1)
             rows = draw_rows(len(pool), len(images), generator)
             mean, std = pool[rows.to(pool.device)].to(images.device).unbind(1)  # [B, 3] each
             mix = draw_beta(s.alpha, len(images), generator).to(images.device)
-            images = restyle(images, mean, std, mix)
+            images = restyle(images, mean, std, mix, own)
         if s.difp:
             pixels = to_bytes(images, clamp=s.clamp)
             images = augmix(pixels, generator, chains=s.chains, per_image=s.per_image) / 255
@@ -184,7 +185,8 @@ class FedCCRL(Method):
         images, labels = batch
         if not (s.ccdt or s.difp):
             return super().training_step(batch, batch_idx)
-        views = [images, self.view(images), self.view(images)]
+        own = channel_statistics(images)
+        views = [images, self.view(images, own), self.view(images, own)]
         z = features_of_each(self, views)  # Z, Z1, Z2: [B, D] each
         logits = [self.classifier(features) for features in z]
         losses = torch.stack([F.cross_entropy(scores, labels) for scores in logits])
@@ -298,7 +300,13 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
     return images.mean(dim=(-2, -1)), (variance + EPS).sqrt()
 
 
-def restyle(images: Tensor, mean: Tensor, std: Tensor, mix: Tensor) -> Tensor:
+def restyle(
+    images: Tensor,
+    mean: Tensor,
+    std: Tensor,
+    mix: Tensor,
+    own: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
     """Move every image towards a foreign style: cross-client domain transfer (CCDT).
 
     sigma' (x - mu(x)) / sigma(x) + mu', with mu' = l mu(x) + (1 - l) mean, and sigma' likewise.
@@ -316,11 +324,13 @@ def restyle(images: Tensor, mean: Tensor, std: Tensor, mix: Tensor) -> Tensor:
         mean: Foreign mean of each image and channel, [B, 3].
         std: Foreign standard deviation, [B, 3], not negative.
         mix: Weight of the image's own statistics, [B], in [0, 1].
+        own: The images' `channel_statistics`, if they are known.
 
     Returns:
         Images, [B, 3, H, W].
     """
-    own_mean, own_std = (s.detach()[..., None, None] for s in channel_statistics(images))
+    known = channel_statistics(images) if own is None else own
+    own_mean, own_std = (s.detach()[..., None, None] for s in known)
     mix = mix[:, None, None, None]
     new_mean = mix * own_mean + (1 - mix) * mean[..., None, None]
     new_std = mix * own_std + (1 - mix) * std[..., None, None]

@@ -19,7 +19,13 @@ from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import FederationSettings, TrainSettings
 from feddg_bench.core.messages import LocalUpdate, Reply, Task
 from feddg_bench.core.server import Server
-from feddg_methods.fedccrl import VARIANTS, FedCCRL, FedCCRLSettings, draw_beta
+from feddg_methods.fedccrl import (
+    VARIANTS,
+    FedCCRL,
+    FedCCRLSettings,
+    channel_statistics,
+    draw_beta,
+)
 from feddg_methods.shared.draws import draw_rows
 from tests.helpers import PLAIN, Features, bitwise, hyper, rng
 from tests.tester import MethodTester, Twin
@@ -60,7 +66,7 @@ def loss(views, labels, logits, **values):
     method = build(logits[0].shape[1], **values)
     method.classifier = Scores(logits)
     later = iter(views[1:])
-    method.view = lambda _images: as_images(next(later))
+    method.view = lambda *_: as_images(next(later))
     return method.training_step((as_images(views[0]), labels), 0)
 
 
@@ -362,7 +368,7 @@ def views(start_run, images, pool, seed=0, **values):
     method = start_run("fedccrl", hyper(**values)).method
     method.generator = rng(seed)
     with method.state.serving(SimpleNamespace(broadcast={"pool": pool})):
-        return method.view(images)
+        return method.view(images, channel_statistics(images))
 
 
 def images_and_pool(count, known, seed=0):
@@ -431,8 +437,8 @@ def test_both_views_of_a_step_are_drawn_independently(start_run, recorder):
     seen = []
     make = run.method.view
 
-    def keep(images):
-        seen.append((images, make(images)))
+    def keep(images, own):
+        seen.append((images, make(images, own)))
         return seen[-1][1]
 
     run.method.view = keep
