@@ -20,8 +20,8 @@ from feddg_bench.core.messages import Weights as Weights
 from feddg_bench.core.method import Method as Method
 from feddg_bench.core.server import Server as Server
 from feddg_bench.data.dataset import DomainDataset as DomainDataset
-from feddg_bench.data.heterogeneity import heterogeneous_counts as heterogeneous_counts
-from feddg_bench.data.heterogeneity import heterogeneous_indices as heterogeneous_indices
+from feddg_bench.data.partition import heterogeneous_counts as heterogeneous_counts
+from feddg_bench.data.partition import heterogeneous_indices as heterogeneous_indices
 from feddg_bench.engine.construction import build_method as build_method
 from feddg_bench.records.frame import load_records as load_records
 from feddg_bench.runs.images import open_dataset as open_dataset

@@ -16,7 +16,7 @@ from PIL import Image
 from feddg_bench.analysis.figures.landscape import landscape_picture
 from feddg_bench.analysis.figures.training import trained_runs
 from feddg_bench.config.schema import Resources
-from feddg_bench.data.heterogeneity import heterogeneous_counts
+from feddg_bench.data.partition import heterogeneous_counts
 from feddg_bench.plugins import method_title
 from feddg_bench.records.record import RunRecord
 from feddg_bench.runs.observer import Observer

@@ -13,20 +13,20 @@ import pytest
 
 import feddg_bench as fb
 from feddg_bench import testing
+from feddg_bench.cli.lists import EXAMPLES, write_plugin
 from feddg_bench.common.errors import SettingsError
-from feddg_bench.runs.template import KINDS, write_plugin
 from feddg_bench.testing import contract
 from tests.helpers import refused
 
 EXAMPLE = Path(__file__).parents[1] / "example_plugin"
 
 
-every_kind = pytest.mark.parametrize("kind", KINDS)
+every_kind = pytest.mark.parametrize("kind", EXAMPLES)
 
 
 @every_kind
 def test_a_new_package_is_the_example_under_another_name(tmp_path, kind):
-    example = KINDS[kind]
+    example = EXAMPLES[kind]
     for path in write_plugin("my_own", tmp_path, kind):
         meant = EXAMPLE / path.name.replace("my_own", example)
         text = meant.read_text().replace("fedclip", "my_own").replace(example, "my_own")
@@ -51,7 +51,7 @@ def test_the_default_kind_changes_the_server(feddg, tmp_path):
 
 @every_kind
 def test_an_example_imports_public_names_only(kind):
-    for path in (EXAMPLE / f"{KINDS[kind]}.py", EXAMPLE / f"test_{KINDS[kind]}.py"):
+    for path in (EXAMPLE / f"{EXAMPLES[kind]}.py", EXAMPLE / f"test_{EXAMPLES[kind]}.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 assert not any(name.name.startswith("feddg") for name in node.names)
@@ -173,7 +173,7 @@ def test_all_methods_are_refused_if_one_cannot_be_imported(feddg, command):
 def begun(tmp_path_factory):
     """Return a folder with a new package of each kind."""
     folder = tmp_path_factory.mktemp("begun")
-    for kind in KINDS:
+    for kind in EXAMPLES:
         write_plugin(f"new_{kind}", folder / kind, kind)
     return folder
 
@@ -182,7 +182,7 @@ def begun(tmp_path_factory):
 def pool(begun):
     """Let the contract's two processes find all new packages: to start them takes long."""
     with pytest.MonkeyPatch.context() as patch:
-        for kind in KINDS:
+        for kind in EXAMPLES:
             patch.syspath_prepend(begun / kind)
         contract._pool.cache_clear()
         contract._pool()

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from feddg_bench.data.heterogeneity import heterogeneous_counts
 from feddg_bench.data.partition import (
     dirichlet_indices,
+    heterogeneous_counts,
     heterogeneous_indices,
     per_domain_indices,
 )

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from feddg_bench.config.schema import PartitionSettings
-from feddg_bench.data.heterogeneity import heterogeneous_counts
 from feddg_bench.data.partition import (
     Partition,
     dirichlet_indices,
+    heterogeneous_counts,
     heterogeneous_indices,
     make_partition,
     per_domain_indices,

@@ -25,8 +25,7 @@ from feddg_bench.config.schema import (
     TrainSettings,
 )
 from feddg_bench.core.server import sample_clients
-from feddg_bench.data.heterogeneity import heterogeneous_counts
-from feddg_bench.data.partition import make_partition
+from feddg_bench.data.partition import heterogeneous_counts, make_partition
 from feddg_bench.data.protocols import scenarios
 from feddg_bench.models.weights import load_tensors
 from feddg_bench.plugins import load_method
