@@ -12,7 +12,7 @@ from feddg_bench.common.errors import SettingsError, unknown
 from feddg_bench.config.layers import validate
 from feddg_bench.config.reading import read_names
 from feddg_bench.config.schema import KEEP, Resources
-from feddg_bench.runs.request import Request, Words
+from feddg_bench.runs.request import Request, Words, check_runs
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ def run(
                 f"feddg_bench.Observer, as in observers=[Mine()]"
             )
     plans = request.plan(check=False)
-    request.check(plans, again=again)
+    check_runs(request.to_do(plans, kept, again=again))
 
     from feddg_bench.cli.display import ConsoleReport
     from feddg_bench.runs.driver import execute_all

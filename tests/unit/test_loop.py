@@ -100,12 +100,6 @@ def test_cohorts_depend_on_the_seed_and_the_round_but_not_on_the_method():
     assert drawn != cohorts(Averaging(), 1)
 
 
-def test_cohorts_are_distinct_clients_in_order():
-    for cohort in cohorts(Averaging(), 0):
-        assert len(set(cohort)) == 3
-        assert list(cohort) == sorted(cohort)
-
-
 def test_all_clients_take_part_where_no_number_is_given():
     assert [r.cohort for r in go(start(), 2)] == [CLIENTS] * 3
 

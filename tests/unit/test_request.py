@@ -12,7 +12,6 @@ from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.config.keys import canonical_settings, run_key
 from feddg_bench.config.schema import MethodSettings, RunSettings, TrainSettings
 from feddg_bench.runs.request import Request, _say_once, read_seeds
-from tests.helpers import refused
 
 ONE = {"scenario": "ip-o-c"}
 
@@ -134,9 +133,6 @@ def test_a_file_cannot_name_one_data_set_and_train_on_another(tmp_path: Path) ->
     assert asked.dataset == "pacs"
     with pytest.raises(DataError):  # it is not here
         asked.plan()
-    for name, value in (("dataset", "pacs"), ("method", "moon"), ("seed", 1)):
-        with pytest.raises(SettingsError, match=name):
-            Request(settings={name: value})
 
 
 def test_a_methods_settings_have_one_zero() -> None:
@@ -147,8 +143,6 @@ def test_a_methods_settings_have_one_zero() -> None:
 def test_settings_by_short_dotted_or_nested_key() -> None:
     ways = ({"rounds": 1}, {"federation.rounds": 1}, {"federation": {"rounds": 1}})
     assert len({keys(settings=way)[0] for way in ways}) == 1
-    with refused(SettingsError, "batch_size"):
-        Request(settings={"batch_size": 1})  # of training or of evaluation?
 
 
 @pytest.mark.parametrize("name", ["my splits #2.csv", "1", "2024-01-01"])

@@ -20,7 +20,14 @@ from feddg_bench.config.reading import read_names
 from feddg_bench.config.schema import KEEP, Resources
 from feddg_bench.plugins import dataset_title, method_title
 from feddg_bench.records.store import open_results
-from feddg_bench.runs.request import Datasets, Plan, plan_again, read_seeds, say_cautions
+from feddg_bench.runs.request import (
+    Datasets,
+    Plan,
+    check_runs,
+    plan_again,
+    read_seeds,
+    say_cautions,
+)
 
 if TYPE_CHECKING:
     from feddg_bench.records.record import RunRecord
@@ -79,10 +86,16 @@ class RunCommand(RunRecording, Experiment):
             say_cautions(plans)
             _list(plans, resources, wanted, verbose=self.verbose, as_json=self.json_)
         else:
-            _prepare(plans, resources, wanted, again=self.again)
-            request.check(plans, again=self.again)
+            to_do = request.to_do(plans, wanted, again=self.again)
+            if to_do and resources.engine == "processes":
+                # those that will train load PyTorch while this one does
+                prepare_processes(resources.device, resources.workers)
+            check_runs(to_do)
             if not self.json_:
-                _announce(plans, resources, wanted, again=self.again)
+                from feddg_bench.runs.outlook import outlook
+
+                for line in outlook(to_do, resources):
+                    _say(line)
             _run_all(plans, resources, keep=wanted, again=self.again, as_json=self.json_)
 
 
@@ -173,33 +186,6 @@ def _list(
     )
     lines.append(f"{len(plans)} runs: {counts} in {from_here(resources.results)}")
     say("\n".join(lines))
-
-
-def _prepare(
-    plans: Sequence[Plan], resources: Resources, keep: Sequence[str], *, again: bool
-) -> None:
-    """Let processes that will train load PyTorch while this one does."""
-    if resources.engine == "processes" and _to_do(plans, resources, keep, again=again):
-        prepare_processes(resources.device, resources.workers)
-
-
-def _announce(
-    plans: Sequence[Plan], resources: Resources, keep: Sequence[str], *, again: bool
-) -> None:
-    """Say which set-ups are about to run, and how long that may take on this machine."""
-    from feddg_bench.runs.outlook import outlook
-
-    for line in outlook(_to_do(plans, resources, keep, again=again), resources):
-        _say(line)
-
-
-def _to_do(
-    plans: Sequence[Plan], resources: Resources, keep: Sequence[str], *, again: bool
-) -> list[Plan]:
-    """Return the plans without a record, or without a model that is to be kept."""
-    store = open_results(resources.results)
-    done = set() if again else store.keys()
-    return [p for p in plans if not (p.key in done and store.has_models(p.key, keep))]
 
 
 def _run_all(

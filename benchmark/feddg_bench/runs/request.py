@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import islice
@@ -252,19 +252,16 @@ class Request:
         drafts = self.drafts(datasets)
         plans = [_settle(draft, seed) for seed in read_seeds(self.seeds) for draft in drafts]
         if check:
-            self.check(plans)
+            check_runs(self.to_do(plans))
         return plans
 
-    def check(self, plans: Iterable[Plan], *, again: bool = False) -> None:
-        """Check the data and the weights of plans that have no record yet, as `plan` does.
-
-        With ``again``, those of all plans.
-        """
-        done = set() if again else open_results(self.resources.results).keys()
-        to_do = [plan for plan in plans if plan.key not in done]
-        say_cautions(to_do)
-        check_data(to_do)
-        check_weights(to_do)
+    def to_do(
+        self, plans: Iterable[Plan], keep: Collection[str] = (), *, again: bool = False
+    ) -> list[Plan]:
+        """Return the plans without a record, or without a model to keep; with ``again``, all."""
+        store = open_results(self.resources.results)
+        done = set() if again else store.keys()
+        return [p for p in plans if not (p.key in done and store.has_models(p.key, keep))]
 
     def drafts(self, datasets: Datasets) -> list[Draft]:
         """Return the runs of one seed, before their settings are settled.
@@ -559,6 +556,13 @@ def _settle(draft: Draft, seed: int) -> Plan:
         canonical["partition"]["order"] = list(order)
     key = run_key(canonical, method.version)
     return Plan(settings, canonical, scenario, recipe, method.version, key, dataset, tuned)
+
+
+def check_runs(plans: Sequence[Plan]) -> None:
+    """Check the data and the weights of runs before they start, and warn of what data lack."""
+    say_cautions(plans)
+    check_data(plans)
+    check_weights(plans)
 
 
 def check_data(plans: Iterable[Plan]) -> None:
