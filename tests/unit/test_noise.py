@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from feddg_bench.analysis.figures.drawing import Picture, styled
-from feddg_bench.analysis.figures.noise import noise
+from feddg_bench.analysis.figures.rankings import noise
 from feddg_bench.analysis.figures.series import Selection
 from feddg_bench.records.runs import read_runs
 from feddg_bench.records.statistics import deviation, smallest_difference

@@ -23,10 +23,9 @@ from feddg_bench.cli.data import data_app
 from feddg_bench.cli.figures import figures_app
 from feddg_bench.cli.lists import datasets_app, methods_app, recipes_app, settings_command
 from feddg_bench.cli.predict import predict_command
-from feddg_bench.cli.results import results_app
 from feddg_bench.cli.run import profile_command, resume_command, run_command
 from feddg_bench.cli.sweep import sweep_command, tune_command
-from feddg_bench.cli.tables import report_command, tables_command
+from feddg_bench.cli.tables import report_command, results_app, tables_command
 from feddg_bench.common.errors import (
     FeddgError,
     RunInterruptedError,

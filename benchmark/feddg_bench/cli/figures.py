@@ -111,7 +111,7 @@ def _known(methods: str) -> Iterator[str]:
 
 def _pictures(name: str, runs: list[RecordedRun], choice: Selection) -> Iterable[Picture | str]:
     """Yield the figures called ``name``, or why there is none."""
-    from feddg_bench.analysis.figures import noise, overhead, rankings, scores
+    from feddg_bench.analysis.figures import overhead, rankings, scores
     from feddg_bench.analysis.tables.generic import frames
 
     if name in scores.SWEEPS:
@@ -119,7 +119,7 @@ def _pictures(name: str, runs: list[RecordedRun], choice: Selection) -> Iterable
         yield from drawn or (_unswept(name, choice),)
         return
     if name == "noise":
-        yield from noise.noise(runs, choice)
+        yield from rankings.noise(runs, choice)
         return
     for extension in extensions():
         if name in extension.figures:

@@ -6,9 +6,11 @@ again and again is kept in an `Index`.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -17,7 +19,6 @@ from typing import Any, NamedTuple
 from pydantic_core import from_json, to_json
 
 from feddg_bench.common.errors import DataError, printable
-from feddg_bench.common.garbage import no_collection
 from feddg_bench.records.index import Content, Index
 from feddg_bench.records.measured import Evaluation, Measured
 from feddg_bench.records.metrics import DERIVED, Metric, derived, find_metric
@@ -211,6 +212,21 @@ def _differing(one: RecordedRun, other: RecordedRun) -> str:
     # How settings were chosen is noted in records that were there before.
     names = [n for n in first | second if first.get(n) != second.get(n) and n != "tuned"]
     return ", ".join(sorted(names))
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Look for no cycles of objects: where all that is made stays, that takes a tenth of the time.
+
+    Objects without cycles are still freed as soon as nothing refers to them.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @no_collection()
