@@ -220,8 +220,8 @@ def frozen_loss(logits: Tensor, labels: Tensor, slot: int) -> Tensor:
         labels: Class ids, [B].
         slot: The one to leave out.
     """
-    others = [j for j in range(logits.shape[1]) if j != slot]
-    return F.cross_entropy(logits[:, others].flatten(0, 1), labels.repeat_interleave(len(others)))
+    others = torch.cat([logits[:, :slot], logits[:, slot + 1 :]], dim=1)
+    return F.cross_entropy(others.flatten(0, 1), labels.repeat_interleave(others.shape[1]))
 
 
 def assemble(

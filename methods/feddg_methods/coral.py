@@ -49,7 +49,17 @@ def coral_distance(source: Tensor, target: Tensor) -> Tensor:
         source: Features [n, d], n at least 2.
         target: Features [m, d], m at least 2.
     """
-    return (source.T.cov() - target.T.cov()).square().mean() / 4
+    return (covariance(source) - covariance(target)).square().mean() / 4
+
+
+def covariance(x: Tensor) -> Tensor:
+    """Return the unbiased covariance [d, d] of features [n, d], n at least 2.
+
+    `torch.cov` returns the same numbers, but asks a GPU whether n - 1 is positive.
+    """
+    rows = x.T  # [d, n]
+    rows = rows - (rows.sum(1) / len(x))[:, None]
+    return rows @ rows.T / (len(x) - 1)
 
 
 DEVIATIONS = (

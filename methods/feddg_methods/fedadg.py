@@ -12,7 +12,7 @@ from torch.optim import SGD, Optimizer
 
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.schema import MethodSettings
-from feddg_bench.core.client import Batch, Client
+from feddg_bench.core.client import Batch, Client, on_device
 from feddg_bench.core.messages import LocalUpdate
 from feddg_bench.core.method import Method
 from feddg_bench.models.backbones import Backbone
@@ -201,7 +201,8 @@ class FedADG(Method):
         s, autocast = self.settings, self.client.fabric.autocast
         like = self.classifier.weight
         y = (s.label_scale * F.one_hot(labels, self.num_classes)).to(like)  # [B, C]
-        u = torch.rand(len(labels), self.generator.noise, generator=noise).to(like)  # [B, q]
+        u = torch.rand(len(labels), self.generator.noise, generator=noise)  # [B, q]
+        u = on_device([u], like.device)[0].to(like.dtype)
         # One autocast block for each step: a block keeps the weights it has rounded to its end.
         with autocast():
             f, generated = self.features(images), self.generator(u, y)  # [B, D] each

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from feddg_bench.common.streams import torch_generator, torch_stream
-from feddg_bench.core.client import Batch, Client
+from feddg_bench.core.client import Batch, Client, on_device, rows_on_device
 from feddg_bench.core.messages import LocalUpdate
 from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
@@ -172,8 +172,8 @@ class FedCCRL(Method):
             if not len(pool):  # nobody else sent any: as MixStyle does, take the batch's own
                 pool = torch.stack(own, dim=1)
             rows = draw_rows(len(pool), len(images), generator)
-            mean, std = pool[rows.to(pool.device)].to(images.device).unbind(1)  # [B, 3] each
-            mix = draw_beta(s.alpha, len(images), generator).to(images.device)
+            mean, std = rows_on_device(pool, rows, images.device).unbind(1)  # [B, 3] each
+            (mix,) = on_device([draw_beta(s.alpha, len(images), generator)], images.device)
             images = restyle(images, mean, std, mix, own)
         if s.difp:
             pixels = to_bytes(images, clamp=s.clamp)
@@ -341,7 +341,8 @@ class _AugMix(v2.AugMix):  # type: ignore[misc]  # torchvision has no types
     """Draws the mixing weights on the CPU, where torchvision draws everything else."""
 
     def _sample_dirichlet(self, params: Tensor) -> Tensor:
-        return torch._sample_dirichlet(params.cpu()).to(params.device)
+        known = torch.full(params.shape[1:], self.alpha).expand(params.shape)  # without waiting
+        return on_device([torch._sample_dirichlet(known)], params.device)[0]
 
 
 def augmix(

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from feddg_bench.config.schema import MethodSettings
-from feddg_bench.core.client import Batch, Client
+from feddg_bench.core.client import Batch, Client, on_device
 from feddg_bench.core.messages import Payload
 from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
@@ -103,7 +103,8 @@ class FedDG(Method):
             if amplitudes is None:
                 yield images, labels
             else:
-                lam = torch.rand(len(labels), generator=generator).to(images.device)
+                lam = torch.rand(len(labels), generator=generator)
+                (lam,) = on_device([lam], images.device)
                 yield images, labels, exchange_amplitudes(images, amplitudes, lam)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 
 from feddg_bench.config.schema import MethodSettings
-from feddg_bench.core.client import Batch, Client
+from feddg_bench.core.client import Batch, Client, on_device
 from feddg_methods.shared.domains import DomainBatches, members
 
 
@@ -51,7 +51,8 @@ class Fish(DomainBatches):
             parameters = [p for p in self.parameters() if p.requires_grad]
             theta = [p.detach().clone() for p in parameters]
             # Batch normalisation cannot train on one image.
-            parts = members(domains, least=2 if self.live_batch_norm and len(labels) > 1 else 1)
+            least = 2 if self.live_batch_norm and len(labels) > 1 else 1
+            parts = on_device(members(domains, least=least), labels.device)
             for i in torch.randperm(len(parts), generator=generator).tolist():
                 yield images[parts[i]], labels[parts[i]]
             if self.settings.meta_lr != 1:

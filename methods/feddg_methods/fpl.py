@@ -12,7 +12,7 @@ from torch import Tensor
 
 from feddg_bench.config.schema import MethodSettings
 from feddg_bench.core.aggregation import watched
-from feddg_bench.core.client import Batch, Client
+from feddg_bench.core.client import Batch, Client, on_device
 from feddg_bench.core.messages import LocalUpdate, Reply, Weights
 from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
@@ -202,9 +202,9 @@ def prototype_loss_by(
     if not prototypes:
         return 0 * z.sum()
     bundles = [p.detach().to(z) for p in prototypes.values()]
-    classes = torch.tensor(list(prototypes), device=z.device)
     owner = [(c, j) for c, p in prototypes.items() for j in range(len(p))]
-    row_class, row_rank = torch.tensor(owner, device=z.device).T  # [M] each
+    known = torch.tensor(list(prototypes)), torch.tensor(owner).T
+    classes, (row_class, row_rank) = on_device(known, z.device)  # [M] each row
     table = torch.cat(bundles)  # [M, D]
     u = torch.stack([p.mean(dim=0) for p in bundles])  # [classes, D]
     hit = labels[:, None] == classes  # [B, classes]

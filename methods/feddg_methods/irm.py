@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from feddg_bench.core.client import Batch
+from feddg_bench.core.client import Batch, on_device
 from feddg_methods.shared.domains import AnnealedSettings, DomainBatches, members, parted
 from feddg_methods.shared.passes import widened
 
@@ -49,7 +49,8 @@ class IRM(DomainBatches):
         if not weight:
             return risk
         slopes = risk_slopes(widened(logits), labels)
-        penalties = [len(e) * invariance_penalty(slopes[e]) for e in members(domains, least=2)]
+        environments = on_device(members(domains, least=2), slopes.device)
+        penalties = [len(e) * invariance_penalty(slopes[e]) for e in environments]
         return risk + weight * sum(penalties) / len(labels)
 
 

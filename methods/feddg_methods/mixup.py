@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from feddg_bench.config.schema import MethodSettings
-from feddg_bench.core.client import Batch
+from feddg_bench.core.client import Batch, on_device
 from feddg_methods.shared.domains import DomainBatches, parted
 
 
@@ -52,7 +52,8 @@ class Mixup(DomainBatches):
         if not alpha:
             return self.task.loss(self(images), labels, "mean")
         lam = float(torch.distributions.Beta(alpha, alpha).sample())
-        j = partners(domains, torch.rand(len(domains), len(domains)).to(domains.device))
+        j = partners(domains, torch.rand(len(domains), len(domains)))
+        (j,) = on_device([j], images.device)
         outputs = self(lam * images + (1 - lam) * images[j])
         own = self.task.loss(outputs, labels, "mean")
         return lam * own + (1 - lam) * self.task.loss(outputs, labels[j], "mean")

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from feddg_bench.common.errors import SettingsError
-from feddg_bench.core.client import Batch, Client
+from feddg_bench.core.client import Batch, Client, on_device
 from feddg_bench.core.messages import LocalUpdate
 from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
@@ -453,7 +453,9 @@ def drawn_negatives(differs: Tensor, generator: torch.Generator) -> Tensor:
     uniform = torch.rand(
         len(differs), dtype=torch.float64, generator=generator, device=generator.device
     )
-    rank = (uniform.to(differs.device) * differs.sum(dim=1)).long()
+    if uniform.is_cpu:
+        (uniform,) = on_device([uniform], differs.device)
+    rank = (uniform * differs.sum(dim=1)).long()
     # The negative of rank r is the first column where more than r negatives have been counted.
     index = (differs.cumsum(dim=1) <= rank[:, None]).sum(dim=1)
     return index.clamp(max=len(differs) - 1)

@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from feddg_bench.core.client import Batch
+from feddg_bench.core.client import Batch, on_device
 from feddg_methods.shared.domains import AnnealedSettings, DomainBatches, members, parted
 
 
@@ -44,13 +44,14 @@ class VREx(DomainBatches):
         images, labels, domains = parted(batch)
         outputs = self(images)
         risk = self.task.loss(outputs, labels, "mean")
-        environments = members(domains)
-        if len(environments) == 1:
+        counts = domains.unique(return_counts=True)[1]
+        if len(counts) == 1:
             return risk
         losses = self.task.loss(outputs, labels, "none")
+        *environments, counts = on_device([*members(domains), counts], losses.device)
         risks = torch.stack([losses[e].mean() for e in environments])
         beta = self.settings.annealed(self.settings.beta, self.state.client)
-        return risk + beta * risk_variance(risks, domains.unique(return_counts=True)[1])
+        return risk + beta * risk_variance(risks, counts)
 
 
 def risk_variance(risks: Tensor, counts: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from feddg_bench.data.augment import (
     crop_and_flip_bytes,
     crop_and_flip_floats,
     draw_boxes,
+    left_whole,
     luminance,
     to_float,
 )
@@ -121,7 +122,7 @@ def test_a_batch_left_whole_is_as_if_resized(pixels, layout, apart):
     images = images if pixels == torch.uint8 else images / 255
     boxes, mirrored = torch.tensor([0, 0, 13, 17]).expand(9, 4), torch.zeros(9, dtype=torch.bool)
     given_images = list(images.split(1)) if apart else images
-    whole = crop_and_flip(given_images, boxes, mirrored, layout)
+    whole = left_whole(given_images, layout)
     assert torch.equal(whole, crop_and_flip_bytes(given_images, boxes, mirrored, layout))
     assert whole.is_contiguous(memory_format=layout)
     assert whole.dtype == torch.float32

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from feddg_bench.common.errors import PluginError
@@ -23,10 +24,40 @@ if TYPE_CHECKING:
 Batch = tuple[Tensor, ...]
 """Images, float [B, 3, H, W] in [0, 1], labels, int64 [B], and domain ids, int64 [B], if requested.
 
-Other data sets may have another number of channels, values that are already normalised, or
-regression targets, float32 [B], as labels.
-Images are [V, B, 3, H, W] if V > 1 views of each were requested.
+Domain ids are on the CPU: a training step depends on how many images a domain has, and to learn it
+from a GPU is to wait for it. Other data sets may have another number of channels, values that are
+already normalised, or regression targets, float32 [B], as labels. Images are [V, B, 3, H, W] if
+V > 1 views of each were requested.
 """
+
+
+def on_device(tensors: Iterable[Tensor], device: torch.device) -> list[Tensor]:
+    """Return tensors of the CPU on ``device``: together, by one copy that nobody waits for.
+
+    Any other copy from the CPU waits until a GPU has finished all that it was asked to do before.
+    """
+    given = list(tensors)
+    if device.type == "cpu" or not given:
+        return given
+    if len(given) == 1:
+        return [given[0].pin_memory().to(device, non_blocking=True)]
+    # Contiguous, or a single number of a longer tensor keeps that one's stride.
+    copies = [t.reshape(-1).clone(memory_format=torch.contiguous_format) for t in given]
+    flat = [copy.view(torch.uint8) for copy in copies]
+    padded = [F.pad(part, (0, -len(part) % 8)) for part in flat]  # any type may begin after one
+    packed = torch.cat(padded).pin_memory().to(device, non_blocking=True)
+    pieces = packed.split([len(part) for part in padded])
+    return [
+        piece[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        for piece, tensor in zip(pieces, given, strict=True)
+    ]
+
+
+def rows_on_device(values: Tensor, rows: Tensor, device: torch.device) -> Tensor:
+    """Return some rows of a tensor on ``device``; it is there, or on the CPU as ``rows`` are."""
+    if values.is_cpu:
+        return on_device([values[rows]], device)[0]
+    return values[on_device([rows], device)[0]]
 
 
 class ClientData(Protocol):
@@ -138,7 +169,8 @@ class Client:
                 [n, H, W, 3]. It is added as a further view, with the same draws as the first.
             parts: The images of each batch, instead of every image once: positions among the
                 client's images, int64 [b] for each batch, on the CPU.
-            domains: Add the images' domains to each batch, as indices into ``sources``: int64 [B].
+            domains: Add the images' domains to each batch, as indices into ``sources``: int64 [B],
+                on the CPU.
         """
         return self.data.batches(
             shuffle=train,

@@ -13,12 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from feddg_bench.config.schema import AugmentSettings
+from feddg_bench.core.client import on_device
 
 CROP_TRIES = 10
 """Crops drawn for an image before it falls back to the largest central one, as in torchvision."""
@@ -45,6 +47,22 @@ def to_float(images: Tensor) -> Tensor:
     return floats.div_(255) if images.dtype == torch.uint8 else floats
 
 
+class Draws(NamedTuple):
+    """Everything random about the augmentation of B images.
+
+    Attributes:
+        tensors: Crops, int64 [B, 4]: top, left, height, width in pixels; whether an image is
+            mirrored afterwards, bool [B]; strengths of the adjustments of colour, float32 [A, B];
+            positions of the images that lose their colours, int64 [n].
+        order: Numbers of the A adjustments, in their order.
+        whole: Whether every image keeps its size and direction.
+    """
+
+    tensors: tuple[Tensor, ...]
+    order: list[int]
+    whole: bool
+
+
 @dataclass(frozen=True)
 class Augment:
     """The augmentation that ``settings`` describe; strengths of 0 and no crop change nothing."""
@@ -67,37 +85,56 @@ class Augment:
             images: On any device; on a CPU the rows may lie apart, as in a mapped store.
             generator: On the CPU; everything random comes from it.
         """
+        height, width = images[0].shape[-3:-1]
+        draws = self.draw(len(images), height, width, generator)
+        moved = on_device(draws.tensors, images[0].device)
+        return self.apply(images, draws._replace(tensors=tuple(moved)))
+
+    def draw(self, batch: int, height: int, width: int, generator: torch.Generator) -> Draws:
+        """Return what is random for a batch of images of a size, on the CPU; see `__call__`."""
         settings = self.settings
-        batch, (height, width) = len(images), images[0].shape[-3:-1]
-        boxes = torch.tensor([0, 0, height, width]).expand(batch, 4)
+        boxes = whole = torch.tensor([0, 0, height, width]).expand(batch, 4)
         if settings.crop_scale is not None:
             boxes = draw_boxes(
                 batch, height, width, settings.crop_scale, settings.crop_ratio, generator
             )
         mirrored = torch.rand(batch, generator=generator) < settings.flip
 
-        adjustments = (
-            (adjust_brightness_, max(0.0, 1 - settings.brightness), 1 + settings.brightness),
-            (adjust_contrast_, max(0.0, 1 - settings.contrast), 1 + settings.contrast),
-            (adjust_saturation_, max(0.0, 1 - settings.saturation), 1 + settings.saturation),
-            (adjust_hue_, -settings.hue, settings.hue),
+        ranges = (
+            (max(0.0, 1 - settings.brightness), 1 + settings.brightness),
+            (max(0.0, 1 - settings.contrast), 1 + settings.contrast),
+            (max(0.0, 1 - settings.saturation), 1 + settings.saturation),
+            (-settings.hue, settings.hue),
         )
-        uniform = torch.rand(len(adjustments), batch, generator=generator)
-        order = torch.randperm(len(adjustments), generator=generator).tolist()
-        effective = [i for i in order if adjustments[i][1] < adjustments[i][2]]
-        # Colours are adjusted plane by plane, and on a CPU in pieces that its cache can hold.
-        layout = torch.contiguous_format if effective else torch.channels_last
-        augmented = crop_and_flip(images, boxes, mirrored, layout)
-        piece = max(1, PIECE_BYTES // (12 * height * width)) if augmented.is_cpu else batch
-        for part, draws in zip(augmented.split(piece), uniform.split(piece, dim=1), strict=True):
-            for i in effective:
-                adjust_, low, high = adjustments[i]
-                adjust_(part, draws[i].mul(high - low).add_(low).to(augmented.device))
+        uniform = torch.rand(len(ranges), batch, generator=generator)
+        order = torch.randperm(len(ranges), generator=generator).tolist()
+        effective = [i for i in order if ranges[i][0] < ranges[i][1]]
+        lows = torch.tensor([low for low, _ in ranges])[:, None]
+        widths = torch.tensor([high - low for low, high in ranges])[:, None]
+        strengths = (uniform * widths + lows)[effective]
 
+        grey = torch.empty(0, dtype=torch.int64)
         if settings.grayscale > 0:
-            grey = torch.rand(batch, generator=generator) < settings.grayscale
-            chosen = grey.nonzero()[:, 0].to(augmented.device)
-            augmented[chosen] = luminance(augmented[chosen]).expand(-1, 3, -1, -1)
+            grey = (torch.rand(batch, generator=generator) < settings.grayscale).nonzero()[:, 0]
+        kept = not mirrored.any() and torch.equal(boxes, whole)
+        return Draws((boxes, mirrored, strengths, grey), effective, kept)
+
+    def apply(self, images: Images, draws: Draws) -> Tensor:
+        """Return images as `__call__` does, with draws on the images' device."""
+        boxes, mirrored, strengths, grey = draws.tensors
+        # Colours are adjusted plane by plane, and on a CPU in pieces that its cache can hold.
+        layout = torch.contiguous_format if draws.order else torch.channels_last
+        if draws.whole:
+            augmented = left_whole(images, layout)
+        else:
+            augmented = crop_and_flip(images, boxes, mirrored, layout)
+        height, width = augmented.shape[-2:]
+        piece = max(1, PIECE_BYTES // (12 * height * width)) if augmented.is_cpu else len(augmented)
+        for part, rows in zip(augmented.split(piece), strengths.split(piece, dim=1), strict=True):
+            for i, strength in zip(draws.order, rows, strict=True):
+                ADJUSTMENTS[i](part, strength)
+        if len(grey):
+            augmented[grey] = luminance(augmented[grey]).expand(-1, 3, -1, -1)
         return augmented
 
 
@@ -141,6 +178,12 @@ def draw_boxes(
     return torch.cat([corner, crop]).T
 
 
+def left_whole(images: Images, layout: torch.memory_format) -> Tensor:
+    """Return what `crop_and_flip` returns for crops of the whole images, none of them mirrored."""
+    batch = images if isinstance(images, Tensor) else torch.cat(list(images))
+    return to_float(batch).contiguous(memory_format=layout)
+
+
 def crop_and_flip(
     images: Images,
     boxes: Tensor,
@@ -151,17 +194,13 @@ def crop_and_flip(
 
     Args:
         images: [B, H, W, C], or B images [1, H, W, C] on the CPU.
-        boxes: int64 [B, 4] on the CPU: top, left, height, width.
-        mirrored: bool [B] on the CPU: flip left and right afterwards.
+        boxes: int64 [B, 4] on the same device: top, left, height, width.
+        mirrored: bool [B] on the same device: flip left and right afterwards.
         layout: How the result lies in memory.
 
     Returns:
         float32 [B, C, H, W], see `to_float`.
     """
-    whole = torch.tensor([0, 0, *images[0].shape[-3:-1]])
-    if not mirrored.any() and (boxes == whole).all():  # nothing to resize: a shortcut
-        batch = images if isinstance(images, Tensor) else torch.cat(list(images))
-        return to_float(batch).contiguous(memory_format=layout)
     if isinstance(images, Tensor) and not images.is_cpu:
         return crop_and_flip_floats(images, boxes, mirrored, layout)
     return crop_and_flip_bytes(images, boxes, mirrored, layout)
@@ -200,8 +239,7 @@ def crop_and_flip_floats(
 ) -> Tensor:
     """Do `crop_and_flip` in float32, the whole batch at once."""
     batch, height, width, _ = images.shape
-    boxes, mirrored = boxes.to(images.device).float(), mirrored.to(images.device)
-    axes = []
+    boxes, axes = boxes.float(), []
     for axis, size in enumerate((height, width)):
         first, length = boxes[:, axis, None], boxes[:, axis + 2, None]
         centres = (torch.arange(size, device=images.device) + 0.5) * (length / size)
@@ -265,7 +303,11 @@ def adjust_hue_(images: Tensor, shift: Tensor) -> Tensor:
     chroma = high - low
     hue = (green + blue).sub_(red).add_(high).sub_(low, alpha=2)
     hue = hue.div_(chroma.clamp_min(1e-12)).copysign_(green - blue)  # [B, H, W]
-    channel_hues = torch.tensor([0.0, 2.0, 4.0], device=images.device)
+    channel_hues = torch.arange(0.0, 6.0, 2.0, device=images.device)
     turn = (6 * shift[:, None] - channel_hues + 3).remainder(6) - 3  # [B, 3] in [-3, 3)
     way = (hue[:, None] + turn[:, :, None, None]).abs_().sub_(3).abs_()  # 3 less the way around
     return torch.addcmul(low[:, None], chroma[:, None], way.sub_(1).clamp_(0, 1), out=images)
+
+
+ADJUSTMENTS = adjust_brightness_, adjust_contrast_, adjust_saturation_, adjust_hue_
+"""In the order of `Augment.draw`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import torch
 from torch import Tensor
 
 from feddg_bench.config.schema import AugmentSettings, TrainSettings
-from feddg_bench.core.client import Batch
-from feddg_bench.data.augment import Augment, Images, to_float
+from feddg_bench.core.client import Batch, on_device, rows_on_device
+from feddg_bench.data.augment import Augment, to_float
 from feddg_bench.data.federated import Federation
 
 RESIDENT_SHARE = 0.4
@@ -43,21 +44,25 @@ class ImageBank:
             if self.images.nbytes * sharing < RESIDENT_SHARE * free:
                 self.images = self.images.to(device)
 
-    def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
+    def take(self, index: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
         """Return copies of images, [B, H, W, C] as stored, and their labels [B], on the device.
 
         Args:
             index: Rows of the array, int64 [B] on the CPU.
+            others: Tensors on the CPU, to be returned on the device after the labels.
         """
-        images = self.images.index_select(0, index.to(self.images.device))
-        labels = self.labels.index_select(0, index.to(self.device))
-        return images.to(self.device, non_blocking=True), labels
+        rows, *others_there = on_device([index, *others], self.device)
+        if self.images.device.type == self.device.type:
+            images = self.images.index_select(0, rows)
+        else:
+            (images,) = on_device([self.images.index_select(0, index)], self.device)
+        return images, self.labels.index_select(0, rows), *others_there
 
-    def look(self, index: Tensor) -> tuple[Images, Tensor]:
-        """Like `take`, but on a CPU return views of the stored images, not copies."""
+    def look(self, index: Tensor, *others: Tensor) -> tuple[Any, ...]:
+        """Like `take`, but on a CPU return views of the stored images, [1, H, W, C], not copies."""
         if self.device.type != "cpu":
-            return self.take(index)
-        return [self.images[row : row + 1] for row in index.tolist()], self.labels[index]
+            return self.take(index, *others)
+        return [self.images[row : row + 1] for row in index.tolist()], self.labels[index], *others
 
 
 class ClientImages:
@@ -94,22 +99,28 @@ class ClientImages:
             order = torch.randperm(count, generator=generator) if shuffle else torch.arange(count)
             parts = order.split(self.train.batch_size)
         augment = augment and not self.augment.nothing
+        height, width = self.bank.images.shape[1:3]
         for part in parts:
             if shuffle and self.train.drop_last_if_single and len(part) == 1 < count:
                 continue
             index = self.index.index_select(0, part)
-            twin = generator if companions is None else generator.clone_state()
             if augment:
-                images, labels = self.bank.look(index)
-                copies = [self.augment(images, generator) for _ in range(views)]
+                draws = [
+                    self.augment.draw(len(part), height, width, generator) for _ in range(views)
+                ]
+                tensors = chain.from_iterable(each.tensors for each in draws)
+                images, labels, *moved = self.bank.look(index, *tensors)
+                values = iter(moved)
+                draws = [each._replace(tensors=tuple(islice(values, 4))) for each in draws]
+                copies = [self.augment.apply(images, each) for each in draws]
             else:
                 pixels, labels = self.bank.take(index)
                 copies = [to_float(pixels)] * views
             if companions is not None:
-                beside = companions[part.to(companions.device)].to(labels.device)
-                copies.append(self.augment(beside, twin) if augment else to_float(beside))
+                beside = rows_on_device(companions, part, labels.device)
+                copies.append(self.augment.apply(beside, draws[0]) if augment else to_float(beside))
             batch = (copies[0] if len(copies) == 1 else torch.stack(copies)), labels
-            yield batch if domains is None else (*batch, domains[part].to(labels.device))
+            yield batch if domains is None else (*batch, domains[part])
 
 
 class Lent:

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from feddg_bench.config.schema import MethodSettings
-from feddg_bench.core.client import Batch
+from feddg_bench.core.client import Batch, on_device
 from feddg_methods.shared.domains import DomainBatches, members, parted
 from feddg_methods.shared.passes import widened
 
@@ -42,7 +42,8 @@ class PairwiseAligned(DomainBatches):
         images, labels, domains = parted(batch)
         z = self.features(images)
         loss = self.task.loss(self.classifier(z), labels, "mean")
-        pairs = [*combinations(members(domains, least=2), 2)] if self.settings.weight else []
+        parts = on_device(members(domains, least=2), z.device) if self.settings.weight else []
+        pairs = [*combinations(parts, 2)]
         if not pairs:
             return loss
         z = widened(z)

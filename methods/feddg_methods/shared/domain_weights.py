@@ -11,7 +11,7 @@ from torch import Tensor
 
 from feddg_bench.config.schema import MethodSettings
 from feddg_bench.core.aggregation import RunningMean, server_step, streaming_mean
-from feddg_bench.core.client import Batch, Client
+from feddg_bench.core.client import Batch, Client, on_device
 from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Weights
 from feddg_bench.core.server import Server
 from feddg_methods.shared.domains import DomainBatches, parted
@@ -71,15 +71,16 @@ class DomainWeighted(DomainBatches):
         measured = self.domain_losses(client) if self.settings.step else self.domain_shares(client)
         weights = client.broadcast["image_weights"].cpu()  # as the domain ids
         omega = self.domain_shares(client)["share"] @ weights
-        self.image_weights = (weights / omega if omega > 0 else torch.ones_like(weights)).to(
-            self.device
-        )
+        self.image_weights = weights / omega if omega > 0 else torch.ones_like(weights)
         return LocalUpdate(super().fit(client).weights, measured)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         images, labels, domains = parted(batch)
         losses = self.task.loss(self(images), labels, "none")
-        return losses.mean() if self.alone else (self.image_weights[domains] * losses).mean()
+        if self.alone:
+            return losses.mean()
+        (weights,) = on_device([self.image_weights[domains]], losses.device)
+        return (weights * losses).mean()
 
     # ------------------------------------------------------------------------ server half
 

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from feddg_bench.config.schema import MethodSettings
-from feddg_bench.core.client import Batch, Client
+from feddg_bench.core.client import Batch, Client, on_device
 from feddg_bench.core.messages import Payload
 from feddg_bench.core.method import Method
 
@@ -49,7 +49,7 @@ class DomainBatches(Method):
             with client.fabric.autocast():
                 outputs = self(images)
             losses = self.task.loss(outputs.float(), labels, "none")
-            members = F.one_hot(domains, len(total)).to(total)  # [B, S]
+            (members,) = on_device([F.one_hot(domains, len(total)).double()], self.device)  # [B, S]
             total += losses.double() @ members
             count += members.sum(0)
         self.train()
@@ -60,19 +60,18 @@ class DomainBatches(Method):
 def parted(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """Return images, labels and domain ids of a batch; without ids, all images are of domain 0."""
     images, labels, *ids = batch
-    domains = ids[0] if ids else torch.zeros(len(labels), dtype=torch.int64, device=labels.device)
-    return images, labels, domains
+    return images, labels, ids[0] if ids else torch.zeros(len(labels), dtype=torch.int64)
 
 
 def members(domains: Tensor, *, least: int = 1) -> list[Tensor]:
     """Return the positions of each domain's images in a batch.
 
     Args:
-        domains: Domain ids [B].
+        domains: Domain ids [B], on the CPU.
         least: Domains with fewer images are left out.
 
     Returns:
-        int64 [n_e] for each domain e, in ascending order of e and of the positions.
+        On the CPU: int64 [n_e] for each domain e, in ascending order of e and of the positions.
 
     >>> members(torch.tensor([2, 0, 2]))
     [tensor([1]), tensor([0, 2])]
