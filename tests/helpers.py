@@ -126,13 +126,6 @@ SCENARIOS = {
 """Scenarios of digits4 under LTDO: training domains, validation domain, test domain."""
 
 
-KINDS = ("ccst", "fediir", "feddg_ga", "scaffold")
-"""One method of each kind, where processes are slow and the contract has all of them.
-
-The kinds: before the first round, several calls in a round, validation, memories of clients.
-"""
-
-
 def numbers(results: Iterable[RoundResult]) -> list[Any]:
     """Return what must repeat exactly of the rounds' results."""
     return [

@@ -19,11 +19,12 @@ from feddg_bench.common.portable import FIXED
 from feddg_bench.core.messages import encode
 from feddg_bench.data.decoding import Layout, checksum
 from feddg_bench.engine.worker import WorkerSpec
+from feddg_bench.plugins import names
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.testing import start_toy_run, toy_federation
 from feddg_methods.fedavg import FedAvg
 from tests.e2e.test_sweep import write
-from tests.helpers import KINDS, Sleeping, no_file, numbers, same_on
+from tests.helpers import Sleeping, no_file, numbers, same_on
 
 ray = pytest.importorskip("ray")
 from feddg_bench.engine import ray_cluster  # noqa: E402 - after the check
@@ -126,7 +127,7 @@ def a_sweep_s_runs_are_shared_out(feddg, tmp_path):
 
 
 def methods_give_the_bits_of_this_process(there):
-    for name in KINDS:
+    for name in names("method"):
         assert same_on(there, name, no_file(name)), name
     assert there.peak_memory_mib() > 0
     there._timeout = 5
