@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch.testing import assert_close
 
 from feddg_bench.config.schema import AugmentSettings, TrainSettings
 from feddg_bench.core.client import Client
+from feddg_bench.data import client_images
 from feddg_bench.data.augment import Augment
 from feddg_bench.data.client_images import ClientImages, ImageBank, Lent
 from feddg_bench.data.federated import Federation
@@ -289,6 +291,34 @@ def test_a_file_of_images_is_read_as_the_array(tmp_path):
     assert torch.equal(found, expected)
     assert torch.equal(found_labels, labels_)
     assert found.dtype == torch.uint8
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="Linux says what is resident")
+@pytest.mark.parametrize("read", ["take", "look"])
+def test_images_that_were_read_do_not_stay_in_the_memory_of_the_process(
+    tmp_path, monkeypatch, read
+):
+    count, side, most = 64, 128, 2**20
+    monkeypatch.setattr(client_images, "MAPPED", most)
+    images = np.random.default_rng(0).integers(0, 256, (count, side, side, 3), dtype=np.uint8)
+    path = tmp_path / "images"
+    path.write_bytes(images.tobytes())
+    bank = ImageBank(Federation(path, side, np.arange(count), {}, (), 1), torch.device("cpu"))
+    for index in torch.arange(count).split(4):
+        pixels, _ = getattr(bank, read)(index)
+        assert np.array_equal(torch.cat([*pixels]).reshape(-1, side, side, 3), images[index])
+    assert resident(path) < 2 * most < images.nbytes
+
+
+def resident(path):
+    """Return the bytes of a mapped file that count as this process's memory."""
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    kib = [
+        int(next(line for line in lines if line.startswith("Rss:")).split()[1])
+        for head in lines
+        if head.endswith(str(path))
+    ]
+    return 1024 * sum(kib)
 
 
 # -------------------------------------------------------------------- the rest of a client

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,9 @@ from feddg_bench.data.federated import Federation
 
 RESIDENT_SHARE = 0.4
 """Largest share of a GPU's free memory that the decoded images may take."""
+MAPPED = 16 * 2**20
+"""Bytes of images that a process reads before it gives their pages back to the system, which keeps
+them in its cache: an evaluation reads them all, and they would count as the process's memory."""
 
 
 class ImageBank:
@@ -31,11 +36,16 @@ class ImageBank:
 
     def __init__(self, federation: Federation, device: torch.device, sharing: int = 1) -> None:
         images = federation.images
+        self._mapped: mmap.mmap | None = None
+        self._read = 0  # bytes since pages were last given back
         if isinstance(images, Path):
             side = federation.size
             shape = (len(federation.labels), side, side, federation.channels)
-            # Copy on write: nobody writes, but PyTorch rejects a read-only array.
-            images = np.memmap(images, dtype=federation.pixels, mode="c", shape=shape)
+            with images.open("rb") as file:
+                # Copy on write: nobody writes, but PyTorch rejects a read-only array.
+                self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            pixels = np.frombuffer(self._mapped, dtype=federation.pixels, count=prod(shape))
+            images = pixels.reshape(shape)
         self.images = torch.from_numpy(images)
         self.device = device
         self.labels = torch.from_numpy(federation.labels).to(device)
@@ -44,6 +54,13 @@ class ImageBank:
             if self.images.nbytes * sharing < RESIDENT_SHARE * free:
                 self.images = self.images.to(device)
 
+    def _count(self, rows: int) -> None:
+        """Count images that are about to be read, and give back the pages of earlier ones."""
+        self._read += rows * self.images[:1].nbytes
+        if self._mapped is not None and self._read > MAPPED and hasattr(mmap, "MADV_DONTNEED"):
+            self._mapped.madvise(mmap.MADV_DONTNEED)
+            self._read = 0
+
     def take(self, index: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
         """Return copies of images, [B, H, W, C] as stored, and their labels [B], on the device.
 
@@ -51,6 +68,7 @@ class ImageBank:
             index: Rows of the array, int64 [B] on the CPU.
             others: Tensors on the CPU, to be returned on the device after the labels.
         """
+        self._count(len(index))
         rows, *others_there = on_device([index, *others], self.device)
         if self.images.device.type == self.device.type:
             images = self.images.index_select(0, rows)
@@ -62,6 +80,7 @@ class ImageBank:
         """Like `take`, but on a CPU return views of the stored images, [1, H, W, C], not copies."""
         if self.device.type != "cpu":
             return self.take(index, *others)
+        self._count(len(index))
         return [self.images[row : row + 1] for row in index.tolist()], self.labels[index], *others
 
 
