@@ -307,7 +307,7 @@ def test_images_that_were_read_do_not_stay_in_the_memory_of_the_process(
     for index in torch.arange(count).split(4):
         pixels, _ = getattr(bank, read)(index)
         assert np.array_equal(torch.cat([*pixels]).reshape(-1, side, side, 3), images[index])
-    assert resident(path) < 2 * most < images.nbytes
+    assert resident(path) < most < images.nbytes
 
 
 def resident(path):

@@ -20,9 +20,9 @@ from feddg_bench.data.federated import Federation
 
 RESIDENT_SHARE = 0.4
 """Largest share of a GPU's free memory that the decoded images may take."""
-MAPPED = 16 * 2**20
-"""Bytes of images that a process reads before it gives their pages back to the system, which keeps
-them in its cache: an evaluation reads them all, and they would count as the process's memory."""
+MAPPED = 64 * 2**20
+"""Bytes of a file of images that may count as the process's memory. Of a larger one, pages that
+were read go back to the system, which keeps them in its cache."""
 
 
 class ImageBank:
@@ -37,7 +37,6 @@ class ImageBank:
     def __init__(self, federation: Federation, device: torch.device, sharing: int = 1) -> None:
         images = federation.images
         self._mapped: mmap.mmap | None = None
-        self._read = 0  # bytes since pages were last given back
         if isinstance(images, Path):
             side = federation.size
             shape = (len(federation.labels), side, side, federation.channels)
@@ -54,12 +53,11 @@ class ImageBank:
             if self.images.nbytes * sharing < RESIDENT_SHARE * free:
                 self.images = self.images.to(device)
 
-    def _count(self, rows: int) -> None:
-        """Count images that are about to be read, and give back the pages of earlier ones."""
-        self._read += rows * self.images[:1].nbytes
-        if self._mapped is not None and self._read > MAPPED and hasattr(mmap, "MADV_DONTNEED"):
-            self._mapped.madvise(mmap.MADV_DONTNEED)
-            self._read = 0
+    def _give_back(self) -> None:
+        """Give back the pages of earlier batches; reading an image may have mapped megabytes."""
+        mapped = self._mapped
+        if mapped is not None and len(mapped) > MAPPED and hasattr(mmap, "MADV_DONTNEED"):
+            mapped.madvise(mmap.MADV_DONTNEED)
 
     def take(self, index: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
         """Return copies of images, [B, H, W, C] as stored, and their labels [B], on the device.
@@ -68,7 +66,7 @@ class ImageBank:
             index: Rows of the array, int64 [B] on the CPU.
             others: Tensors on the CPU, to be returned on the device after the labels.
         """
-        self._count(len(index))
+        self._give_back()
         rows, *others_there = on_device([index, *others], self.device)
         if self.images.device.type == self.device.type:
             images = self.images.index_select(0, rows)
@@ -80,7 +78,7 @@ class ImageBank:
         """Like `take`, but on a CPU return views of the stored images, [1, H, W, C], not copies."""
         if self.device.type != "cpu":
             return self.take(index, *others)
-        self._count(len(index))
+        self._give_back()
         return [self.images[row : row + 1] for row in index.tolist()], self.labels[index], *others
 
 
