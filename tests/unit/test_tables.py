@@ -222,6 +222,14 @@ def test_mean_deviation_worst_and_comparison(add: Add, tmp_path: Path) -> None:
     assert found["FedAvg", "test rank"]["value"] == "2"
 
 
+def test_a_number_that_rounds_to_zero_has_no_minus(add: Add, tmp_path: Path) -> None:
+    add("fedavg", "oc-i-p", 0, (0.00002,))
+    add("pardon", "oc-i-p", 0, (0.00001,))
+    found = cells(generic(tmp_path))["PARDON", "test difference"]
+    assert float(found["value"]) < 0
+    assert found["text"] == "+0.00"
+
+
 def test_marks_only_where_a_test_supports_them(add: Add, tmp_path: Path) -> None:
     for seed in (0, 1):
         for step, scenario in enumerate(SCENARIOS):

@@ -329,7 +329,7 @@ def claims_text(found: Sequence[PaperClaim]) -> str:
 
 def _row(claim: PaperClaim, test: Test) -> Sequence[str | Entry]:
     """Return a claim and the cells that say what became of it."""
-    found, form = test.comparison.difference, f"+.{claim.decimals}f"
+    found, form = test.comparison.difference, f"+z.{claim.decimals}f"
     published = claim.published if test.published is None else test.published
     tested = not math.isnan(found.low)
     ours = f"{found.value:{form}}"

@@ -306,13 +306,13 @@ def _own(
     """Return a row's number that needs no other row; ``seeds`` holds its complete seeds."""
     if column.kind == "iqm":
         whole = {p: v for p, v in row.part(column.numbers).items() if p[1] in seeds}
-        return _estimate(iqm(whole), f".{column.decimals}f", keys, notes)
+        return _estimate(iqm(whole), f"z.{column.decimals}f", keys, notes)
     if column.kind == "id_test":
         seeds = by_seed(_known(row, column), sheet.wanted(column.sources))
         if not seeds:
             return Entry(None)
     mean, std = mean_and_std(list(seeds.values()))
-    said = f"{mean:.{column.decimals}f}"
+    said = f"{mean:z.{column.decimals}f}"
     said += "" if std is None else f" ± {std:.{column.decimals}f}"
     return Entry(mean, said, std, tuple(seeds), keys=keys, footnotes=notes)
 
@@ -330,7 +330,7 @@ def _compared(
         return Entry(None, footnotes=(why,))
     if row is reference:
         return Entry(None, REFERENCE, keys=keys)
-    kind, form = column.kind, f"+.{column.decimals}f"
+    kind, form = column.kind, f"+z.{column.decimals}f"
     mine, theirs = row.part(column.numbers), reference.part(column.numbers)
     if kind == "improvement":
         lower = sheet.description.lower_is_better
@@ -505,7 +505,7 @@ def _gap(ours: Entry, published: Entry | None, column: Column) -> Entry | None:
     if ours.value is None or published is None or published.value is None:
         return None
     found = ours.value - published.value
-    return None if column.kind == "p_value" else Entry(found, f"{found:+.{column.decimals}f}")
+    return None if column.kind == "p_value" else Entry(found, f"{found:+z.{column.decimals}f}")
 
 
 # --------------------------------------------------------------------------------- notes

@@ -138,7 +138,7 @@ def summary_json(grid: Grid, head: str) -> dict[str, Any]:
 
 def _difference(comparison: Comparison, decimals: int) -> Entry:
     """Return a difference with its 95 % interval, where there is one: not between equal runs."""
-    found, form = comparison.difference, f"+.{decimals}f"
+    found, form = comparison.difference, f"+z.{decimals}f"
     if not found.low < found.high:
         return Entry(found.value, f"{found.value:{form}}")
     mark = "*" * (comparison.p_value < LEVEL)
@@ -226,7 +226,7 @@ def _cell(
     mean, _ = mean_and_std([mean_and_std(values)[0] for values in scenarios.values()])
     _, std = mean_and_std([mean_and_std(values)[0] for values in seeds.values()])
     digits = _decimals(records[0])
-    text = f"{mean:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
+    text = f"{mean:z.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
     ours = Entry(mean, text, std, tuple(sorted(seeds)))
     known = [paper for paper in papers if paper is not None]
     if len(known) < len(papers):
