@@ -329,11 +329,10 @@ def claims_text(found: Sequence[PaperClaim]) -> str:
 
 def _row(claim: PaperClaim, test: Test) -> Sequence[str | Entry]:
     """Return a claim and the cells that say what became of it."""
-    found, form = test.comparison.difference, f"+z.{claim.decimals}f"
+    found = test.comparison.difference
     published = claim.published if test.published is None else test.published
     tested = not math.isnan(found.low)
-    ours = f"{found.value:{form}}"
-    ours += f" [{found.low:{form}}, {found.high:{form}}]" if tested else ""
+    ours = found.text(claim.decimals, signed=True)
     inside = "yes" if found.low <= published <= found.high else "no"
     verdict = test.verdict + "‡" * test.rates_apart
     if test.verdict == "cannot be told" and not math.isnan(test.comparison.detectable):
@@ -343,7 +342,7 @@ def _row(claim: PaperClaim, test: Test) -> Sequence[str | Entry]:
     mark = "*" if test.departs else "†" if test.chosen else ""
     return (
         f"{claim.better} above {claim.worse}, {dataset_title(claim.where)}",
-        Entry(published, f"{published:{form}}"),
+        Entry(published, f"{published:+z.{claim.decimals}f}"),
         Entry(found.value, ours, low=found.low, high=found.high),
         Entry(test.comparison.p_value, p_text(test.comparison.p_value)),
         verdict,

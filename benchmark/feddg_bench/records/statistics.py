@@ -52,6 +52,21 @@ class Estimate:
     low: float = NAN
     high: float = NAN
 
+    def text(self, decimals: int, *, signed: bool = False) -> str:
+        """Return the number and its interval, if it has one.
+
+        A number that rounds to zero has no minus; an end of an interval keeps it, which says on
+        what side of zero it lies.
+
+        >>> Estimate(-0.001, -0.004, 1).text(2, signed=True)
+        '+0.00 [-0.00, +1.00]'
+        """
+        sign = "+" if signed else ""
+        said = f"{self.value:{sign}z.{decimals}f}"
+        if not math.isnan(self.low):
+            said += f" [{self.low:{sign}.{decimals}f}, {self.high:{sign}.{decimals}f}]"
+        return said
+
 
 @dataclass(frozen=True)
 class Comparison:

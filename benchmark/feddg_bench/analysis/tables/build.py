@@ -306,7 +306,7 @@ def _own(
     """Return a row's number that needs no other row; ``seeds`` holds its complete seeds."""
     if column.kind == "iqm":
         whole = {p: v for p, v in row.part(column.numbers).items() if p[1] in seeds}
-        return _estimate(iqm(whole), f"z.{column.decimals}f", keys, notes)
+        return _estimate(iqm(whole), column.decimals, keys, notes)
     if column.kind == "id_test":
         seeds = by_seed(_known(row, column), sheet.wanted(column.sources))
         if not seeds:
@@ -330,15 +330,15 @@ def _compared(
         return Entry(None, footnotes=(why,))
     if row is reference:
         return Entry(None, REFERENCE, keys=keys)
-    kind, form = column.kind, f"+z.{column.decimals}f"
+    kind, digits = column.kind, column.decimals
     mine, theirs = row.part(column.numbers), reference.part(column.numbers)
     if kind == "improvement":
         lower = sheet.description.lower_is_better
-        return _estimate(improvement(mine, theirs, lower_is_better=lower), ".2f", keys)
+        return _estimate(improvement(mine, theirs, lower_is_better=lower), 2, keys)
     if kind == "excess":
         known = (_known(row, column), mine), (_known(reference, column), theirs)
         above = at_equal_id(*known, curve)
-        return Entry(None) if above is None else _estimate(above, form, keys)
+        return Entry(None) if above is None else _estimate(above, digits, keys, signed=True)
     found = sheet.comparisons[column.numbers][row]
     if not found.scenarios:
         return Entry(None)
@@ -357,8 +357,8 @@ def _compared(
             )
         return Entry(found.p_value, p_text(found.p_value), keys=keys, footnotes=doubts)
     if kind == "detectable":
-        return _estimate(Estimate(found.detectable), f".{column.decimals}f", keys)
-    return _estimate(found.difference, form, keys)
+        return _estimate(Estimate(found.detectable), digits, keys)
+    return _estimate(found.difference, digits, keys, signed=True)
 
 
 def _known(row: Row, column: Column) -> Sample:
@@ -400,16 +400,19 @@ def _marked(sheet: _Sheet, column: Column, bold: Bold, entries: list[Entry]) -> 
 
 
 def _estimate(
-    found: Estimate, form: str, keys: tuple[str, ...], footnotes: tuple[str, ...] = ()
+    found: Estimate,
+    decimals: int,
+    keys: tuple[str, ...],
+    footnotes: tuple[str, ...] = (),
+    *,
+    signed: bool = False,
 ) -> Entry:
     """Return a number with its interval, if it has one."""
     if math.isnan(found.value):
         return Entry(None)
-    said = f"{found.value:{form}}"
-    if math.isnan(found.low):
-        return Entry(found.value, said, keys=keys, footnotes=footnotes)
-    said += f" [{found.low:{form}}, {found.high:{form}}]"
-    return Entry(found.value, said, low=found.low, high=found.high, keys=keys, footnotes=footnotes)
+    low, high = (None if math.isnan(end) else end for end in (found.low, found.high))
+    said = found.text(decimals, signed=signed)
+    return Entry(found.value, said, low=low, high=high, keys=keys, footnotes=footnotes)
 
 
 def p_text(value: float) -> str:

@@ -23,6 +23,7 @@ from feddg_bench.records.statistics import (
     FEWEST,
     LEVEL,
     Comparison,
+    Estimate,
     Unit,
     compare,
     corrected,
@@ -138,11 +139,10 @@ def summary_json(grid: Grid, head: str) -> dict[str, Any]:
 
 def _difference(comparison: Comparison, decimals: int) -> Entry:
     """Return a difference with its 95 % interval, where there is one: not between equal runs."""
-    found, form = comparison.difference, f"+z.{decimals}f"
+    found = comparison.difference
     if not found.low < found.high:
-        return Entry(found.value, f"{found.value:{form}}")
-    mark = "*" * (comparison.p_value < LEVEL)
-    text = f"{found.value:{form}} [{found.low:{form}}, {found.high:{form}}]{mark}"
+        return Entry(found.value, Estimate(found.value).text(decimals, signed=True))
+    text = found.text(decimals, signed=True) + "*" * (comparison.p_value < LEVEL)
     return Entry(found.value, text, low=found.low, high=found.high)
 
 
