@@ -95,6 +95,7 @@ class Pardon(Method):
 
     Settings = PardonSettings
     settings: PardonSettings
+    vectorised = False  # it draws negatives
     group = "style"
     rgb_only = True
     title = "PARDON"

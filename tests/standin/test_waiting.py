@@ -1,4 +1,7 @@
-"""Training steps do not wait for the device: they read none of its numbers and copy none back."""
+"""No training step waits for a device, nor does the server's mean of the replies, which is there.
+
+They read none of its numbers, copy none back, and copy to it from pinned memory alone.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from feddg_bench.config.schema import AugmentSettings, TrainSettings
+from feddg_bench.core.aggregation import RunningMean
 from feddg_bench.core.client import on_device
 from feddg_bench.data.client_images import ClientImages, ImageBank
 from feddg_bench.testing import start_toy_run, toy_federation
@@ -50,8 +54,9 @@ class Watch(TorchDispatchMode):
 
 
 def waits(name: str, layer: Any, monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Return what two rounds of a method wait for in their training steps."""
+    """Return what two rounds of a method wait for in training steps and in means of models."""
     run = start_toy_run(name, UNCROPPED, layer, device="standin:0")
+    model = run.server.weights
     watch, steps = Watch(), []
     for each in STEPS.get(name, ("training_step", "on_before_optimizer_step")):
         real = getattr(type(run.method), each)
@@ -63,8 +68,18 @@ def waits(name: str, layer: Any, monkeypatch: pytest.MonkeyPatch) -> set[str]:
                 return real(self, *given)
 
         monkeypatch.setattr(type(run.method), each, watched)
+    add, means = RunningMean.add, []
+
+    def watched_mean(self: RunningMean, state: Any, share: float) -> None:
+        with watch:
+            add(self, state, share)
+        means.append(self.mean)
+
+    monkeypatch.setattr(RunningMean, "add", watched_mean)
     run.rounds(2)
     assert steps
+    of_models = [tensor for mean in means for name, tensor in mean.items() if name in model]
+    assert {str(tensor.device) for tensor in of_models} <= {"standin:0"}
     return watch.found
 
 
@@ -76,7 +91,7 @@ WAITING = {"fedccrl": {"copy to the device"}}  # torchvision's AugMix makes smal
 
 
 @pytest.mark.parametrize(("name", "layer"), METHODS.items(), ids=str)
-def test_a_training_step_does_not_wait_for_the_device(name, layer, monkeypatch) -> None:
+def test_steps_and_means_of_models_do_not_wait_for_the_device(name, layer, monkeypatch) -> None:
     assert waits(name, layer, monkeypatch) <= WAITING.get(name, set())
 
 

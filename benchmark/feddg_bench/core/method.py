@@ -89,7 +89,7 @@ class Method(LightningModule):
     vectorised: ClassVar[bool] = True
     """Whether ``training_step`` can be computed for several clients at once
     (``engine.clients=batched``): it draws no random numbers, takes no gradients itself and reads no
-    tensor's values in Python."""
+    tensor's values in Python. Then ``torch.compile(fullgraph=True)`` can capture it, too."""
     singles: ClassVar[str] = ""
     """Why the server half needs single replies, as a phrase that follows "its server half"; "" if
     means weighted by `Server.share` and the sums of `tally` are enough. A class that overrides
