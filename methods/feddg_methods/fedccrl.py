@@ -175,7 +175,7 @@ class FedCCRL(Method):
             rows = draw_rows(len(pool), len(images), generator)
             mean, std = rows_on_device(pool, rows, images.device).unbind(1)  # [B, 3] each
             (mix,) = on_device([draw_beta(s.alpha, len(images), generator)], images.device)
-            images = restyle(images, mean, std, mix, own)
+            images = _moved(images, own, mean, std, mix)
         if s.difp:
             pixels = to_bytes(images, clamp=s.clamp)
             images = augmix(pixels, generator, chains=s.chains, per_image=s.per_image) / 255
@@ -301,13 +301,7 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
     return images.mean(dim=(-2, -1)), (variance + EPS).sqrt()
 
 
-def restyle(
-    images: Tensor,
-    mean: Tensor,
-    std: Tensor,
-    mix: Tensor,
-    own: tuple[Tensor, Tensor] | None = None,
-) -> Tensor:
+def restyle(images: Tensor, mean: Tensor, std: Tensor, mix: Tensor) -> Tensor:
     """Move every image towards a foreign style: cross-client domain transfer (CCDT).
 
     sigma' (x - mu(x)) / sigma(x) + mu', with mu' = l mu(x) + (1 - l) mean, and sigma' likewise.
@@ -325,13 +319,18 @@ def restyle(
         mean: Foreign mean of each image and channel, [B, 3].
         std: Foreign standard deviation, [B, 3], not negative.
         mix: Weight of the image's own statistics, [B], in [0, 1].
-        own: The images' `channel_statistics`, if they are known.
 
     Returns:
         Images, [B, 3, H, W].
     """
-    known = channel_statistics(images) if own is None else own
-    own_mean, own_std = (s.detach()[..., None, None] for s in known)
+    return _moved(images, channel_statistics(images), mean, std, mix)
+
+
+def _moved(
+    images: Tensor, own: tuple[Tensor, Tensor], mean: Tensor, std: Tensor, mix: Tensor
+) -> Tensor:
+    """Return what `restyle` does with images whose `channel_statistics` are known."""
+    own_mean, own_std = (s.detach()[..., None, None] for s in own)
     mix = mix[:, None, None, None]
     new_mean = mix * own_mean + (1 - mix) * mean[..., None, None]
     new_std = mix * own_std + (1 - mix) * std[..., None, None]
