@@ -18,12 +18,16 @@ from feddg_bench.engine.devices import find_devices, open_executor
 from feddg_bench.engine.executors import Executor, SerialExecutor
 from feddg_bench.engine.gpu import GIB, check_gpus, placement, training_memory, use_gpu
 from feddg_bench.testing import start_toy_run, toy_settings
-from tests.helpers import KINDS, pixel, same_on
+from tests.helpers import pixel, same_on
 from tests.standin.conftest import METHODS, UNCROPPED
 
 ONE, TWO = "standin:0", "standin:1"
 SMALL = ("data.image_size=16", "clients=60", "per_round=2", "evaluation.every=2", "rounds=2")
 TINY = ("--scenario", "ip-o-c", *SMALL, "augment.crop_scale=null", "augment.flip=0")
+
+KINDS = ("ccst", "fediir", "feddg_ga", "scaffold")
+"""One method of each kind: with messages before the first round, several calls in a round,
+validation, memories of clients."""
 
 pytestmark = pytest.mark.usefixtures("standin")
 
