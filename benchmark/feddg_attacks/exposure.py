@@ -155,9 +155,7 @@ def _measured(
         intervals = [r.figures[figure] for r in results if figure in r.figures]
         size = max(result.bytes for result in results)
         mean = overall(intervals) if intervals else None
-        shown = (
-            "withheld" if mean is None else f"{mean.value:.2f} [{mean.low:.2f}, {mean.high:.2f}]"
-        )
+        shown = "withheld" if mean is None else mean.text
         yield Measurement(
             method=method,
             sent=sent,

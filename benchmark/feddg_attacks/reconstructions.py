@@ -195,7 +195,7 @@ def _entry(place: Place, domain: str, records: Sequence[AttackRecord], fill: str
     mean = overall([interval for _, interval in measured])
     return Entry(
         mean.value,
-        f"{mean.value:.2f} [{mean.low:.2f}, {mean.high:.2f}]",
+        mean.text,
         seeds=tuple(sorted({record.seed for record, _ in measured})),
         low=mean.low,
         high=mean.high,

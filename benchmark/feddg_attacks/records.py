@@ -24,6 +24,7 @@ from feddg_bench.records.sources import (
     read_json,
     write_record,
 )
+from feddg_bench.records.statistics import Estimate
 
 Attacker = Literal["server", "client", "eavesdropper"]
 """Who attacks: ``server`` sees every reply, ``client`` what it is sent itself, ``eavesdropper``
@@ -48,6 +49,11 @@ class Interval(AttackPart):
     value: float
     low: float
     high: float
+
+    @property
+    def text(self) -> str:
+        """The figure and its interval with two decimals."""
+        return Estimate(self.value, self.low, self.high).text(2)
 
 
 def overall(intervals: Sequence[Interval]) -> Interval:

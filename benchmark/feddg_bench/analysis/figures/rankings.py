@@ -270,7 +270,7 @@ def _draw(
         shown = [smallest_difference(spread.value, n) for n in _SHOWN]
         right.plot(_SHOWN, shown, linestyle=LINES[place], label=rule, **style)
         three, five = (shown[_SHOWN.index(n)] for n in _NAMED)
-        line = f"{rule}: deviation {spread.value:.2f} [{spread.low:.2f}, {spread.high:.2f}]; "
+        line = f"{rule}: deviation {spread.text(2)}; "
         line += f"three seeds show {three:.2f}, five {five:.2f}"
         if gaps:
             line += f"; last bits: {sum(gaps) / len(gaps):.2f} (up to {max(gaps):.2f})"
