@@ -337,10 +337,13 @@ class _Mixture(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         _, s, _, u, _ = inputs
         ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)  # whole maps of zeros
         ctx.save_for_backward(s, u, *output[1:])
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor, *_none: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, g: Tensor | None, *_none: None) -> tuple[Tensor | None, ...]:
+        if g is None:
+            return (None,) * 5
         s, u, centred, mu, r, unit = ctx.saved_tensors  # x = mu + centred / unit
         s, u = s[:, None, None], u[:, None, None]
         pixels = g.shape[2] * g.shape[3]

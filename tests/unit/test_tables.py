@@ -738,6 +738,25 @@ def test_a_column_of_several_scenarios_is_their_mean(add: Add, tmp_path: Path) -
     assert "pardon" in dict(grid.fills)["PARDON"]
 
 
+def test_a_table_may_print_intervals_instead_of_deviations(add: Add, tmp_path: Path) -> None:
+    for seed, accuracy in enumerate((0.5, 0.6, 0.7)):
+        add("fedavg", "oc-i-p", seed, (accuracy,))
+    add("pardon", "oc-i-p", 0, (0.5,))
+    add("pardon", "oc-i-p", 1, (0.6,))
+    columns = [{"head": "all", "where": {"scenario": "oc-i-p"}}]
+    table = user_table(groups=[{"columns": columns, "split": "test"}], spread="interval")
+    grid = build("mine", table, read_runs(tmp_path))
+    found = cells(grid)["FedAvg", "all"]
+    half = 4.302652729911275 * 10 / math.sqrt(3)  # Student's t, two degrees of freedom
+    assert found["text"] == f"60.00 ± {half:.2f}"
+    assert [float(found[k]) for k in ("std", "low", "high")] == pytest.approx(
+        [10, 60 - half, 60 + half]
+    )
+    assert cells(grid)["PARDON", "all"]["text"] == "55.00"  # two seeds have no interval
+    assert "mean ± 95 % interval over seeds" in grid.caption
+    assert "half of its 95 % interval (Student's t)" in grid.definitions[0]
+
+
 def test_columns_may_vary_a_setting_but_not_mix_it(add: Add, tmp_path: Path) -> None:
     for seed, heterogeneity in enumerate((0.0, 0.5)):
         add("fedavg", "oc-i-p", seed, (heterogeneity,), partition__heterogeneity=heterogeneity)

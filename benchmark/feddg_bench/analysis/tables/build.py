@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
 from feddg_bench.analysis.tables import captions
 from feddg_bench.analysis.tables.caveats import caveats
 from feddg_bench.analysis.tables.columns import (
@@ -46,6 +48,7 @@ from feddg_bench.records.statistics import (
     iqm,
     is_blind,
     mean_and_std,
+    t_interval,
 )
 
 _MARKED: tuple[Kind, ...] = ("measured", "mean")
@@ -311,10 +314,16 @@ def _own(
         seeds = by_seed(_known(row, column), sheet.wanted(column.sources))
         if not seeds:
             return Entry(None)
-    mean, std = mean_and_std(list(seeds.values()))
+    values = list(seeds.values())
+    mean, std = mean_and_std(values)
+    by_interval = sheet.description.spread == "interval"
+    low, high = _ends(t_interval(np.array(values)) if by_interval else Estimate(mean))
+    spread = std
+    if by_interval:
+        spread = None if high is None else high - mean
     said = f"{mean:z.{column.decimals}f}"
-    said += "" if std is None else f" ± {std:.{column.decimals}f}"
-    return Entry(mean, said, std, tuple(seeds), keys=keys, footnotes=notes)
+    said += "" if spread is None else f" ± {spread:.{column.decimals}f}"
+    return Entry(mean, said, std, tuple(seeds), low, high, keys=keys, footnotes=notes)
 
 
 def _compared(
@@ -410,9 +419,15 @@ def _estimate(
     """Return a number with its interval, if it has one."""
     if math.isnan(found.value):
         return Entry(None)
-    low, high = (None if math.isnan(end) else end for end in (found.low, found.high))
+    low, high = _ends(found)
     said = found.text(decimals, signed=signed)
     return Entry(found.value, said, low=low, high=high, keys=keys, footnotes=footnotes)
+
+
+def _ends(found: Estimate) -> tuple[float | None, float | None]:
+    """Return the ends of an interval; ``None`` where there is none."""
+    low, high = (None if math.isnan(end) else end for end in (found.low, found.high))
+    return low, high
 
 
 def p_text(value: float) -> str:

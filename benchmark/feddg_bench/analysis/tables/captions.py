@@ -94,6 +94,11 @@ _AGAINST = {
     "scenario, with an interval of the same bootstrap",
 }
 """Summary that compares with a method -> what it is."""
+_SPREADS = {
+    "sd": ("SD", "sample standard deviation"),
+    "interval": ("95 % interval", "half of its 95 % interval (Student's t)"),
+}
+"""What the number behind ± is, for captions and for definitions."""
 
 
 def caption(
@@ -114,7 +119,8 @@ def caption(
         return "No run of this table is recorded yet; its notes list the commands to make them."
     filled = {number for row in rows for number, found in row.runs.items() if found}
     rules = dict.fromkeys(c.rule for c in columns if c.split and c.number in filled)
-    said = f"{_measure(description, columns)}{', mean ± SD over' if len(seeds) > 1 else ','} "
+    over = f", mean ± {_SPREADS[description.spread][0]} over" if len(seeds) > 1 else ","
+    said = f"{_measure(description, columns)}{over} "
     said += ", ".join(
         [seeds_text(seeds), *(RULE_SENTENCES[r].format(metric=_key(runs)) for r in rules)]
     )
@@ -150,7 +156,8 @@ def definitions(
 ) -> tuple[str, ...]:
     """Return sentences that say how a table's numbers were made."""
     runs = [run for row in rows for run in row.members]
-    over = ", mean ± sample standard deviation over seeds" if len(seeds) > 1 else ""
+    spread = _SPREADS[description.spread][1]
+    over = f", mean ± {spread} over seeds" if len(seeds) > 1 else ""
     when = seeds_text(seeds) if seeds else "no run of this table is recorded yet"
     said = [f"{_measure(description, columns)}{over}; {when}"]
     for rule in dict.fromkeys(column.rule for column in columns if column.split is not None):
