@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from feddg_bench.common.portable import describe_cpu
@@ -26,15 +27,11 @@ that take turns in one process, unless said otherwise; images and weights are ra
 frame of the recipe `quick`: MobileNetV2 with frozen BatchNorm, 128 px, batches of 32, 57 images a
 client.
 
-| what | target | measured | reason, if missed |
-| --- | --- | --- | --- |
 {first}
 
 ## All measurements
-
-| what | target | measured | how |
-| --- | --- | --- | --- |
 """
+COLUMNS = "| what | target | measured | why |\n| --- | --- | --- | --- |"
 
 FIRST = (
     "`run` with one round, over PyTorch's import",
@@ -63,8 +60,8 @@ def main() -> None:
     if not chosen:
         print(f"no benchmark has {' or '.join(asked)} in its name: {', '.join(ALL)}")
         sys.exit(2)
-    lines: list[str] = []
     rows: list[Row] = []
+    parts: list[str] = []
     for name in chosen:
         started = time.monotonic()
         command = [sys.executable, "-m", "tests.benchmarks", "--rows", name]
@@ -72,24 +69,24 @@ def main() -> None:
         done = subprocess.run(
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True
         )
+        mine = [Row(*values) for values in json.loads(done.stdout.splitlines()[-1])]
         how = " ".join((ALL[name].__doc__ or "").split())
-        for values in json.loads(done.stdout.splitlines()[-1]):
-            rows.append(Row(*values))
-            lines.append(line(rows[-1], how))
-            print(lines[-1], flush=True)
+        parts.append(f"### {name.replace('_', ' ').capitalize()}\n\n{how}\n\n{table(mine)}\n")
+        print(parts[-1], flush=True)
+        rows += mine
         print(f"{name}: {time.monotonic() - started:.0f} s", file=sys.stderr)
     if not asked:
         import torch
 
         version = torch.__version__.partition("+")[0]
-        head = HEAD.format(cpu=describe_cpu(), torch=version, first="\n".join(first(rows)))
-        TABLE.write_text(head + "\n".join(lines) + "\n")
+        first = [next(row for row in rows if row.what.startswith(start)) for start in FIRST]
+        head = HEAD.format(cpu=describe_cpu(), torch=version, first=table(first))
+        TABLE.write_text("\n".join([head, *parts]))
 
 
-def first(rows: list[Row]) -> list[str]:
-    """Return the rows of the first table, with the reason where a target is missed."""
-    chosen = (next(row for row in rows if row.what.startswith(start)) for start in FIRST)
-    return [line(row, row.why if missed(row) else "") for row in chosen]
+def table(rows: Sequence[Row]) -> str:
+    """Return rows as a table."""
+    return "\n".join([COLUMNS, *map(line, rows)])
 
 
 def missed(row: Row) -> bool:
@@ -100,8 +97,8 @@ def missed(row: Row) -> bool:
     return above or (row.least is not None and row.measured < row.least)
 
 
-def line(row: Row, how: str) -> str:
-    """Return a row of the table; what misses its target says so."""
+def line(row: Row) -> str:
+    """Return a row of the table; a number beyond its target says so."""
     target = "-"
     measured = row.measured if isinstance(row.measured, str) else f"{number(row.measured)}"
     for sign, bound in (("at most", row.most), ("at least", row.least)):
@@ -111,7 +108,7 @@ def line(row: Row, how: str) -> str:
                 measured += row.unit + (", missed" if missed(row) else "")
     if target == "-" and not isinstance(row.measured, str):
         measured += row.unit
-    return f"| {row.what} | {target} | {measured} | {how} |"
+    return f"| {row.what} | {target} | {measured} | {row.why} |"
 
 
 def number(value: float) -> str:

@@ -30,7 +30,7 @@ class Row(NamedTuple):
         most: The target: the number should not be above it. ``None`` for none.
         least: Likewise, not below it.
         unit: What follows the number.
-        why: Reason, in a line, why the target may be missed.
+        why: Reason of the cost, or of a missed target, in a line.
     """
 
     what: str
