@@ -133,7 +133,7 @@ def held(results: Path, process: int) -> list[str]:
     with suppress(OSError):
         opened = {path.readlink().stem for path in Path(f"/proc/{process}/fd").iterdir()}
     keys = []
-    for path in (results / "claims").glob("[!.]*"):
+    for path in (results / "leases").glob("[!.]*"):
         with suppress(OSError):
             if path.read_text() in opened:  # the lock that shows that its holder lives
                 keys.append(path.stem)
@@ -158,7 +158,7 @@ def check(sweep: Path, results: Path, logs: Path) -> None:
     for record in store:
         assert [entry.round for entry in record.rounds] == list(range(1, ROUNDS + 1))
         assert record.evaluation()["test"]
-    for empty in ("checkpoints", "claims", "failed"):
+    for empty in ("checkpoints", "leases", "failed"):
         left = list((results / empty).iterdir()) if (results / empty).exists() else []
         assert not left, left
     finished = Counter(

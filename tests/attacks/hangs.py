@@ -114,7 +114,7 @@ def leases(lab: Lab) -> None:
     folder = lab.folder()
     victim = folder / "evil.lock"
     victim.write_text("kept")
-    ours = Leases(folder / "claims", here=folder / "here")
+    ours = Leases(folder / "leases", here=folder / "here")
     for path in (ours.folder, ours.here):
         path.mkdir()
     for number, text in enumerate(("../evil", "/etc/passwd", "", "\x00" * 32, "x" * 100_000)):
@@ -126,7 +126,7 @@ def leases(lab: Lab) -> None:
     lease = ours.take("mine")
     assert lease is not None
     with lease:
-        again = Leases(folder / "claims", here=folder / "there")
+        again = Leases(folder / "leases", here=folder / "there")
         second = again.take("mine", again.held().get("mine"))
         lab.add("a second holder", f"taken: {second is not None}", second is None)
         (ours.folder / "mine.1").write_text("0123456789abcdef" * 2)

@@ -76,7 +76,7 @@ def test_runs_all_once_and_keeps_failures(feddg: Run, tmp_path: Path) -> None:
     kept = json.loads(failed.read_text())
     assert kept["key"] == failed.stem
     assert "5000" in kept["error"]
-    assert not list((tmp_path / "runs/claims").iterdir())
+    assert not list((tmp_path / "runs/leases").iterdir())
 
     times = {p: p.stat().st_mtime_ns for p in (tmp_path / "runs/runs").iterdir()}
     again = feddg("sweep", file, "--workers", "1")
@@ -167,7 +167,7 @@ def test_two_processes_ctrl_c_and_going_on(feddg: Run, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert "goes on after round" in done.err
     # A signal between taking a lease and working under it leaves one, which the next takes over.
-    assert not list((results / "claims").iterdir())
+    assert not list((results / "leases").iterdir())
     for record in ResultsStore(results):
         assert [entry.round for entry in record.rounds] == list(range(1, 13))
     keys = {job.key for job in open_search(load_sweep(file), results).jobs()}
@@ -187,7 +187,7 @@ def test_a_run_is_given_up_after_three_deaths(tmp_path: Path, cache: Path) -> No
     file = write(tmp_path / "s.yaml", {"seed": {"values": [0, 1]}})
     search = open_search(load_sweep(file), tmp_path / "runs")
     lost, saved = search.jobs()
-    leases = Leases(tmp_path / "runs/claims")
+    leases = Leases(tmp_path / "runs/leases")
     for _ in range(MAX_DEATHS):
         killed(leases, lost.key)
     for _ in range(MAX_DEATHS - 1):
@@ -265,7 +265,7 @@ def test_a_killed_worker_is_replaced_and_its_run_goes_on(tmp_path: Path) -> None
     assert "goes on after round" in log.read_text()
     for record in ResultsStore(results):
         assert [entry.round for entry in record.rounds] == list(range(1, 13))
-    assert not list((results / "claims").iterdir())
+    assert not list((results / "leases").iterdir())
 
 
 @pytest.mark.nightly

@@ -96,5 +96,5 @@ def test_equal_jobs_share_the_runs_and_go_on_when_their_time_is_up(tmp_path, cac
     assert {record.key for record in records} == {job.key for job in search.jobs()}
     for record in records:
         assert [entry.round for entry in record.rounds] == list(range(1, 21))
-    assert not list((tmp_path / "runs/claims").iterdir())
+    assert not list((tmp_path / "runs/leases").iterdir())
     assert not list((tmp_path / "runs/checkpoints").iterdir())

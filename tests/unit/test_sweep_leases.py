@@ -30,7 +30,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def leases(tmp_path: Path, clock: Clock) -> Leases:
-    return Leases(tmp_path / "claims", expiry=60.0, clock=clock, here=tmp_path / "here")
+    return Leases(tmp_path / "leases", expiry=60.0, clock=clock, here=tmp_path / "here")
 
 
 def elsewhere(path: Path, *, touched: float = 0.0) -> None:

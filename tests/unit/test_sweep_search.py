@@ -88,7 +88,7 @@ def test_the_same_results_lead_to_the_same_points(sweep: Sweep, tmp_path: Path) 
     assert [rate(again, i) for i in range(5)] == first[:5]
     assert finish(again, tmp_path / "b")[-1] is not None
     assert [rate(again, i) for i in range(12)] == first
-    assert not list((tmp_path / "b/claims").iterdir())
+    assert not list((tmp_path / "b/leases").iterdir())
 
 
 def test_it_learns_from_validation(sweep: Sweep, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_one_proposes_at_a_time(sweep: Sweep, tmp_path: Path) -> None:
         BayesSearch(sweep, tmp_path, Datasets()),
         BayesSearch(sweep, tmp_path, Datasets()),
     )
-    lease = Leases(tmp_path / "claims").take(f"{sweep.id}-search")
+    lease = Leases(tmp_path / "leases").take(f"{sweep.id}-search")
     assert lease is not None
     assert not search.grow()
     with lease:

@@ -49,7 +49,7 @@ def _here() -> Path:
 
 @dataclass
 class Leases:
-    """The leases in a folder, which is ``claims`` in a results folder."""
+    """The leases in a folder, which is ``leases`` in a results folder."""
 
     folder: Path
     heartbeat: float = field(default=HEARTBEAT, kw_only=True)  # seconds between touches
