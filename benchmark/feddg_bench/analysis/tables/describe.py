@@ -146,7 +146,7 @@ class Description(Section):
     lower_is_better: bool = False
     decimals: int = Field(2, ge=0, le=6)
     spread: Literal["sd", "interval"] = "sd"
-    """The number behind ±: the standard deviation over seeds, or half of the mean's 95 % interval."""
+    """Number behind ±: the standard deviation over seeds, or half of the mean's 95 % interval."""
     recipe: str | None = None
     """Recipe for the commands that fill cells."""
     where: RunFilter = Field(default_factory=dict)
