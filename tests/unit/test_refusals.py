@@ -275,7 +275,10 @@ REQUESTS: list[tuple[dict[str, Any], str]] = [
         {"method": "fedavg,fedprox", "settings": {"hyper.mu": -1}},
         "fedprox: setting hyper.mu: -1 is not valid",
     ),
-    *(({"seeds": x}, "seeds") for x in ("", "a", "0,a", "-1", "2-0", "0-", "1.5", "²", 0, -1)),
+    *(
+        ({"seeds": x}, "seeds")
+        for x in ("", "a", "0,a", "-1", "2-0", "0-", "1.5", "010", "²", 0, -1)
+    ),
     *(({"seeds": x}, "seeds") for x in ([], [-1], [True], True, [1.5], "0-99999999999")),
     *(({"seeds": x}, "more than 100,000: give fewer") for x in ("0-100000000", 10**12, 10**5000)),
     *(({"seeds": x}, "give fewer") for x in ("0-99999,5-99999", range(10**12), itertools.count())),

@@ -681,7 +681,8 @@ def read_seeds(given: str | int | Sequence[int]) -> tuple[int, ...]:
 
 
 def _seed_range(part: str) -> Sequence[int]:
-    match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part)
+    number = "(0|[1-9][0-9]{0,17})"  # 010 could mean 8, as it does in YAML
+    match = re.fullmatch(f"{number}(?:-{number})?", part)
     if match is None:
         return [-1]
     low, high = int(match[1]), int(match[2] or match[1])
