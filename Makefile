@@ -42,7 +42,7 @@ check: .venv/developed  ## lint and types
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: .venv/developed  ## what it costs: writes results/benchmarks.md, some ten minutes
+bench: .venv/developed  ## what it costs: writes results/benchmarks.md, half an hour
 	$(BIN)/python -m tests.benchmarks
 
 peers: .peers/installed  ## pfl-research in a folder of its own, which `make bench` measures if it is there

@@ -41,7 +41,7 @@ COSTS: dict[str, tuple[float | None, str]] = {
     "pardon": (2.3, "originals and restyled images, a triplet loss"),
 }
 """Largest CPU time of a round over FedAvg's, and its reason; `OTHERS` for the other methods."""
-OTHERS = 1.15
+OTHERS = 1.1
 TOGETHER = 5
 """Methods that take turns with one FedAvg: with more, a slow minute would fall on one side."""
 

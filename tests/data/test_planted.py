@@ -312,7 +312,7 @@ def test_the_table_shows_the_part_that_is_undone(
 def test_a_curve_over_the_strength_of_the_invariant_cue(feddg: Callable[..., Outcome]) -> None:
     for q in (0.5, 1):
         code, _, err = feddg(
-            "run", "--dataset", "planted_tint", "--method", "erm,fedavg", "world.images=200",
+            "run", "--dataset", "planted_tint", "--method", "agrsum,erm,fedavg", "world.images=200",
             "rounds=1", f"world.q={q}", "--results", "runs", "--workers", 1,
         )  # fmt: skip
         assert code == 0, err
@@ -323,7 +323,7 @@ def test_a_curve_over_the_strength_of_the_invariant_cue(feddg: Callable[..., Out
         rows = [(row["series"], row["strength"], row["mean"]) for row in csv.DictReader(file)]
     assert [row[:2] for row in rows] == [
         (name, q)
-        for name in ("ERM", "ERM's rule", "FedAvg", "Invariant rule")  # one pool depends on q, too
+        for name in ("AgrSum", "ERM", "ERM's rule", "FedAvg", "Invariant rule")  # AgrSum: K=4
         for q in ("0.5", "1")
     ]
     known = {row[:2]: float(row[2]) for row in rows if "rule" in row[0]}

@@ -66,6 +66,7 @@ class SweptSetting:
     keys: tuple[str, ...]  # the settings
     labels: tuple[str, ...]  # of the axis; with two settings, one for each while it is held
     letters: tuple[str, ...]  # short names of the settings
+    apart: tuple[str, ...] = ()  # settings in which methods of a figure may differ, too
 
 
 SWEEPS = {
@@ -82,7 +83,11 @@ SWEEPS = {
         ("N", "K"),
     ),
     "strength": SweptSetting(
-        "strength", ("world.q",), ("probability Q that the invariant cue is right",), ("Q",)
+        "strength",
+        ("world.q",),
+        ("probability Q that the invariant cue is right",),
+        ("Q",),
+        ("federation.per_round", "federation.rounds"),  # the recipe has others for some methods
     ),
 }
 
@@ -93,7 +98,7 @@ def swept(runs: Sequence[RecordedRun], name: str, choice: Selection) -> list[Pic
     With two settings one is held: each of its values at which the other varies has a figure.
     """
     sweep, pictures = SWEEPS[name], []
-    for frame in frames(runs, free=sweep.keys):
+    for frame in frames(runs, free=(*sweep.keys, *sweep.apart)):
         places = {run.key: _place(run, sweep) for run in frame.runs}
         known = sorted({place for place in places.values() if place})
         for suffix, varied, label, mine in _axes(sweep, known):
