@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torchvision.transforms import v2
 
 from feddg_bench.common.streams import torch_generator, torch_stream
@@ -337,6 +338,19 @@ def _moved(
     return new_std * (images - own_mean) / own_std + new_mean
 
 
+class _WithoutWaiting(TorchFunctionMode):
+    """Sends the small tensors that torchvision makes on a device by `on_device`."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        device = given.pop("device", None)
+        if function is not torch.tensor or device is None:
+            return function(*args, **(kwargs or {}))
+        return on_device([function(*args, **given)], torch.device(device))[0]
+
+
 class _AugMix(v2.AugMix):  # type: ignore[misc]  # torchvision has no types
     """Draws the mixing weights on the CPU, where torchvision draws everything else."""
 
@@ -371,7 +385,8 @@ def augmix(
     seed = int(torch.randint(2**62, (), generator=generator))
     groups = images.split(1) if per_image else (images,)
     # torchvision draws from the global generator, and autocast would round its pixel coordinates.
-    with torch_stream(seed, "augmix"), torch.autocast(images.device.type, enabled=False):
+    plain = torch.autocast(images.device.type, enabled=False)
+    with torch_stream(seed, "augmix"), plain, _WithoutWaiting():
         return torch.cat([_mixed(group, chains) for group in groups])
 
 

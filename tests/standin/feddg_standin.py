@@ -310,6 +310,11 @@ def _made_on_cpu(made: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
     def make(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
         if device is None or torch.device(device).type != NAME:
             return made(*args, device=device, **kwargs)
+        if torch._C._is_torch_function_mode_enabled():  # a mode of PyTorch sees the call first
+            seen: torch.Tensor = torch.overrides.handle_torch_function(
+                make, (), *args, device=device, **kwargs
+            )
+            return seen
         return made(*args, **kwargs).to(device)
 
     return make

@@ -86,13 +86,10 @@ def waits(name: str, layer: Any, monkeypatch: pytest.MonkeyPatch) -> set[str]:
 STEPS = {"fedadg": ("fit",)}
 """What runs the steps of a method that has a loop of its own."""
 
-WAITING = {"fedccrl": {"copy to the device"}}  # torchvision's AugMix makes small tensors there
-"""Methods whose step waits, and why; no other may, and these for nothing else."""
-
 
 @pytest.mark.parametrize(("name", "layer"), METHODS.items(), ids=str)
 def test_steps_and_means_of_models_do_not_wait_for_the_device(name, layer, monkeypatch) -> None:
-    assert waits(name, layer, monkeypatch) <= WAITING.get(name, set())
+    assert not waits(name, layer, monkeypatch)
 
 
 def test_tensors_of_any_type_and_shape_travel_by_one_copy() -> None:
