@@ -337,7 +337,7 @@ class _Mixture(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         _, s, _, u, _ = inputs
         ctx.mark_non_differentiable(*output[1:])
-        ctx.set_materialize_grads(False)  # whole maps of zeros
+        ctx.set_materialize_grads(False)  # or the backward pass fills maps with zeros
         ctx.save_for_backward(s, u, *output[1:])
 
     @staticmethod

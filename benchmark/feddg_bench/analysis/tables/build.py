@@ -316,10 +316,9 @@ def _own(
             return Entry(None)
     values = list(seeds.values())
     mean, std = mean_and_std(values)
-    by_interval = sheet.description.spread == "interval"
-    low, high = _ends(t_interval(np.array(values)) if by_interval else Estimate(mean))
-    spread = std
-    if by_interval:
+    spread, low, high = std, None, None
+    if sheet.description.spread == "interval":
+        low, high = _ends(t_interval(np.array(values)))
         spread = None if high is None else high - mean
     said = f"{mean:z.{column.decimals}f}"
     said += "" if spread is None else f" ± {spread:.{column.decimals}f}"
