@@ -282,7 +282,7 @@ REQUESTS: list[tuple[dict[str, Any], str]] = [
     *(({"seeds": x}, "seeds") for x in ([], [-1], [True], True, [1.5], "0-99999999999")),
     *(({"seeds": x}, "more than 100,000: give fewer") for x in ("0-100000000", 10**12, 10**5000)),
     *(({"seeds": x}, "give fewer") for x in ("0-99999,5-99999", range(10**12), itertools.count())),
-    ({"seeds": "99999999999999999999"}, "at most 18 digits"),
+    ({"seeds": "99999999999999999999"}, "at most 18 digits without"),
     ({"seeds": 20251125}, "for one seed give [20251125]"),
 ]
 
