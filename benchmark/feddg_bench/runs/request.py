@@ -674,8 +674,8 @@ def read_seeds(given: str | int | Sequence[int]) -> tuple[int, ...]:
     whole = all(isinstance(s, _WHOLE) and not isinstance(s, bool) and s >= 0 for s in read)
     if not read or not whole:
         raise SettingsError(
-            f"cannot read seeds {short(given)}: expected numbers >= 0 of at most 18 digits without leading zeros, "
-            f"such as 0,1,2 or 0-2, at most {MAX_SEEDS:,}"
+            f"cannot read seeds {short(given)}: expected numbers >= 0 of at most 18 digits without "
+            f"leading zeros, such as 0,1,2 or 0-2, at most {MAX_SEEDS:,}"
         )
     return tuple(dict.fromkeys(map(int, read)))
 
