@@ -139,7 +139,7 @@ def _run(search: Search, datasets: Datasets, resources: Resources, *, retry_fail
     devices = ["cpu"] if resources.engine == "ray" else find_devices(resources.device)
     if retry_failed:
         failures.forget(job.key for job in search.jobs())
-    leases = Leases(resources.results / "leases")
+    leases = Leases.of(resources.results)
     leases.free()
     copy = Copy(search, resources.model_copy(update={"workers": 1}))
 

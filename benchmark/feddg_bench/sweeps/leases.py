@@ -49,7 +49,7 @@ def _here() -> Path:
 
 @dataclass
 class Leases:
-    """The leases in a folder, which is ``leases`` in a results folder."""
+    """The leases in a folder."""
 
     folder: Path
     heartbeat: float = field(default=HEARTBEAT, kw_only=True)  # seconds between touches
@@ -58,6 +58,11 @@ class Leases:
     # A folder of this machine only, where holders show that they are alive.
     here: Path = field(default_factory=_here, kw_only=True)
     _seen: dict[Path, tuple[tuple[bytes, int], float]] = field(default_factory=dict, init=False)
+
+    @classmethod
+    def of(cls, results: Path) -> Self:
+        """Return the leases of a results folder."""
+        return cls(results / "leases")
 
     def held(self) -> dict[str, int]:
         """Return the number of the highest lease of each key that has one, dead or not."""

@@ -55,7 +55,7 @@ class BayesSearch(Search):
         self.datasets = datasets
         self.store = open_results(root)
         self.folder = root / "sweeps" / sweep.id
-        self.leases = Leases(root / "leases")
+        self.leases = Leases.of(root)
         self._points: list[tuple[Point, list[Job]]] = []
 
     def jobs(self) -> Sequence[Job]:

@@ -78,7 +78,7 @@ class SweepWorker:
         self.tell = tell
         self.store = open_results(resources.results)
         self.failures = Failures(resources.results)
-        self.leases = Leases(resources.results / "leases")
+        self.leases = Leases.of(resources.results)
         self.executor = SerialExecutor()
         self.datasets = Datasets(resources.data_root)
         self.tracker = Tracker(resources, lambda text: tell("say", self.key, text))
