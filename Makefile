@@ -30,7 +30,7 @@ pacs: $(if $(DATA),.venv/pretrained)  ## a first table of real images, half an h
 test: .venv/developed  ## the tests that take a moment each
 	$(BIN)/python -m pytest -n 2 --dist load --maxschedchunk 1 $(MORE)
 
-nightly: .venv/developed  ## processes, kills, browser, large samples; properties with six times the examples
+nightly: .venv/developed  ## processes, kills, browser, emulated devices, W&B, attacks; properties with six times the examples
 	$(BIN)/python -m pytest -n 3 --dist load --maxschedchunk 1 -m "nightly or hypothesis" --hypothesis-profile nightly
 
 full: .venv/developed  ## every attack on large grids, of which `make test` tries a sample

@@ -37,9 +37,16 @@ VARIANTS = [
     ("feddg_ga", {"hyper": {"variant": "pardon"}}),
     ("ppdg", {"hyper": {"granularity": "tensor"}}),
 ]
+BY_DAY = ("fedavg", "erm", "scaffold", "pardon")
+"""One without work of its own, a pooled one, one that remembers, one that sends before round 1."""
 every_method = pytest.mark.parametrize(
     ("name", "layer"),
-    [*CASES, *(pytest.param(*case, marks=pytest.mark.nightly) for case in VARIANTS)],
+    [
+        pytest.param(
+            *case, marks=[] if case[0] in BY_DAY and case in CASES else pytest.mark.nightly
+        )
+        for case in (*CASES, *VARIANTS)
+    ],
     ids=str,
 )
 

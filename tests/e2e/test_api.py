@@ -91,6 +91,7 @@ def test_what_cannot_observe_is_refused(made: Any, tmp_path: Path, wrong: Any) -
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.nightly
 def test_a_run_does_not_go_on_with_other_code(made: Any, checkpoint: Path) -> None:
     kept = load_checkpoint(checkpoint)
     kept.record.code = "0" * 64

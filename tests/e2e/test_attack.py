@@ -20,6 +20,8 @@ from feddg_attacks.perform import Lab
 from feddg_bench.common.errors import RunInterruptedError
 from tests.e2e.test_cli import refused
 
+pytestmark = pytest.mark.nightly
+
 Run = Callable[..., Any]
 STORED = (
     *("--method", "pardon", "--json", "hyper.style_augment=false"),
@@ -32,7 +34,6 @@ def attack(feddg: Run, root: Path, *words: str) -> Any:
     return feddg("attack", *SMALL, "--results", str(root), *words)
 
 
-@pytest.mark.nightly
 def test_an_attack_is_recorded_with_both_controls_is_not_repeated_and_is_in_the_table(
     feddg: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

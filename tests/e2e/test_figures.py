@@ -22,6 +22,8 @@ from feddg_bench.records.record import RunRecord
 from feddg_bench.runs.observer import Observer
 from feddg_bench.runs.request import Request
 
+pytestmark = pytest.mark.nightly
+
 TINY = (
     *("--clients", "4", "--per-round", "2", "--workers", "1"),
     *("data.image_size=8", "data.id_test_fraction=0.5", "data.id_val_fraction=0.3"),
@@ -209,7 +211,6 @@ def test_figures_of_trained_models(feddg: Run) -> None:
     assert before == {path.name: path.read_bytes() for path in Path("f").iterdir()}
 
 
-@pytest.mark.nightly
 def test_a_method_that_restyles_nothing_under_its_settings_is_refused(feddg: Run) -> None:
     done = feddg("figures", "styles", "--method", "pardon", "hyper.ablation=v4", *TINY)
     assert done.code == 2

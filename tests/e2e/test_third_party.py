@@ -18,6 +18,8 @@ from feddg_bench.common.errors import SettingsError
 from feddg_bench.testing import contract
 from tests.helpers import refused
 
+pytestmark = pytest.mark.nightly
+
 EXAMPLE = Path(__file__).parents[1] / "example_plugin"
 
 
@@ -109,7 +111,6 @@ def installed(package, monkeypatch, anew):
     sys.modules.pop("fedclip", None)
 
 
-@pytest.mark.nightly
 @pytest.mark.usefixtures("installed")
 def test_it_is_found_and_runs_by_name_in_two_processes(feddg):
     found = {entry["name"]: entry for entry in json.loads(feddg("methods", "--json").out)}
@@ -190,7 +191,6 @@ def pool(begun):
         contract._pool.cache_clear()
 
 
-@pytest.mark.nightly
 @pytest.mark.usefixtures("pool")
 @every_kind
 def test_the_tests_of_a_new_package_pass(capfd, begun, kind):

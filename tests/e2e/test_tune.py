@@ -19,6 +19,8 @@ from feddg_bench.records.store import ResultsStore
 from tests.e2e.test_sweep import TINY
 from tests.helpers import ended, start, wait_until
 
+pytestmark = pytest.mark.nightly
+
 Run = Callable[..., Any]
 ROOT = Path(__file__).parents[2]
 PAIRS = [f"{key}={spec['value']}" for key, spec in TINY.items()]  # type: ignore[index]
@@ -118,7 +120,6 @@ def test_make_pacs_asks_for_the_data_before_it_installs() -> None:
     assert done.stderr.startswith("make pacs needs DATA")
 
 
-@pytest.mark.nightly
 def test_killed_in_the_middle(feddg: Run, tmp_path: Path) -> None:
     """Killed and started again, it makes what is left, and the same choice."""
 

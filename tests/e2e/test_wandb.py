@@ -23,6 +23,8 @@ from feddg_bench.sweeps.definition import Range, load_sweep
 from feddg_bench.tracking import tracker as tracking
 from feddg_bench.tracking.tracker import metrics, run_summary
 
+pytestmark = pytest.mark.nightly
+
 TINY = (
     "partition.clients=4", "per_round=2", "rounds=2", "evaluation.every=1", "data.image_size=8",
     "data.id_test_fraction=0.5", "data.id_val_fraction=0.3", "train.local_epochs=1",

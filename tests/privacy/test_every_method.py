@@ -13,6 +13,8 @@ from feddg_bench.common.errors import SettingsError
 from feddg_bench.plugins import load_method, names
 from tests.privacy.scenes import scene_of, sorted_federation
 
+pytestmark = pytest.mark.nightly
+
 FEW = {"many": 3, "each": 3, "public": 6}
 PIXEL = {"ccst": {"hyper": {"style": "pixel"}}, "pardon": {"hyper": {"style": "pixel"}}}
 

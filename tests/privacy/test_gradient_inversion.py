@@ -100,6 +100,7 @@ def test_every_picture_shows_best_median_and_worst() -> None:
     assert all(name.min() < 100 for name in named), "each case is named"
 
 
+@pytest.mark.nightly
 def test_an_attack_on_real_updates_shows_its_pictures() -> None:
     attack = GradientInversion()
     attack.steps = 25

@@ -176,6 +176,7 @@ def means(pictures: Tensor) -> Seen:
     return Seen(pooled, 9 * pooled)
 
 
+@pytest.mark.nightly
 def test_style_inversion_is_judged_and_trained_on_lpips(squeezenet: Path) -> None:
     layers: dict[str, Any] = {"hyper": {"style": "pixel", "style_augment": False}}
     scene = scene_of("pardon", layers, federation=attacked_federation(4, public=40))

@@ -24,6 +24,8 @@ from feddg_attacks.shadow import Rows, Shadow
 from feddg_bench.common.errors import SettingsError
 from tests.privacy.scenes import CLIENTS, EACH, attacked_federation, scene_of
 
+pytestmark = pytest.mark.nightly
+
 PIXEL = {"hyper": {"style": "pixel", "style_augment": False}}
 scores = st.lists(st.integers(0, 9), min_size=2, max_size=30)
 

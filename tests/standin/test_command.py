@@ -213,6 +213,7 @@ def test_a_run_stopped_on_a_gpu_goes_on_elsewhere(
     assert rounds(feddg(*run, "--device", TWO))[:-1] == expected
 
 
+@pytest.mark.nightly
 def test_a_profile_on_a_gpu_needs_no_data(feddg: Callable[..., Any]) -> None:
     """As ``tests/benchmarks/gpu_resnet50.sh`` calls it, with a smaller network."""
     tiny = ("backbone.name=small_cnn", "backbone.projection=0", "data.image_size=16", "clients=2")

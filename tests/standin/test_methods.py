@@ -42,7 +42,7 @@ PROTECTED = [
     ("pardon", {"privacy": {"mechanism": "dp_style"}} | pixel()),
 ]
 
-pytestmark = pytest.mark.usefixtures("standin")
+pytestmark = [pytest.mark.usefixtures("standin"), pytest.mark.nightly]
 
 
 def compare(name: str, *layers: Any) -> None:

@@ -24,7 +24,7 @@ from tests.standin.conftest import METHODS, UNCROPPED
 WAITS = ("_local_scalar_dense", "equal", "nonzero", "is_nonzero", "masked_select", "_unique2")
 """Operations whose result's value or shape the CPU needs at once."""
 
-pytestmark = pytest.mark.usefixtures("standin")
+pytestmark = [pytest.mark.usefixtures("standin"), pytest.mark.nightly]
 
 
 class Watch(TorchDispatchMode):

@@ -10,6 +10,8 @@ from feddg_bench.testing import start_toy_run
 from feddg_methods.fedavg import FedAvg
 from tests.helpers import no_file, numbers
 
+pytestmark = pytest.mark.nightly
+
 DECLARED = {
     load_method(name).training_step: name
     for name in names("method")

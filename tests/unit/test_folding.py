@@ -139,6 +139,7 @@ def test_relu6_in_place_works_under_vmap_and_copies() -> None:
     torch.testing.assert_close(mapped, net(values))
 
 
+@pytest.mark.nightly
 def test_runs_that_fold_have_other_bits_and_nearly_the_same_numbers() -> None:
     frame = {
         "data": {"image_size": 32},

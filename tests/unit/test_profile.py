@@ -15,6 +15,8 @@ from feddg_bench.plugins import names
 from feddg_bench.testing import TaskRecorder, start_toy_run, toy_federation
 from feddg_methods.fedavg import FedAvg
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.mark.parametrize("groups", [1, 4, 8])
 def test_a_convolution_costs_twice_backward(groups):

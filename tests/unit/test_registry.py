@@ -318,6 +318,7 @@ class Theirs(Method):
 """
 
 
+@pytest.mark.nightly
 def test_a_method_of_another_package_is_imported_when_its_source_is_new(theirs):
     assert theirs(THEIRS) == ["7", "mu", "True"]
     assert theirs(THEIRS) == ["7", "mu", "False"]

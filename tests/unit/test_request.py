@@ -10,7 +10,7 @@ import pytest
 
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.config.keys import canonical_settings, run_key
-from feddg_bench.config.schema import MethodSettings, RunSettings, TrainSettings
+from feddg_bench.config.schema import MethodSettings, Resources, RunSettings, TrainSettings
 from feddg_bench.runs.request import Request, _say_once, read_seeds
 
 ONE = {"scenario": "ip-o-c"}
@@ -234,3 +234,26 @@ def test_clients_in_the_reference_s_order_have_keys_of_their_own() -> None:
     assert ordered["order"] == ["photo", "art_painting", "cartoon", "sketch"]
     assert "order" not in partition("pacs", "cs-a-p", "largest_remainder")
     assert "order" not in partition("digits4", "ip-o-c", "reference")
+
+
+def test_a_downloaded_style_network_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDDG_DATA", str(tmp_path / "home"))
+    root = tmp_path / "given"
+    for number, folder in enumerate((root, tmp_path / "home")):
+        (folder / "weights").mkdir(parents=True)
+        (folder / "weights/vgg19_16x_adain.safetensors").write_bytes(bytes([number]))
+
+    def key(root: Path | None = None, weights: Path | None = None, style: str = "vgg19_16x") -> str:
+        settings: dict[str, Any] = {"hyper.style": style}
+        if weights is not None:
+            settings["hyper.style_weights"] = [str(weights / "weights/vgg19_16x_adain.safetensors")]
+        request = Request("pardon", **ONE, settings=settings, resources=Resources(data_root=root))
+        (plan,) = request.plan(check=False)
+        return plan.key
+
+    assert key() == key(weights=tmp_path / "home")
+    assert key(root) == key(weights=root) != key()
+    assert key(root, weights=tmp_path / "home") == key()  # a file that the user names
+    assert key(style="pixel") == key(root, style="pixel")

@@ -387,7 +387,7 @@ def download_command(
     """
     from feddg_bench.data.fetch.obtain import check_offer, obtain
     from feddg_bench.data.fetch.style_networks import WEIGHTS, WeightsDownload, obtain_weights
-    from feddg_bench.data.locations import data_home, remember_root
+    from feddg_bench.data.locations import NETWORKS, data_home, find_network, remember_root
 
     known = names("data set")
     name = known_name(name, [*known, *WEIGHTS])
@@ -400,7 +400,7 @@ def download_command(
         get, home, size = partial(obtain, offer), offer.name, offer.archive_bytes
     else:
         offer = WEIGHTS[name]
-        get, home, size = partial(obtain_weights, offer), "weights", None
+        get, home, size = partial(obtain_weights, offer), NETWORKS, None
     folder = absolute(to or data_home() / home)
     about = "" if size is None else f", about {size / 1e6:,.0f} MB"
     say(f"{offer.title}{about}; licence: {offer.licence}\nsource: {offer.source}\nto: {folder}")
@@ -408,7 +408,9 @@ def download_command(
         notes = get(folder, mirror or (), show)
     say("\n".join(notes))
     if isinstance(offer, WeightsDownload):
-        say(f"use it: hyper.style={name} hyper.style_weights={folder / offer.file}")
+        found = find_network(name) == folder / offer.file  # then runs find it as well
+        where = "" if found else f" hyper.style_weights={folder / offer.file}"
+        say(f"use it: hyper.style={name}{where}")
         return
     diagnosis = _examined(offer(folder))
     say("\n".join(map(printable, _report(diagnosis))))

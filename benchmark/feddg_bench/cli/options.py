@@ -81,7 +81,7 @@ Tuned = Annotated[
 Seeds = Annotated[
     str | None,
     typer.Option(
-        "--seeds", "--seed", help=f"Such as 0,1,2 or 0-2. Default {Request.seeds}; of tune 100."
+        "--seeds", "--seed", help=f"Such as 0,1,2 or 0-2. Default {Request.seeds}; of tune 100-102."
     ),
 ]
 DataRoot = Annotated[

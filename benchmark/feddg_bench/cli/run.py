@@ -184,7 +184,8 @@ def _list(
     counts = ", ".join(
         f"{states.count(state)} {state}" for state in ("there", "begun", "to do") if state in states
     )
-    lines.append(f"{len(plans)} runs: {counts} in {from_here(resources.results)}")
+    runs = f"{len(plans)} run{'s' * (len(plans) > 1)}"
+    lines.append(f"{runs}: {counts} in {from_here(resources.results)}")
     say("\n".join(lines))
 
 

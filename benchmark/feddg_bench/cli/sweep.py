@@ -256,10 +256,11 @@ def listing(name: str, search: Search, results: Path) -> str:
         words = (word for word in job.group.split() if word not in alike)
         own = (word for word in words if not word.startswith(("method=", "methods=", "protocol=")))
         lines.append(" ".join([f"{job.key}  {state:6}  {job.title}", *own]))
+    facts = ", ".join(f"{n} {state}" for state, n in counts.items() if n) or "none begun yet"
+    runs = f"{len(lines)} run{'s' * (len(lines) != 1)}"
     if search.left():
         lines.append(f"and {search.left()} points more, which depend on what comes out")
-    facts = ", ".join(f"{n} {state}" for state, n in counts.items() if n) or "none begun yet"
-    return "\n".join([*lines, f"{name}: {len(search.jobs())} runs: {facts}"])
+    return "\n".join([*lines, f"{name}: {runs}: {facts}"])
 
 
 def _summary(sweep: Sweep, search: Search, results: Path) -> str:

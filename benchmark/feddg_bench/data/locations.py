@@ -129,3 +129,23 @@ def data_home() -> Path:
     """
     shared = Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share")
     return next(iter(data_roots()), None) or expanded(shared / "feddg-bench")
+
+
+NETWORKS = "weights"
+"""Folder of style networks, in a folder of data."""
+
+
+def network_file(name: str) -> str:
+    """Return the name of a style network's file."""
+    return f"{name}_adain.safetensors"
+
+
+def find_network(name: str, root: Path | None = None) -> Path | None:
+    """Return the file of a style network; ``None`` if there is none.
+
+    It is looked for in the folder of data that a user gave, if any, and in `data_home`, where it
+    is downloaded to.
+    """
+    folders = [*([] if root is None else [expanded(root)]), data_home()]
+    paths = (folder / NETWORKS / network_file(name) for folder in folders)
+    return next((absolute(path) for path in paths if path.is_file()), None)

@@ -41,6 +41,7 @@ from feddg_bench.config.schema import (
 from feddg_bench.config.settle import Layers, recipe_layers, settle
 from feddg_bench.data.federated import cautions, spread
 from feddg_bench.data.image_folders import ImageFolderDataset
+from feddg_bench.data.locations import find_network
 from feddg_bench.data.partition import PARTITION_RULES
 from feddg_bench.data.protocols import PROTOCOLS, Scenario, scenarios
 from feddg_bench.data.splits import scenarios_with_files
@@ -110,6 +111,7 @@ class Draft(NamedTuple):
     recipe: str  # label of where the settings came from
     dataset: DomainDataset  # the data set, opened
     tuned: TunedRecord | None = None  # what tuning chose
+    root: Path | None = None  # the folder of the data, if the user named one
 
 
 class Plan(NamedTuple):
@@ -313,7 +315,10 @@ class Request:
                         tuned = tuned.model_copy(update={"given": other or None})
                     if settled.portable:  # before PyTorch is loaded
                         begin_portable()
-                    drafts.append(Draft(layers, scenario, Path(recipe).stem, dataset, tuned))
+                    recipe_name = Path(recipe).stem
+                    drafts.append(
+                        Draft(layers, scenario, recipe_name, dataset, tuned, datasets.root)
+                    )
         if not drafts:
             raise SettingsError(
                 f"no method can be run on {self.dataset} with these settings; name one to see why"
@@ -536,13 +541,14 @@ def _settle(draft: Draft, seed: int) -> Plan:
 
     What the recipe says about this method wins over what the method needs.
     """
-    layers, scenario, recipe, dataset, tuned = draft
+    layers, scenario, recipe, dataset, tuned, root = draft
     name = layers.named["method"]
     method = outline(name)
     if files := set(layers.tuned.get("hyper", {})) & set(method.Settings.files):
         raise SettingsError(f"tuning chooses no files: the ledger of {name} has {files}")
     named = {**layers.named, "seed": seed}
     settings = settle(layers._replace(named=named), method.Settings, dataset.Settings)
+    settings = _with_network(settings, root)
     dataset = dataset.adjusted(settings.world)
     check_fit(settings, method, dataset, _rate(layers, recipe))
     dataset.decoded(settings.data)  # refuses settings that the data set cannot follow
@@ -556,6 +562,16 @@ def _settle(draft: Draft, seed: int) -> Plan:
         canonical["partition"]["order"] = list(order)
     key = run_key(canonical, method.version)
     return Plan(settings, canonical, scenario, recipe, method.version, key, dataset, tuned)
+
+
+def _with_network(settings: RunSettings, root: Path | None) -> RunSettings:
+    """Name the style network that `data download` made, unless the settings name one."""
+    hyper = settings.hyper
+    wanted = "style" in hyper and not hyper.get("style_weights", True)
+    network = find_network(hyper["style"], root) if wanted else None
+    if network is None:
+        return settings
+    return settings.model_copy(update={"hyper": {**hyper, "style_weights": [str(network)]}})
 
 
 def check_runs(plans: Sequence[Plan]) -> None:

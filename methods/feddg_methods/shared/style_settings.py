@@ -22,7 +22,8 @@ class StyleSettings(MethodSettings):
     style: Literal["vgg19", "vgg19_16x", "pixel"] = "vgg19"
     """Style back end: AdaIN's VGG-19, a small network distilled from it, or the image's colours."""
     style_weights: tuple[str, ...] = ()
-    """Local file(s) of the VGG back ends: one .safetensors, or encoder and decoder."""
+    """Local file(s) of the VGG back ends: one .safetensors, or encoder and decoder; by default the
+    one of `feddg-bench data download`."""
     adain_input: Literal["imagenet_norm", "unit"] = "imagenet_norm"
     """Input of ``vgg19``: normalised images as in the code, or [0, 1] as in its training."""
     style_layer: Literal["conv4_1", "relu4_1"] = "conv4_1"

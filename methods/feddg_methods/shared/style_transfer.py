@@ -168,8 +168,8 @@ def build_style_backend(
     if weights is None:
         raise SettingsError(
             f"the style back end {name} has no weights: get them with feddg-bench data download "
-            f"{name} and set hyper.style_weights to that file, or set hyper.style=pixel, which "
-            f"needs none"
+            f"{name}, or set hyper.style_weights to a file, or set hyper.style=pixel, which needs "
+            f"none"
         )
     encoder, decoder = load_pair(name, weights)
     return VGGBackend(
