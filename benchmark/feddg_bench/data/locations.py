@@ -133,11 +133,8 @@ def data_home() -> Path:
 
 NETWORKS = "weights"
 """Folder of style networks, in a folder of data."""
-
-
-def network_file(name: str) -> str:
-    """Return the name of a style network's file."""
-    return f"{name}_adain.safetensors"
+NETWORK_FILES = {"vgg19": "vgg19_adain.safetensors", "vgg19_16x": "vgg19_16x_adain.safetensors"}
+"""Style network -> its file in that folder."""
 
 
 def find_network(name: str, root: Path | None = None) -> Path | None:
@@ -146,6 +143,9 @@ def find_network(name: str, root: Path | None = None) -> Path | None:
     It is looked for in the folder of data that a user gave, if any, and in `data_home`, where it
     is downloaded to.
     """
+    file = NETWORK_FILES.get(name)
+    if file is None:
+        return None
     folders = [*([] if root is None else [expanded(root)]), data_home()]
-    paths = (folder / NETWORKS / network_file(name) for folder in folders)
+    paths = (folder / NETWORKS / file for folder in folders)
     return next((absolute(path) for path in paths if path.is_file()), None)

@@ -13,7 +13,7 @@ from feddg_bench.config.keys import file_digest
 from feddg_bench.data.fetch.mirrors import Download
 from feddg_bench.data.fetch.obtain import Receipt, Show, work_folder
 from feddg_bench.data.fetch.transfer import fetch
-from feddg_bench.data.locations import network_file
+from feddg_bench.data.locations import NETWORK_FILES
 from feddg_bench.models.weights import load_tensors
 
 
@@ -51,7 +51,7 @@ WEIGHTS = {
         title="AdaIN's VGG-19 and decoder (Huang and Belongie, ICCV 2017; Naoto Inoue's copy)",
         licence="MIT",
         source="https://github.com/naoto0804/pytorch-AdaIN",
-        file=network_file("vgg19"),
+        file=NETWORK_FILES["vgg19"],
         parts={
             "encoder.": Download(
                 "vgg_normalised.pth",
@@ -70,7 +70,7 @@ WEIGHTS = {
         title="AdaIN's VGG-19 distilled to a sixteenth (Wang et al., CVPR 2020)",
         licence="MIT",
         source="https://github.com/MingSun-Tse/Collaborative-Distillation",
-        file=network_file("vgg19_16x"),
+        file=NETWORK_FILES["vgg19_16x"],
         parts={
             "encoder.": Download(
                 "20191110-132643_E20.pth",
