@@ -40,6 +40,7 @@ def _read(written: Any) -> type[MethodSettings]:
     if isinstance(written, type):
         return written
     own = {name: _tuples(written[name]) for name in _DECLARED}
+    own["model_config"] = {"use_attribute_docstrings": False}  # there is no source to read them in
     base = type("Declared", (MethodSettings,), own)
     made: dict[str, Any] = {}
     for name, schema in written["fields"].items():

@@ -165,8 +165,8 @@ def report_command(
     folders, sources = record_folders(results)
     with no_collection():
         data = gather(read_runs(folders), where)
-    shown = figures(folders[0] / "figures") if with_figures else []
-    page = render(data, shown).encode()
+        shown = figures(folders[0] / "figures") if with_figures else []
+        page = render(data, shown).encode()
     path = out or folders[0] / "report.html"
     write_whole(path, page)
     say(

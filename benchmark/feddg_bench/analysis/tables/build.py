@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -45,6 +45,7 @@ from feddg_bench.records.statistics import (
     compare,
     corrected,
     improvement,
+    interquartile_mean,
     iqm,
     is_blind,
     mean_and_std,
@@ -195,7 +196,7 @@ class _Sheet:
         def place(row: Row) -> tuple[bool, float, str]:
             mean = self.mean(row)
             if mean is not None and self.collapsed:
-                mean = iqm(self.first[row]).value
+                mean = float(interquartile_mean(np.array([*self.first[row].values()])))
             return mean is None, sign * (mean or 0), row.label
 
         return sorted(self.unordered, key=place)
@@ -490,9 +491,9 @@ def _of_any_paper(
         run = next((r for other in rows for r in other.runs.get(source.number, ())), None)
         if run is None:
             return None, {}
-        train = tuple(run.train.split("+"))
-        scenario = ScenarioRecord(name=run.scenario, train=train, val=run.val, test=run.test)
-        number = published_accuracy(row.method, run.dataset, run.protocol, scenario, source.split)
+        number = published_accuracy(
+            row.method, run.dataset, run.protocol, _scenario(run), source.split
+        )
         if number is None:
             return None, {}
         own = row.runs.get(source.number) or [run]
@@ -505,6 +506,12 @@ def _of_any_paper(
     mean = sum(number.value for number in found) / len(found)
     sources = "; ".join(dict.fromkeys(number.source for number in found))
     return Published(mean, sources), {}
+
+
+@cache
+def _scenario(run: RecordedRun) -> ScenarioRecord:
+    train = tuple(run.train.split("+"))
+    return ScenarioRecord(name=run.scenario, train=train, val=run.val, test=run.test)
 
 
 def _printed(found: Published, column: Column) -> Entry:
