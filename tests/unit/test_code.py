@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,13 +42,13 @@ def digest(folder: Path, monkeypatch: pytest.MonkeyPatch, plugin: str, formula: 
     (package / "plugin.py").write_text(plugin)
     with monkeypatch.context() as patch:
         patch.syspath_prepend(folder)
-        for name in ("theirs", "theirs.formula", "theirs.plugin"):
-            patch.delitem(__import__("sys").modules, name, raising=False)
-        import importlib
-
         importlib.invalidate_caches()
-        method: type[Method] = importlib.import_module("theirs.plugin").Theirs
-        return code_digest(method)
+        try:
+            method: type[Method] = importlib.import_module("theirs.plugin").Theirs
+            return code_digest(method)
+        finally:  # other tests have packages of this name
+            for name in ("theirs", "theirs.formula", "theirs.plugin"):
+                sys.modules.pop(name, None)
 
 
 def test_what_changes_a_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
