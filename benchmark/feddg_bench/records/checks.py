@@ -56,15 +56,12 @@ def fault_of_key(settings: Mapping[str, Any], version: int, key: str) -> str:
     return "" if key == true else f"its settings are those of the run {true}, not of {key}"
 
 
-def _digests(value: Any) -> Iterator[Any]:
+def _digests(value: Mapping[str, Any] | Sequence[Any]) -> Iterator[Any]:
     """Yield the digests that stand for files in settings."""
-    if isinstance(value, dict):
-        if len(value) == 1 and "sha256" in value:
-            yield value["sha256"]
-        else:
-            yield from _digests([*value.values()])
-    elif isinstance(value, list):
-        for inner in value:
+    if len(value) == 1 and "sha256" in value and isinstance(value, dict):
+        yield value["sha256"]
+    else:
+        for inner in value.values() if isinstance(value, dict) else value:
             if isinstance(inner, dict | list):
                 yield from _digests(inner)
 
@@ -89,9 +86,10 @@ def fault_of_evaluations(
     settings: Mapping[str, Any],
     roles: Mapping[str, Collection[str]],
     images: Mapping[str, Mapping[str, int]],
-    evaluations: Sequence[Evaluation | None],
+    evaluated: Sequence[tuple[int, Evaluation]],
     main: str,
     *,
+    made: int,
     alike: bool,
 ) -> str:
     """Return what is wrong with a record's evaluations, by round.
@@ -100,9 +98,10 @@ def fault_of_evaluations(
         settings: Of the record, of which `fault_of_rounds` has no complaint.
         roles: The domains of ``train``, ``test`` and, if there is one, ``val``.
         images: Split -> domain -> number of images; these must be those of the roles.
-        evaluations: What was measured in each round; it must be all that the settings ask for, on
-            all images.
+        evaluated: Numbers of the evaluated rounds, and what was measured in each; these must be all
+            that the settings ask for, on all images.
         main: Main metric of the task, which every part has.
+        made: Number of rounds.
         alike: Whether all rounds have the same metrics, on the same numbers of images.
     """
     held = {s: {d: n for d, n in parts.items() if n} for s, parts in images.items()}
@@ -127,13 +126,12 @@ def fault_of_evaluations(
             ("start", "evaluation.start"),
         )
     }
-    held_rounds = [number for number, e in enumerate(evaluations, 1) if e is not None]
-    asked_rounds = _evaluated(len(evaluations), **timing)
+    held_rounds = [number for number, _ in evaluated]
+    asked_rounds = _evaluated(made, **timing)
     if held_rounds != asked_rounds:
         number = min({*held_rounds} ^ {*asked_rounds})
         no = "an" if number in held_rounds else "no"
         return f"round {number}: it holds {no} evaluation, unlike its settings say"
-    evaluated = ((n, e) for n, e in enumerate(evaluations, 1) if e is not None)
     for number, evaluation in islice(evaluated, 1 if alike else None):
         for split, parts in evaluation.items():
             if lacking := [domain for domain in parts if main not in parts[domain]]:

@@ -17,7 +17,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.files import cache_dir
@@ -60,7 +60,7 @@ class Index:
 
     def put(self, name: str, stamp: Sequence[int], content: Content) -> None:
         """Keep what was read from a file."""
-        said = json.dumps(content[0])
+        said = to_json(content[0], inf_nan_mode="constants").decode()
         crc = _checksum(said, content[1])
         self.files[name] = (json.dumps(stamp), said, content[1], crc)
 

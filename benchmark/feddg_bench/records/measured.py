@@ -98,8 +98,14 @@ class Measured:
     @cached_property
     def alike(self) -> bool:
         """Whether all rounds have the same metrics, on the same numbers of images."""
-        counts = self.numbers[:, [name == "images" for *_, name in self.columns]]
+        counts = self.numbers.take(_counts(tuple(self.columns)), axis=1)
         return bool((counts == counts[:1]).all() and (self.numbers != ABSENT).all())
+
+
+@lru_cache(maxsize=1000)
+def _counts(columns: Sequence[tuple[str, str, str]]) -> NDArray[np.intp]:
+    """Return the places of the columns that count images."""
+    return np.flatnonzero([name == "images" for *_, name in columns])
 
 
 @lru_cache(maxsize=10_000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from itertools import compress
 from typing import Annotated, Any, Final, Literal, NotRequired, Self, TypeVar
 
@@ -286,9 +287,12 @@ class RunRecord(RecordPart):
                 return entry.evaluation
         raise DataError(f"record {self.key} holds no evaluated round")
 
-    @property
-    def _evaluations(self) -> list[tuple[int, Evaluation | None]]:
-        return [(entry.round, entry.evaluation) for entry in self.rounds]
+    def _numbers(self) -> list[int]:
+        return [entry.round for entry in self.rounds]
+
+    def _evaluated(self) -> list[tuple[int, Evaluation]]:
+        """Return the evaluations with the numbers of their rounds."""
+        return [(e.round, e.evaluation) for e in self.rounds if e.evaluation is not None]
 
     @classmethod
     def parse(cls, data: str | bytes, key: str | None = None, *, finished: bool = True) -> Self:
@@ -323,31 +327,38 @@ class RunRecord(RecordPart):
             where = ".".join(str(part) for part in first["loc"])
             what = first["msg"].removeprefix("Value error, ")
             raise DataError(f"{where}: {what}" if where else what) from error
+        evaluated = record._evaluated()
         try:
-            table = tabulate([(n, found) for n, found in record._evaluations if found is not None])
+            table = tabulate(evaluated)
         except ValueError as error:
             raise DataError(str(error)) from error
-        if fault := record.fault(table, finished=finished):
+        if fault := record._fault(evaluated, table, finished=finished):
             raise DataError(fault)
         if key not in (None, record.key):
             raise DataError(f"it holds the run {record.key}, not {key}")
         return record, table
 
-    def fault(self, table: Measured, *, finished: bool = True) -> str:
+    def _fault(
+        self, evaluated: Sequence[tuple[int, Evaluation]], table: Measured, *, finished: bool
+    ) -> str:
         """Return the first contradiction, a part of a sentence, or an empty text."""
         settings, scenario = self.settings, self.scenario
         names = {name: getattr(self, name) for name in ("method", "dataset", "protocol", "seed")}
         roles = {"train": scenario.train, "test": (scenario.test,)}
         roles |= {"val": (scenario.val,)} if scenario.val is not None else {}
-        each = self._evaluations
-        numbers, evaluations = [number for number, _ in each], [found for _, found in each]
         main = next(iter(metrics_of(self.task)), "")
         return (
             checks.fault_of_names(settings, names | {"scenario": scenario.name})
             or checks.fault_of_key(settings, self.method_version, self.key)
-            or checks.fault_of_rounds(settings, numbers, finished=finished)
+            or checks.fault_of_rounds(settings, self._numbers(), finished=finished)
             or checks.fault_of_evaluations(
-                settings, roles, self.data.images, evaluations, main, alike=table.alike
+                settings,
+                roles,
+                self.data.images,
+                evaluated,
+                main,
+                made=len(self.rounds),
+                alike=table.alike,
             )
             or checks.fault_of_privacy(settings, dict(self.privacy) if self.privacy else None)
         )
@@ -374,9 +385,15 @@ class CountedRecord(RunRecord):
 
     rounds: Several[_as_dict(RoundRecord)] = []  # type: ignore[valid-type]
 
-    @property
-    def _evaluations(self) -> list[tuple[int, Evaluation | None]]:
-        return [(entry["round"], entry["evaluation"]) for entry in self.rounds]
+    def _numbers(self) -> list[int]:
+        return [entry["round"] for entry in self.rounds]
+
+    def _evaluated(self) -> list[tuple[int, Evaluation]]:
+        return [
+            (entry["round"], entry["evaluation"])
+            for entry in self.rounds
+            if entry["evaluation"] is not None
+        ]
 
     def counts(self, table: Measured) -> dict[str, Any]:
         """Return numbers of the run and its rounds, by the names of a `RecordedRun`.
