@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,9 @@ from feddg_bench.analysis.tables.writers import (
     markdown,
     notes_text,
 )
+from feddg_bench.cli.display import terminal_table
 from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.common.terminal import terminal
 from feddg_bench.config.keys import run_key
 from feddg_bench.config.layers import merge, nested
 from feddg_bench.plugins import harmless, load_method
@@ -364,6 +367,27 @@ def test_the_table_of_several_methods_marks_what_holm_leaves_and_rates_of_one_ru
         "fpl": "+0.00",
     }
     assert "* p < 0.05 after Holm's correction; settings chosen by one run: MOON." in made.caption
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_no_number_of_the_table_of_several_methods_is_cut(
+    add: Add, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    runs = [
+        add(method, scenario, seed, (0.5 + gap * (seed + place),), id_test=(0.5,))
+        for method, gap in (("fedavg", 0.01), ("groupdro", 0.0623))
+        for place, scenario in enumerate(SCENARIOS)
+        for seed in (0, 1)
+    ]
+    made = compared(runs)
+    terminal().print(terminal_table(made, "method"))
+    shown = capsys.readouterr().out.splitlines()
+    assert max(map(len, shown)) <= width
+    (first,) = [n for n, line in enumerate(shown) if "GroupDRO" in line]
+    printed = list(takewhile(str.strip, shown[first:]))
+    texts = [entry.text for entry in made.lines[1].entries[:-1] if entry]
+    assert sorted(" ".join(printed).split()) == sorted(" ".join(["GroupDRO", *texts]).split())
 
 
 def test_test_stands_beside_id_test_and_is_compared_at_equal_id_test(

@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from rich.console import Console
 from rich.progress import TaskID, TimeRemainingColumn
 from rich.table import Table as RichTable
 
 from feddg_bench.analysis.tables.grid import Grid
-from feddg_bench.common.terminal import Display, duration, text, text_table
+from feddg_bench.common.terminal import Display, duration, terminal, text, text_table
 from feddg_bench.plugins import method_title
 from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.rules import split_metric
@@ -134,14 +135,16 @@ def terminal_table(grid: Grid, head: str) -> RichTable:
                 "\n".join(filter(None, pair)) for pair in zip(under[1:], texts, strict=True)
             ]
     heads = [grid.columns[n].head for n in places]
-    return text_table(
-        grid.title,
-        (head, *heads),
-        rows,
-        caption=grid.caption,
-        right=heads,
-        whole=(head,) if head == "method" else (),
-    )
+    whole = (head,) if head == "method" else ()
+
+    def table() -> RichTable:
+        columns = (head, *heads)
+        return text_table(grid.title, columns, rows, caption=grid.caption, right=heads, whole=whole)
+
+    if Console(width=10_000).measure(table()).maximum > terminal().width:
+        for row in filter(None, rows):  # deviations and intervals get a line of their own
+            row[1:] = [cell.replace(" ±", "\n±").replace(" [", "\n[") for cell in row[1:]]
+    return table()
 
 
 def draw_profile(measured: Profile) -> RichTable:

@@ -62,15 +62,15 @@ def text_table(
     whole: Collection[str] = (),
     gap: int = 2,
 ) -> Table:
-    """Return a table that fits into 80 columns if its cells may be broken.
+    """Return a table that fits into 80 columns; cells are broken between words, if need be.
 
     Args:
         title: Stands above.
         columns: Headings; if all are empty, none are shown.
         rows: A text for each column; ``None`` draws a line.
         caption: Stands below.
-        right: Columns of numbers.
-        whole: Columns that, like numbers, are never broken.
+        right: Columns of numbers, of which none is broken within itself.
+        whole: Columns that are never broken.
         gap: Blanks between columns.
     """
     drawn = Table(
@@ -88,7 +88,7 @@ def text_table(
         drawn.add_column(
             lines(column),
             justify="right" if numbers else "left",
-            no_wrap=numbers or column in whole,
+            no_wrap=column in whole,
             overflow="fold",
         )
     for row in rows:
