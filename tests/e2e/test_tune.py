@@ -88,7 +88,9 @@ def test_a_model_of_one_class_is_warned_of(feddg: Run, caplog: pytest.LogCapture
     assert feddg("run", "--method", "fedprox", *PAIRS, "--workers", "1").code == 0
     assert words not in caplog.text
     ran = feddg("run", "--method", "fedavg", *PAIRS, "lr=10", "--workers", "1")
-    assert caplog.text.count(f"{words}, id_test, val, test; try a smaller train.lr") == 1
+    assert "FedAvg ip-o-c seed 0 (run " in caplog.text
+    told = f"{words}, id_test, val, test; try a smaller train.lr than 10.0"
+    assert caplog.text.count(told) == 1
     assert "A single class predicted on id_val, id_test, val, test" in " ".join(ran.out.split())
     alone = ("--trials", "1", "--seeds", "100", "lr=10", "--workers", "1")
     assert feddg("tune", "--methods", "fedavg", *PAIRS, *alone).code == 0

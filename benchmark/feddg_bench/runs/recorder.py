@@ -199,10 +199,12 @@ class Recorder(Observer):
         evaluation = self.record.rounds[-1].evaluation if self.record.rounds else None
         if splits := one_class_splits(evaluation or {}, None):
             logger.warning(
-                "run %s: after the last round its model predicts a single class on %s; try a "
-                "smaller train.lr, or more rounds",
+                "%s (run %s): after the last round its model predicts a single class on %s; try "
+                "a smaller train.lr than %s, or more rounds",
+                run.plan.title,
                 self.record.key,
                 ", ".join(splits),
+                run.plan.settings.train.lr,
             )
         if "last" in self.keep:
             save_model(self.store.model(self.record.key, "last"), run, run.server.round)
