@@ -62,14 +62,14 @@ def text_table(
     whole: Collection[str] = (),
     gap: int = 2,
 ) -> Table:
-    """Return a table that fits into 80 columns; cells are broken between words, if need be.
+    """Return a table that breaks its cells between words where the terminal is too narrow.
 
     Args:
         title: Stands above.
         columns: Headings; if all are empty, none are shown.
         rows: A text for each column; ``None`` draws a line.
         caption: Stands below.
-        right: Columns of numbers, of which none is broken within itself.
+        right: Columns of numbers, which are aligned to the right.
         whole: Columns that are never broken.
         gap: Blanks between columns.
     """
@@ -84,10 +84,9 @@ def text_table(
         pad_edge=False,
     )
     for column in columns:
-        numbers = column in right
         drawn.add_column(
             lines(column),
-            justify="right" if numbers else "left",
+            justify="right" if column in right else "left",
             no_wrap=column in whole,
             overflow="fold",
         )
