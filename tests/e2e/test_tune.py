@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,6 @@ from tests.helpers import ended, start, wait_until
 pytestmark = pytest.mark.nightly
 
 Run = Callable[..., Any]
-ROOT = Path(__file__).parents[2]
 PAIRS = [f"{key}={spec['value']}" for key, spec in TINY.items()]  # type: ignore[index]
 
 
@@ -111,15 +108,6 @@ def test_a_sweep_of_tuned_runs(feddg: Run, tmp_path: Path) -> None:
     ran = feddg("run", "--tuned", *PAIRS, "--results", "R", "--workers", "1")
     assert "already done" in ran.err
     assert "tuned in 2 trials of 2 seeds" in ran.out
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
-def test_make_pacs_asks_for_the_data_before_it_installs() -> None:
-    command = ["make", "--no-print-directory", "pacs", "DATA="]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.startswith("make pacs needs DATA")
 
 
 def test_killed_in_the_middle(feddg: Run, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from feddg_bench.plugins import method_title
 from feddg_bench.runs.cards import shipped_card
 from feddg_bench.runs.request import Plan
 
-ENOUGH = 0.25
+ENOUGH = 0.5
 """Seconds of a step after which `seconds_an_image` does not try a larger one."""
 LARGEST = 128
 """Most images of its steps: larger batches take as long for an image, and more memory."""
@@ -134,9 +134,9 @@ def seconds_an_image(
     """Return the seconds that this machine takes to train on an image and to evaluate one.
 
     Measured on random images with plain training (FedAvg) in the settings of a run, within about
-    two seconds. Steps grow up to the run's batch size, at most `LARGEST`, unless a small one takes
-    long. No random stream of a run moves: streams are named, and the generators are left as they
-    were.
+    three seconds. Steps grow up to the run's batch size, at most `LARGEST`, unless a small one
+    takes long. No random stream of a run moves: streams are named, and the generators are left as
+    they were.
     """
     size = min(settings.train.batch_size, LARGEST)
     sizes = [n for n in (2, 8, 32) if n < size] + [size]
