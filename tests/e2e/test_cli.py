@@ -162,7 +162,7 @@ def test_runs_that_lack_a_model_to_keep_are_announced(
     store.model(lacking, "best").unlink()
     done = feddg(*RAN, "--method", "fedavg", "--keep", "best")
     assert done.code == 0, done.err
-    assert "set-up: FedAvg: " in done.err
+    assert "setup: FedAvg: " in done.err
     assert "estimate: 1 run in about " in done.err
     assert store.has_models(lacking, ["best"])
 
@@ -569,7 +569,7 @@ def test_several_methods_end_in_one_table_with_differences_to_the_first(feddg, t
     run = ("run", "--method", "FedProx,FedAvg", *TINY, "--rounds", "1")
     done = feddg(*run)
     assert done.code == 0, done.err
-    assert "set-up: FedProx, FedAvg: small CNN from scratch at 8 px, 1 round, 2 of 4" in done.err
+    assert "setup: FedProx, FedAvg: small CNN from scratch at 8 px, 1 round, 2 of 4" in done.err
     assert "estimate: 8 runs in about " in done.err
     said = " ".join(done.out.split())
     assert "Digits4, leave two" in said

@@ -1,4 +1,4 @@
-"""What a command is about to compute: its set-ups in words, and how long they may take."""
+"""What a command is about to compute: its setups in words, and how long they may take."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ LARGEST = 128
 
 
 def outlook(plans: Sequence[Plan], resources: Resources) -> Iterator[str]:
-    """Yield a line for each set-up among runs, and one with the time that all may take here."""
+    """Yield a line for each setup among runs, and one with the time that all may take here."""
     methods: dict[str, dict[str, None]] = {}
     for plan in plans:
         methods.setdefault(_set_up(plan), {})[plan.settings.method] = None
     for words, names in methods.items():
-        yield f"set-up: {', '.join(map(method_title, names))}: {words}"
+        yield f"setup: {', '.join(map(method_title, names))}: {words}"
     if plans and resources.engine == "processes":
         try:
             seconds, train, evaluate = expected_seconds(plans, resources)
