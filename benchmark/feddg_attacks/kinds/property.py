@@ -59,7 +59,7 @@ class Mixture:
         self.scale = Likelihood(public, pictures.domains, pictures.labels)
 
     def shares(self, message: Rows, images: int) -> Tensor:
-        """Return the share of each group, [G], of sum 1, from a message of a client with n images."""
+        """Return the share of each group, [G], of sum 1, by a message of a client with n images."""
         if message.keys is not None:
             held = np.isin(self.groups[:, 1], message.keys.numpy())
             p = self.prior * torch.from_numpy(held)
