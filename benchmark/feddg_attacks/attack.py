@@ -29,7 +29,7 @@ from feddg_bench.plugins import load_plugin
 RESAMPLES = 1000
 """Resamples of a bootstrap."""
 NEAR_CHANCE = 0.05
-"""Largest distance of the *no leak* interval from chance."""
+"""Largest allowed distance of the *no leak* interval from chance."""
 
 OnStep = Callable[[str, int, int], None]
 """Called with the name of a step, the amount done, and the total."""
