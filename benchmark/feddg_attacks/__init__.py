@@ -1,1 +1,1 @@
-"""Privacy, measured: what crosses in a run, and what an attacker learns from it."""
+"""Privacy attacks: the messages of a run, and what an attacker learns from them."""

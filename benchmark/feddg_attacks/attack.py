@@ -1,10 +1,10 @@
-"""What every attack is made of: an attacker's half, a scorer's half, and two controls.
+"""Parts of every attack: an attacker's half, a scorer's half, and two controls.
 
-The attacker's half is given messages that crossed, public images and targets; the scorer's half
-alone knows who holds what. Every figure comes with two controls: *no leak* looks for the target in
-messages of clients that do not hold it, real ones or made for the control, and must be at chance;
-*planted leak* looks in messages that hold the target alone, and must find it. A figure whose
-controls fail is withheld.
+The attacker's half gets messages, public images and targets. Only the scorer's half knows which
+client holds which image. Every figure comes with two controls: *no leak* looks for the target in
+messages of clients that do not hold it, real or made for the control, and must be at chance;
+*planted leak* looks in messages of the target alone, and must find it. If a control fails, the
+figure is withheld.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from feddg_bench.plugins import load_plugin
 RESAMPLES = 1000
 """Resamples of a bootstrap."""
 NEAR_CHANCE = 0.05
-"""How far from chance the interval of *no leak* may stay."""
+"""Largest allowed distance of the *no leak* interval from chance."""
 
 OnStep = Callable[[str, int, int], None]
-"""Called with the name of a step, how much of it is done, and how much there is in all."""
+"""Called with the name of a step, the amount done, and the total."""
 
 
 def silent(_what: str, _done: int, _total: int) -> None:
@@ -41,7 +41,7 @@ def silent(_what: str, _done: int, _total: int) -> None:
 
 @dataclass(frozen=True)
 class Pictures:
-    """Some images, as they are stored, and what an attacker can see of each."""
+    """Images as stored, with the label and domain of each, which an attacker can see."""
 
     images: np.ndarray  # uint8 [n, H, W, C], or float16
     labels: np.ndarray  # [n]
@@ -60,17 +60,17 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Scene:
-    """One run as an attack finds it.
+    """One run, as an attack sees it.
 
     Attributes:
-        settings: The run's settings, which everybody knows.
-        federation: Who holds what; for scorers only.
-        exchanges: All that crossed.
+        settings: The run's settings, which are public.
+        federation: Which client holds which image; for scorers only.
+        exchanges: All exchanges of the run.
         attacker: Who attacks.
         step: Called with the attack's progress.
         judges: Networks that judge pictures.
-        items: Declared names of the items to attack; all if there are none.
-        workers: Threads that search at once; 0 is one a core. No figure depends on it.
+        items: Declared names of the items to attack; all if empty.
+        workers: Number of search threads; 0: one per core. Figures do not depend on it.
     """
 
     settings: RunSettings
@@ -84,11 +84,11 @@ class Scene:
 
     @property
     def own(self) -> str:
-        """The client that attacks, if a client does: the first."""
+        """The first client: the attacker, if a client attacks."""
         return next(iter(self.federation.clients))
 
     def messages(self) -> list[Message]:
-        """Return the messages that the attacker looks at; with secure sums, no client's reply."""
+        """Return the messages to attack; under secure sums, these include no client's reply."""
         seen = visible(self.exchanges, self.attacker, self.own)
         hidden = self.settings.privacy.aggregation == "secure"
         return [
@@ -99,7 +99,7 @@ class Scene:
         ]
 
     def pictures(self, index: np.ndarray) -> Pictures:
-        """Return images by their place in the data set."""
+        """Return images by their index in the data set."""
         f = self.federation
         images = f.images
         if not isinstance(images, np.ndarray):
@@ -124,17 +124,17 @@ class Attack(ABC):
 
     kind: ClassVar[str]
     wants: ClassVar[str] = "what clients measure on images, or weights they train"
-    """What it reads, in words."""
+    """Description of what it reads, for error messages."""
     overrides: ClassVar[Mapping[str, Any]] = {}
     """Settings of the attacked run that suit this kind, unless the user sets them."""
     sizes: ClassVar[tuple[int, ...]] = ()
-    """Images of each client, a run for each size, unless the user sets the number of clients."""
+    """Images per client, one run per size, unless the user sets the number of clients."""
     judged: ClassVar[bool] = False
-    """Whether networks judge the pictures that it makes."""
+    """Whether networks judge its pictures."""
     version: ClassVar[int] = 1
-    """Raise it with every change that can move figures or controls."""
+    """Raise it with every change that can alter figures or controls."""
     versions: ClassVar[Mapping[Attacker, int]] = {}
-    """Instead of it, for attackers whose figures alone a change could move."""
+    """Versions for single attackers, where a change could alter only their figures."""
 
     def __init__(self) -> None:
         self.pictures: dict[str, bytes] = {}
@@ -146,7 +146,7 @@ class Attack(ABC):
         return cls.versions.get(attacker, cls.version)
 
     def reads(self, item: str) -> bool:
-        """Return whether the attack may be able to read messages of this name."""
+        """Return whether the attack could read messages of this name."""
         return True
 
     def check(
@@ -156,13 +156,13 @@ class Attack(ABC):
         uplink: Uplink,
         items: Set[str] = frozenset(),
     ) -> None:
-        """Refuse an attack, before the run is made, that can read none of the messages.
+        """Refuse, before the run, an attack that can read none of the messages.
 
         Args:
             settings: The run's settings.
-            attacker: Who attacks; what a client receives shows only in a run.
+            attacker: Who attacks. What a client receives is known only after the run.
             uplink: What the method declares.
-            items: Declared names of the items to attack; all if there are none.
+            items: Declared names of the items to attack; all if empty.
 
         Raises:
             SettingsError: If the attacker will see nothing that this attack reads.
@@ -181,17 +181,17 @@ class Attack(ABC):
 
     @abstractmethod
     def measure(self, scene: Scene) -> Iterator[AttackResult]:
-        """Attack what the attacker sees, item by item.
+        """Attack the messages that the attacker sees, item by item.
 
-        If many clients are asked in every round, only the updates of those that `looked_at` in
-        `perform` draws are kept; `by_item` leaves the others out.
+        If many clients are asked in every round, only updates of the clients that `looked_at` in
+        `perform` draws are kept; `by_item` leaves out the others.
 
         Raises:
-            SettingsError: If the attack can read nothing that crosses.
+            SettingsError: If the attack can read none of the messages.
         """
 
     def nothing(self, scene: Scene, wants: str = "") -> SettingsError:
-        """Return the error that nothing crosses that this kind of attack can read."""
+        """Return the error that this kind of attack can read none of the messages."""
         seen = {message.item for message in scene.messages()}
         return self._unread(scene.settings.method, scene.attacker, seen, wants or self.wants)
 
@@ -218,8 +218,8 @@ def interval(groups: Sequence[np.ndarray], draw: np.random.Generator) -> Interva
     """Return the mean over all values, and its 95 % bootstrap interval over groups.
 
     Args:
-        groups: Values that go together, such as those of one client.
-        draw: Chooses groups.
+        groups: Values that belong together, such as those of one client.
+        draw: Resamples groups.
     """
     sums = np.array([group.sum() for group in groups], dtype=float)
     counts = np.array([len(group) for group in groups], dtype=float)
@@ -229,7 +229,7 @@ def interval(groups: Sequence[np.ndarray], draw: np.random.Generator) -> Interva
 
 
 def no_leak(measured: Interval, chance: float) -> Control:
-    """Return the control whose interval must reach chance, or nearly so."""
+    """Return the control whose interval must come within `NEAR_CHANCE` of chance."""
     near = measured.low <= chance + NEAR_CHANCE and measured.high >= chance - NEAR_CHANCE
     return Control(measured=measured, expected=f"about {chance:g}", holds=near)
 

@@ -1,4 +1,4 @@
-"""What crosses between server and clients in a run, kept as it crosses, and who sees what of it."""
+"""Messages between server and clients of a run, captured as sent, and who sees which of them."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One question to a client and its answer, without what the client remembers."""
+    """One task of a client and its reply, without the client's memory."""
 
     task: Task  # what the client received
-    sent: Payload  # what it answered, by declared name
-    images: int  # how many images it says it trains on
+    sent: Payload  # its reply, by declared name
+    images: int  # number of training images that it states
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One declared item that crossed."""
+    """One declared item, sent or received by a client."""
 
     item: str  # declared name, then dots and the path in it: `style`, `bank.client_3.overall`
-    value: Any  # as it crossed; `None` if it was not kept, as most updates of many clients
+    value: Any  # as sent; `None` if it was not kept, like most updates if clients are many
     up: bool  # whether a client sent it
-    exchange: Exchange  # the exchange in which it crossed
+    exchange: Exchange  # the exchange that it belongs to
 
     @property
     def client(self) -> str:
@@ -42,16 +42,16 @@ class Message:
 
     @property
     def when(self) -> tuple[int, str]:
-        """The round, 0 before the first, and the client function."""
+        """The round (0: before the first) and the client function."""
         return self.exchange.task.round, self.exchange.task.call
 
 
 class Capture(Observer):
-    """Keeps what crosses in a run, on the CPU: what the method declares, and nothing else.
+    """Keeps the messages of a run on the CPU, and of these only what the method declares.
 
     Args:
-        wanted: Returns for a task whether an attack looks at the update that answers it. Others
-            are not kept: the models of hundreds of clients fill any memory.
+        wanted: Returns whether an attack uses the update that answers a task. Other updates are
+            not kept: the models of hundreds of clients fill any memory.
     """
 
     def __init__(self, wanted: Callable[[Task], bool] = lambda _: True) -> None:
@@ -59,7 +59,7 @@ class Capture(Observer):
         self.exchanges: list[Exchange] = []
 
     def replied(self, run: Run, task: Task, reply: Reply[Any]) -> None:
-        """Keep a question and its answer; what the client remembers never crosses."""
+        """Keep a task and its reply, without the client's memory, which is never sent."""
         method, cpu = run.method, torch.device("cpu")
         told = {k: v for k, v in task.told.items() if k in method.downlink}
         broadcast = {k: v for k, v in task.broadcast.items() if k in method.downlink}
@@ -88,9 +88,9 @@ def visible(
 
 
 def by_item(messages: Iterable[Message], clients: Collection[str]) -> list[list[Message]]:
-    """Return the messages of some clients, a list for each item and client function.
+    """Return the messages of some clients, one list per item and client function.
 
-    Those that were not kept are left out.
+    Messages that were not kept are left out.
     """
     groups: dict[tuple[str, str], list[Message]] = {}
     for message in messages:

@@ -40,11 +40,11 @@ class Attacking(Machine):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class AttackCommand(Attacking, Experiment):
-    """Attack the messages of a run. Every figure has two controls beside it.
+    """Attack the messages of a run. Every figure comes with two controls.
 
-    The run is made for the attack. Every client takes part in its 2 rounds. Half of the training
-    domains' images are kept from clients: they are public images and non-members. Records go to
-    RESULTS/attacks; recorded attacks are not repeated.
+    The run is made for the attack. Every client takes part in its 2 rounds. Half of the images of
+    the training domains are withheld from clients: they are public images and non-members. Records
+    go to RESULTS/attacks; recorded attacks are not repeated.
     """
 
     kind: Annotated[
@@ -153,7 +153,7 @@ def read_sizes(given: str | None) -> list[int]:
     """Return the sizes of clients in a comma-separated text.
 
     Raises:
-        SettingsError: If one is not a number from 1.
+        SettingsError: If one is not a positive integer.
     """
     parts = listed(given) if given else []
     if not all(part.isdecimal() and 0 < int(part) <= MANY for part in parts):
@@ -184,7 +184,7 @@ class _Attacks(Display):
 
 
 def draw_attacks(records: Sequence[AttackRecord]) -> RichTable:
-    """Return a table for a terminal of what attacks found: a row for each item attacked."""
+    """Return a terminal table of attack results, one row per attacked item."""
     rows = [
         (
             record.method,

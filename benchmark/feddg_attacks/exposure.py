@@ -1,4 +1,4 @@
-"""What leaves a client, who sees it and what attacks learn from it, for cards and one table."""
+"""What clients send and what attacks learn from it, for method cards and the table ``privacy``."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ SAME = {
     *("seed", "scenario", "protocol", "partition.clients"),
     *("federation.rounds", "federation.per_round"),  # how often an item was seen says more
 }
-"""Dotted keys of the settings in which the runs of one cell may differ."""
+"""Dotted keys of the settings in which the runs of one cell can differ."""
 
 FRAME = ("backbone.name", "data.image_size")
-"""Dotted keys of the settings that say what was attacked; a kind of attack may set its own."""
+"""Dotted keys of settings that define what is attacked; a kind of attack can set its own."""
 
 
 class Measurement(NamedTuple):
-    """A figure of one item that a method's clients send, over records that differ in `SAME` alone.
+    """A figure of one item that a method's clients send, over records that differ only in `SAME`.
 
-    Such records may differ in scenario and seed. A guarantee is a figure, too; it has no images.
+    Such records can differ in scenario and seed. A guarantee is also a figure; it has no images.
     """
 
     method: str
@@ -61,8 +61,8 @@ class Measurement(NamedTuple):
     head: str  # of a column: one of `MEASURED`, or `EPSILON`
     images: int | None  # of a client
     bytes: int  # of its message
-    how: str  # settings that vary between records and are not the usual ones here
-    frame: str  # settings of `FRAME` that all attacks of the kind share, unlike the recipe
+    how: str  # settings that vary between records and differ from the usual ones here
+    frame: str  # settings of `FRAME` common to all attacks of the kind, unlike the recipe's
     settings: str  # both, or the guarantee
     numbers: tuple[float | None, float | None, float | None]  # value and interval; none: withheld
     runs: int
@@ -74,7 +74,7 @@ def measurements(
     records: Iterable[AttackRecord],
     runs: Sequence[RecordedRun] = (),
 ) -> Iterator[Measurement]:
-    """Yield what the server's attacks learn from each item that clients send, and its guarantees.
+    """Yield the figures of the server's attacks on each item that clients send, and guarantees.
 
     ``records`` and ``runs`` must be of one data set and recipe.
     """
@@ -92,8 +92,8 @@ def measurements(
 def _guarantees(runs: Sequence[RecordedRun], method: str, sent: Sent) -> Iterator[Measurement]:
     """Yield a guarantee per set of runs that differ only in scenario and seed, strictest first.
 
-    Those of another protocol, version or data differ in more. The largest epsilon of a set counts,
-    at the mean key metric on test; a cell shows it rounded up.
+    Runs of another protocol, version or data form their own sets. A guarantee is the largest
+    epsilon of a set, with the mean key metric on test; a cell shows epsilon rounded up.
     """
     mechanism = "dp_client" if sent.name == "weights" else "dp_style"
     sets: dict[tuple[str, float, int], list[tuple[float, float]]] = {}
@@ -194,10 +194,10 @@ def frames_of(
 def privacy_grids(
     methods: Mapping[str, Outline], records: Sequence[AttackRecord]
 ) -> Iterator[Grid]:
-    """Yield what attacks reach on each message, in short, of each data set and recipe.
+    """Yield a short grid of what attacks reach on each message, for each data set and recipe.
 
-    It shows runs with the usual settings, for each attack those of the smallest clients. All else
-    is in `notes_grids`.
+    It covers runs with the usual settings and, for each attack, the smallest clients.
+    `notes_grids` has the rest.
     """
     for (dataset, recipe), (attacks, _) in frames_of(records).items():
         reached: dict[tuple[str, ...], list[str]] = {}
@@ -232,10 +232,10 @@ def _reached(measured: Sequence[Measurement]) -> str:
 def notes_grids(
     methods: Mapping[str, Outline], records: Sequence[AttackRecord], runs: Sequence[RecordedRun]
 ) -> Iterator[Grid]:
-    """Yield one row for each item that a method sends, of each data set and recipe.
+    """Yield a grid for each data set and recipe, with a row for each item that a method sends.
 
-    Where settings were varied, each combination has its own row. A figure that no attack measured
-    has no column.
+    Each combination of varied settings has its own row. A figure that no attack measured has no
+    column.
     """
     frames = frames_of(records, runs) or {("no data set", "none"): Of([], [])}
     for (dataset, recipe), of in frames.items():
@@ -278,14 +278,14 @@ def privacy_notes(
 
 
 def _bytes(alike: Sequence[Measurement]) -> str:
-    """Return a message's bytes as text, in the recipe's frame if it was attacked there."""
+    """Return a message's bytes as text, in the recipe's setup if it was attacked there."""
     own = [f for f in alike if not f.frame]
     size = f"{max(f.bytes for f in own or alike):,}" if alike else "-"
     return size if own or not alike else f"{size} (another frame)"
 
 
 def _other_frames(measured: Iterable[Measurement]) -> list[str]:
-    """Return a sentence for each kind of attack made in a frame other than the recipe's."""
+    """Return a sentence for each kind of attack made in a setup other than the recipe's."""
     said = {
         f"Not the recipe's: `{f.head.partition(',')[0]}` is of runs with {f.frame}."
         for f in measured

@@ -1,4 +1,4 @@
-"""The attacks' place in the suite: their command, figure, tables, part of a card and records."""
+"""Extension of the suite by attacks: a command, a figure, tables, part of a card, and records."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Attacks(Extension):
         return utility(runs, read_attacks(choice.results), choice)
 
     def make_grids(self, wanted: Sequence[str], folders: Sequence[Path]) -> Sequence[Any]:
-        """Return papers' tables of pictures that were drawn from styles."""
+        """Return the papers' tables of pictures generated from styles."""
         from feddg_attacks.reconstructions import reconstruction_grid
         from feddg_attacks.records import read_attacks
 
@@ -65,7 +65,7 @@ class Attacks(Extension):
         return Document(f"privacy: {len(attacks)} attacks", texts)
 
     def card(self, name: str, method: Outline, folders: Sequence[Path]) -> str:
-        """Return what attacks reached on the method's messages."""
+        """Return the results of attacks on the method's messages."""
         from feddg_attacks.exposure import measured_text
         from feddg_attacks.records import read_attacks
 

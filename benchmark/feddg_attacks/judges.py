@@ -4,7 +4,7 @@ LPIPS (Zhang et al., CVPR 2018) compares two pictures by the features of a Squee
 heads come with torchmetrics. The Frechet distance FID (Heusel et al., NeurIPS 2017), the unbiased
 kernel distance KID (Binkowski et al., ICLR 2018) and the Inception Score (Salimans et al., NeurIPS
 2016) use the outputs of TensorFlow's Inception network for pictures, in torch-fidelity's port.
-These three say how good a set of pictures is, not whose it is, and FID is larger for few pictures.
+These three measure how good a set of pictures is, not whose it is. FID is larger for small sets.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Judges:
-    """The judges that the user has weights for.
+    """The judges whose weights the user gives.
 
     Attributes:
         lpips: Takes two sets of pictures [n, 3, H, W] in [0, 1] and returns distances [n].
@@ -117,7 +117,7 @@ def _inception(path: Path) -> Features:
         ) from error
     tensors = load_tensors(path)
     with tempfile.NamedTemporaryFile(suffix=".pth") as own:
-        torch.save(tensors, own.name)  # it unpickles what it is given: hence a file of our own
+        torch.save(tensors, own.name)  # the extractor unpickles its file, so it gets one of ours
         try:
             network = FeatureExtractorInceptionV3("inception", [*LAYERS], own.name)
         except RuntimeError as error:
@@ -155,7 +155,7 @@ def fid(one: np.ndarray, other: np.ndarray) -> float:
     """
     a, b = one - one.mean(0), other - other.mean(0)
     # With S = a'a / (n - 1) the last trace is the sum of the singular values of a b' over
-    # sqrt((n - 1) (m - 1)): a matrix as small as the sets instead of one of d x d.
+    # sqrt((n - 1) (m - 1)): a matrix of n x m instead of d x d.
     scale = np.sqrt((len(a) - 1) * (len(b) - 1))
     cross = np.linalg.norm(a @ b.T, "nuc") / scale
     traces = np.square(a).sum() / (len(a) - 1) + np.square(b).sum() / (len(b) - 1)
@@ -190,9 +190,9 @@ def inception_score(logits: np.ndarray) -> float:
 
 
 def jackknife(measure: Callable[[np.ndarray], float], count: int) -> Interval:
-    """Return a measure of a set with its 95 % interval, by leaving out one fold after the other.
+    """Return a measure of a set with its 95 % interval, by leaving out one fold at a time.
 
-    A bootstrap would draw pictures twice, which these measures would take for less variety.
+    A bootstrap would draw pictures twice, which these measures would treat as less variety.
 
     Args:
         measure: Returns the measure of the pictures at some indices.

@@ -1,4 +1,4 @@
-"""From a request to an attack's record: make the run, look at its messages, attack them."""
+"""From a request to an attack's record: make the run, capture its messages, attack them."""
 
 from __future__ import annotations
 
@@ -47,22 +47,22 @@ ATTACKED: dict[str, Any] = {
     "federation": {"rounds": 2, "per_round": None},
     "evaluation": {"every": 1_000_000},
 }
-"""Settings of an attacked run, unless the user sets them: every client is seen."""
+"""Default settings of an attacked run: every client takes part."""
 WITHHELD: dict[str, Any] = {"data": {"id_val_fraction": 0.25, "id_test_fraction": 0.25}}
-"""Shares of the training domains that no client holds: the attacker's public images, and the
-non-members that members are compared with."""
+"""Shares of the training domains that are withheld from clients: the attacker's public images, and
+the non-members that members are compared with."""
 
 
 def attack_plans(
     request: Request, kind: str, datasets: Datasets, sizes: Sequence[int] = ()
 ) -> list[Plan]:
-    """Plan the runs that are to be attacked, with clients of each size if sizes are given.
+    """Plan the runs to attack, with clients of each size if sizes are given.
 
     Methods with one client, such as ERM, are left out.
 
     Raises:
         SettingsError: If there is no such kind, a setting cannot be used, or no method is left.
-        DataError: If the data set is not here or cannot be spread so.
+        DataError: If the data set is missing or cannot be spread over clients like this.
     """
     attack = load_attack(kind)
     own = WITHHELD if request.settings.get("data", {}).get("split_csv") is None else {}
@@ -110,7 +110,7 @@ def check_items(items: Set[str], plans: Sequence[Plan]) -> None:
     """Refuse items that no method of these runs declares.
 
     Raises:
-        SettingsError: If there is one; the message names the nearest.
+        SettingsError: If there is such an item; the message names the nearest known one.
     """
     known = {"weights"}
     for plan in plans:
@@ -122,12 +122,12 @@ def check_items(items: Set[str], plans: Sequence[Plan]) -> None:
 
 
 def check_withheld(plan: Plan) -> int:
-    """Check that images are withheld for the attack; return how many images clients hold.
+    """Check that images are withheld for the attack; return the number that clients hold.
 
     No image is decoded.
 
     Raises:
-        DataError: If the attacker has no public image, or there is no non-member, of a domain.
+        DataError: If a training domain has no public images or no non-members.
     """
     parts = spread(plan.settings, plan.dataset, plan.scenario)
     domains = plan.dataset.records().domains
@@ -142,9 +142,9 @@ def check_withheld(plan: Plan) -> int:
 
 
 def looked_at(settings: RunSettings, federation: Federation) -> Callable[[Task], bool]:
-    """Return a function that says whether an attack looks at the update that answers a task.
+    """Return a function that tells whether an attack uses the update that answers a task.
 
-    If all clients are asked in each round, attacks draw some of them, or take the first.
+    If all clients are asked in each round, attacks use a random subset of them, or the first ones.
     """
     names, asked = list(federation.clients), settings.federation.per_round
     drawn = few_clients(names, generator(settings.seed, "attack", "clients"))
@@ -154,7 +154,7 @@ def looked_at(settings: RunSettings, federation: Federation) -> Callable[[Task],
 
 
 class _Last(Capture):
-    """Keeps the last evaluation too, and reports the run's progress."""
+    """Also keeps the last evaluation, and reports the run's progress."""
 
     def __init__(self, step: OnStep, settings: RunSettings, federation: Federation) -> None:
         super().__init__(looked_at(settings, federation))
@@ -174,9 +174,9 @@ class Lab:
     """Makes runs and attacks them; successive attacks on one run share it.
 
     Args:
-        resources: Devices, threads and folders, the folder of records among them.
+        resources: Devices, threads and folders, including the folder of records.
         step: Called with the progress.
-        judges: Networks that judge pictures; an attack that is recorded without them is repeated.
+        judges: Networks that judge pictures; attacks recorded without them are repeated.
     """
 
     def __init__(
@@ -195,12 +195,12 @@ class Lab:
         items: Set[str] = frozenset(),
         again: bool = False,
     ) -> AttackRecord:
-        """Attack a run and record what was found, unless the record is there.
+        """Attack a run and record the results, unless they are recorded already.
 
-        With ``items`` only these are attacked, besides those that the record has already.
+        With ``items``, only these and those already in the record are attacked.
 
         Raises:
-            SettingsError: If nothing crosses that an attack of this kind reads.
+            SettingsError: If an attack of this kind can read none of the messages.
             DataError: If there are no public images, or a record cannot be written.
         """
         root, attack = self.resources.results, load_attack(kind)()
@@ -218,7 +218,7 @@ class Lab:
         method = load_method(plan.settings.method)
         hyper = own_settings(method.Settings, plan.settings)
         attack.check(plan.settings, attacker, method.sends(hyper), items)
-        if record is not None:  # what it has is looked at again
+        if record is not None:  # its items are attacked again
             both = items and record.items
             items = frozenset(record.items).union(items) if both else frozenset()
         check_writable(attack_path(root, key).parent)
@@ -233,7 +233,7 @@ class Lab:
             items,
             self.resources.workers,
         )
-        torch.set_num_threads(1)  # each search has a core, and the same bits on every machine
+        torch.set_num_threads(1)  # one core per search, and the same bits on every machine
         begun = time.perf_counter()
         results = list(attack.measure(scene))
         s = plan.settings
@@ -264,11 +264,11 @@ class Lab:
         )
         for name, picture in attack.pictures.items():
             write_whole(root / "attacks" / f"{key}-{name}.png", picture)
-        save_attack(root, record)  # last, so that the pictures it names are there
+        save_attack(root, record)  # last, so that the pictures that it names exist
         return record
 
     def _run(self, plan: Plan) -> tuple[Federation, _Last]:
-        """Make a run, unless it was made last; return its federation and its messages."""
+        """Make a run, unless it is the previous one; return its federation and its messages."""
         if self._made is None or self._made[0] != plan.key:
             self._made = None  # its messages may be large
             federation, _, _ = open_federation(plan, self._data)

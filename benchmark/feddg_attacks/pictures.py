@@ -1,4 +1,4 @@
-"""Pictures of what was found: the best, the median and the worst case, never the best alone."""
+"""Pictures of results: the best, the median and the worst case, never the best alone."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ SIDE = 128
 """Least side of an image in a picture, in pixels."""
 GAP = 8
 LEFT, TOP = 64, 28
-"""Room for names, in pixels."""
+"""Margins for names, in pixels."""
 
 
 def cases(quality: Tensor) -> list[int]:
-    """Return the indices of the best, the median and the worst of some qualities [n].
+    """Return the indices of the best, the median and the worst of the qualities [n].
 
     >>> cases(torch.tensor([3.0, 9.0, 1.0, 4.0, 2.0]))
     [1, 0, 2]
@@ -25,11 +25,11 @@ def cases(quality: Tensor) -> list[int]:
 
 
 def sheet(truth: Tensor, guesses: Tensor, quality: Tensor) -> bytes:
-    """Return a PNG file: from left to right best, median and worst, the true images above.
+    """Return a PNG file: from left to right best, median and worst, with the true images above.
 
     Args:
         truth: [n, 3, H, W] in [0, 1].
-        guesses: What the attack made of them, likewise.
+        guesses: Their reconstructions by the attack, likewise.
         quality: Quality in dB by which cases are chosen, [n].
     """
     from PIL import Image, ImageDraw, ImageFont

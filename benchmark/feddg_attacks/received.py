@@ -1,4 +1,4 @@
-"""What a client can read in the messages it receives: what others sent, or means of it."""
+"""Content of the messages that a client receives: what others sent, or means of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ReceivedRows:
 
     item: str  # its name
     sent_as: str  # the name of the item that it is read as
-    task: Task  # the task in answer to which a client sends such an item
+    task: Task  # the task to which a client replies with such an item
     rows: tuple[Rows, ...]  # one for each part of it, or one that holds many
     images: int  # of the client
     bytes: int  # of the message
@@ -29,8 +29,8 @@ def read_received(
 ) -> Iterator[ReceivedRows]:
     """Yield what a client can read in the messages to it.
 
-    A client knows what it sends itself, and takes whatever ends in the same shape for the same item
-    of others. A model is read as its change from the one before, which is the mean of updates.
+    A client knows what it sends itself, and reads data with the same trailing shape as this item of
+    others. A model is read as its change from the previous one, which is the mean of updates.
 
     Args:
         messages: The messages to it, in order.

@@ -1,7 +1,7 @@
-"""Papers' tables of pictures that were drawn from styles, made from records of attacks.
+"""Papers' tables of pictures generated from styles, made from records of attacks.
 
-None of our frames is the papers' (a generator of FastGAN's size, public images of Tiny-ImageNet),
-so no difference is printed.
+None of our setups is that of the papers (a generator of FastGAN's size, public images of
+Tiny-ImageNet), so no difference is printed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SCORES = (
 
 @dataclass(frozen=True)
 class Place:
-    """What a column shows."""
+    """Content of a column."""
 
     group: str
     metric: str
@@ -50,7 +50,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Design:
-    """How one of these tables is laid out."""
+    """Layout of one of these tables."""
 
     title: str
     paper: str
@@ -76,7 +76,7 @@ OWN_FRAME = (
     "The setup is ours, not the paper's, so that no difference from the published number below a "
     "row is printed."
 )
-"""A note of every such table."""
+"""Note below every such table."""
 
 DESIGNS: Mapping[str, Design] = {
     "pardon-4": Design(
@@ -113,7 +113,7 @@ DESIGNS: Mapping[str, Design] = {
 
 
 def reconstruction_grid(name: str, records: Iterable[AttackRecord]) -> Grid:
-    """Return one of the `DESIGNS` with its numbers in it."""
+    """Return one of the `DESIGNS`, filled with its numbers."""
     design = DESIGNS[name]
     fitting = [
         r for r in records if (r.dataset, r.method, r.kind) == (DATASET, METHOD, KIND) and r.results
@@ -173,7 +173,7 @@ def reconstruction_grid(name: str, records: Iterable[AttackRecord]) -> Grid:
 
 
 def _frames(records: Iterable[AttackRecord]) -> dict[str, list[AttackRecord]]:
-    """Return records by a label that says what sets their runs apart."""
+    """Return records by setup: a label of recipe, style and image size."""
     by_setup: dict[str, list[AttackRecord]] = {}
     for record in records:
         settings = record.settings

@@ -27,12 +27,12 @@ from feddg_bench.records.sources import (
 from feddg_bench.records.statistics import Estimate
 
 Attacker = Literal["server", "client", "eavesdropper"]
-"""Who attacks: ``server`` sees every reply, ``client`` what it is sent itself, ``eavesdropper``
-what passes both ways."""
+"""Who attacks: ``server`` sees every reply, ``client`` the messages to itself, ``eavesdropper`` all
+messages in both directions."""
 ATTACKERS: tuple[Attacker, ...] = get_args(Attacker)
 
 PERCEPTUAL = ", trained on LPIPS"
-"""Marks a result whose generator was trained on LPIPS; otherwise squared errors alone were used."""
+"""Marks a result whose generator was trained on LPIPS, not on squared errors alone."""
 
 logger = logging.getLogger(__name__)
 
@@ -74,15 +74,15 @@ class Control(AttackPart):
 
 
 class AttackResult(AttackPart):
-    """The result of an attack on one item that crosses."""
+    """The result of an attack on one item of the messages."""
 
     item: str  # such as `style`
     about: str = ""  # what the attack asks, if there are several questions: `domains`, `classes`
     up: bool  # whether clients send it
-    call: str  # the client function with which it crossed
+    call: str  # the client function that it belongs to
     times: Count  # rounds in which it was seen
-    messages: Count  # how many clients' messages were attacked
-    targets: Count  # how many images, or clients, were attacked
+    messages: Count  # number of clients whose messages were attacked
+    targets: Count  # number of attacked images or clients
     bytes: Count  # of one message
     no_leak: Control
     planted_leak: Control
@@ -96,7 +96,7 @@ class AttackResult(AttackPart):
 
     @property
     def failed(self) -> str:
-        """The sentence that says which control failed, or an empty text."""
+        """A sentence that names the failed control, or an empty text."""
         for name, control in (("no leak", self.no_leak), ("planted leak", self.planted_leak)):
             if not control.holds:
                 m = control.measured
@@ -135,18 +135,18 @@ class AttackRecord(AttackPart):
     rounds: Count
     measured: dict[str, float]  # key metric of the attacked run's last model, by split
     seconds: Positive
-    pictures: Several[str] = Field(default_factory=list)  # files beside this one
+    pictures: Several[str] = Field(default_factory=list)  # files next to this one
     judges: dict[str, Hash] = Field(default_factory=dict)  # judge -> SHA-256 of its weights
     items: Several[str] = Field(default_factory=list)  # the only items attacked; empty if all were
     results: Several[AttackResult]
 
     def only(self, items: Set[str]) -> AttackRecord:
-        """Return the record with the results of these items alone; if none are named, of all."""
+        """Return the record with the results of these items only; of all if none are given."""
         results = [r for r in self.results if not items or r.item.partition(".")[0] in items]
         return self.model_copy(update={"results": results})
 
     def has(self, items: Set[str]) -> bool:
-        """Return whether these items were attacked; if none are named, whether all were."""
+        """Return whether these items were attacked; whether all were if none are given."""
         return not self.items or (bool(items) and items <= set(self.items))
 
 
@@ -157,7 +157,7 @@ def attack_key(kind: str, version: int, attacker: str, run_key: str) -> str:
 
 
 def attack_path(root: Path, key: str) -> Path:
-    """Return where the record of an attack is, or will be."""
+    """Return the path of an attack's record, which need not exist."""
     return root / "attacks" / f"{key}.json"
 
 
@@ -173,14 +173,14 @@ def save_attack(root: Path, record: AttackRecord) -> Path:
 
 
 def find_attack(root: Path, key: str) -> AttackRecord | None:
-    """Return a finished attack's record; ``None`` if there is none that can be used."""
+    """Return a finished attack's record; ``None`` if no usable one exists."""
     return next((record for *_, record in _read(root, key) if record.key == key), None)
 
 
 def read_attacks(roots: Iterable[Path]) -> list[AttackRecord]:
-    """Return the records of attacks in results folders, by key; broken ones only give a warning.
+    """Return the records of attacks in results folders, by key; broken ones only cause a warning.
 
-    If a record is in two places the first wins: folders in their order, and single files first.
+    If a record is in two places, the first is used: folders in their order, single files first.
     """
     by_key: dict[str, AttackRecord] = {}
     for root in roots:
@@ -209,7 +209,7 @@ def packables(root: Path) -> tuple[list[Packable], dict[Path, str]]:
 
 
 def _read(root: Path, key: str = "") -> Iterator[tuple[Source, int, AttackRecord]]:
-    """Yield each record that can be used, with its file and line; single files first.
+    """Yield each usable record with its file and line; single files first.
 
     With ``key``, single files of other records are not read.
     """

@@ -1,8 +1,8 @@
-"""The attacker's copy of the client half, and what it reads out of messages.
+"""The attacker's copy of the client half, and the content of messages as vectors.
 
-All attacks know the method, as everybody does. So an attacker asks its own copy of the client half
-what a client that held one image alone would have sent, and compares. That works for every
-method and everything it sends: styles, statistics, prototypes, gradients, weights.
+The method is public. So an attacker computes with its own copy of the client half what a client
+with a single image would have sent, and compares. This works for every method and everything that
+it sends: styles, statistics, prototypes, gradients, weights.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from feddg_bench.engine.construction import build_run_method
 from feddg_bench.engine.worker import Worker, WorkerSpec
 
 MOST_NUMBERS = 2048
-"""Most numbers of a vector: a longer one, such as one of weights, is sketched."""
+"""Maximum length of a vector: longer ones, such as those of weights, are sketched."""
 REPEATS = 4
-"""Times that an image's statistic is measured, where clients may measure augmented images."""
+"""Measurements of each image's statistic, since clients can measure augmented images."""
 PLAIN = AugmentSettings(
     crop_scale=None, flip=0, brightness=0, contrast=0, saturation=0, hue=0, grayscale=0
 )
@@ -42,9 +42,9 @@ class Rows:
     """The content of a message, as vectors."""
 
     vectors: Tensor  # float64 [J, P]
-    each: bool  # whether a row is of one image or class, not of all that the client holds
+    each: bool  # whether a row is of one image or class, not of all images of the client
     mean: bool  # whether rows are means over images, not sums
-    keys: Tensor | None = None  # class of each row, int64 [J], where rows are of classes
+    keys: Tensor | None = None  # class of each row, int64 [J], if rows are of classes
 
 
 def read(
@@ -61,7 +61,7 @@ def read(
         item: Its declared name.
         call: The client function that sent it.
         method: Declares the forms.
-        task: What the client was asked.
+        task: The client's task.
         beside: Everything that was sent in the same reply.
     """
     declared = method.uplink.get(call, ())
@@ -99,7 +99,7 @@ def sketch(vector: Tensor) -> Tensor:
     """Return a vector's count sketch of `MOST_NUMBERS` numbers, or itself if it is short.
 
     Each number is added to a random place with a random sign. Both are the same for all vectors of
-    a length, so that scalar products are kept on average.
+    a length, so that scalar products are preserved on average.
     """
     if len(vector) <= MOST_NUMBERS:
         return vector
@@ -149,9 +149,9 @@ class Shadow:
         self.worker = Worker(WorkerSpec(own, known), self.method)
 
     def sent(self, task: Task, image: int, repeat: int) -> Any:
-        """Return what the asked client would send if it held one image alone.
+        """Return what the task's client would send if it held only one image.
 
-        ``repeat`` numbers the attacker's draws. Training sees the image as it is stored.
+        ``repeat`` numbers the attacker's draws. Training uses the image as stored.
         """
         worker = self.worker
         seed = derive_seed(0, "shadow", repeat)
@@ -167,7 +167,7 @@ class Shadow:
         return content(worker.run(task).value)
 
     def answers(self, message: Message) -> bool:
-        """Return whether a new client, asked the same, would send a readable item of this name."""
+        """Return whether a new client with this task would send a readable item of this name."""
         task = message.exchange.task
         sent = self.sent(task, 0, 0)
         value = sent.get(message.item)

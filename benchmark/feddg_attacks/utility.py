@@ -1,4 +1,4 @@
-"""Figure of utility against leakage: what noise on sent styles costs, and what it hides."""
+"""Figure of utility against leakage: cost and effect of noise on the styles that are sent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from feddg_bench.plugins import method_title
 from feddg_bench.records.runs import RecordedRun, flatten, key_metric
 
 NOISE = ("hyper.perturb_noise", "privacy.noise_multiplier")
-"""Settings that may differ along a curve: the noise of FISC's Table 10, or that of ``dp_style``."""
+"""Settings that can differ along a curve: the noise of FISC's Table 10, or that of ``dp_style``."""
 OWN = ("hyper.", "privacy.")
 """A method's own settings, and those of its protection."""
 WITH_NOISE = {*NOISE, "hyper.perturb_shrink", "privacy.mechanism", "privacy.clip_norm"}
@@ -44,7 +44,7 @@ class Point:
 def utility(
     runs: Sequence[RecordedRun], attacks: Iterable[AttackRecord], choice: Selection
 ) -> Iterator[Picture | str]:
-    """Yield a figure for each frame in which a method was run and attacked at two noise levels."""
+    """Yield a figure for each setup in which a method was run and attacked at two noise levels."""
     records = list(attacks)
     drawn = False
     for frame in frames(runs):
@@ -66,9 +66,9 @@ def utility(
 def _points(
     method: str, frame: Frame, attacks: Sequence[AttackRecord], choice: Selection
 ) -> list[Point]:
-    """Return a method's points by noise, over the scenarios and seeds that all of them have.
+    """Return a method's points by noise, over the scenarios and seeds that they have in common.
 
-    If the method has several readings, they are of the one with the most points.
+    If it was run with several other settings, those with the most points are used.
     """
     own_runs = [run for run in frame.runs if run.method == method]
     first = own_runs[0]

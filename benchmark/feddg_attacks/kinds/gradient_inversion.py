@@ -1,12 +1,12 @@
-"""Gradient inversion: recover the images of one step from the update that it made.
+"""Gradient inversion: recover the images of one training step from its update.
 
 A client that takes one plain SGD step on a batch sends its gradient: g = (w - w') / lr. The server
 looks for images x whose gradient equals g. ``dlg`` minimises |g(x) - g|^2 by L-BFGS (Zhu,
 Liu and Han, NeurIPS 2019); ``cosine`` minimises 1 - cos(g(x), g) + b TV(x) by Adam with signed
 gradients (Geiping et al., NeurIPS 2020). Labels are known, as in the latter; the loss is
-cross-entropy, whatever else the method adds to its own. Clients of the attacked runs hold 1, 4 or
+cross-entropy, without the terms that a method adds. Clients of the attacked runs hold 1, 4 or
 16 images and take one step on images as stored. Their network is small and has no projection: a
-search takes thousands of gradients of gradients, and those of an EfficientNet take hours.
+search needs thousands of second-order gradients, which take hours for an EfficientNet.
 ``backbone.name`` sets another network.
 """
 
@@ -42,7 +42,7 @@ OBJECTIVES: tuple[Objective, ...] = ("cosine", "dlg")
 SMOOTH = 0.2
 """b, weight of the total variation."""
 DRAWS = 4
-"""Clients that are attacked."""
+"""Number of attacked clients."""
 FOUND = 0.8
 """Rank that a planted leak must reach."""
 
@@ -101,18 +101,18 @@ def invert(
     smooth: float = SMOOTH,
     stop: Event | None = None,
 ) -> Tensor:
-    """Return the images [B, C, H, W] in [0, 1] whose gradient is nearest to the one wanted.
+    """Return the images [B, C, H, W] in [0, 1] whose gradient is nearest to ``wanted``.
 
     Args:
         method: Holds the weights that the client received.
-        wanted: The gradient that it sent, by parameter.
+        wanted: The gradient that the client sent, by parameter.
         labels: Labels of the images, [B].
         shape: C, H and W.
         objective: See the module.
-        generator: Draws the images at which the search begins.
+        generator: Draws the initial images of the search.
         steps: Steps of the search.
         smooth: b, for ``cosine`` only.
-        stop: Set when nobody waits for the images any more.
+        stop: Set when the images are no longer needed.
 
     Raises:
         CancelledError: If ``stop`` is set.
@@ -154,7 +154,7 @@ def invert(
 
 
 class GradientInversion(Attack):
-    """The scorer's half: are the client's own images nearer to what was found than others?"""
+    """The scorer's half: are the client's own images nearer to the found ones than others are?"""
 
     kind = "gradient-inversion"
     wants = "the weights that two clients or more train"
@@ -180,7 +180,7 @@ class GradientInversion(Attack):
         return item == "weights"
 
     def measure(self, scene: Scene) -> Iterator[AttackResult]:
-        """Invert the first updates of some clients by every objective."""
+        """Invert the first updates of some clients with every objective."""
         sent = [m for m in scene.messages() if m.up and self.reads(m.item)]
         first = [m for m in sent if m.when[0] == 1 and m.when[1] == "fit"][:DRAWS]
         if len(first) < 2:
@@ -217,13 +217,13 @@ class GradientInversion(Attack):
         away = [(place + 1) % len(held) for place in places]
         plants = scene.draw("planted").permutation(len(others))[: len(held)].tolist()
         names = list(wanted[0])
-        # What is searched for: updates that were sent, and gradients of one image alone.
+        # Gradients to invert: those of updates that were sent, and those of a single image each.
         sought: list[tuple[Gradient, np.ndarray, tuple[str | int, ...]]] = [
             (g, h.labels, (i,)) for i, g, h in zip(places, wanted, held, strict=True)
         ]
         for plant in plants:
             labels = torch.from_numpy(others[[plant]].labels)
-            image = candidates[[plant]].contiguous()  # laid out as in searches: bits depend on it
+            image = candidates[[plant]].contiguous()  # layout as in searches: bits depend on it
             leak = gradient_of(method, image, labels, names)
             alone = {n: g.detach() for n, g in leak.items()}
             sought.append((alone, others[[plant]].labels, ("planted", plant)))
@@ -282,7 +282,7 @@ class GradientInversion(Attack):
 def rank(
     guesses: Tensor, truth: Tensor, who: Pictures, candidates: Tensor, others: Pictures
 ) -> np.ndarray:
-    """Return for each true image the share of others of its domain that are further off.
+    """Return for each true image the share of other images of its domain that are further away.
 
     The distance is the mean squared error to the nearest found image.
     """

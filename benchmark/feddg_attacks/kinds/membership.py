@@ -1,18 +1,18 @@
-"""Membership: was this image among those of the client that sent this message?
+"""Membership: does the client that sent this message hold this image?
 
-The score is a likelihood ratio. Let x be the target's own vector, as a client that holds it alone
-would send it, S the message of a client with n images, and both about normal with the covariance C
-of public images (C / n for S). Then, with P the inverse of C and E what S should be without the
-target,
+The score is a likelihood ratio. Let x be the target's own vector, as a client with this image alone
+would send it, S the message of a client with n images, and both approximately normal with the
+covariance C of public images (C / n for S). Then, with P the inverse of C and E the expected S
+without the target,
 
     log p(S | member) / p(S | not) = (x - mu)' P (S - E) / a - (x - mu)' P (x - mu) / (2 n)
 
 where mu is the mean of the public images of x's domain, E the combination of these means that is
-nearest to S, and a its scale: 1 where S is a mean; free where it is a change of weights, which
-grows with the steps. Where each row of a message is of one image, the nearest row counts; where
-rows are of classes, that of the target's class. Over rounds, standardised ratios are averaged.
+nearest to S, and a its scale: 1 if S is a mean; free if it is a change of weights, which grows
+with the steps. If each row of a message is of one image, the nearest row counts; if rows are of
+classes, the row of the target's class. Standardised ratios are averaged over rounds.
 Sources: Shokri et al., S&P 2017 (the question); Carlini et al., S&P 2022 (true positives at few
-false ones); Zhu et al., FedMIA, 2024 (updates over rounds).
+false positives); Zhu et al., FedMIA, 2024 (updates over rounds).
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from feddg_attacks.shadow import Rows, Shadow
 from feddg_bench.core.messages import nbytes
 
 RIDGE = 0.05
-"""Added to the public covariance, times its mean variance: there are few public images."""
+"""Ridge of the public covariance, times its mean variance, since public images are few."""
 MOST_PUBLIC, MOST_OTHERS, MOST_CLIENTS, MOST_ROUNDS, MOST_MEMBERS = 300, 300, 40, 3, 300
-"""Most public images, images that nobody holds, and clients, rounds and members attacked."""
+"""Maximum numbers of public images, images that no client holds, clients, rounds and members."""
 MOST_PLANTED = 40
 FOUND = 0.9
 """AUC that a planted leak must reach."""
@@ -67,7 +67,7 @@ class Likelihood:
         variance = z.square().mean()
         ridge = RIDGE * (variance if variance > 0 else 1.0) * len(z)
         gram = z @ z.T + ridge * torch.eye(len(z), dtype=z.dtype)
-        # (Z'Z + r I)^-1 = (I - Z' (Z Z' + r I)^-1 Z) / r: as many rows as images, not as numbers.
+        # (Z'Z + r I)^-1 = (I - Z' (Z Z' + r I)^-1 Z) / r: inverts m x m instead of P x P.
         self._inner, self._z = torch.linalg.inv(gram) @ z, z
         self._scale = len(z) / ridge
 
@@ -102,7 +102,7 @@ class Likelihood:
     ) -> Tensor:
         if not message.each:
             return self._ratio(message.vectors[0], images, x, domains, affine=message.mean)
-        if message.keys is None:  # one row an image
+        if message.keys is None:  # one row per image
             near = x[:, None] - message.vectors[None]  # [n, J, P]
             distance = (near * self.precise(near.flatten(0, 1)).view_as(near)).sum(2)
             return -distance.min(1).values / 2
@@ -116,9 +116,9 @@ class Likelihood:
         return scores
 
     def mixture(self, sent: Tensor, images: int, *, affine: bool) -> tuple[float, Tensor]:
-        """Return a, and the share of each domain [D] that brings a E nearest to S [P].
+        """Return a, and the shares of domains [D] for which a E is nearest to S [P].
 
-        ``affine`` sets a to 1. Shares are those of whole images.
+        ``affine`` sets a to 1. Shares are rounded to whole images.
         """
         base = self.mu[-1] if affine else torch.zeros_like(sent)
         means = self.mu[:-1] - base if affine else self.mu
@@ -146,8 +146,8 @@ def percentiles(
 ) -> np.ndarray:
     """Return for each member [n] the share of non-members of its domain that score lower.
 
-    Ties count by half. The mean over members is the AUC, stratified by domain: to know that a
-    client holds photos does not tell which ones.
+    Ties count half. The mean over members is the AUC, stratified by domain: knowing that a client
+    holds photos does not tell which ones.
     """
     shares = []
     for score, domain in zip(members, domains, strict=True):
@@ -163,7 +163,7 @@ class Membership(Attack):
     versions: ClassVar[Mapping[Attacker, int]] = {"client": 2}
 
     def measure(self, scene: Scene) -> Iterator[AttackResult]:
-        """Attack each item that clients send, or that the attacking client is sent."""
+        """Attack each item that clients send, or that the attacking client receives."""
         if scene.attacker == "client":
             yield from self._received(scene)
             return
@@ -224,7 +224,7 @@ class Membership(Attack):
         rest, member_scores = scores[:, : len(others)], scores[:, len(others) :]
 
         def groups(shift: int) -> list[np.ndarray]:
-            """Return percentiles of each client's members by the message ``shift`` clients on."""
+            """Return percentiles of each client's members in the message ``shift`` clients on."""
             each = []
             for place, name in enumerate(names):
                 at, of = (place + shift) % len(names), holders == name
@@ -254,7 +254,7 @@ class Membership(Attack):
         ).withheld()
 
     def _received(self, scene: Scene) -> Iterator[AttackResult]:
-        """Attack each item that a client is sent: is the target held by any other client?"""
+        """Attack each item that a client receives: does any other client hold the target?"""
         public, others = scene.part("id_val", MOST_PUBLIC), scene.part("id_test", MOST_OTHERS)
         names = [name for name in scene.federation.clients if name != scene.own]
         holders, index = held_by(scene, names)
@@ -305,9 +305,9 @@ def few_clients(names: Iterable[str], draw: np.random.Generator) -> list[str]:
 
 
 def hold(form: Rows, x: Tensor, who: Pictures) -> Rows:
-    """Return what a client that held these images would send: rows or means of their vectors.
+    """Return what a client with these images would send: rows or means of their vectors.
 
-    ``form`` is a real message, whose form this takes; ``x`` are the images' vectors [n, P].
+    ``form`` is a real message of the same form; ``x`` are the images' vectors [n, P].
     """
     if not form.each:
         return replace(form, vectors=x.mean(0, keepdim=True))
@@ -325,15 +325,15 @@ def absent(
     sets: tuple[Pictures, Pictures],
     draw: np.random.Generator,
 ) -> np.ndarray:
-    """Return the percentiles of members [n] in messages of clients that hold half of the others.
+    """Return the percentiles of members [n] in messages made from half of the non-members.
 
-    No member can be in such a message: members are compared with the other half of the others.
+    No member can be in such a message. Members are compared with the other half of the non-members.
 
     Args:
         known: The attacker.
-        forms: Real messages, whose number and form these take.
-        x: Vectors of the others and the members, [m + n, P].
-        sets: Others [m] and members [n].
+        forms: Real messages, of the same number and form.
+        x: Vectors of the non-members and the members, [m + n, P].
+        sets: Non-members [m] and members [n].
         draw: Chooses the half.
     """
     others, members = sets
@@ -366,7 +366,7 @@ def planted(
 
 
 def held_by(scene: Scene, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return holders and data set indices of some of the images that clients hold."""
+    """Return the holders and data set indices of a random sample of the clients' images."""
     clients = scene.federation.clients
     most = max(1, MOST_MEMBERS // max(1, len(names)))
     draw = scene.draw("members")

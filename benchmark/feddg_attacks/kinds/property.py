@@ -1,15 +1,15 @@
-"""Properties: how much does a client hold of each domain and class?
+"""Properties: what share of a client's images is of each domain and class?
 
 The attacker knows what a client with one image of any domain and class would send (`Shadow`), and
 looks for the shares p of these groups whose mean is nearest to the message S. With M the groups'
-means, P the inverse covariance inside groups, n the client's images and p0 the shares among public
-images,
+means, P the inverse covariance within groups, n the number of the client's images and p0 the shares
+among public images,
 
     p = argmin n (S / a - M' p)' P (S / a - M' p) + |p - p0|^2 / t^2
 
-clipped at 0, where a is S's scale (`feddg_attacks.kinds.membership`) and t how far a share
-may be from p0. If the rows of a message are of single images, their mean is taken; if they are of
-classes, the client holds these and no others. Source: Ateniese et al., IJSN 2015 (the question).
+clipped at 0, where a is S's scale (`feddg_attacks.kinds.membership`) and t the width of the prior
+around p0. If the rows of a message are of single images, their mean is used; if they are of
+classes, the client holds only these. Source: Ateniese et al., IJSN 2015 (the question).
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from feddg_attacks.shadow import Rows, Shadow
 from feddg_bench.core.messages import nbytes
 
 SPREAD = 0.3
-"""t, how far a group's share may be from that among public images."""
+"""t, width of the prior around a group's share among public images."""
 FOUND = 0.6
-"""Rank that a planted leak must reach; it is low because clients may be nearly alike."""
+"""Rank that a planted leak must reach; it is low because clients can be similar."""
 ABSENT = 20
-"""Clients that are not there, in whose place each client is looked for."""
+"""Number of fictitious clients; *no leak* looks for every client in a message of each of them."""
 
 
 class Mixture:
@@ -59,7 +59,7 @@ class Mixture:
         self.scale = Likelihood(public, pictures.domains, pictures.labels)
 
     def shares(self, message: Rows, images: int) -> Tensor:
-        """Return the share of each group, [G], of sum 1, in what a client with n images sent."""
+        """Return the share of each group, [G], of sum 1, by a message of a client with n images."""
         if message.keys is not None:
             held = np.isin(self.groups[:, 1], message.keys.numpy())
             p = self.prior * torch.from_numpy(held)
@@ -83,7 +83,7 @@ def along(shares: np.ndarray, groups: np.ndarray, axis: int) -> np.ndarray:
 def guess_ranks(guesses: np.ndarray, truth: np.ndarray, own: np.ndarray) -> np.ndarray:
     """Return for each guess the share of other clients that it fits worse than its own client.
 
-    Distances are half of the sum of absolute differences. Ties count by half.
+    Distances are half the sum of absolute differences. Ties count half.
 
     Args:
         guesses: Guessed shares, [N, G].
@@ -98,7 +98,7 @@ def guess_ranks(guesses: np.ndarray, truth: np.ndarray, own: np.ndarray) -> np.n
 
 
 class Properties(Attack):
-    """The scorer's half: can a client's mixture be told from those of others?"""
+    """The scorer's half: can a client's mixture be distinguished from those of others?"""
 
     kind = "property"
     version = 3
@@ -132,7 +132,7 @@ class Properties(Attack):
             ]
             for axis, about in enumerate(("domains", "classes")):
                 true = along(truth, mixture.groups, axis)
-                if np.ptp(true, axis=0).max() > 0:  # else all clients are alike
+                if np.ptp(true, axis=0).max() > 0:  # else all clients have the same shares
                     correlations = [
                         along(p, mixture.groups, axis) for p in (guesses, planted, *absent)
                     ]
@@ -190,10 +190,10 @@ class Properties(Attack):
 
 
 def absent_clients(prior: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    """Return mixtures [`ABSENT`, G] of clients that are not there, around the shares ``prior`` [G].
+    """Return mixtures [`ABSENT`, G] of fictitious clients, around the shares ``prior`` [G].
 
     Weights of groups are exponentially distributed. One guess has a mean rank of 0.5 over clients,
-    whatever they hold: another mean shows that the scorer knows more than the message.
+    whatever they hold: any other mean shows that the scorer knows more than the message.
     """
     weights = draw.exponential(size=(ABSENT, len(prior))) * prior
     mixtures: np.ndarray = weights / weights.sum(1, keepdims=True)
@@ -207,10 +207,10 @@ def plant(
     groups: np.ndarray,
     truth: np.ndarray,
 ) -> list[Rows]:
-    """Return messages that hold nothing but mixtures: means of what their groups send.
+    """Return messages of mixtures alone: weighted means of the groups' vectors.
 
     Args:
-        form: A real message, whose form these take.
+        form: A real message of the same form.
         x: Vectors of images that no client holds, [n, P].
         who: These images.
         groups: Domain and class of each group, [G, 2].

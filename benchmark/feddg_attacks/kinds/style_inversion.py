@@ -1,17 +1,17 @@
-"""Style inversion: a generator, trained on public images, draws the image of a style.
+"""Style inversion: a generator, trained on public images, reconstructs the image of a style.
 
 For PARDON's Table IV and FISC's Table 9, a generator learns on public images to draw an image from
-its style. It is then applied to what clients send: to styles of single images (sample level) or of
-all that a client holds (client level). Ours is a small one: a linear layer to 4 x 4 maps, then
+its style. It is then applied to the styles that clients send: of single images (sample level) or of
+all images of a client (client level). Our generator is small: a linear layer to 4 x 4 maps, then
 nearest-neighbour upsampling and 3 x 3 convolutions up to the image's side, trained with the mean
 squared error. The epoch with the best PSNR on a fifth of the public images is kept.
 
-Two other results are measured beside it. A generator of the same kind draws from images themselves,
-reduced to 8 x 8 pixels: this is the papers' baseline, and also the planted leak. And the first
-generator draws from styles of single images, whether they are sent or not.
+Two other results are also measured. A generator of the same kind draws images from their own
+reductions to 8 x 8 pixels: this is the papers' baseline, and also the planted leak. And the first
+generator draws images from styles of single images, whether clients send these or not.
 
-The papers report FID and Inception Scores, which say how good pictures are, not whose they are. We
-report PSNR, SSIM, how the true image ranks among others of its domain, and how often it is
+The papers report FID and Inception Scores, which measure how good pictures are, not whose they are.
+We report PSNR, SSIM, the rank of the true image among others of its domain, and how often it is
 retrieved among the nearest tenth of these. With the networks' weights we also report LPIPS, FID,
 KID and the Inception Score, and train another generator on LPIPS, as FISC does with one of its own.
 """
@@ -54,12 +54,12 @@ BATCH, RATE, WIDTH = 32, 2e-3, 64
 FOUND = 0.7
 """Rank that a planted leak must reach."""
 TOP = 0.1
-"""Share of the candidates that a retrieval returns, and so the share that chance finds."""
+"""Share of the candidates that a retrieval returns; it is also the rate of hits by chance."""
 THUMBNAIL = 8
 """Side in pixels to which images are reduced for the baseline."""
 SHARE = 0.1
-"""Weight of LPIPS beside the mean squared error; FISC does not state its own. LPIPS alone loses
-colours, so that not even a planted leak is found."""
+"""Weight of LPIPS relative to the mean squared error; FISC states none. LPIPS alone loses colours,
+so that not even a planted leak is found."""
 
 
 class Painter(nn.Module):
@@ -86,7 +86,7 @@ class Painter(nn.Module):
         self.grow = nn.Sequential(*layers, nn.Conv2d(width, channels, 3, padding=1))
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """Return the images drawn from vectors."""
+        """Return the images generated from vectors."""
         standard = ((vectors - self.mean) / self.std).clamp(-10, 10).float()
         maps: Tensor = self.grow(self.start(standard).view(-1, WIDTH, 4, 4))
         images = maps.sigmoid()
@@ -117,16 +117,16 @@ def train_painter(
     loss: Perceptual | None = None,
     stop: Event | None = None,
 ) -> Painter:
-    """Train a generator on public images and return it as it was after its best epoch.
+    """Train a generator on public images and return it with the weights of its best epoch.
 
     Args:
         painter: A new generator.
         vectors: What a client with each image alone would send, float64 [m, P].
         images: [m, C, H, W] in [0, 1].
         seed: Seed of the batches.
-        epochs: Epochs of training; a fifth of the images validates them.
+        epochs: Epochs of training; a fifth of the images is for validation.
         loss: Loss of pairs of pictures, added to the mean squared error.
-        stop: Set when nobody waits for the generator any more.
+        stop: Set when the generator is no longer needed.
 
     Raises:
         CancelledError: If ``stop`` is set.
@@ -158,13 +158,13 @@ def train_painter(
 
 @dataclass(frozen=True)
 class _Case:
-    """One item that clients send, with all that attacker and scorer need."""
+    """One item that clients send, with everything that attacker and scorer need."""
 
     messages: Sequence[Message]
-    rows: Sequence[Rows]  # what the messages hold
+    rows: Sequence[Rows]  # content of the messages
     pictures: Tensor  # public images [m, C, H, W] in [0, 1]
     vectors: Tensor  # what a client with each public image alone would send, [m, P]
-    others: Pictures  # images that nobody holds
+    others: Pictures  # images that no client holds
     candidates: Tensor  # the same images [n, C, H, W] in [0, 1]
     alone: Tensor  # what a client with each of these alone would send, [n, P]
     held: Sequence[Pictures]  # images of each message's client
@@ -178,9 +178,9 @@ class _Case:
 
 @dataclass(frozen=True)
 class _Drawn:
-    """Pictures that were drawn, beside the true ones."""
+    """Generated pictures and the true ones."""
 
-    name: str  # name of a figure of them, with a gap for the measure's name
+    name: str  # name of their figures, with a placeholder for the measure
     found: Tensor  # [n, C, H, W]
     truth: Tensor  # likewise
     groups: np.ndarray  # group of each in the bootstrap, [n]
@@ -188,9 +188,9 @@ class _Drawn:
 
 
 class StyleInversion(Attack):
-    """The scorer's half: are the client's own images nearer to what was drawn than others?
+    """The scorer's half: are the client's own images nearer to the pictures than others are?
 
-    A client that attacks inverts what the server passes on to it from others, if anything.
+    An attacking client inverts what the server passes on to it from others, if anything.
     """
 
     kind = "style-inversion"
@@ -270,7 +270,7 @@ class StyleInversion(Attack):
         draw = scene.draw("bootstrap", item)
 
         def ranks_of(drawn: Tensor) -> list[np.ndarray]:
-            """Return the ranks of images that nobody holds, by the picture drawn of each."""
+            """Return the ranks of images that no client holds, each by its generated picture."""
             some = scene.draw("planted", item).permutation(len(others))[:MOST_PLANTED]
             rest = [np.arange(len(others)) != place for place in some]
             return [
@@ -329,11 +329,11 @@ class StyleInversion(Attack):
         drawn: Sequence[_Drawn],
         values: Sequence[Mapping[str, Tensor]],
     ) -> AttackResult:
-        """Add the networks' figures, and those of each domain; ``values`` are by measure."""
+        """Add the networks' figures, and figures of each domain; ``values`` are by measure."""
         figures = dict(result.figures)
         by_domain: dict[str, dict[str, Interval]] = {name: {} for name in scene.federation.sources}
         inception = scene.judges.inception if drawn[0].truth.shape[1] == 3 else None
-        seen: dict[int, Seen] = {}  # of true pictures, some of which two drawn sets share
+        seen: dict[int, Seen] = {}  # of true pictures, which two generated sets can share
         for one, of in zip(drawn, values, strict=True):
             draw = scene.draw("bootstrap", result.item, result.about, one.name)
             if "lpips" in of:
@@ -354,9 +354,9 @@ class StyleInversion(Attack):
 
 
 def _passed_on(scene: Scene, received: Sequence[Message]) -> Iterator[Message]:
-    """Yield what others sent that reached the attacking client unchanged, row by row.
+    """Yield others' messages, reduced to the rows that reached the attacking client unchanged.
 
-    Only the scorer knows whose row it is: it looks for the same numbers in what clients sent.
+    Only the scorer knows whose rows these are: it looks for the same numbers in what clients sent.
     """
     arrived: set[tuple[tuple[int, ...], bytes]] = set()
     widths = {
