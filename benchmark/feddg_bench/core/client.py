@@ -54,7 +54,7 @@ def on_device(tensors: Iterable[Tensor], device: torch.device) -> list[Tensor]:
 
 
 def rows_on_device(values: Tensor, rows: Tensor, device: torch.device) -> Tensor:
-    """Return rows of ``values`` on ``device``; ``values`` is there or, like ``rows``, on the CPU."""
+    """Return ``values[rows]`` on ``device``; ``rows`` are on the CPU, ``values`` on either."""
     if values.is_cpu:
         return on_device([values[rows]], device)[0]
     return values[on_device([rows], device)[0]]

@@ -77,7 +77,7 @@ class Reply(Generic[T]):
         counted: Only for a worker's first task of each call: operations per image (``flop an
             image``) and operations per second of its device (``peak flops``); see
             `feddg_bench.engine.flop`.
-        clients: Number of clients that the reply covers: more than one if individual replies are
+        clients: Number of clients that the reply covers: more than one if single replies are
             hidden and the value holds their mean (`feddg_bench.protection`).
     """
 

@@ -91,7 +91,7 @@ class Method(LightningModule):
     (``engine.clients=batched``): it draws no random numbers, takes no gradients itself and reads no
     tensor's values in Python. Then ``torch.compile(fullgraph=True)`` can capture it, too."""
     singles: ClassVar[str] = ""
-    """Why the server half needs individual replies, as a phrase after "its server half"; "" if
+    """Why the server half needs single replies, as a phrase that follows "its server half"; "" if
     means weighted by `Server.share` and the sums of `tally` are enough. A class that overrides
     ``prepare``, ``run_round`` or ``aggregate`` without setting this counts as needing them."""
     title: ClassVar[str] = ""
@@ -292,7 +292,7 @@ class Method(LightningModule):
         return LocalUpdate(self.state.federated_weights())
 
     def tally(self, reply: Reply[Any], received: Weights) -> Payload:
-        """Return the values whose sums the server half needs if individual replies are hidden.
+        """Return the values whose sums the server half needs if single replies are hidden.
 
         A client computes them from its reply and the weights it received. The server half then gets
         one reply for all clients: sums under these names, and means, weighted by `Server.share`, of
