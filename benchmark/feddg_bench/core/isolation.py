@@ -252,7 +252,7 @@ def _put_back(owner: type | ModuleType, before: Mapping[str, Any]) -> set[str]:
 
     New attributes of a library stay: they can be modules that were imported meanwhile.
     """
-    if [*vars(owner).values()] == [*before.values()]:  # functions and classes: by identity
+    if [*vars(owner).values()] == [*before.values()]:  # functions and classes compare by identity
         return set()
     changed = _changed(vars(owner), before)
     if isinstance(owner, ModuleType):
