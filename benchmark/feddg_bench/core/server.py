@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Uplink = Mapping[str, tuple[str, ...] | Mapping[str, Form]]
-"""Client function -> names of the values it sends, or their `feddg_bench.core.forms.Form`.
+"""Client function -> names of the values it may send, or their `feddg_bench.core.forms.Form`.
 
 ``weights`` has the form ``model`` if no form is given.
 """

@@ -2,8 +2,8 @@
 
 Batches, draws and the optimizer's arithmetic are those of `Method.fit`; gradients are equal up to
 rounding, since PyTorch guarantees no more for several models at once. These runs therefore have
-their own keys. Two things cannot be vectorised and are refused: live batch normalisation, whose
-statistics change inside the step, and random layers: ``vmap`` does not draw from our streams.
+their own keys. Layers that cannot be vectorised are refused: live batch normalisation, whose
+statistics change inside the step, and random layers, as ``vmap`` does not draw from our streams.
 """
 
 from __future__ import annotations
