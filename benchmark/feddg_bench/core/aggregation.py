@@ -97,7 +97,7 @@ def weighted_mean(weights: Iterable[Mapping[str, Tensor]], shares: Iterable[floa
 def server_step(
     old: Mapping[str, Tensor], new: Weights, lr: float, names: Iterable[str]
 ) -> Weights:
-    """Return ``new`` with the named tensors moved only ``lr`` of the way from ``old``.
+    """Return ``new`` with each named tensor replaced by ``old + lr * (new - old)``.
 
     Names are those of trainable parameters: buffers are never extrapolated.
     """

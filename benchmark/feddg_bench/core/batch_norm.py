@@ -69,7 +69,7 @@ def freeze_batch_norm(module: nn.Module) -> None:
     """Replace every batch normalisation layer inside ``module`` by its `FrozenBatchNorm`.
 
     A layer that does more than normalise, such as timm's, which also applies the activation, is
-    not replaced but put into evaluation mode for good.
+    not replaced but put into evaluation mode permanently.
 
     Names and tensors stay the same, so state dicts and optimisers are not affected. As in
     FedDG_Benchmark and PARDON (Nguyen et al., ICDCS 2025), the statistics stay those of the initial
@@ -151,14 +151,14 @@ def fold_all(pairs: Sequence[Pair]) -> list[Fold]:
 
 @contextmanager
 def folded(pairs: Sequence[Pair], folds: Sequence[Fold] | None = None) -> Iterator[None]:
-    """Fold batch normalisation into the convolutions before it for the length of a block.
+    """Fold batch normalisation into the convolutions before it, within a block.
 
     The function and its parameters stay the same; only the arithmetic differs. Batch normalisation
     must use its running statistics throughout.
 
     Args:
         pairs: See `foldable`.
-        folds: What `fold_all` returned; ``None`` folds again in each forward pass, so that
+        folds: Result of `fold_all`; ``None`` folds again in each forward pass, so that
             gradients reach all parameters.
     """
     for number, (conv, norm) in enumerate(pairs):

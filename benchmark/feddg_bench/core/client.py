@@ -1,4 +1,4 @@
-"""What a method sees of one client for the length of one task."""
+"""A method's view of one client during one task."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
 Batch = tuple[Tensor, ...]
 """Images, float [B, 3, H, W] in [0, 1], labels, int64 [B], and domain ids, int64 [B], if requested.
 
-Domain ids are on the CPU: a training step depends on how many images a domain has, and to learn it
-from a GPU is to wait for it. Other data sets may have another number of channels, values that are
-already normalised, or regression targets, float32 [B], as labels. Images are [V, B, 3, H, W] if
-V > 1 views of each were requested.
+Domain ids are on the CPU: a training step needs the number of images per domain, and reading it
+from a GPU would wait for the GPU. Other data sets can have another number of channels, values that
+are already normalised, or regression targets, float32 [B], as labels. Images are [V, B, 3, H, W]
+if V > 1 views of each were requested.
 """
 
 
 def on_device(tensors: Iterable[Tensor], device: torch.device) -> list[Tensor]:
-    """Return tensors of the CPU on ``device``: together, by one copy that nobody waits for.
+    """Return CPU tensors on ``device``, moved together by one asynchronous copy.
 
-    Any other copy from the CPU waits until a GPU has finished all that it was asked to do before.
+    Any other copy from the CPU waits until the GPU has finished all earlier work.
     """
     given = list(tensors)
     if device.type == "cpu" or not given:
         return given
     if len(given) == 1:
         return [given[0].pin_memory().to(device, non_blocking=True)]
-    # Contiguous, or a single number of a longer tensor keeps that one's stride.
+    # Contiguous: a single number of a longer tensor would keep the stride of that tensor.
     copies = [t.reshape(-1).clone(memory_format=torch.contiguous_format) for t in given]
     flat = [copy.view(torch.uint8) for copy in copies]
-    padded = [F.pad(part, (0, -len(part) % 8)) for part in flat]  # any type may begin after one
+    padded = [F.pad(part, (0, -len(part) % 8)) for part in flat]  # aligned for any type
     packed = torch.cat(padded).pin_memory().to(device, non_blocking=True)
     pieces = packed.split([len(part) for part in padded])
     return [
@@ -54,7 +54,7 @@ def on_device(tensors: Iterable[Tensor], device: torch.device) -> list[Tensor]:
 
 
 def rows_on_device(values: Tensor, rows: Tensor, device: torch.device) -> Tensor:
-    """Return some rows of a tensor on ``device``; it is there, or on the CPU as ``rows`` are."""
+    """Return ``values[rows]`` on ``device``; ``rows`` are on the CPU, ``values`` on either."""
     if values.is_cpu:
         return on_device([values[rows]], device)[0]
     return values[on_device([rows], device)[0]]
@@ -70,10 +70,10 @@ class ClientData(Protocol):
 
 
 class Received(Mapping[str, Any]):
-    """What a client got from the server; each entry is copied when it is first read.
+    """Content that a client received from the server; each entry is copied when first read.
 
-    So nothing that a client writes into it reaches the server or another client, and an entry that
-    is never read costs nothing.
+    A client's writes thus never reach the server or another client, and an entry that is never
+    read costs nothing.
 
     Args:
         content: The original entries.
@@ -109,15 +109,15 @@ class Client:
         rounds: Rounds of the whole run.
         data: The client's images; use `batches`.
         weights: The global model as received, on the worker's device.
-        broadcast: What the server tells every client.
-        memory: What this client keeps between its tasks.
+        broadcast: Content that the server sent, in addition to the model.
+        memory: State that this client keeps between its tasks.
         fabric: Precision and device of this worker.
         train: Settings of local training.
         seed: Root of this run's random streams.
         domain_ids: Domain of each of its training images, as an index into ``sources``: int64 [n]
             on the CPU.
         sources: Names of the source domains.
-        validation: Its validation images, where the method wants them; use `validation_batches`.
+        validation: Its validation images, if the method needs them; use `validation_batches`.
     """
 
     name: str
@@ -161,7 +161,7 @@ class Client:
         Within a task, the same arguments always yield the same batches.
 
         Args:
-            train: Shuffle and augment; else keep images in order and as stored.
+            train: Shuffle and augment; otherwise keep images in order and as stored.
             augment: Overrides whether images are augmented.
             epoch: Local epoch from 0; each has its own random stream.
             views: Independently augmented copies of each image (see `Batch`).
@@ -216,7 +216,7 @@ class Client:
         self._sums[name] = (total + value * weight, count + weight)
 
     def log_all(self, name: str, values: Sequence[Tensor], weights: Sequence[int]) -> None:
-        """Log tensors of one number each, as `log` would in turn, and wait for a GPU only once."""
+        """Log one-element tensors like repeated calls of `log`, but wait for a GPU only once."""
         if values:
             numbers = torch.stack([*values]).reshape(-1)
             exact = np.float64 if numbers.dtype == torch.float64 else np.float32
@@ -229,7 +229,7 @@ class Client:
         """Return the weighted means of everything logged so far.
 
         Raises:
-            PluginError: If a name is no string, or cannot be written.
+            PluginError: If a name is not a string, or cannot be encoded.
         """
         deque(leaves(dict.fromkeys(self._sums)), maxlen=0)
         return {name: float(total) / count for name, (total, count) in self._sums.items()}

@@ -1,4 +1,4 @@
-"""What may not be aggregated: wrong names, shapes and types, NaN, infinity and huge numbers."""
+"""Faults that exclude a payload from aggregation: name, shape, type, NaN, infinity, huge number."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _HUGE = 2.0**64
 
 
 class Flaw(NamedTuple):
-    """What is wrong with a payload.
+    """A fault of a payload.
 
     Attributes:
         name: Path of the tensor or number.
-        reason: What is wrong with it, to be read after its name.
+        reason: What is wrong, as a phrase that follows the name.
         form: Whether its name, shape or type is wrong, rather than its value.
     """
 
@@ -44,7 +44,7 @@ def form_of(leaf: Any) -> str:
 
 
 def check_loss(method: str, loss: Any) -> None:
-    """Check what a method's training step returned.
+    """Check the return value of a method's training step.
 
     Raises:
         PluginError: If it is not a tensor with one number.
@@ -63,7 +63,7 @@ def misfit(weights: Any, model: Mapping[str, Tensor], *, whole: bool = True) -> 
     Args:
         weights: Tensors by name, or anything else.
         model: The expected tensors by name.
-        whole: Whether all of the model's names must be there.
+        whole: Whether all names of the model must be present.
     """
     if not isinstance(weights, Mapping):
         return Flaw("", f"is a {type(weights).__name__}, expected tensors by name", form=True)
@@ -121,8 +121,8 @@ def misform(
 def nonfinite(payload: Any) -> Flaw | None:
     """Return the first number or tensor of a payload that must not enter a sum, if any.
 
-    That means NaN and infinity, and in tensors also numbers whose square overflows float32: a model
-    with such a mean trains to NaN.
+    These are NaN and infinity, and in tensors also numbers whose square overflows float32: a mean
+    model that holds them trains to NaN.
 
     Raises:
         PluginError: If the payload holds anything that may not be sent.
@@ -135,7 +135,7 @@ def nonfinite(payload: Any) -> Flaw | None:
             tensors[name] = leaf if leaf.element_size() > 1 else leaf.float()
     if not tensors:
         return None
-    # A 2-norm is never below the largest absolute value, and takes a tenth of the time.
+    # The 2-norm bounds the largest absolute value from above, and takes a tenth of the time.
     if all(norm < _HUGE / 2 for norm in _norms(tensors.values(), 2)):
         return None
     for name, size in zip(tensors, _norms(tensors.values(), torch.inf), strict=True):

@@ -1,4 +1,4 @@
-"""How a method declares what clients send, and whether that can be read; needs no PyTorch."""
+"""Declared forms of the clients' payloads, and a check of declarations; needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ then lack the prefix), with ``part of`` before it if tensors may be missing. Oth
 `feddg_bench.core.flaws.form_of` a number, or of every tensor in the payload, or several forms
 separated by `` | ``. In place of a size, a capital letter stands for a number that all clients
 share, and a small letter for one that is the same throughout one reply. "" allows everything. A
-mapping gives a form to each key of a dict, and all keys must be there.
+mapping gives a form to each key of a dict, and all keys must be present.
 """
 
 MODEL = re.compile(r"(part of )?model(?: (within|without) (.+))?")
@@ -27,11 +27,11 @@ _LEAF = re.compile(rf"bool|int|float|str|NoneType|{_TYPE} \[(?:{_SIZE}(?:, {_SIZ
 
 
 def check_uplink(method: str, uplink: Any) -> None:
-    """Check that what a method declares in ``uplink`` can be read.
+    """Check that a method's ``uplink`` is well-formed.
 
     Raises:
-        PluginError: If a client function has neither names nor forms, or a form cannot be read,
-            which no reply would then have.
+        PluginError: If a client function has neither names nor forms, or a form cannot be read, so
+            that no reply could match it.
     """
     if not isinstance(uplink, Mapping):
         raise PluginError(

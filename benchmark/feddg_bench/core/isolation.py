@@ -1,9 +1,9 @@
-"""Keep one client's side effects from the next: put back, or refuse, what its work changed.
+"""Isolate clients from each other: undo, or refuse, the side effects of a client's work.
 
-Without this, the numbers would depend on which clients share a process. Everything here is cheap
-enough for every task. It cannot see a change inside a list or an object that an attribute names, or
-a patch of a library other than ``torch.nn.functional``; the contract and `Worker.run_all` look for
-the effect of these. Of images and labels client code gets copies alone (see
+Without this, results would depend on which clients share a process. The checks are cheap enough for
+every task. They miss changes inside a list or an object that an attribute refers to, and patches of
+libraries other than ``torch.nn.functional``; the contract and `Worker.run_all` look for the effects
+of these. Client code gets only copies of images and labels (see
 `feddg_bench.data.client_images.Lent`).
 """
 
@@ -31,7 +31,7 @@ Attributes = dict[Any, Any]
 
 
 _ENVIRONMENT: dict[Any, Any] = vars(os.environ)["_data"]
-"""The variables, encoded: to decode and copy all of them takes a hundred times as long."""
+"""The encoded variables: decoding and copying all of them takes a hundred times as long."""
 
 
 def _folder() -> str:
@@ -61,15 +61,15 @@ _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = 
 
 
 class Kept:
-    """Dictionaries as they are now, to be put back later. Values are compared by identity."""
+    """A snapshot of dictionaries, to be restored later. Values are compared by identity."""
 
     def __init__(self, dictionaries: Sequence[Attributes]) -> None:
         self._full = [each for each in dictionaries if each]
-        self._empty = [each for each in dictionaries if not each]  # most are, and stay so
+        self._empty = [each for each in dictionaries if not each]  # most are empty, and stay so
         self._then = [dict.copy(each) for each in self._full]
 
     def restore(self) -> list[tuple[Attributes, set[Any]]]:
-        """Put everything back, and return what had changed: dictionaries, and their keys."""
+        """Restore everything, and return what had changed: dictionaries and their keys."""
         now, then = self._full, self._then
         changed: list[tuple[Attributes, set[Any]]] = []
         for each in filter(None, self._empty):
@@ -91,15 +91,15 @@ def _values(dictionaries: Iterable[Attributes]) -> Iterator[Any]:
 
 
 def _changed(new: Mapping[Any, Any], old: Mapping[Any, Any]) -> set[Any]:
-    """Return the keys that are in one of two mappings alone, or name another object."""
+    """Return the keys that only one of two mappings has, or whose objects differ."""
     common = new.keys() & old.keys()
     return (new.keys() ^ old.keys()) | {key for key in common if new[key] is not old[key]}
 
 
 class _Frozen:
-    """Tensors as they are now, to be put back later.
+    """A snapshot of tensors, to be restored later.
 
-    PyTorch does not count writes through ``.data`` or ``.numpy()``.
+    PyTorch's version counters miss writes through ``.data`` or ``.numpy()``.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -109,9 +109,9 @@ class _Frozen:
 
     @torch.no_grad()
     def restore(self) -> list[str]:
-        """Put everything back, and return the names of what had changed.
+        """Restore everything, and return the names of changed tensors.
 
-        On a GPU nothing is named, since each comparison would wait for it.
+        Tensors on a GPU are never named, since each comparison would wait for the GPU.
         """
         if not self.tensors:
             return []
@@ -123,20 +123,20 @@ class _Frozen:
 
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""A type of whole numbers for each size in bytes: as such, NaN equals itself."""
+"""Integer type for each size in bytes: compared as integers, NaN equals itself."""
 
 
 class Isolation:
-    """Puts back what client work changed in its process and its module.
+    """Undoes the changes that client work made to its process and its module.
 
     Attributes:
-        undone: What had to be put back so far, in words.
+        undone: Descriptions of the changes that were undone so far.
 
     Args:
         module: The method.
         classes: Its classes, whose attributes must not change.
         tensors: The module's state by name.
-        frozen: The part of it that must never change.
+        frozen: The part of the state that must never change.
         data: Other tensors that must never change, by name. No attribute of a client leads to them.
         shared: Other objects whose attributes must not change, by name.
     """
@@ -171,7 +171,7 @@ class Isolation:
 
     @contextmanager
     def around(self, who: str) -> Iterator[None]:
-        """Put back, after a block, what client code changed in it; ``who`` is its client.
+        """Undo, after a block, the changes that client code made in it; ``who`` is the client.
 
         Raises:
             PluginError: If the block wrote into tensors that all clients share.
@@ -208,7 +208,7 @@ class Isolation:
                 if _hooks(tensor) != hook:
                     now = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
                     for found, before in zip(now, hook, strict=True):
-                        if found is not None:  # PyTorch itself looks into these dictionaries
+                        if found is not None:  # PyTorch itself reads these dictionaries
                             found.clear()
                             found.update(before)
                     undone.add(f"the hooks of {name}")
@@ -223,7 +223,7 @@ class Isolation:
             )
 
     def _told(self, dictionary: Attributes, keys: set[Any]) -> str:
-        """Return what was put back in a dictionary; "" for attributes that may come and go."""
+        """Return a description of an undone change; "" for attributes that may come and go."""
         kind, name = self._names[id(dictionary)]
         if kind == "shared":
             return name
@@ -236,23 +236,23 @@ class Isolation:
         return f"{kind.removeprefix('_')} of {where}"
 
     def _note(self, who: str, undone: set[str]) -> None:
-        """Remember what was put back, and tell it once."""
+        """Record the undone changes, and warn of each only once."""
         for what in sorted(undone - self.undone):
             logger.warning("%s changed %s, which was put back for the next client", who, what)
         self.undone |= undone
 
 
 def _hooks(tensor: Tensor) -> list[dict[int, Any]]:
-    """Return copies of a tensor's hooks: at its gradient, and after the gradient is added."""
+    """Return copies of a tensor's hooks: on its gradient, and after gradient accumulation."""
     return [dict(tensor._backward_hooks or ()), dict(tensor._post_accumulate_grad_hooks or ())]
 
 
 def _put_back(owner: type | ModuleType, before: Mapping[str, Any]) -> set[str]:
-    """Put back the functions of a class or a library, and return which had been replaced.
+    """Restore the functions of a class or a library, and return those that had been replaced.
 
-    What a library has more than before stays: it may be a module that was imported meanwhile.
+    New attributes of a library stay: they can be modules that were imported meanwhile.
     """
-    if [*vars(owner).values()] == [*before.values()]:  # functions and classes equal themselves
+    if [*vars(owner).values()] == [*before.values()]:  # functions and classes compare by identity
         return set()
     changed = _changed(vars(owner), before)
     if isinstance(owner, ModuleType):

@@ -1,4 +1,4 @@
-"""What the suite uses of Lightning, imported without what Lightning's modules do not need here."""
+"""The parts of Lightning that the suite uses, without imports that they do not need here."""
 
 import torch  # noqa: F401 - imported before its compiler is deferred
 

@@ -1,4 +1,4 @@
-"""The federated loop. It knows no method by name, and nothing about files or tables."""
+"""The federated loop, independent of particular methods, of files and of tables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from feddg_bench.records.measured import Evaluation
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """What one round did: round 0 is ``prepare``.
+    """Result of one round; round 0 is ``prepare``.
 
     Attributes:
         round: Round number.
@@ -53,11 +53,11 @@ def federate(
     every: int = 1,
     start: int = 1,
 ) -> Iterator[RoundResult]:
-    """Train for ``rounds`` rounds and yield what each did.
+    """Train for ``rounds`` rounds and yield the result of each.
 
     Args:
         method: The plugin; its server half runs here.
-        server: Global model and clients; one restored from a checkpoint goes on from there.
+        server: Global model and clients; a server restored from a checkpoint continues from there.
         evaluate: Measures global weights.
         rounds: Rounds of the whole run.
         per_round: K, the clients sampled each round; ``None`` for all.
@@ -85,14 +85,14 @@ def federate(
 
 @dataclass(slots=True)
 class _Exchange:
-    """Whether an exchange between server and clients had no valid result."""
+    """An exchange between server and clients; skipped if it had no valid result."""
 
     skipped: bool = False
 
 
 @contextmanager
 def _exchange(method: Method, server: Server) -> Iterator[_Exchange]:
-    """Measure, protect and report an exchange; one of a round may fail, that of `prepare` not.
+    """Measure, protect and report an exchange, which may fail in a round but not in `prepare`.
 
     Raises:
         DataError: If no client gave a valid reply before round 1.
@@ -113,7 +113,7 @@ def _exchange(method: Method, server: Server) -> Iterator[_Exchange]:
 def _evaluated(
     method: Method, server: Server, evaluate: Callable[[Weights], Evaluation]
 ) -> Evaluation:
-    """Return the metrics of the global model, and enter their time in the ledger."""
+    """Return the metrics of the global model, and add the evaluation time to the ledger."""
     began = time.perf_counter()
     with _server_half(method, server):
         model = method.global_model(server)
@@ -124,7 +124,7 @@ def _evaluated(
 
 @contextmanager
 def _server_half(method: Method, server: Server) -> Iterator[None]:
-    """Name method, round and place of what the server half raises."""
+    """Add method, round and place to exceptions of the server half."""
     try:
         with interrupts_told():
             yield
@@ -134,7 +134,7 @@ def _server_half(method: Method, server: Server) -> Iterator[None]:
         own = written_in(type(method))
         modules = modules_in(error)
         asking = any(name.startswith("feddg_bench.engine.") for name in modules)
-        if asking or own.isdisjoint(map(top, modules)):  # a worker's fault, an observer's, or ours
+        if asking or own.isdisjoint(map(top, modules)):  # from a worker, an observer or the suite
             raise
         when = f"in round {server.round}" if server.round else "before round 1"
         raise PluginError(

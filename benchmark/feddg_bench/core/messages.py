@@ -2,7 +2,7 @@
 
 A payload holds tensors, numbers, strings, booleans, ``None``, lists and dictionaries of these (with
 string keys), and nothing else. `encode` writes its tensors as safetensors and the rest as JSON in
-the header; this is what processes exchange and what a checkpoint holds.
+the header. Processes exchange this format, and checkpoints store it.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Task:
         client: Name of the client.
         call: Name of the method function to run there, such as ``"fit"``.
         round: Round number from 1; 0 during ``prepare``.
-        weights: Global model, as the client receives it; empty where the call needs none.
-        broadcast: What the server tells every client besides the model.
-        memory: What this client kept from its previous task; no one else reads it.
-        told: What the server tells this client alone.
+        weights: Global model, as the client receives it; empty if the call needs none.
+        broadcast: Content for all clients, in addition to the model.
+        memory: State that this client kept from its previous task; no one else reads it.
+        told: Content for this client only.
     """
 
     client: str
@@ -70,15 +70,15 @@ class Reply(Generic[T]):
     Attributes:
         client: Name of the client.
         num_examples: Images the client trains on.
-        value: What the called function returned: a `LocalUpdate` or a payload.
-        metrics: Weighted means of what the client logged, such as ``loss``.
-        memory: What the client keeps; it stays with the executor and is never sent to the server.
-        seconds: Wall time of the call (``work``) and of copying weights in (``copy``).
-        counted: Only for a worker's first task of each call: operations for each image (``flop an
-            image``) and operations a second of its device (``peak flops``); see
+        value: Return value of the called function: a `LocalUpdate` or a payload.
+        metrics: Weighted means of the values that the client logged, such as ``loss``.
+        memory: The client's state; it stays with the executor and is never sent to the server.
+        seconds: Wall time of the call (``work``) and of loading the weights (``copy``).
+        counted: Only for a worker's first task of each call: operations per image (``flop an
+            image``) and operations per second of its device (``peak flops``); see
             `feddg_bench.engine.flop`.
-        clients: Number of clients it comes from: more than one if single replies are hidden and
-            the value holds their mean (`feddg_bench.protection`).
+        clients: Number of clients that the reply covers: more than one if single replies are
+            hidden and the value holds their mean (`feddg_bench.protection`).
     """
 
     client: str
@@ -92,7 +92,7 @@ class Reply(Generic[T]):
 
 
 def content(value: Any) -> Payload:
-    """Return what a reply's value sends, by declared name: ``weights`` and extras, or the dict.
+    """Return the content of a reply's value by declared name: ``weights`` and extras, or the dict.
 
     Raises:
         PluginError: If the value is neither a `LocalUpdate` nor a dictionary.
@@ -138,7 +138,7 @@ def leaves(payload: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             elif payload.is_quantized or payload.dtype in (torch.complex32, torch.complex128):
                 strange = f"tensor of type {payload.dtype}"  # safetensors has none of these
         elif isinstance(payload, int):
-            if payload.bit_length() > 1023:  # no float, and endless text
+            if payload.bit_length() > 1023:  # overflows a float; text of any length
                 strange = f"number of {payload.bit_length()} bits"
         elif isinstance(payload, str):
             if not _is_unicode(payload):
@@ -164,10 +164,10 @@ def _is_unicode(text: str) -> bool:
 def plain(payload: Any, own: Set[int] = frozenset()) -> Any:
     """Return a payload as another process would get it: of plain types, without gradients.
 
-    A subclass can answer otherwise each time that it is asked, and so hide NaN from a check.
+    A subclass could return other values at each access, and so hide NaN from a check.
 
     Args:
-        payload: What client code made; what may not be sent stays as it is (see `leaves`).
+        payload: Made by client code; parts that may not be sent stay unchanged (see `leaves`).
         own: Addresses of tensors that will change later, and are therefore copied.
     """
     if isinstance(payload, Tensor):
@@ -194,7 +194,7 @@ _EXACT: tuple[tuple[type, Callable[[Any], Any]], ...] = (
     (float, float.__pos__),
     (str, str.__str__),
 )
-"""What makes a plain number or string of an object of a subclass, whatever that overrides."""
+"""Conversions of subclass objects to plain numbers and strings, whatever the subclass overrides."""
 
 
 def nbytes(payload: Any) -> int:
@@ -245,7 +245,7 @@ def decode(data: bytes) -> Any:
     """Return the payload that `encode` was given, with its tensors on the CPU.
 
     Raises:
-        DataError: If the bytes are cut short or are something else.
+        DataError: If the bytes are truncated or in another format.
     """
     try:
         length = int.from_bytes(data[:8], "little")

@@ -1,4 +1,4 @@
-"""The plugin base class. As it stands, it is federated averaging."""
+"""The base class of method plugins; without overrides it is federated averaging."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from feddg_bench.models.backbones import Backbone, build_backbone
 from feddg_bench.models.networks import sum_depthwise
 
 PREDICTED = 64
-"""Most images that `Method.predict` computes at a time."""
+"""Largest number of images that `Method.predict` computes at a time."""
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class Method(LightningModule):
     """A federated domain generalisation method: a model, a client half and a server half.
 
-    Overrides fall into three groups, which see different things:
+    Overrides fall into three groups, which have access to different objects:
 
     - *model* (``features``, ``forward``): sees tensors only;
     - *client half* (``training_step``, ``fit`` and functions passed to ``server.ask``): sees this
@@ -43,12 +43,12 @@ class Method(LightningModule):
     - *server half* (``prepare``, ``run_round``, ``aggregate``): sees the ``Server``; must neither
       read nor write this module's parameters, which belong to the client half.
 
-    The same object serves every client in turn: whatever a client must remember goes to
-    ``client.memory``, whatever the server must remember to ``server.memory``.
+    The same object serves all clients in turn: state of a client goes into ``client.memory``, state
+    of the server into ``server.memory``.
 
-    Under ``lightning.Trainer`` it trains on batches of images and labels without a federation. What
-    needs messages from others, such as styles, prototypes or the received model, is then left out
-    (`alone`). It logs ``train_loss``, and ``val_`` and ``test_`` ``loss`` and ``accuracy``
+    Under ``lightning.Trainer`` it trains on batches of images and labels without a federation.
+    Parts that need messages from others, such as styles, prototypes or the received model, are then
+    left out (`alone`). It logs ``train_loss``, and ``val_`` and ``test_`` ``loss`` and ``accuracy``
     (``pearson`` for a regression), and can be restored with ``load_from_checkpoint(path)``.
 
     Args:
@@ -66,15 +66,15 @@ class Method(LightningModule):
 
     Settings: ClassVar[type[MethodSettings]] = MethodSettings
     version: ClassVar[int] = 1
-    """Part of the run key: raise it with every change that can move results."""
+    """Part of the run key: raise it with every change that can affect results."""
     needs: ClassVar[Mapping[str, Any]] = {}
-    """Settings this method needs whatever the recipe says, such as a partition."""
+    """Settings that this method needs regardless of the recipe, such as a partition."""
     uplink: ClassVar[Uplink] = {"fit": ("weights",)}
-    """What each client function may send to the server, by name; anything else is refused. A
+    """Names of the values that each client function may send to the server; others are refused. A
     mapping, such as ``{"style": "float32 [2, C]"}``, also gives the form, and replies of any other
     form are dropped."""
     downlink: ClassVar[tuple[str, ...]] = ()
-    """What the server may tell clients besides the model: keys of ``server.broadcast``."""
+    """Keys of ``server.broadcast`` that clients may receive in addition to the model."""
     local: ClassVar[tuple[str, ...]] = ()
     """Name prefixes of state that stays with each client: never sent, never averaged."""
     frozen: ClassVar[tuple[str, ...]] = ()
@@ -95,7 +95,7 @@ class Method(LightningModule):
     means weighted by `Server.share` and the sums of `tally` are enough. A class that overrides
     ``prepare``, ``run_round`` or ``aggregate`` without setting this counts as needing them."""
     title: ClassVar[str] = ""
-    """Name as papers write it, such as ``FedDG-GA``; "" if it is the method's name."""
+    """Name as written in papers, such as ``FedDG-GA``; "" if it is the method's name."""
     citation: ClassVar[str] = ""
     """Authors, title, venue and year, arXiv number."""
     group: ClassVar[str] = "aggregation"
@@ -137,7 +137,7 @@ class Method(LightningModule):
             values["backbone"] = {**backbone, "pretrained": False, "weights": None}
             backbone = _backbone(**backbone)
         self.save_hyperparameters(values)
-        if isinstance(backbone, Backbone):  # any other module is taken to want RGB images
+        if isinstance(backbone, Backbone):  # any other module is assumed to need RGB images
             channels = len(backbone.mean)
             self.accepts = Accepts(channels, rgb=channels == 3)
         self.num_features = backbone.num_features
@@ -158,7 +158,7 @@ class Method(LightningModule):
 
     @classmethod
     def sends(cls, settings: Any) -> Uplink:  # noqa: ARG003 - most send all
-        """Return what clients may send with these `Settings`: all of `uplink`, or part of it."""
+        """Return the values that clients may send with these `Settings`: `uplink` or part of it."""
         return cls.uplink
 
     def build(self) -> None:
@@ -179,22 +179,22 @@ class Method(LightningModule):
     # ------------------------------------------------------------- prediction
 
     classes: tuple[str, ...] = ()
-    """Names of the classes, if they are known: of a model from `feddg_bench.load_model`."""
+    """Names of the classes, if known, as for a model from `feddg_bench.load_model`."""
     accepts: Accepts = Accepts()
     """Which images `predict` accepts."""
     transform: Callable[[Any], Tensor] | None = None
-    """Makes an image [C, H, W] of a file's path, a Pillow image or a uint8 array [H, W, 3], as the
-    data set's images were made; only of a model from `feddg_bench.load_model`."""
+    """Maps a file's path, a Pillow image or a uint8 array [H, W, 3] to an image [C, H, W], prepared
+    like the data set's images; only for a model from `feddg_bench.load_model`."""
 
     @torch.no_grad()
     def predict(self, images: Tensor | Sequence[Any]) -> Prediction:
         """Return labels and probabilities of images, in evaluation mode.
 
         Args:
-            images: Floats [B, C, H, W] in [0, 1]; or what `transform` takes, one or several.
+            images: Floats [B, C, H, W] in [0, 1]; or one or several inputs of `transform`.
 
         Raises:
-            DataError: If a tensor has another form or range, or an image cannot be read.
+            DataError: If a tensor has the wrong form or range, or an image cannot be read.
         """
         parts = self._tensors(images)
         mode = self.training
@@ -224,7 +224,7 @@ class Method(LightningModule):
             yield self.accepts.check(torch.stack(some))
 
     def predict_step(self, batch: Any, batch_idx: int) -> Prediction:
-        """Return the answers about a batch of images, with or without labels, to a Trainer."""
+        """Return the predictions for a batch of images, with or without labels, to a Trainer."""
         images = batch[0] if isinstance(batch, list | tuple) else batch
         return answer(self.task, self(self.accepts.check(images)))
 
@@ -247,7 +247,7 @@ class Method(LightningModule):
         return self.state.client
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return the optimizer of local training, over everything trainable."""
+        """Return the optimizer of local training, over all trainable parameters."""
         s = self.train_settings
         parameters = [p for p in self.parameters() if p.requires_grad]
         if s.optimizer == "adam":
@@ -281,7 +281,7 @@ class Method(LightningModule):
                     with client.fabric.autocast():
                         loss = self.training_step(batch, index)
                     check_loss(type(self).__name__, loss)
-                    for parameter in trained:  # `zero_grad` without its entry in a profile
+                    for parameter in trained:  # `zero_grad` without its profiler entry
                         parameter.grad = None
                     loss.backward()
                     self.on_before_optimizer_step(optimizer)
@@ -295,8 +295,8 @@ class Method(LightningModule):
         """Return the values whose sums the server half needs if single replies are hidden.
 
         A client computes them from its reply and the weights it received. The server half then gets
-        one reply for all clients: sums under these names, and means weighted by `Server.share` of
-        everything else that was sent.
+        one reply for all clients: sums under these names, and means, weighted by `Server.share`, of
+        all other values.
         """
         return {}
 
@@ -362,13 +362,13 @@ class Method(LightningModule):
     def global_model(self, server: Server) -> Weights:
         """Return the state to evaluate; it may hold more than the federated tensors.
 
-        Tensors that are left out, such as private state, are evaluated as they were before round 1.
+        Tensors that are left out, such as private state, have their values from before round 1.
         """
         return server.weights
 
 
 def written_in(method: type) -> set[str]:
-    """Return the top-level packages that hold a method's class and its bases, all but `Method`."""
+    """Return the top-level packages of a method's class and of its bases, except `Method`."""
     return {top(kind.__module__) for kind in method.__mro__ if kind not in Method.__mro__}
 
 

@@ -1,4 +1,4 @@
-"""What the server half works with: global model, broadcast, cohorts, one way to ask clients."""
+"""Interface of the server half: global model, broadcast, cohorts and requests to clients."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Uplink = Mapping[str, tuple[str, ...] | Mapping[str, Form]]
-"""Client function -> names of what it may send, or their forms (`feddg_bench.core.forms.Form`).
+"""Client function -> names of the values it may send, or their `feddg_bench.core.forms.Form`.
 
 ``weights`` has the form ``model`` if no form is given.
 """
 
 
 class ClientPool(Protocol):
-    """What the server needs from an executor: a way to run tasks, and what clients keep."""
+    """The part of an executor that the server uses: running tasks, and the clients' memories."""
 
     memories: dict[str, Payload]
 
     def map(self, tasks: Iterable[Task]) -> Iterator[Reply[Any]]:
-        """Run the tasks as replies are taken, and yield the replies in the tasks' order."""
+        """Run the tasks lazily, as replies are taken, and yield replies in the tasks' order."""
 
 
 class Protection(Protocol):
-    """What stands between the clients' replies and the server half."""
+    """A protection between the clients' replies and the server half."""
 
     poisson: bool
     """Whether each client is sampled independently."""
@@ -57,15 +57,15 @@ class Protection(Protocol):
     def applied(
         self, server: Server, call: str, clients: Sequence[str], replies: Iterator[Reply[Any]]
     ) -> Iterator[Reply[Any]]:
-        """Yield what the server half may see of the asked clients' replies to a call."""
+        """Yield what the server half may see of the replies of ``clients`` to a call."""
 
 
 class NoReplyError(Exception):
-    """No reply to a call was valid, or their sum was not; the round is skipped and counted.
+    """No reply to a call was valid, or their sum was invalid; the round is skipped and counted.
 
     Args:
-        what: What nothing came of.
-        why: The reason, and what to do, should it end the run.
+        what: Name of the missing or invalid result.
+        why: Reason and remedy, for the case that this ends the run.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class NoReplyError(Exception):
 
 
 class ServerState(BaseModel):
-    """What a checkpoint holds of a server; see `Server`."""
+    """The part of a checkpoint that describes a server; see `Server`."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -99,7 +99,7 @@ def checked_state(state: Any) -> ServerState:
     """Return ``state`` as a validated `Server.state`.
 
     Raises:
-        DataError: If it is not one.
+        DataError: If it is not valid.
     """
     try:
         return ServerState.model_validate(state)
@@ -110,7 +110,7 @@ def checked_state(state: Any) -> ServerState:
 
 
 class Broadcast(MutableMapping[str, Any]):
-    """What the server tells every client besides the model; counted when first sent to a client.
+    """Content for all clients, in addition to the model; counted when first sent to a client.
 
     Assign a new value to change an entry: a value changed in place is not sent again.
     """
@@ -146,7 +146,7 @@ class Broadcast(MutableMapping[str, Any]):
 
 
 class Ledger:
-    """What one round cost and what went wrong in it.
+    """Cost and faults of one round.
 
     Attributes:
         bytes: Bytes sent, ``up`` and ``down``.
@@ -182,21 +182,21 @@ class Ledger:
 
 
 class Server:
-    """The global model and the way to its clients.
+    """The global model, and access to the clients.
 
     Attributes:
-        weights: The global model; the server half assigns it, which makes a new version of it.
+        weights: The global model; the server half assigns it, which makes a new version.
         version: Number of the current version.
-        received: Version that each client got last; a client is not sent the same one again.
-        broadcast: What the server tells every client besides the model.
-        memory: What the server half keeps between rounds; never sent.
+        received: Version that each client got last; the same one is not sent to it again.
+        broadcast: Content for all clients, in addition to the model.
+        memory: State that the server half keeps between rounds; never sent.
         round: Current round from 1; 0 before the first.
         prepared: Whether the method's ``prepare`` has run.
         clients: Names of all clients that hold images, ascending.
         cohort: Names of the clients sampled for this round, ascending.
         ledger: Bytes, seconds and dropped clients of the current round.
         federation: Settings of rounds, shares and the server step.
-        protection: What hides or changes replies; ``None`` for nothing.
+        protection: Hides or changes replies; ``None`` for no protection.
     """
 
     def __init__(
@@ -257,17 +257,18 @@ class Server:
         """Run a client-half function on the cohort and yield replies in client order.
 
         Tasks are fixed at the call, but run only as replies are taken: with `streaming_mean`,
-        `fold` or ``map``, one reply is alive at a time. A reply that holds NaN or infinity is
-        dropped and logged; so is one whose weights differ from the model in name, shape or type
+        `fold` or ``map``, only one reply is alive at a time. A reply is dropped and logged if it
+        holds NaN or infinity, or its weights differ from the model in name, shape or type
         (``federation.on_fault``).
 
         Args:
-            call: Bound method of the plugin, such as ``self.fit``. Only its name travels.
+            call: Bound method of the plugin, such as ``self.fit``. Only its name is sent.
             everyone: Ask all clients, not only this round's cohort.
             weights: Send the global model along; ``False`` for calls that do not read it. Bytes
                 are counted for clients that do not have this version of the model yet.
-            tell: What to tell single clients, by name; each finds it in ``client.broadcast``, and
-                its keys must be declared in ``downlink``. Sent, and counted, at every call.
+            tell: Content for individual clients, by name; each finds its own in
+                ``client.broadcast``. Keys must be declared in ``downlink``. Sent and counted at
+                every call.
 
         Raises:
             NoReplyError: If every reply was dropped.
@@ -321,7 +322,7 @@ class Server:
             self.ledger.spend("communication", time.perf_counter() - start)
             if flaw is None:
                 kept += 1
-                yield replace(reply, metrics={})  # for the log alone: the method declares none
+                yield replace(reply, metrics={})  # only for the log: methods declare none
                 del reply  # or it would stay while the next client trains
             else:  # a client that diverged forgets this task, or it would diverge again
                 self._executor.memories[reply.client] = memories.get(reply.client, {})
@@ -336,7 +337,7 @@ class Server:
             raise NoReplyError(f"the clients' answers to {call}")
 
     def _flaw(self, call: str, reply: Reply[Any]) -> Flaw | None:
-        """Count a reply, and return what is wrong with it, if anything."""
+        """Count a reply, and return its first flaw, if any."""
         sent = content(reply.value)
         undeclared = sorted(set(sent) - set(self._uplink.get(call, ())))
         if undeclared:
@@ -361,7 +362,7 @@ class Server:
         return flaw
 
     def _leave_out(self, client: str, flaw: Flaw, what: str) -> None:
-        """Log and count what is left out of the round.
+        """Log and count a reply or a sum that is left out of the round.
 
         Raises:
             ClientError: If a fault ends the run.
@@ -379,9 +380,8 @@ class Server:
     def checking_sums(self) -> Iterator[None]:
         """Undo a block that gets no reply, or leaves NaN, infinity or huge numbers.
 
-        These are looked for in the model and the broadcast.
-
-        The block must assign new tensors to the server, never change them in place.
+        The model and the broadcast are checked. The block must assign new tensors to the server,
+        never change them in place.
 
         Raises:
             NoReplyError: After undoing the block.
@@ -404,7 +404,7 @@ class Server:
                 self._leave_out("server", flaw, "the sum of the replies")
                 raise NoReplyError("the sum of the replies")  # noqa: TRY301 - undone below
         except NoReplyError:
-            if self.weights is not weights:  # else clients that have it would be sent it again
+            if self.weights is not weights:  # else it would be sent again to clients that have it
                 self.weights = weights
             self.memory, self._executor.memories = memory, memories
             for key in set(self.broadcast) - set(broadcast):
@@ -430,7 +430,7 @@ class Server:
     # ------------------------------------------------------------------- checkpoints
 
     def state(self) -> Payload:
-        """Return everything a later process needs to go on from here, as in `ServerState`."""
+        """Return all state that a later process needs to continue, as in `ServerState`."""
         return {
             "round": self.round,
             "prepared": self.prepared,
@@ -445,7 +445,7 @@ class Server:
         }
 
     def restore(self, state: Payload) -> None:
-        """Go on from what `state` returned; weights are copied in place.
+        """Continue from a result of `state`; weights are copied in place.
 
         Raises:
             DataError: If the state belongs to another model or to other clients.
@@ -479,7 +479,7 @@ def sample_clients(
         clients: All clients that hold images.
         size: K, from 1 to the number of clients; ``None`` for all.
         seed: Seed of the run.
-        round: Round number; every round has its own stream, whatever was drawn before.
+        round: Round number; every round has its own random stream, whatever was drawn before.
         poisson: Draw each client independently with probability K / N: cohorts have K clients on
             average, and may be empty.
 

@@ -17,7 +17,7 @@ from feddg_bench.core.messages import Payload, Weights
 
 
 class Trainable(Protocol):
-    """What `ModuleState` needs from a method's module."""
+    """The part of a method's module that `ModuleState` uses."""
 
     def state_dict(self, *, keep_vars: bool) -> dict[str, Tensor]:
         """Return the tensors themselves by name."""
@@ -27,13 +27,13 @@ class Trainable(Protocol):
 
 
 class ModuleState:
-    """A method's tensors by name: which of them travel, and which stay with the client.
+    """A method's tensors by name, split into those that are sent and those that are private.
 
     Attributes:
         tensors: All of the module's state: its own tensors, not copies.
-        federated: Names of what travels between server and clients.
+        federated: Names of the tensors that server and clients exchange.
         trainable: Federated names whose tensors take gradients.
-        private: Names of what stays with each client.
+        private: Names of the tensors that stay with each client.
         client: The client whose task is running; ``None`` outside a task.
 
     Args:
@@ -76,7 +76,7 @@ class ModuleState:
             torch._foreach_copy_(targets, list(weights.values()))
 
     def changed_groups(self) -> set[str]:
-        """Return the optimizer's settings, the rate apart, that the last task left changed."""
+        """Return the optimizer's settings, except the rate, that the last task left changed."""
         return set().union(*(each.changed for each in self._optimizers.values()))
 
     @contextmanager
@@ -93,7 +93,7 @@ class ModuleState:
         """Yield the optimizer of one task: reset, or with the state that the client kept.
 
         One object serves all tasks in which the same tensors take gradients: building one costs
-        more than a step of a small model. It begins each task as it was built.
+        more than a step of a small model. It is reset before each task.
         """
         trained = tuple(tensor.requires_grad for tensor in self.tensors.values())
         if trained not in self._optimizers:
@@ -107,7 +107,7 @@ class ModuleState:
 
 
 class _Optimizer:
-    """An optimizer, and its groups and attributes as they were when it was built."""
+    """An optimizer, and its initial groups and attributes."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
@@ -118,7 +118,7 @@ class _Optimizer:
 
     @property
     def changed(self) -> set[str]:
-        """What differs from the groups as they were, besides the rate, which each epoch sets."""
+        """Changes to the initial groups, except the rate, which each epoch sets."""
         groups: list[dict[str, Any]] = self._optimizer.param_groups
         if len(groups) != len(self._groups):
             return {"groups"}
@@ -129,7 +129,7 @@ class _Optimizer:
         return found - {"lr"}
 
     def reset(self) -> torch.optim.Optimizer:
-        """Return the optimizer as it was built."""
+        """Return the optimizer in its initial state."""
         self._kept.restore()
         self._optimizer.state.clear()
         self._optimizer.param_groups[:] = map(_copied, self._groups)
@@ -137,9 +137,9 @@ class _Optimizer:
 
 
 def bare_step(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
-    """Return ``optimizer.step`` without its entry in profiles, which costs as much as a small step.
+    """Return ``optimizer.step`` without its profiler entry, which costs as much as a small step.
 
-    If anything hooks into its steps, it is ``optimizer.step`` itself.
+    If steps have hooks, return ``optimizer.step`` itself.
     """
     step = type(optimizer).step
     hooks = (
@@ -164,7 +164,7 @@ def _copied(group: Mapping[str, Any]) -> dict[str, Any]:
 def restore(
     optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], entries: Mapping[str, Any]
 ) -> None:
-    """Restore an optimizer's state for these parameters from what `kept` returned."""
+    """Restore an optimizer's state for these parameters from the result of `kept`."""
     for index, entry in entries.items():
         parameter = parameters[int(index)]
         optimizer.state[parameter] = {

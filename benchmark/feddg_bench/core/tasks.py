@@ -1,4 +1,4 @@
-"""What a model learns, classes or a number: loss, predictions, and the images that it accepts.
+"""Learning tasks, classification or regression: loss, predictions, and accepted images.
 
 Data sets and federations only name their task (``classification`` or ``regression``); this module
 defines what that name means for every computation.
@@ -19,7 +19,7 @@ from feddg_bench.common.errors import DataError
 
 @dataclass(frozen=True)
 class LearningTask:
-    """A kind of task.
+    """Loss and predictions of a task.
 
     Attributes:
         name: ``classification`` or ``regression``.
@@ -48,7 +48,7 @@ TASKS: Mapping[str, LearningTask] = {task.name: task for task in (CLASSIFICATION
 
 
 class Prediction(NamedTuple):
-    """Answers about B images, on the CPU."""
+    """Predictions for B images, on the CPU."""
 
     labels: Tensor  # int64 [B], class ids; float32 [B], the numbers of a regression
     probabilities: Tensor | None  # float32 [B, C] in [0, 1]; `None` for a regression
@@ -62,10 +62,10 @@ class Accepts(NamedTuple):
     size: int | None = None  # side in pixels; `None` if it is not known
 
     def check(self, images: object) -> Tensor:
-        """Return the images if a model can answer about them.
+        """Return the images if the model accepts them.
 
         Raises:
-            DataError: If they are no float tensor [B, C, H, W] of the right size, or out of range.
+            DataError: If they are not a float tensor [B, C, H, W] of the right size and range.
         """
         side = self.size or "S"
         expected = f"expected floats [B, {self.channels}, {side}, {side}]"
@@ -93,7 +93,7 @@ class Accepts(NamedTuple):
 
 
 def answer(task: LearningTask, outputs: Tensor) -> Prediction:
-    """Return a model's outputs, [B, C] or [B, 1], as answers."""
+    """Return the predictions for a model's outputs, [B, C] or [B, 1]."""
     outputs = outputs.float().cpu()
     shares = torch.softmax(outputs, dim=1) if task is CLASSIFICATION else None
     return Prediction(task.predict(outputs), shares)

@@ -1,1 +1,1 @@
-"""Where client work runs."""
+"""Execution of client work: workers, executors and devices."""

@@ -1,9 +1,9 @@
-"""Several clients of one worker step together: one vectorised step instead of one for each.
+"""Vectorised training: one step for several clients of a worker instead of one for each.
 
 Batches, draws and the optimizer's arithmetic are those of `Method.fit`; gradients are equal up to
-rounding, since PyTorch promises no more for many models at once. So these runs have their own keys.
-What cannot be vectorised is refused: live batch normalisation, whose statistics change inside the
-step, and random layers, because ``vmap`` does not draw from our streams.
+rounding, since PyTorch guarantees no more for several models at once. These runs therefore have
+their own keys. Layers that cannot be vectorised are refused: live batch normalisation, whose
+statistics change inside the step, and random layers, as ``vmap`` does not draw from our streams.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from feddg_bench.core.state import kept, restore
 
 
 def grouped(tasks: Iterator[Task], size: int) -> Iterator[list[Task]]:
-    """Yield, in order, ``fit`` tasks in groups of ``size`` that train together, others singly."""
+    """Yield, in order, ``fit`` tasks in groups of ``size`` that train together, others alone."""
     for task in tasks:
         yield [task, *islice(tasks, size - 1 if task.call == "fit" else 0)]
 
@@ -36,13 +36,13 @@ def fit_together(
 ) -> list[LocalUpdate]:
     """Do the work of `Method.fit` for several clients of one round, and return their weights.
 
-    Epochs begin together; a client that has no batch left waits, and neither its parameters nor its
-    optimizer's moments move. Where batches differ in size, the smaller ones are padded with images
+    Epochs begin together; a client that has no batch left waits, and its parameters and its
+    optimizer's moments do not change. If batches differ in size, the smaller are padded with images
     of weight 0; if the method has its own training step, each size takes a separate step instead.
 
     Args:
         method: The module, in training mode; its own federated and private tensors are not used.
-        clients: Clients with what they received; memories change as in `Method.fit`.
+        clients: Clients with received content; their memories change as in `Method.fit`.
         private: Private state of a client that has not trained yet.
 
     Raises:
@@ -117,7 +117,7 @@ class _Step(nn.Module):
         leaves = [weights[name].requires_grad_() for name in names]
         try:
             with self.method.state.serving(self.client), self.autocast():
-                if not self.warm:  # what layers cache at their first call must not be vmap's
+                if not self.warm:  # layers must not cache vmap's tensors at their first call
                     with torch.no_grad():
                         self.method(images[0, :1])
                     self.warm = True

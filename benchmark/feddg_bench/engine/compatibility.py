@@ -1,6 +1,6 @@
-"""Which runs are possible: conditions and reasons, for each plan before anything is decoded.
+"""Conditions for runs, and reasons to refuse a run, checked before images are decoded.
 
-Those that need the built network or the number of clients are for its start.
+Conditions that need the built network or the number of clients are checked at the start of a run.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FEWEST = 3
-"""Fewest clients of a secure sum: of two, each learns the other's numbers from the sum."""
+"""Fewest clients of a secure sum: with two, each learns the other's numbers from the sum."""
 
 _COLOURS = ("brightness", "contrast", "saturation", "hue", "grayscale")
 """Settings of augmentation that need RGB in [0, 1]."""
 
 
 class ImageFacts(Protocol):
-    """What a data set and a federation both say about their images."""
+    """Properties of images that both a data set and a federation declare."""
 
     @property
     def task(self) -> str:
@@ -52,10 +52,10 @@ def is_rgb(pictures: ImageFacts) -> bool:
 
 
 class Rate(NamedTuple):
-    """The learning rate of a recipe, where a run takes it."""
+    """The learning rate of a recipe, if a run uses it."""
 
     recipe: str
-    optimizer: str  # what the recipe means it for
+    optimizer: str  # for which the recipe gives the rate
 
 
 def check_fit(
@@ -71,7 +71,7 @@ def check_fit(
 
 
 def check_start(settings: RunSettings, method: Method, clients: int) -> None:
-    """Check what only the built network and the number of clients with images tell.
+    """Check the conditions that need the built network and the number of clients with images.
 
     Raises:
         SettingsError: With the first reason why the run cannot start, see `reasons_to_stop`.
@@ -86,12 +86,12 @@ def check_start(settings: RunSettings, method: Method, clients: int) -> None:
 def reasons_to_refuse(
     settings: RunSettings, method: Outline, images: ImageFacts, rate: Rate | None = None
 ) -> Iterator[str]:
-    """Yield why a plan is impossible.
+    """Yield the reasons why a planned run is impossible.
 
     Args:
-        settings: The plan's.
-        method: What the method declares.
-        images: What a data set says about its images.
+        settings: Settings of the run.
+        method: Declarations of the method.
+        images: Properties of the data set's images.
         rate: The recipe's learning rate; ``None`` if the run has one of its own.
 
     Raises:
@@ -149,7 +149,7 @@ def reasons_to_refuse(
 
 
 def reasons_to_stop(settings: RunSettings, method: Method, clients: int) -> Iterator[str]:
-    """Yield why a run with a built network, and clients that hold images, cannot start."""
+    """Yield the reasons why a run with a built network and clients with images cannot start."""
     privacy, live = settings.privacy, method.live_batch_norm
     batched = settings.engine.clients != "exact" and not one_by_one(type(method))
     if live and batched:

@@ -1,4 +1,4 @@
-"""Building a method's module, for a run or by itself."""
+"""Construction of a method's module, for a run or on its own."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from feddg_bench.plugins import check_declared, load_method, plugin_name
 def build_run_method(
     settings: RunSettings, federation: Federation, plugin: type[Method] | None = None
 ) -> Method:
-    """Build a run's module; its initial weights depend on the seed and the backbone alone.
+    """Build a run's module; its initial weights depend only on the seed and the backbone.
 
     Args:
-        settings: What to run.
+        settings: Settings of the run.
         federation: Clients, domains and classes.
         plugin: The method's class, if it is not the one registered under its name.
 
     Raises:
-        SettingsError: If a setting of the method's own cannot be used.
+        SettingsError: If one of the method's own settings cannot be used.
     """
     use_portable(wanted=settings.portable)
     return build_on(
@@ -46,7 +46,7 @@ def build_run_method(
 
 
 class Images(NamedTuple):
-    """What a method must know about images that belong to no data set."""
+    """Properties that a method needs of images that belong to no data set."""
 
     task: str
     channels: int
@@ -63,7 +63,7 @@ def build_method(
     seed: int = 0,
     **settings: Any,
 ) -> Method:
-    """Build a method's module by itself, for ``lightning.Trainer`` or a loop of your own.
+    """Build a method's module on its own, for ``lightning.Trainer`` or a custom loop.
 
     Settings that are not given come from the recipe ``quick``.
 
@@ -73,7 +73,7 @@ def build_method(
         backbone: Name of the backbone; its weights are random unless ``pretrained=True``.
         channels: Channels of the images; three are red, green and blue in [0, 1].
         task: ``classification`` or ``regression``.
-        seed: Decides the initial weights.
+        seed: Determines the initial weights.
         settings: The method's own settings, or those of training or the backbone, by the last part
             of their key: ``mu=0.1``, ``lr=0.01``.
 
@@ -117,10 +117,10 @@ def build_on(
 ) -> Method:
     """Build a module for images that suit it (`check_fit`).
 
-    ``arguments`` are the remaining ones of `Method`.
+    ``arguments`` are the remaining arguments of `Method`.
 
     Raises:
-        SettingsError: If a setting of the method's own cannot be used.
+        SettingsError: If one of the method's own settings cannot be used.
         PluginError: If the class breaks its contract, or raises an exception of its own.
     """
     check_declared(method)

@@ -1,4 +1,4 @@
-"""What a run computes on: its device, and the executor that its resources ask for."""
+"""The devices of a run, and the executor that its resources specify."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def find_devices(name: str) -> list[str]:
         name: ``auto``, ``cpu``, ``cuda`` for all that PyTorch sees, ``cuda:N`` or ``cuda:0,2``.
 
     Raises:
-        SettingsError: If there is no such device here.
+        SettingsError: If this machine has no such device.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -33,7 +33,7 @@ def find_devices(name: str) -> list[str]:
         return ["cpu"]
     named = re.fullmatch(r"([a-z]+)(?::([0-9]{1,4}(?:,[0-9]{1,4})*))?", name)
     module = None
-    with suppress(RuntimeError):  # there is no such kind
+    with suppress(RuntimeError):  # PyTorch has no such kind
         module = torch.get_device_module(named[1]) if named else None
     if named is None or module is None or not hasattr(module, "mem_get_info"):
         raise SettingsError(
@@ -50,10 +50,10 @@ def find_devices(name: str) -> list[str]:
 
 
 def open_executor(resources: Resources) -> Executor:
-    """Return the executor that the resources ask for.
+    """Return the executor that the resources specify.
 
     Raises:
-        SettingsError: If a device is not here.
+        SettingsError: If this machine lacks a device.
     """
     if resources.for_runs().engine == "ray":
         share = resources.workers, resources.device, resources.threads, resources.address

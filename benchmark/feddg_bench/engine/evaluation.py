@@ -119,7 +119,7 @@ def measure(
     """Return all metrics of a part of a split.
 
     Args:
-        task: ``classification`` or ``regression``; decides which metrics there are.
+        task: ``classification`` or ``regression``, which determines the metrics.
         truth: Labels of n images, n at least 1.
         predictions: Predictions for the same images.
         loss: Sum of their losses.
@@ -129,7 +129,7 @@ def measure(
     Returns:
         The task's main metric, ``loss`` (the mean; NaN if it overflowed), ``images``, the other
         metrics, and with groups ``worst_group`` and ``worst_group_name``. If all predictions are
-        one class, though the labels are of several, ``only_class`` is its number as a text.
+        one class, but the labels are of several, ``only_class`` is its number as a string.
     """
     functions = [(name, f) for name in metrics_of(task) if (f := METRICS[name].function)]
     (main, of_main), *others = functions

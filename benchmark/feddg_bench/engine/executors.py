@@ -1,4 +1,4 @@
-"""Where client work runs: in this process, or in several. Executors keep the clients' memories."""
+"""Executors run client work in this process or in several, and keep the clients' memories."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ Predictions = tuple[np.ndarray, float]
 
 
 OnReply = Callable[[Task, Reply[Any]], None]
-"""Called with each task, which holds what its client remembered before it, and the reply."""
+"""Called with each task, which holds its client's memory before it, and the reply."""
 
 
 class Executor(ABC):
-    """Runs tasks and yields replies in the order of the tasks; keeps what clients remember.
+    """Runs tasks and yields replies in the order of the tasks; keeps the clients' memories.
 
     Attributes:
         workers: Processes that run tasks.
-        memories: What each client keeps between its tasks.
+        memories: State that each client keeps between its tasks.
         device_name: Model of the workers' GPUs or ``cpu``; ``None`` if they run on this machine.
         on_reply: Called with every task and its reply before the server sees them; must not change
             them.
@@ -65,7 +65,7 @@ class Executor(ABC):
 
     @abstractmethod
     def start(self, spec: WorkerSpec, method: Method) -> None:
-        """Build the workers of a run and forget what clients kept in an earlier run.
+        """Build the workers of a run and clear the clients' memories of an earlier run.
 
         Args:
             spec: What a worker is built from.
@@ -73,7 +73,7 @@ class Executor(ABC):
         """
 
     def map(self, tasks: Iterable[Task]) -> Iterator[Reply[Any]]:
-        """Run the tasks as replies are taken; all tasks share one model and one broadcast."""
+        """Run the tasks lazily, as replies are taken; all share one model and one broadcast."""
         given: deque[Task] = deque()
 
         def remembering() -> Iterator[Task]:
@@ -91,7 +91,7 @@ class Executor(ABC):
 
     @abstractmethod
     def run(self, tasks: Iterator[Task]) -> Iterator[Reply[Any]]:
-        """Run tasks for `map`; each task holds what its client remembers."""
+        """Run tasks for `map`; each task holds its client's memory."""
 
     @abstractmethod
     def evaluate(self, weights: Weights, indices: Sequence[np.ndarray]) -> Iterator[Predictions]:
@@ -138,14 +138,14 @@ class PoolExecutor(Executor):
     """Runs tasks on workers in other processes, each with its own model; content is never pickled.
 
     The model and the broadcast are sent to a worker once for all tasks that share them, as bytes.
-    Replies that come early wait for their turn; at most two per worker are under way or waiting.
+    Early replies wait for their turn; at most two per worker are in progress or waiting.
 
     A worker that dies is replaced, and its job is repeated once by any free worker.
 
     Args:
         members: The workers.
         timeout: Seconds that a worker may take for a client, or for an evaluation; then the run
-            ends. ``None`` waits for ever.
+            ends. ``None`` sets no limit.
     """
 
     def __init__(self, members: Sequence[RemoteWorker], timeout: float | None = None) -> None:
@@ -160,21 +160,21 @@ class PoolExecutor(Executor):
         return [spec] * len(self.members)
 
     def post(self, data: bytes) -> Any:
-        """Return what to send each worker in place of data that all workers need."""
+        """Return the object that is sent to each worker for data that all workers need."""
         return data
 
     def built(self, member: RemoteWorker, answer: Payload) -> None:
         """Check what a worker reports when it is built."""
 
     def start(self, spec: WorkerSpec, method: Method) -> None:
-        """Build all workers, at the same time."""
+        """Build all workers in parallel."""
         del method  # lives here; every worker builds its own
         self.memories = {}
         self._settle()
         engine = spec.settings.engine
         self._together = 1 if engine.clients == "exact" else engine.together
         specs = self.placed(spec)
-        # The specs, our own objects for our own workers, are pickled; all else is plain bytes.
+        # Only the specs are pickled: our own objects for our own workers. All else is plain bytes.
         posted = {i: self.post(pickle.dumps(own)) for i, own in {id(s): s for s in specs}.items()}
         for member, own in zip(self.members, specs, strict=True):
             member.build(posted[id(own)])
@@ -214,7 +214,7 @@ class PoolExecutor(Executor):
     def _share(self, shared: Payload, jobs: Iterator[WorkerJob]) -> Iterator[Any]:
         """Spread jobs over the workers and yield their answers in order.
 
-        A worker gets a job only when it is idle, so that a job waits for the first that is free.
+        A worker gets a job only when it is idle, so that each job goes to the first free worker.
         """
         self._settle()
         posted = self.post(encode(shared))
@@ -272,7 +272,7 @@ class PoolExecutor(Executor):
                 )
 
     def _ready(self, busy: Sequence[RemoteWorker]) -> list[RemoteWorker]:
-        """Return the busy workers that answered or died; wait for the first until one is late."""
+        """Return the busy workers that answered or died, after waiting until one did or is late."""
         futures = {member.future: member for member in busy}
         due = min(member.due for member in busy)
         left = None if due == math.inf else max(0.0, due - time.monotonic())
@@ -305,7 +305,7 @@ class PoolExecutor(Executor):
         member.replace()
 
     def _settle(self) -> None:
-        """Throw away answers that nobody took because the caller stopped early or failed."""
+        """Discard answers that were not taken because the caller stopped early or failed."""
         self._again.clear()
         for member in self.members:
             if member.job is None or member.job.building:
@@ -323,8 +323,8 @@ class WorkerJob:
     """Work for a worker in another process.
 
     Attributes:
-        name: What the job is, for messages.
-        payload: What the worker gets.
+        name: Description of the job, for messages.
+        payload: Content sent to the worker.
         number: Position of the job's answer.
         deaths: Workers that died over the job.
         building: Whether the job is to build the worker.
@@ -338,16 +338,16 @@ class WorkerJob:
 
     @property
     def clients(self) -> int:
-        """How many clients' time it may take."""
+        """Number of clients whose time limits add up."""
         return max(1, len(self.payload.get("tasks", ())))
 
 
 class RemoteWorker(ABC):
-    """This end of a worker in another process, or of its replacement; see `WorkerEnd`.
+    """The local end of a worker in another process, or of its replacement; see `WorkerEnd`.
 
     Attributes:
-        job: What the worker is doing; ``None`` if it is idle.
-        due: When it must have answered, in seconds of the monotonic clock.
+        job: The worker's current job; ``None`` if it is idle.
+        due: Deadline for its answer, in seconds of the monotonic clock.
         future: The encoded answer to its job.
         shared: Model and broadcast of its jobs, encoded and posted.
     """
@@ -400,7 +400,7 @@ class RemoteWorker(ABC):
             self.job = self._build
 
     def give(self, job: WorkerJob, seconds: float | None) -> None:
-        """Give the worker a job, and first what its jobs share, unless it has that already.
+        """Give the worker a job, after the data that its jobs share, unless it has them already.
 
         Clients that train together have ``seconds`` each.
         """
@@ -424,7 +424,7 @@ class RemoteWorker(ABC):
 
 
 class WorkerEnd:
-    """The far end of a `RemoteWorker`: a worker whose messages are bytes."""
+    """The remote end of a `RemoteWorker`: a worker whose messages are bytes."""
 
     def __init__(self) -> None:
         self._worker: Worker | None = None
@@ -436,7 +436,7 @@ class WorkerEnd:
         return self._told(lambda: encode(self.start(pickle.loads(spec))))  # noqa: S301 - our own
 
     def start(self, spec: WorkerSpec) -> Payload:
-        """Build the worker, and return what the executor should know about it."""
+        """Build the worker, and return facts about it for the executor."""
         self._worker = Worker(spec)
         return {}
 
@@ -518,7 +518,7 @@ class _Process(RemoteWorker):
         theirs.close()
 
     def submit(self, *calls: tuple[str, Any]) -> Future[bytes]:
-        """Call methods of its `WorkerEnd` by name; a thread waits, since it may not even read."""
+        """Call methods of its `WorkerEnd` by name, in a thread, since even sending can block."""
         future: Future[bytes] = Future()
         pipe = self.pipe
 
@@ -538,7 +538,7 @@ class _Process(RemoteWorker):
         """End the worker, and return how it ended."""
         self.process.join(0.1)  # its pipe closes before it has ended
         code = self.process.exitcode
-        end_processes([self.process])  # then nobody reads from the pipe, which is closed with it
+        end_processes([self.process])  # then no one reads from the pipe, which is closed with it
         if code is None:
             return "its pipe was closed"
         return f"signal {-code}" if code < 0 else f"exit status {code}"

@@ -1,4 +1,4 @@
-"""Floating point operations: those of a piece of work, and a device's maximum per second."""
+"""Floating point operations of client work, and the maximum rate of a device."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Tally:
     """Operations of clients' work, estimated from the first reply to each call, which is counted.
 
     Attributes:
-        flop: Operations so far; ``None`` if they are not known.
-        peak: Operations a second that a worker's device can do; ``None`` before the first reply.
+        flop: Operations so far; ``None`` if unknown.
+        peak: Most operations per second of a worker's device; ``None`` before the first reply.
 
     Args:
         flop: Operations to start from.
@@ -64,7 +64,7 @@ def _convolution_backward_flop(
 
 @cache
 def peak_flops(device: torch.device, precision: str, threads: int) -> float:
-    """Return the operations a second of a large matrix product: the best of five.
+    """Return the operations per second of a large matrix product: the best of five.
 
     Measured once per process, on a CPU within 0.05 s. Draws no random numbers.
 

@@ -1,4 +1,4 @@
-"""GPUs: which worker computes on which one, how, and whether their memory is enough."""
+"""GPUs: their assignment to workers, how they compute, and a check of their memory."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from feddg_bench.models.backbones import build_backbone
 GIB = 2**30
 
 CONTEXT = GIB // 2
-"""Bytes that a process takes of a GPU before it computes anything: driver and libraries."""
+"""GPU memory in bytes that a process takes before any computation: driver and libraries."""
 
 
 def placement(devices: Sequence[str], workers: int) -> list[str]:
-    """Return the device of each worker: the devices in turn.
+    """Return the device of each worker; workers take the devices in turn.
 
     >>> placement(["cuda:0", "cuda:2"], 3)
     ['cuda:0', 'cuda:2', 'cuda:0']
@@ -44,8 +44,8 @@ def training_memory(settings: RunSettings, channels: int) -> int:
     """Return the bytes that one worker needs at least, without allocating them.
 
     They cover driver and libraries, the backbone's weights with gradients and the optimizer's
-    moments, and what one batch stores for the backward pass. Methods with more networks or views
-    need more.
+    moments, and the tensors that one batch stores for the backward pass. Methods with more networks
+    or views need more.
     """
     random = settings.backbone.model_copy(update={"pretrained": False, "weights": None})
     side = settings.data.image_size

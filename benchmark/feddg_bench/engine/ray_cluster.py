@@ -1,4 +1,4 @@
-"""Workers on the machines of a Ray cluster, which is started here if there is none."""
+"""Workers on the machines of a Ray cluster, which is started here if needed."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ logger = logging.getLogger(__name__)
 _check_once = cache(check_store)
 
 PATIENCE = 60.0
-"""Seconds without room for a worker on the cluster after which a warning is logged."""
+"""Seconds without free resources for a worker after which a warning is logged."""
 
 
 class RayCluster:
-    """A connection to a cluster, and a worker's share of it.
+    """A connection to a cluster, and the resources of each worker.
 
     Args:
         workers: Number of workers; 0 means one per GPU, or one for every ``threads`` CPUs.
-        device: ``auto``, ``cpu`` or ``cuda``, on the cluster, whatever this machine has.
+        device: ``auto``, ``cpu`` or ``cuda``, on the cluster, regardless of this machine.
         threads: CPUs of each worker.
         address: Address of a cluster, ``HOST:PORT`` or ``auto``; ``None`` starts one here, which
             `close` ends.
 
     Attributes:
         count: Number of workers.
-        sharing: How many workers share a GPU; 0 if they use none.
+        sharing: Number of workers that share a GPU; 0 if they use none.
         device: Device of each worker, as the worker sees it.
-        options: A worker's share, as options for Ray.
+        options: Resources of a worker, as options for Ray.
 
     Raises:
         SettingsError: If there is no such cluster, or it has too few CPUs or GPUs.
@@ -100,8 +100,8 @@ class RayExecutor(PoolExecutor):
     """Runs tasks on the actors of a Ray cluster: one long-lived actor for each share of a device.
 
     Data for all workers is put into the object store once, and each machine fetches it once. An
-    actor whose machine is lost is rebuilt where there is room, and the run goes on without it until
-    then. The arguments are those of `RayCluster`, and the ``timeout`` of `PoolExecutor`.
+    actor whose machine is lost is rebuilt where resources are free; until then the run continues
+    without it. The arguments are those of `RayCluster`, and the ``timeout`` of `PoolExecutor`.
     """
 
     def __init__(
@@ -131,10 +131,10 @@ class RayExecutor(PoolExecutor):
         return ray.put(data)
 
     def built(self, member: RemoteWorker, answer: Payload) -> None:
-        """Refuse a worker on a machine that would give other numbers.
+        """Refuse a worker on a machine that could give other results.
 
         Raises:
-            DataError: If it differs from this machine in more than the CPU.
+            DataError: If that machine differs from this one in more than the CPU.
         """
         self.device_name = answer["device"]
         for name, ours in self._here.items():
@@ -142,7 +142,7 @@ class RayExecutor(PoolExecutor):
             if theirs == ours:
                 continue
             difference = f"{answer['node']} of the Ray cluster has {name} {theirs}, not {ours}"
-            if name == "CPU":  # not refused: only last bits differ, and with `--portable` none
+            if name == "CPU":  # accepted: only rounding differs, and not with `--portable`
                 logger.warning(
                     "%s: the last bits of numbers may differ; see --portable", difference
                 )
@@ -154,7 +154,7 @@ class RayExecutor(PoolExecutor):
                 )
 
     def _ready(self, busy: Sequence[RemoteWorker]) -> list[RemoteWorker]:
-        """Return the busy workers that answered or died; say if none of them has room."""
+        """Return the busy workers that answered or died; warn if all wait for resources."""
         futures = [member.future for member in busy]
         while all(member.job and member.job.building for member in busy):
             if wait(futures, PATIENCE, FIRST_COMPLETED).done:
@@ -210,7 +210,7 @@ class _Actor(RemoteWorker):
 
 
 class _RayEnd(WorkerEnd):
-    """The far end of an `_Actor`, which checks its machine before it builds the worker."""
+    """The remote end of an `_Actor`, which checks its machine before it builds the worker."""
 
     def start(self, spec: WorkerSpec) -> Payload:
         """Build the worker, and return the facts about this machine."""
@@ -227,11 +227,11 @@ class _RayEnd(WorkerEnd):
 
 
 def machine_facts(spec: WorkerSpec) -> dict[str, str]:
-    """Return the facts that numbers depend on and that may differ on another machine.
+    """Return the facts that results depend on and that can differ on another machine.
 
     Raises:
-        DataError: If the decoded images are not here.
-        SettingsError: If a file that a setting names is not here.
+        DataError: If the decoded images are not on this machine.
+        SettingsError: If a file that a setting names is not on this machine.
     """
     settings = spec.settings
     method = spec.plugin or load_method(settings.method)
@@ -259,7 +259,7 @@ def machine_facts(spec: WorkerSpec) -> dict[str, str]:
 
 
 def _shares(workers: int, device: str, threads: int) -> tuple[int, int]:
-    """Return the number of workers, and how many share a GPU: 0 if they use none."""
+    """Return the number of workers, and of those that share a GPU: 0 if they use none."""
     have: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     cpus, gpus = int(have.get("CPU", 0)) // threads, int(have.get("GPU", 0))
     if device not in ("auto", "cpu", "cuda") or (device == "cuda" and not gpus):
@@ -285,7 +285,7 @@ def _layout(federation: Federation) -> Layout:
 
 def _connect(address: str | None, cpus: int) -> None:
     """Connect to a cluster, or start one that only this process and its children can use."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report its use to its makers
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would send usage statistics
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     own: dict[str, Any] = {"address": address}
     if address is None:

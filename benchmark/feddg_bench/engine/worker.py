@@ -1,4 +1,4 @@
-"""The only code that runs client work: a function of a message."""
+"""Client work as a function of a message; no other code runs it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ COUNTED = 8
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """All a process needs to build its worker.
+    """Everything that a process needs to build its worker.
 
     Attributes:
         settings: What to compute.
@@ -76,7 +76,7 @@ class WorkerSpec:
         plugin: The method's class, if it is not the one registered under its name.
         counts: Whether operations are counted, for which some work is done twice.
         checks: Whether the first task of each call is repeated after the second, on a CPU, because
-            nobody has tested the method against the contract.
+            the method has not been tested against the contract.
     """
 
     settings: RunSettings
@@ -91,17 +91,17 @@ class WorkerSpec:
 
 @cache
 def _fabric(device: torch.device, precision: Literal["32-true", "bf16-mixed"]) -> Fabric:
-    """Return the one that all runs share: each reads what every installed package registers.
+    """Return the `Fabric` of all runs: a new one would read what all installed packages register.
 
-    A worker is no process of a launcher such as Slurm's, torchrun or MPI, in whose allocation it
-    may be: `LightningEnvironment` keeps Fabric from reading their variables.
+    A worker may run in the allocation of a launcher, such as Slurm, torchrun or MPI, but is not one
+    of its processes: `LightningEnvironment` keeps Fabric from reading the launcher's variables.
     """
     cuda = device.type == "cuda"
     plugins: list[Any] = [LightningEnvironment()]
     if precision != "32-true":
         plugins.append(MixedPrecision(precision, device.type))
     own = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("LT_")}
-    try:  # without those of `fabric run`, which has no plugin
+    try:  # without the variables of `fabric run`, which has no plugin
         return Fabric(
             accelerator="cuda" if cuda else "cpu",
             devices=[device.index or 0] if cuda else 1,
@@ -113,9 +113,9 @@ def _fabric(device: torch.device, precision: Literal["32-true", "bf16-mixed"]) -
 
 
 class Worker:
-    """Runs client tasks on one device. A process has one, with its only model.
+    """Runs client tasks on one device. A process has one worker, with its only model.
 
-    ``run`` is a function of the task alone: its answer does not depend on which tasks ran before,
+    ``run`` is a function of the task alone: its reply does not depend on which tasks ran before,
     in which order or in which process.
     """
 
@@ -123,7 +123,7 @@ class Worker:
         use_portable(wanted=spec.settings.portable, device=spec.device, threads=spec.threads)
         torch.set_num_threads(spec.threads)
         keep_freed_memory()
-        # Lightning sets this on import for the sake of forks, which we never make. With it,
+        # Lightning sets this on import for forked processes, which we never create. With it,
         # PyTorch's optimizers load the GPU driver's library again at every step.
         os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
         self.spec = spec
@@ -174,7 +174,7 @@ class Worker:
         return ClientImages(self.bank, rows, self.settings.augment, self.settings.train)
 
     def _foldable(self) -> dict[str, list[Pair]]:
-        """Return the batch normalisation to fold in ``train`` and in ``evaluation``."""
+        """Return the batch normalisation layers to fold in ``train`` and in ``evaluation``."""
         fold, fuse = self.settings.train.fold_batch_norm, self.settings.evaluation.fuse_batch_norm
         if not (fold or fuse):
             return {"train": [], "evaluation": []}
@@ -190,11 +190,11 @@ class Worker:
         return {"train": frozen if fold else [], "evaluation": pairs if fuse else []}
 
     def run(self, task: Task, *, stays: bool = False) -> Reply[Any]:
-        """Load the global weights, do what the task asks, and forget.
+        """Load the global weights, run the task, and keep no state of it.
 
         Args:
-            task: What to do.
-            stays: Whether the value stays here and so may be anything; used for figures.
+            task: The task.
+            stays: Whether the value is not sent, so that it can be of any type; used for figures.
         """
         client = self._client(task)
         value, seconds = self._do(task, client)
@@ -245,10 +245,10 @@ class Worker:
         return [replace(replies[0], counted=counted), *replies[1:]] if counted else replies
 
     def _checked(self, task: Task) -> list[Reply[Any]]:
-        """Run a task; check the first of each call for what it leaves behind.
+        """Run a task; check the first of each call for side effects.
 
         Raises:
-            PluginError: If it writes into the client's images or labels, or answers otherwise when
+            PluginError: If it writes into the client's images or labels, or its reply differs when
                 it is repeated after the second task of the call.
         """
         if task.call not in self._firsts:
@@ -277,7 +277,7 @@ class Worker:
     def _count(self, task: Task) -> dict[str, float]:
         """Return `Reply.counted`, from a few images of the client.
 
-        Counting in the task itself could change last bits: PyTorch then adds gradients differently.
+        Counting in the task itself could change rounding: PyTorch then adds gradients differently.
         """
         client = self._client(task)
         few = self.data[task.client].index[:COUNTED].numpy()
@@ -292,7 +292,7 @@ class Worker:
         return {"flop an image": flop / len(few), "peak flops": peak}
 
     def _run_all(self, tasks: Sequence[Task]) -> list[Reply[Any]]:
-        # A step that is shared knows one broadcast, and what one client is told is its own.
+        # A shared step has only one broadcast, and `told` differs between clients.
         if not self.batched or tasks[0].call != "fit" or any(task.told for task in tasks):
             return [self.run(task) for task in tasks]
         start = time.perf_counter()
@@ -372,9 +372,9 @@ class Worker:
         return torch.cat(predictions).cpu().numpy(), float(loss)
 
     def _load_to_evaluate(self, weights: Weights) -> list[Fold]:
-        """Load global weights unless they are there already, and return their `Fold`s.
+        """Load global weights unless they are already loaded, and return their `Fold`s.
 
-        PyTorch counts the changes of a tensor in place.
+        PyTorch counts the in-place changes of each tensor.
         """
 
         def versions() -> list[int]:
@@ -390,7 +390,7 @@ class Worker:
 
 
 def _sent(reply: Reply[Any]) -> bytes:
-    """Return what a client sends and keeps, encoded."""
+    """Return the content that a client sends and keeps, encoded."""
     return encode([content(reply.value), dict(reply.metrics), reply.memory])
 
 

@@ -1,4 +1,4 @@
-"""Backbones by name: images to features, normalising their own input, RGB in [0, 1]."""
+"""Backbones by name: they normalise images, RGB in [0, 1], and map them to features."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ LITE0_WEIGHTS = (
 
 
 PART_PIXELS = 2**19
-"""Pixels of the images that a CPU evaluates at a time, so that its cache can hold their maps: 32
+"""Image pixels that a CPU evaluates at a time, so that its cache can hold the feature maps: 32
 images of 128 px."""
 
 
 class Backbone(nn.Module):
     """A feature extractor.
 
-    Without gradients, a CPU takes the images in parts if that changes no bit and no forward hook
-    would see a part alone.
+    Without gradients, a CPU evaluates the images in parts if results stay bitwise equal and no
+    forward hook would see only a part.
 
     Attributes:
         num_features: D, the width of its output.
@@ -62,7 +62,7 @@ class Backbone(nn.Module):
 
     Args:
         net: [B, C, H, W] to [B, ``width``].
-        width: Features that ``net`` gives.
+        width: Number of features of ``net``.
         projection: Width of the linear layer, 0 for none.
         normalisation: Normalisation of the input, or a key of `NORMALISATIONS`.
         channels: C; if it is not 3, the normalisation should be ``none``.
@@ -100,7 +100,7 @@ class Backbone(nn.Module):
         images = self.normalise(images)
         partly = images.is_cpu and self._by_image and not (self.training or torch.is_grad_enabled())
         if partly and not any(layer._forward_hooks for layer in self.net.modules()):
-            size = max(16, PART_PIXELS // images[0, 0].numel())  # fewer give other bits
+            size = max(16, PART_PIXELS // images[0, 0].numel())  # fewer round differently
             parts = images.tensor_split(max(1, len(images) // size))
             pooled = torch.cat([self.net(part) for part in parts])
         else:
@@ -129,7 +129,7 @@ class BackboneArchitecture:
     build: Callable[[], nn.Module]  # makes the full network with random weights
     num_features: int  # width after global pooling
     classifier: str = ""  # submodule that is left out; "" for none
-    instead: Callable[[], nn.Module] = nn.Identity  # makes what replaces it
+    instead: Callable[[], nn.Module] = nn.Identity  # makes its replacement
     url: Callable[[], str] | None = None  # gives the address of torchvision's ImageNet weights
     package: tuple[str, str, str] | None = None  # name, file, SHA-256 of weights from pip
     smallest_side: int = 8  # side in pixels below which the network has no map left to pool
@@ -152,7 +152,7 @@ class BackboneArchitecture:
         return net
 
     def difference(self, net: nn.Module, tensors: dict[str, Tensor]) -> str:
-        """Return what is wrong with the first tensor that does not suit ``net``; "" if all do."""
+        """Return what is wrong with the first tensor that does not fit ``net``; "" if all fit."""
         expected = {key: tuple(tensor.shape) for key, tensor in net.state_dict().items()}
         shapes = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
         for key, shape in expected.items():
@@ -186,7 +186,7 @@ def _torchvision(
 
 BACKBONES = {
     "small_cnn": BackboneArchitecture(small_cnn, 128, normalisation="half"),
-    # All three read pixels in [0, 1] as they are, as their authors do; two flatten 28 px maps.
+    # As their authors do, all three take unnormalised pixels in [0, 1]; two flatten 28 px maps.
     "lenet": BackboneArchitecture(
         lenet, 84, smallest_side=28, largest_side=31, normalisation="none"
     ),
@@ -220,7 +220,7 @@ def architecture_of(name: str) -> BackboneArchitecture:
     """Return the architecture of a backbone's name.
 
     Raises:
-        SettingsError: If it is one of timm's, and timm is not installed or does not know it.
+        SettingsError: If it is a name of timm's, and timm is not installed or does not know it.
     """
     if not name.startswith(TIMM):
         return BACKBONES[name]
@@ -269,7 +269,7 @@ def build_backbone(
     """Build the backbone; random weights are drawn from PyTorch's global generator.
 
     Args:
-        settings: Which one.
+        settings: Settings of the backbone.
         channels: Channels of the images. If there are not 3, the first convolution is widened (see
             `widen`).
         rgb: Whether images are RGB in [0, 1]; others are not normalised. Default: whether there are
@@ -277,7 +277,7 @@ def build_backbone(
 
     Raises:
         SettingsError: The settings contradict each other, the weights file does not fit, or
-            pretrained weights cannot be had.
+            pretrained weights are not available.
         DataError: The weights file cannot be read.
     """
     rgb = channels == 3 if rgb is None else rgb
@@ -316,14 +316,14 @@ def build_backbone(
 
 
 def widen(net: nn.Module, channels: int, *, pretrained: bool) -> None:
-    """Let a network's first convolution read another number of channels, in place.
+    """Change the number of channels that a network's first convolution reads, in place.
 
     Channel i starts from the pretrained weights of RGB channel i mod 3, unscaled, as in
     FedDG_Benchmark (Bai et al., ICLR 2024) for PovertyMap's eight; without pretrained weights all
     start from PyTorch's default. Networks for grey images then read every channel instead of one.
 
     Raises:
-        SettingsError: If it has no convolution.
+        SettingsError: If the network has no convolution.
     """
     for name, layer in list(net.named_modules()):
         if isinstance(layer, Grey):
@@ -369,7 +369,7 @@ def check_image_size(settings: BackboneSettings, image_size: int) -> None:
             f"give a multiple of 32, such as {image_size // 32 * 32 + 32}"
         )
     if settings.name.startswith(TIMM):
-        with torch.device("meta"), torch.no_grad():  # shapes alone, no arithmetic
+        with torch.device("meta"), torch.no_grad():  # only shapes, no arithmetic
             net: Any = architecture.features().eval()
             try:
                 net(torch.empty(1, 3, image_size, image_size))
@@ -403,7 +403,7 @@ def _load(net: nn.Module, architecture: BackboneArchitecture, settings: Backbone
                 f"backbone.name=efficientnet_lite0, or start at random with "
                 f"backbone.pretrained=false"
             ) from error
-    # torchvision's DenseNet files are older than the names of its layers.
+    # torchvision's DenseNet files have older names of its layers.
     tensors = {
         re.sub(r"(denselayer\d+\.(?:norm|conv))\.(\d)\.", r"\1\2.", key): tensor
         for key, tensor in tensors.items()

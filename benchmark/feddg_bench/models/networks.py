@@ -1,4 +1,4 @@
-"""Small networks of the field, images [B, 3, H, W] to features [B, D], and faster layers."""
+"""Small networks of the field, from images [B, 3, H, W] to features [B, D], and faster layers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from torch import Tensor, nn
 def small_cnn() -> nn.Sequential:
     """Return a network for small images on a CPU: 97,680 parameters, 128 features.
 
-    Groups of channels are normalised within each image, not over the batch: clients with a
-    handful of images train as well as others, and nothing is left to average but parameters.
-    Strides instead of max pooling keep it cheap, and deterministic on every device.
+    Groups of channels are normalised within each image, not over the batch: clients with few
+    images train as well as others, and only parameters need averaging. Strides instead of max
+    pooling make it cheap, and deterministic on every device.
     """
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise((3, 16, 32, 64, 128)):
@@ -47,8 +47,8 @@ class _Clip(torch.autograd.Function):
 class InPlaceReLU6(nn.ReLU6):
     """ReLU6 that overwrites its input and keeps only its result for the backward pass.
 
-    PyTorch's also keeps the input, besides the result that the next layer keeps. That is a third of
-    what MobileNetV2 keeps, and costs a twentieth of its time. The bits are the same.
+    PyTorch's layer also keeps the input, in addition to the result that the next layer keeps: a
+    third of all that MobileNetV2 keeps, and a twentieth of its time. Results are bitwise equal.
     """
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
@@ -70,7 +70,7 @@ class Grey(nn.Module):
 def lenet() -> nn.Sequential:
     """Return LeNet-5 (LeCun et al., 1998) for grey images of 28 px: 60,856 parameters, 84 features.
 
-    With ReLU and max pooling, as it is used today. PPDG names it without details.
+    With ReLU and max pooling, as is usual today. PPDG names it without details.
     """
     return nn.Sequential(
         Grey(),
@@ -180,7 +180,7 @@ def pad_like_tensorflow(net: nn.Module) -> None:
 
 
 def _pad_same(layer: nn.Conv2d, inputs: tuple[Tensor]) -> Tensor:
-    """Pad so that half the positions come out, rounded up; an odd pixel goes right and bottom."""
+    """Pad so that half the positions result, rounded up; an odd pixel goes right and bottom."""
     (left, right), (top, bottom) = (
         (total // 2, total - total // 2)
         for total in (
@@ -192,11 +192,11 @@ def _pad_same(layer: nn.Conv2d, inputs: tuple[Tensor]) -> Tensor:
 
 # ----------------------------------------------------- depthwise convolutions on small maps
 
-# On a CPU, PyTorch leaves their weight gradients to oneDNN. Where the kernel is larger than the map
-# this takes 5 to 60 times as long as the products that make up the gradient.
+# On a CPU, PyTorch computes their weight gradients with oneDNN. If the kernel is larger than the
+# map, this takes 5 to 60 times as long as the products that make up the gradient.
 
 Pair = tuple[int, int]
-"""Of rows and columns."""
+"""A value for rows and one for columns."""
 
 
 def sum_depthwise(module: nn.Module) -> None:
@@ -204,12 +204,12 @@ def sum_depthwise(module: nn.Module) -> None:
 
     A map is small if a layer's output has fewer pixels than its kernel, such as 4x4 for a kernel of
     5x5. Sums are then up to 60 times faster than the library; on other maps they can be slower.
-    The choice decides last bits, so that it follows from sizes and never from a measured time.
+    The choice affects rounding, so it depends on sizes and never on a measured time.
 
     Such layers are replaced inside ``module`` by `DepthwiseConv2d` with the same parameters and
-    names. Outputs and the gradients of inputs keep their bits.
-    Layers of a subclass of `nn.Conv2d` keep the library's gradient, for example timm's that pad as
-    TensorFlow does; so do layers with dilation or with another padding than a number of zeros.
+    names. Outputs and the gradients of inputs are bitwise unchanged.
+    Layers of a subclass of `nn.Conv2d`, such as timm's with TensorFlow's padding, keep the
+    library's gradient; so do layers with dilation or with padding other than a number of zeros.
     Calling this twice changes nothing.
     """
     for parent in list(module.modules()):
@@ -229,7 +229,7 @@ class DepthwiseConv2d(nn.Conv2d):
 
     @classmethod
     def like(cls, layer: nn.Conv2d) -> DepthwiseConv2d:
-        """Return a layer with the sizes, parameters and hooks of another; draws no number."""
+        """Return a layer with the sizes, parameters and hooks of another, without random draws."""
         channels = layer.in_channels
         kernel, stride, padding = (
             cast(Pair, each) for each in (layer.kernel_size, layer.stride, layer.padding)
@@ -305,14 +305,14 @@ def weight_gradient(
 ) -> Tensor:
     """Return the gradient of a depthwise convolution's weight, [C, 1, *kernel].
 
-    Its entry at a place of the kernel sums, over images and output pixels, the gradient times the
-    input pixel that this place meets there. Sums are of float32 at least.
+    Its entry at a kernel position sums, over images and output pixels, the gradient times the input
+    pixel at this position. Sums are computed in float32 at least.
 
     Args:
         values: The input, [B, C, H, W].
-        gradient: Of the output, [B, C, h, w].
-        kernel: Its sides.
-        stride: Of the convolution.
+        gradient: Gradient of the output, [B, C, h, w].
+        kernel: Sides of the kernel.
+        stride: Stride of the convolution.
         padding: Zeros at each side.
     """
     dtype = torch.promote_types(values.dtype, torch.float32)
@@ -337,9 +337,9 @@ def weight_gradient(
 def _meeting(
     place: int, inputs: int, outputs: int, stride: int, padding: int
 ) -> tuple[slice, slice]:
-    """Return the input and the output pixels that meet at a place of the kernel, along one side.
+    """Return the input and the output pixels that meet at a kernel position, along one side.
 
-    Both are ``slice(0, 0)`` if it meets zeros alone.
+    Both are ``slice(0, 0)`` if the position meets only zeros.
     """
     shift = place - padding
     first = max(0, math.ceil(-shift / stride))

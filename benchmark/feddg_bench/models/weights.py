@@ -22,12 +22,12 @@ def load_tensors(path: str | Path, entry: str = "") -> dict[str, torch.Tensor]:
     Args:
         path: A ``.safetensors`` file, or a state dict that ``torch.save`` wrote (any other
             suffix), which is opened with ``weights_only``.
-        entry: Entry of a checkpoint that ``torch.save`` wrote which is the state dict; empty if
-            the file holds nothing else.
+        entry: Entry of a ``torch.save`` checkpoint that holds the state dict; empty if the file
+            holds nothing else.
 
     Raises:
         DataError: The file is missing, unreadable, holds Python objects that could run code, or
-            holds something else than a mapping from names to tensors.
+            holds anything but a mapping from names to tensors.
     """
     import torch
     from safetensors import SafetensorError
@@ -65,7 +65,7 @@ def load_tensors(path: str | Path, entry: str = "") -> dict[str, torch.Tensor]:
 
 
 def installed_weights(package: str, file: str, digest: str) -> Path:
-    """Return the weights file that a pip package installed; none of its code is run.
+    """Return the weights file that a pip package installed, without running the package's code.
 
     Args:
         package: The package's name in pip.
@@ -74,7 +74,7 @@ def installed_weights(package: str, file: str, digest: str) -> Path:
 
     Raises:
         SettingsError: The package is not installed.
-        DataError: The file is missing, or its digest is another one.
+        DataError: The file is missing, or its digest differs.
     """
     spec = importlib.util.find_spec(package.replace("-", "_"))
     if spec is None or spec.origin is None:

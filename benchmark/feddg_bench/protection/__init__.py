@@ -1,1 +1,1 @@
-"""Protection: sums that hide single updates, noise that bounds what they tell, and its epsilon."""
+"""Protection: sums that hide single updates, noise that bounds what leaks, and its epsilon."""

@@ -1,4 +1,4 @@
-"""Epsilon of what is released: Opacus' accountants, and one for cohorts of a fixed size."""
+"""Epsilon of released sums: Opacus' accountants, and one for cohorts of a fixed size."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from feddg_bench.common.errors import SettingsError
 
 ORDERS = (*(1 + x / 10 for x in range(1, 100)), *range(11, 65), 80, 96, 128, 192, 256, 512, 1024)
-"""Orders of Rényi divergences among which the best is taken."""
+"""Orders of Rényi divergences, of which the best is used."""
 
 
 def check_accountant(module: str, what: str) -> None:
-    """Check that a package is installed; ``what`` says what needs it.
+    """Check that a package is installed; ``what`` names the feature that needs it.
 
     Raises:
         SettingsError: If it is not.
@@ -41,9 +41,9 @@ def epsilon(
         sample_rate: Probability, or share, with which a client is sampled, in (0, 1].
         steps: Number of releases.
         delta: In (0, 1).
-        sampling: ``poisson``: each client by itself, and neighbours have one client more or less.
-            ``fixed``: a cohort of a fixed size, and neighbours have one client replaced by another,
-            which moves a sum by two lengths.
+        sampling: ``poisson``: clients are sampled independently, and neighbours have one client
+            more or less. ``fixed``: cohorts have a fixed size, and neighbours have one client
+            replaced by another, which moves a sum by two lengths.
         accountant: ``rdp``, or ``prv``, which is tighter and for ``poisson`` only.
 
     Raises:
@@ -71,8 +71,8 @@ def rdp_of_fixed(noise_multiplier: float, sample_rate: float, order: int) -> flo
     """Return the Rényi divergence of one release over a cohort of a fixed size.
 
     Source: Wang, Balle and Kasiviswanathan, AISTATS 2019, arXiv 1808.00087, Theorem 9, with the
-    Gaussian mechanism, whose divergence of order j is 2 j / z^2 where a term of length 1 may be
-    replaced. Without sampling it is that divergence.
+    Gaussian mechanism, whose divergence of order j is 2 j / z^2 if a term of length 1 is replaced.
+    Without sampling, the result is that divergence.
 
     Args:
         noise_multiplier: z.

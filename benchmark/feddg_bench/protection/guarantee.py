@@ -1,4 +1,4 @@
-"""What a run's protection does to replies, and what it guarantees."""
+"""The protection of a run's replies, and its guarantee."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TOLERANCE = 1e-3
-"""Largest difference between two computations of an epsilon, as by other versions of Opacus."""
+"""Largest difference between two computations of an epsilon, as by two versions of Opacus."""
 
 
 def open_protection(settings: RunSettings, method: Method, clients: int) -> Protection | None:
@@ -70,7 +70,7 @@ def _guarantee(settings: RunSettings, method: type[Method], clients: int) -> Pri
         sent = covered(method.sends(own_settings(method.Settings, settings)))
         whose = "an image" if any(s.of_images for s in sent) else "a client"
         names = " and ".join(s.name for s in sent)
-        # Noised at the client, an item may change from any value to any other: by two clip norms.
+        # Noised at the client, an item can change from any value to any other: by two clip norms.
         spent = epsilon(p.noise_multiplier / 2, 1, len(sent), p.delta, accountant=p.accountant)
         record.protects = f"{whose}, replaced by another, in what is sent once ({names})"
         record.accountant = p.accountant
@@ -101,9 +101,9 @@ def _guarantee(settings: RunSettings, method: type[Method], clients: int) -> Pri
 
 
 def doubt(record: RunRecord, method: type[Method]) -> str:
-    """Return what is wrong with a record's guarantee, computed again; an empty text if nothing is.
+    """Return what is wrong with a record's guarantee, computed again; "" if nothing is.
 
-    The epsilon of Rényi divergences must be the same within 0.001, one of ``prv`` at most as large.
+    An epsilon of Rényi divergences must be equal within 0.001, one of ``prv`` at most as large.
 
     Raises:
         SettingsError: If the settings cannot be read by this version, or Opacus is not installed.
@@ -125,7 +125,7 @@ def doubt(record: RunRecord, method: type[Method]) -> str:
 
 
 def _named(value: Any) -> Any:
-    """Return a record's settings with the digest of each file where its path was."""
+    """Return a record's settings with the digest of each file in place of its path."""
     if isinstance(value, dict):
         return value["sha256"] if "sha256" in value else {k: _named(v) for k, v in value.items()}
     return [_named(inner) for inner in value] if isinstance(value, list) else value
@@ -152,7 +152,7 @@ class SentOnce:
         """Yield the replies.
 
         Raises:
-            SettingsError: If what was sent before round 1 is sent again.
+            SettingsError: If content that was sent before round 1 is sent again.
         """
         for reply in replies:
             if server.round and "weights" not in content(reply.value):
@@ -167,8 +167,8 @@ class SentOnce:
 def noised(value: Any, task: Task, method: Method, settings: PrivacySettings, seed: int) -> Any:
     """Return what a client sends: with ``dp_style`` clipped and noised, unless it holds weights.
 
-    A tensor is one vector; if its rows are of single images, each row is one. Standard deviations
-    that noise made negative are set to 0, which reveals no more.
+    A tensor is one vector; if its rows belong to individual images, each row is one. Standard
+    deviations that noise made negative are set to 0, which reveals nothing more.
     """
     if settings.mechanism != "dp_style" or "weights" in content(value):
         return value

@@ -1,4 +1,4 @@
-"""Which protections and engines a method can have, according to what its class declares."""
+"""Protections and engines that a method supports, according to what its class declares."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TENSOR = re.compile(r"float\d+ \[")
 
 
 class Sent(NamedTuple):
-    """One thing that a method declares in `uplink`."""
+    """One entry of a method's `uplink`."""
 
     call: str
     name: str
@@ -23,17 +23,17 @@ class Sent(NamedTuple):
 
     @property
     def of_images(self) -> bool:
-        """Whether its rows are of single images; their number is up to the client."""
+        """Whether its rows belong to individual images; their number depends on the client."""
         return bool(re.search(r"\[[a-z]\b", self.form))
 
     @property
     def of_deviations(self) -> bool:
-        """Whether the second half of it, or of its rows, is standard deviations."""
+        """Whether the second half of it, or of its rows, holds standard deviations."""
         return bool(re.search(r"\b2, \w+\]$", self.form))
 
 
 def obstacles(method: type[Method]) -> dict[str, str]:
-    """Return why a method cannot have ``secure``, ``dp_client`` or ``dp_style``; "" if it can."""
+    """Return why a method cannot use ``secure``, ``dp_client`` or ``dp_style``; "" if it can."""
     return {
         "secure": _no_sums(method),
         "dp_client": _not_weights_alone(method) or _no_sums(method),
@@ -52,7 +52,7 @@ def one_by_one(method: type[Method]) -> str:
 
 
 def sent_by(uplink: Uplink) -> Iterator[Sent]:
-    """Yield what a method declares in `uplink`."""
+    """Yield the entries of a method's `uplink`."""
     for call, declared in uplink.items():
         for name in declared:
             form = declared[name] if isinstance(declared, Mapping) else ""
@@ -60,7 +60,7 @@ def sent_by(uplink: Uplink) -> Iterator[Sent]:
 
 
 def covered(uplink: Uplink) -> list[Sent]:
-    """Return what ``dp_style`` covers: tensors of calls that send no weights."""
+    """Return the entries that ``dp_style`` covers: tensors of calls that send no weights."""
     trained = {sent.call for sent in sent_by(uplink) if sent.name == "weights"}
     return [s for s in sent_by(uplink) if s.call not in trained and _TENSOR.match(s.form)]
 
@@ -80,7 +80,7 @@ def _no_sums(method: type[Method]) -> str:
 
 
 def _not_weights_alone(method: type[Method]) -> str:
-    """Return why the mean of the weights is too little for a server half; "" if it is enough."""
+    """Return why the mean of the weights is not enough for a server half; "" if it is."""
     others = [sent.name for sent in sent_by(method.uplink) if sent.name != "weights"]
     if others:
         return f"it covers the weights alone, and clients also send {', '.join(others)}"
@@ -107,6 +107,6 @@ def _nothing_sent_once(method: type[Method]) -> str:
 
 
 def own_classes(method: type[Method]) -> list[type]:
-    """Return a method's class and its bases, without those that all methods have."""
+    """Return a method's class and its bases, without those that all methods share."""
     base = next(kind for kind in method.__mro__ if kind.__module__ == "feddg_bench.core.method")
     return [kind for kind in method.__mro__ if kind not in base.__mro__]

@@ -1,10 +1,10 @@
-"""A secure sum, simulated: its result, its messages' bytes, and who may drop out.
+"""Simulation of a secure sum: its result, the bytes of its messages, and dropouts.
 
 Bonawitz et al.: Practical Secure Aggregation for Privacy-Preserving Machine Learning, CCS 2017,
 Figure 4, for a server that is honest but curious. Clients hide their numbers under masks that
-cancel in the sum. Numbers are fixed-point integers modulo 2^k, so that a mask changes no bit of the
-sum. The simulator therefore adds the numbers themselves and draws no mask: the messages that the
-protocol would exchange are counted, not made.
+cancel in the sum. Numbers are fixed-point integers modulo 2^k, so that masks cancel exactly. The
+simulator therefore adds the numbers themselves and draws no mask: the messages that the protocol
+would exchange are counted, not made.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class SecureSum:
 
     Args:
         clients: Names of the clients that are asked.
-        length: How many numbers each has.
-        threshold: How many clients must be left at the end, in [1, number of clients].
+        length: Length of each client's vector.
+        threshold: Number of clients that must be left at the end, in [1, number of clients].
         bits: k.
         left: For each client that drops out, the last of `STAGES` that it sends, by name.
 
@@ -97,7 +97,7 @@ class SecureSum:
         self._sum: Ring = np.zeros(length, np.uint64)
         self._sent: set[str] = set()
         self._sharing = sum(self.left.get(name) != "keys" for name in clients)
-        # Boxes for clients that do not share are sent, and passed on to nobody.
+        # Boxes for clients that do not share are sent, but not passed on.
         self.up = count * KEYS_BYTES + self._sharing * (count - 1) * BOX_BYTES
         self.down = count**2 * KEYS_BYTES + self._sharing * (self._sharing - 1) * BOX_BYTES
 
@@ -110,14 +110,14 @@ class SecureSum:
         self._sum = wrap(self._sum + numbers, self.bits)
 
     def total(self) -> tuple[Ring, list[str]]:
-        """Return the sum [d], and whose numbers are in it.
+        """Return the sum [d], and the clients whose numbers are in it.
 
         Raises:
             TooFewError: If fewer clients than the threshold are left.
         """
         summed = [name for name in self.clients if name in self._sent]
         left = sum(self.left.get(name) != "input" for name in summed)
-        # Each reveals one share for every client that shared, and is told whose input came.
+        # Each reveals one share for every client that shared, and is told whose input arrived.
         self.up += left * self._sharing * SHARE_BYTES
         self.down += left * math.ceil(len(self.clients) / 8)
         if left < self.threshold:

@@ -1,7 +1,7 @@
-"""One reply for all: what the server half gets where single replies are hidden.
+"""One reply for all clients, for a server half from which single replies are hidden.
 
-`HiddenReplies` hands the server half a single reply, made from a sum whose terms it does not see:
-the mean by `feddg_bench.core.server.Server.share`, or the mean of clipped updates with noise.
+`HiddenReplies` gives the server half one reply, made from a sum whose terms it does not see: the
+mean weighted by `feddg_bench.core.server.Server.share`, or the noisy mean of clipped updates.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NORM = "clip norm"
-"""Where the server keeps the adaptive norm between rounds."""
+"""Key in the server's memory of the adaptive norm, kept between rounds."""
 
 
 Term = tuple[Payload, Vector]
-"""What a client adds to a sum: its form and its numbers."""
+"""A client's term of a sum: its form and its numbers."""
 
 
 class Adder(Protocol):
@@ -139,7 +139,7 @@ class HiddenReplies:
 
     Args:
         settings: Mechanism and aggregation.
-        method: Its `tally` gives a client's tally.
+        method: The method, whose `tally` gives a client's tally.
         expected: Mean number of clients in a round.
 
     Raises:
@@ -161,7 +161,7 @@ class HiddenReplies:
 
         Raises:
             NoReplyError: If there is nothing to add, or too few clients stay for a secure sum.
-            PluginError: If what clients send has no sum.
+            PluginError: If the clients' content cannot be summed.
         """
         term = _clipped_update if self.private else _shared_terms
         tree: Payload = {}
@@ -185,7 +185,7 @@ class HiddenReplies:
             server.ledger.spend("protection", time.perf_counter() - start)
 
         try:
-            # Even if nobody answers there is noise: its absence would give that away.
+            # Noise is added even if no client answers: its absence would reveal this.
             with suppress(*([NoReplyError] if self.private else [])):
                 fold(replies, add)
             start = time.perf_counter()
@@ -210,9 +210,9 @@ class HiddenReplies:
         return float(server.memory.get(NORM, self.settings.clip_norm))
 
     def _noisy_mean(self, server: Server, total: Vector | None) -> Reply[LocalUpdate]:
-        """Return the global model moved by the noisy sum of updates, over the expected clients.
+        """Return the global model plus the noisy sum of updates over the expected client number.
 
-        Integers, such as counters of batches, stay as they are.
+        Integers, such as batch counters, stay unchanged.
         """
         s, seed, round = self.settings, server.seed, server.round
         moved = {n: w for n, w in server.weights.items() if w.is_floating_point()}
@@ -231,18 +231,18 @@ class HiddenReplies:
 
 
 def _clipped_update(hidden: HiddenReplies, server: Server, reply: Reply[Any]) -> Term:
-    """Return a client's clipped update, and if clipping adapts, whether it was short enough."""
+    """Return a client's clipped update and, if clipping adapts, whether it was short enough."""
     got = reply.value.weights
     moved = {n: w for n, w in server.weights.items() if w.is_floating_point()}
     change = to_vector({n: got[n] for n in moved}) - to_vector(moved)
     vector, below = clipped(change, hidden.norm(server))
-    # Counted from 1/2, so that a client changes the count by no more than 1/2.
+    # Shifted by 1/2, so that a client changes the count by no more than 1/2.
     extra = [below - 0.5] if hidden.settings.adaptive_clipping else []
     return {}, np.append(vector, extra)
 
 
 def _shared_terms(hidden: HiddenReplies, server: Server, reply: Reply[Any]) -> Term:
-    """Return what a client sends times its share, then share, images, 1 client and tally."""
+    """Return a client's content times its share, then share, images, 1 client and tally."""
     share, base = server.share(reply), np.zeros(0)
     tally = hidden.method.tally(reply, server.weights)
     sent = {name: value for name, value in content(reply.value).items() if name not in tally}
@@ -257,7 +257,7 @@ def _shared_terms(hidden: HiddenReplies, server: Server, reply: Reply[Any]) -> T
 
 
 def _mean(server: Server, tree: Payload, total: Vector | None) -> Reply[Any]:
-    """Return the mean of what was sent, with sums of tallies, as one reply."""
+    """Return the mean of the clients' content, and the sums of their tallies, as one reply."""
     if total is None:
         raise NoReplyError("the sum of no replies")
     size = length(tree["sent"])
@@ -277,7 +277,7 @@ def _mean(server: Server, tree: Payload, total: Vector | None) -> Reply[Any]:
 
 
 def _base(server: Server) -> Vector:
-    """Return the global model, with 0 for integers, whose values are averaged, not changes."""
+    """Return the global model, with 0 for integers: of these, values are averaged, not changes."""
     return to_vector(
         {n: w if w.is_floating_point() else torch.zeros_like(w) for n, w in server.weights.items()}
     )

@@ -1,4 +1,4 @@
-"""Payloads as vectors of float64, which can be added, clipped and noised, and back."""
+"""Conversion of payloads to float64 vectors and back, and clipping and noise of these."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ def forms_of(payload: Any) -> list[tuple[str, str]]:
 
 
 def length(payload: Any) -> int:
-    """Return how many numbers `to_vector` returns for a payload."""
+    """Return the number of values that `to_vector` returns for a payload."""
     return sum(leaf.numel() if isinstance(leaf, Tensor) else 1 for _, leaf in leaves(payload))
 
 
 def clipped(vector: Vector, norm: float) -> tuple[Vector, bool]:
-    """Return a vector cut to at most an L2 norm, and whether it was no longer than that."""
+    """Return a vector clipped to an L2 norm, and whether it was already no longer than that."""
     length = float(np.sqrt(np.square(vector).sum()))
     return (vector, True) if length <= norm else (vector * (norm / length), False)
 
@@ -92,7 +92,7 @@ def gaussian(size: int, scale: float, seed: int, *names: str | int) -> Vector:
 
 
 def update_noise(noise_multiplier: float, count_noise: float) -> float:
-    """Return the noise multiplier of the updates where a noisy count is released beside them.
+    """Return the noise multiplier of the updates if a noisy count is released with them.
 
     Both together have the guarantee of ``noise_multiplier`` alone (Andrew et al., NeurIPS 2021,
     Theorem 1).
@@ -122,8 +122,8 @@ def adapted_norm(norm: float, share: float, *, quantile: float, rate: float) -> 
 
     Args:
         norm: C, of this round.
-        share: b, the noisy share of updates that were no longer than it.
-        quantile: gamma, the share that is aimed at.
+        share: b, the noisy share of updates that were no longer than C.
+        quantile: gamma, the target share.
         rate: eta, by how much a round may change the norm.
     """
     return norm * math.exp(-rate * (share - quantile))

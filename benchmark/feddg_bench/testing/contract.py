@@ -1,4 +1,4 @@
-"""The contract that every method keeps, whatever it does."""
+"""The contract that every method must keep."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from feddg_bench.testing.toy import (
 )
 
 ALL_CLIENTS: Layer = {"federation": {"per_round": None}}
-CHANCES: Layer = {  # to learn where the light is, and to keep something in SGD
+CHANCES: Layer = {  # light keeps its place, so that it can be learnt; SGD has state
     "federation": {"per_round": None},
     "augment": {"flip": 0.0},
     "train": {"momentum": 0.9, "optimizer_state": "reset"},
 }
 SIZE = 20
-"""Width of the images: the last map of `small_cnn` is 2 x 2, so that attention over places acts."""
+"""Width of the images: the last map of `small_cnn` is 2 x 2, so spatial attention has an effect."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Subject:
 
     @cached_property
     def some(self) -> Recorded:
-        """Three rounds of two clients each, made when a check first wants them."""
+        """Three rounds of two clients each, computed when a check first needs them."""
         return Recorded(self)
 
     @cached_property
@@ -67,15 +67,15 @@ class Subject:
 
 
 class Recorded:
-    """Three rounds that several checks look at.
+    """Three rounds that several checks share.
 
     Attributes:
         run: The run, after its rounds.
         recorder: Its executor.
-        results: What each round did, ``prepare`` first.
+        results: Result of each round, ``prepare`` first.
         states: The server's state, encoded, before the first round and after each.
-        moved: Parameters and buffers that are not where they were before the first round.
-        behind: What clients left changed, of what others can see.
+        moved: Parameters and buffers that were replaced or moved in memory by the rounds.
+        behind: Changes that clients left and that others can see.
     """
 
     def __init__(self, subject: Subject, *layers: Layer) -> None:
@@ -111,7 +111,7 @@ _KEPT = (
     "a value may be kept in an attribute (client.memory and server.memory are for such), or drawn "
     "without client.generator or torch_generator"
 )
-"""Likely reason for which the same work gives other numbers."""
+"""Likely reason why the same work gives different numbers."""
 
 Check = Callable[[Subject], None]
 
@@ -122,7 +122,7 @@ CONTRACT: list[Check] = []
 def contract_tests(method: type[Method], hyper: Mapping[str, Any] | None = None) -> None:
     """Check that a method keeps the contract, on toy data; takes some seconds.
 
-    A line on standard error tells of each check; ``pytest --capture=no`` shows it.
+    A line on standard error reports each check; ``pytest --capture=no`` shows it.
 
     Args:
         method: The plugin's class. For the check with two processes its module must be importable.
@@ -173,7 +173,7 @@ def federated_tensors_move_and_stay_finite(subject: Subject) -> None:
 
 @_checked
 def what_stays_with_a_client_is_there(subject: Subject) -> None:
-    """A prefix in ``local`` that names no tensor is misspelt, and what it meant would be sent."""
+    """A prefix in ``local`` that names no tensor is misspelt; the intended state would be sent."""
     method = subject.some.run.method
     absent = [p for p in method.local if not any(n.startswith(p) for n in method.state_dict())]
     _require(not absent, f"no tensor begins with {absent}, which local names")
@@ -193,7 +193,7 @@ def it_learns(subject: Subject) -> None:
 
 @_checked
 def any_number_of_clients_may_take_part(subject: Subject) -> None:
-    """One client, some, or all; what is sent is declared, or the server refuses it."""
+    """One, some or all clients take part; the server refuses content that is not declared."""
     recorders = {n: TaskRecorder() for n in (1, 3)}
     rounds = [
         (recorder, result)
@@ -235,9 +235,9 @@ def a_task_leaves_no_trace(subject: Subject) -> None:
 
 @_checked
 def clients_leave_the_process_as_it_was(subject: Subject) -> None:
-    """What a client changes for itself is put back: folder, variables, threads, layers, images.
+    """Clients undo their changes to folder, variables, threads, layers and images.
 
-    A run puts most of this back by itself; a method that relies on it is hard to read.
+    A run undoes most of these itself; a method that relies on this is hard to read.
     """
     behind = subject.some.behind
     _require(not behind, f"clients change and do not put back: {', '.join(sorted(behind))}")
@@ -245,7 +245,7 @@ def clients_leave_the_process_as_it_was(subject: Subject) -> None:
 
 @_checked
 def a_resumed_run_equals_one_that_never_stopped(subject: Subject) -> None:
-    """Whatever the server and clients remember is in their memories."""
+    """All that the server and clients remember is in their memories."""
     whole = subject.some
     for stop in (1, 2):
         resumed = subject.run()
@@ -296,7 +296,7 @@ def clients_that_diverge_are_dropped(subject: Subject) -> None:
 
 @_checked
 def messages_are_read_only(subject: Subject) -> None:
-    """A client changes nothing of what it got."""
+    """A client does not change the content that it received."""
     changed = subject.some.recorder.changed
     _require(not changed, f"clients changed what they got: {sorted(changed)}")
 
@@ -310,7 +310,7 @@ def there_is_one_model_whose_tensors_stay_where_they_are(subject: Subject) -> No
 
 @_checked
 def settings_survive_yaml(subject: Subject) -> None:
-    """The values that a record or a sweep file holds make the same settings again."""
+    """Settings stay the same when written to a record or a sweep file and read again."""
     settings = subject.run().method.settings
     text = yaml.safe_dump(settings.model_dump(mode="json"))
     again = validate(type(settings), yaml.safe_load(text))
@@ -375,7 +375,7 @@ def _require(holds: bool, message: str) -> None:
 
 
 def _reasons(subject: Subject, still: list[str]) -> str:
-    """Return the likely reason for which each of some federated tensors does not move."""
+    """Return the likely reason why each of the given federated tensors does not change."""
     recorder = TaskRecorder()
     run = subject.run(ALL_CLIENTS, executor=recorder)
     largest: dict[str, float] = {}

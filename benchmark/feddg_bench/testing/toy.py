@@ -1,4 +1,4 @@
-"""A toy federation: 4 clients, 3 classes, small images of 2 domains; milliseconds a round."""
+"""A toy federation: 4 clients, 3 classes, small images of 2 domains; milliseconds per round."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ DOMAINS = ("dark", "bright")
 
 
 def toy_settings(*layers: Mapping[str, Any]) -> RunSettings:
-    """Return toy settings; the given layers win."""
+    """Return toy settings, overridden by the given layers."""
     return RunSettings.model_validate(merge(TOY, *layers))
 
 
 def toy_regression(size: int = 16) -> Federation:
-    """Return the toy federation with a number to learn: where the lit third of an image begins.
+    """Return the toy federation as a regression: where the lit third of an image begins.
 
-    Targets go from -1 (left) to 1. By their index, images are in the groups ``even`` and ``odd``,
+    Targets range from -1 (left) to 1. Images are in the groups ``even`` and ``odd`` by their index,
     but every fifth is in none.
     """
     federation = toy_federation(size)
@@ -73,7 +73,7 @@ def toy_regression(size: int = 16) -> Federation:
 
 
 def toy_federation(size: int = 16) -> Federation:
-    """Return 60 images of two domains; the class is which third of the image is lit.
+    """Return 60 images of two domains; the class is the third of the image that is lit.
 
     Four clients have 9, 11, 12 and 12 training images, and validation images too. 16 images are
     held out, as ``id_val`` (dark) and ``test`` (bright).
@@ -110,7 +110,7 @@ def toy_federation(size: int = 16) -> Federation:
 
 @dataclass
 class ToyRun:
-    """One run: its parts, and a way to go on with it."""
+    """One run: its parts, and a way to continue it."""
 
     settings: RunSettings
     federation: Federation
@@ -119,7 +119,7 @@ class ToyRun:
     server: Server
 
     def rounds(self, upto: int) -> list[RoundResult]:
-        """Go on until round ``upto`` is done, and return what each round did, ``prepare`` first."""
+        """Continue to the end of round ``upto``, and return all results, ``prepare`` first."""
         return list(
             federate(
                 self.method,
@@ -144,7 +144,7 @@ def start_toy_run(
 
     Args:
         plugin: A method's class or its registered name.
-        layers: Settings; later ones win.
+        layers: Settings; later ones take precedence.
         federation: Data to use instead of `toy_federation`.
         executor: Executor to use instead of this process.
         method: A module to use instead of a new one of ``plugin``.
@@ -172,7 +172,7 @@ class TaskRecorder(SerialExecutor):
     Attributes:
         tasks: The tasks in the order in which they ran.
         replies: The reply to each task.
-        changed: Parts of tasks that clients must not change, but that a client changed.
+        changed: Read-only parts of tasks that a client changed.
     """
 
     def start(self, spec: WorkerSpec, method: Method) -> None:
