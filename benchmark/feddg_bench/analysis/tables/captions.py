@@ -353,7 +353,7 @@ def _codes(rows: Sequence[Row]) -> list[str]:
 
 
 def _cpus(rows: Sequence[Row]) -> list[str]:
-    """Return sentences on rows with several kinds of CPU, and with another kind than most.
+    """Return sentences on rows with several kinds of CPU, and on those with another than most.
 
     A portable run gives the same numbers on every kind.
     """

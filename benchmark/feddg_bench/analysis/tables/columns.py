@@ -34,7 +34,7 @@ class Column:
 
     group: str  # head over several columns; may be empty
     head: str  # head of this one
-    kind: Kind  # measured numbers, a summary, or texts of a `text_grid`
+    kind: Kind  # measured numbers, a summary, or a `text_grid`'s text
     sources: tuple[MeasuredColumn, ...]  # the measured column, or all of a group; empty for texts
     published: RunFilter  # the description's filter of published numbers
     decimals: int  # digits after the point

@@ -66,7 +66,7 @@ class Frame:
 
     @property
     def title(self) -> str:
-        """Data set, protocol and recipe as papers write them, and what is special to the frame."""
+        """Data set, protocol and recipe as papers write them, and what distinguishes the frame."""
         return self.description.title
 
     def metric_label(self, split: str) -> str:
