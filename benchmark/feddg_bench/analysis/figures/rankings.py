@@ -1,6 +1,6 @@
 """Figures that compare methods: performance profiles, ranks over data sets, and noise.
 
-Noise is the scatter of seeds, and the smallest detectable difference between methods.
+Noise is the scatter over seeds, and the smallest detectable difference between methods.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ BAND = "; band: one standard deviation over seeds"
 
 
 def over(scenarios: Collection[str], labels: Mapping[str, str], points: pd.DataFrame) -> str:
-    """Return words on the scenarios and the number of seeds that means are over."""
+    """Return text on the scenarios and the number of seeds that means are over."""
     counts = sorted(set(points.seeds.map(len))) or [0]
     many = " to ".join(map(str, counts if len(counts) == 1 else (counts[0], counts[-1])))
     said = f"{many} seed{'' if counts == [1] else 's'}"

@@ -192,7 +192,7 @@ def sample(
     splits: Collection[str] = ("id_test", "val", "test"),
     keep: Callable[[np.ndarray], np.ndarray] = lambda labels: np.full(len(labels), True),
 ) -> list[tuple[str, np.ndarray]]:
-    """Return up to ``count`` images per domain that no client trained on, by a stream of its own.
+    """Return up to ``count`` images per domain that no client trained on, by the domain's stream.
 
     ``keep`` returns a mask of images that may be drawn, bool [n], from their labels [n].
 

@@ -1,4 +1,4 @@
-"""The page: template, style, script, data and pictures in one file."""
+"""The page: this package's template, style and script with data and pictures, in one file."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Details:
         return self._places[run.key]
 
     def _entry(self, run: RecordedRun) -> dict[str, Any]:
-        """Return the page's data of a run.
+        """Return the page's data on a run.
 
         ``seconds`` and ``memory`` (MiB) are for the whole run. ``dropped`` counts dropped clients,
         ``drops`` lists the first `LISTED` as [round, client, tensor]. ``bytes`` is [up per round,
