@@ -96,7 +96,7 @@ class TableOptions:
     variants: bool = False
     """Whether each named table is followed by one with all varied settings."""
     bold: str = "tested"
-    """``tested`` marks what a test supports, ``best`` the two best numbers, ``none`` nothing."""
+    """``tested`` marks what a test supports, ``best`` the best and the second, ``none`` nothing."""
 
     @classmethod
     def of(cls, **given: Any) -> TableOptions:
@@ -154,7 +154,7 @@ class Made(NamedTuple):
     """Finished tables."""
 
     grids: list[Grid]
-    runs: Sequence[RecordedRun]  # the runs that they show
+    runs: Sequence[RecordedRun]  # the runs that they are made from
     left: list[str] = []  # noqa: RUF012  # leaderboards of other setups, omitted by `all`
 
 
