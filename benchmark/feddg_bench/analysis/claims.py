@@ -1,8 +1,8 @@
-"""What papers claim, tested on our records: which method is better, and by how much.
+"""Tests of papers' claims on our records: which method is better, and by how much.
 
-A claim says that a row listed under its table's ``best`` is better than another row with a lower
-published number, over one group of columns. It is tested in one of our frames, which its line
-names.
+A claim says that a row listed under its table's ``best`` is better than another row with a worse
+published number, over one group of columns. It is tested in one of our frames (`Frame`), whose
+title is in the claim's row.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from feddg_bench.records.statistics import (
 )
 
 _OURS = ("partition.", "federation.", "backbone.")
-"""Prefixes of the settings in which a claim may be tested outside its table's frame."""
+"""Prefixes of the settings in which the tested runs may differ from the claim's table."""
 _SPLIT = "test"
-"""Claims about validation domains are left out: those domains are for choosing a round."""
+"""Claims about validation domains are left out: those domains serve to choose a round."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,10 @@ class PaperClaim:
 
     source: str  # paper and table
     where: str  # head of the columns
-    better: str  # label of the row that is said to be better
-    worse: str  # label of the other
+    better: str  # label of the row claimed to be better
+    worse: str  # label of the other row
     published: float  # the published mean difference, in the table's unit
-    decimals: int  # digits that the table prints
+    decimals: int  # decimals printed in the table
     tested: Test | None  # `None` without runs of both rows
 
 
@@ -70,25 +70,25 @@ class Test:
     """A claim's comparison in a frame."""
 
     frame: str  # title of the frame
-    departs: bool  # whether it is not the paper's frame
-    chosen: bool  # whether it is, but the paper does not publish all of it
-    # Over scenarios, or over seeds if scenarios are too few. Its p-value is corrected (Holm) for
-    # the claims that the same row is better than others in the same columns.
+    departs: bool  # whether its setup is not the paper's
+    chosen: bool  # whether it is, but the paper leaves parts of it unpublished
+    # Over scenarios, or over seeds if there are too few scenarios. The p-value is Holm-corrected
+    # for all claims about the same better row in the same columns.
     comparison: Comparison
-    rates_apart: bool  # whether they ran with settings that differ and that one run chose
-    scenarios: int  # their number
-    seeds: int  # their number
-    columns: tuple[str, ...]  # heads of the columns averaged, if these vary settings
-    # The published mean difference over the columns that were averaged; `None` if the paper prints
-    # only the mean of more columns.
+    rates_apart: bool  # whether the rows differ in a setting that one run chose
+    scenarios: int  # number of scenarios
+    seeds: int  # number of seeds
+    columns: tuple[str, ...]  # heads of the averaged columns that vary settings
+    # The published mean difference over the averaged columns; `None` if the paper prints only a
+    # mean over more columns.
     published: float | None
 
     @property
     def verdict(self) -> str:
-        """What the test says.
+        """The test's verdict.
 
-        It says nothing if the paper has no such difference in these columns, or if the two ran at
-        different rates: these may be what makes the difference.
+        It cannot be told if the difference is not significant, if the paper has no gain in these
+        columns, or if the rows differ in a setting that one run chose: it may be the cause.
         """
         silent = self.rates_apart or (self.published is not None and self.published <= 0)
         if silent or not self.comparison.p_value < LEVEL:
@@ -97,12 +97,12 @@ class Test:
 
 
 def claims(runs: Sequence[RecordedRun]) -> Iterator[PaperClaim]:
-    """Yield every claim of the papers' tables that come with the suite.
+    """Yield every claim of the papers' tables shipped with the suite.
 
     Raises:
         DataError: If one cell would average runs that differ.
     """
-    known: dict[frozenset[str], list[Frame]] = {}  # by what columns vary: tables share them
+    known: dict[frozenset[str], list[Frame]] = {}  # by varied keys: tables share them
     for name in named_tables():
         _, description = load_description(name)
         if description.best:
@@ -115,7 +115,7 @@ def claims(runs: Sequence[RecordedRun]) -> Iterator[PaperClaim]:
 
 
 def _corrected(found: Sequence[PaperClaim]) -> Iterator[PaperClaim]:
-    """Yield claims that one row is better than others, with Holm's correction for their number."""
+    """Yield the claims about one better row, with p-values Holm-corrected for their number."""
     several = iter(corrected([claim.tested.comparison for claim in found if claim.tested]))
     for claim in found:
         test = claim.tested and replace(claim.tested, comparison=next(several))
@@ -157,9 +157,9 @@ def _of_table(name: str, description: Description, of: Sequence[Frame]) -> Itera
 def _published(
     description: Description, columns: Sequence[MeasuredColumn], numbers: frozenset[int]
 ) -> dict[str, dict[frozenset[int], float]]:
-    """Return what is published of each row: numbers by column, or the mean of all columns alone.
+    """Return each row's published numbers by column, or only its mean over all columns.
 
-    Printed means are not always those of their columns, which are taken where all are there.
+    Printed means do not always match their columns, so the columns are used if all are printed.
     """
     found: dict[str, dict[frozenset[int], float]] = {}
     shown = [c for c in shown_columns(description, columns) if c.numbers <= numbers]
@@ -190,9 +190,9 @@ def _test(
     columns: Sequence[MeasuredColumn],
     gaps: Mapping[frozenset[int], float],
 ) -> Test | None:
-    """Return the comparison of two rows in a frame; ``None`` if it lacks runs of both.
+    """Return the comparison of two rows in a frame; ``None`` if they share no scenario and seed.
 
-    ``gaps`` are the published differences by columns.
+    ``gaps`` holds the published differences by set of columns.
     """
     numbers = frozenset(column.number for column in columns)
     better, worse = ([row for row in rows if row.spec.label == label] for label in labels)
@@ -206,7 +206,7 @@ def _test(
     if not both:
         return None
     scenarios = {unit[1] for unit, _ in both}
-    if len(scenarios) < FEWEST:  # then the test is about seeds, in these scenarios alone
+    if len(scenarios) < FEWEST:  # then test over seeds, within these scenarios only
         both = _complete(both)
         ours, their = _by_seed(ours, both), _by_seed(their, both)
     held = {unit[0] for unit, _ in both}
@@ -227,7 +227,7 @@ def _test(
 
 
 def _rates_apart(mine: Row, theirs: Row, numbers: Collection[int]) -> bool:
-    """Return whether two rows differ in a setting that one run chose, such as the learning rate."""
+    """Return whether rows differ in a setting that one run chose, such as the learning rate."""
     rows = [[run for n in sorted(numbers) for run in row.runs.get(n, ())] for row in (mine, theirs)]
     keys = {key for runs in rows for run in runs for key in run.by_one_run}
     one, other = ({(key, repr(run.get(key))) for run in runs for key in keys} for runs in rows)
@@ -235,9 +235,9 @@ def _rates_apart(mine: Row, theirs: Row, numbers: Collection[int]) -> bool:
 
 
 def _comparable(mine: Row, theirs: Row, numbers: frozenset[int]) -> tuple[int, int]:
-    """Return how well two rows match: by how much both measured, then by how few settings differ.
+    """Return how well two rows match: by shared measurements, then by how few settings differ.
 
-    Thus a method and its ablation are compared in the same reading of the paper.
+    Thus a method and its ablation are compared under the same reading of the paper.
     """
     both = mine.part(numbers).keys() & theirs.part(numbers).keys()
     settings = [row.members[0].settings if row.members else {} for row in (mine, theirs)]
@@ -249,7 +249,7 @@ def _varies(where: Mapping[str, Any]) -> bool:
 
 
 def _complete(pairs: Sequence[Measured]) -> list[Measured]:
-    """Return the pairs of the seeds with the most: means over different columns do not compare."""
+    """Return the pairs of the seeds that share the largest set of units, so that means compare."""
     held: dict[int, frozenset[Unit]] = {}
     for unit, seed in pairs:
         held[seed] = held.get(seed, frozenset()) | {unit}
@@ -267,12 +267,12 @@ def _by_seed(sample: Sample, pairs: Sequence[Measured]) -> Sample:
 
 
 def _rank(test: Test) -> tuple[bool, bool, int, str]:
-    """Return a sort key: the paper's frame comes first, then tuned runs, then the most runs."""
+    """Return a sort key: first the paper's setup, then tuned runs, then the most runs."""
     return (test.departs, "tuned" not in test.frame, -test.scenarios * test.seeds, test.frame)
 
 
 def tally(found: Sequence[PaperClaim]) -> str:
-    """Return how many claims hold, in words."""
+    """Return the number of claims by verdict, as text."""
     verdicts = Counter(claim.tested.verdict for claim in found if claim.tested)
     apart = Counter(c.tested.verdict for c in found if c.tested and c.tested.rates_apart)
     told = ", ".join(
@@ -289,7 +289,7 @@ def tally(found: Sequence[PaperClaim]) -> str:
 
 
 def claims_grids(found: Sequence[PaperClaim]) -> Iterator[Grid]:
-    """Yield the claims of each paper's table, tested ones as rows, the others as notes."""
+    """Yield a grid for each paper's table: tested claims as rows, the others as notes."""
     heads = ("published", "ours", "p", "verdict", "as much", "frame")
     for source in dict.fromkeys(claim.source for claim in found):
         mine = [claim for claim in found if claim.source == source]
@@ -328,7 +328,7 @@ def claims_text(found: Sequence[PaperClaim]) -> str:
 
 
 def _row(claim: PaperClaim, test: Test) -> Sequence[str | Entry]:
-    """Return a claim and the cells that say what became of it."""
+    """Return a claim's label and the cells with its test result."""
     found = test.comparison.difference
     published = claim.published if test.published is None else test.published
     tested = not math.isnan(found.low)

@@ -1,4 +1,4 @@
-"""CSV: numbers stay numbers, and no cell can start a formula in a spreadsheet."""
+"""Write CSV: numbers stay numeric, and no cell starts a spreadsheet formula."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 FORMULA = frozenset("=+-@\t\r")
-"""Characters with which a spreadsheet formula begins."""
+"""Characters that start a spreadsheet formula."""
 
 
 def csv_lines(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Return rows as CSV under a head; floats have six digits after the point.
+    """Return rows as CSV below a header line; floats are rounded to six decimals.
 
     >>> print(csv_lines(("name", "value"), [("=1+1", -0.5), ("-0.5", None)]), end="")
     name,value
@@ -29,7 +29,7 @@ def csv_lines(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _cell(value: Any) -> Any:
-    """Return a value as a cell; a text that a spreadsheet would compute begins with ``'``."""
+    """Return a value as a cell; text that would be a formula is prefixed with ``'``."""
     if isinstance(value, float):
         return "" if value != value else round(value, 6)
     if not isinstance(value, str) or value[:1] not in FORMULA:

@@ -1,4 +1,4 @@
-"""Figures: of records, of partitions, and of models trained for them.
+"""Figures of records, of partitions, and of models trained for figures.
 
-Only what needs a model imports PyTorch: `training` and the figures drawn from it.
+Only `training` and the figures drawn from its models import PyTorch.
 """

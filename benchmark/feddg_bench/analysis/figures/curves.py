@@ -1,4 +1,4 @@
-"""Curves of several series: one pair of axes for a few, a small one each for many."""
+"""Curves of several series: few share one pair of axes, many have a small panel each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REFERENCE = "FedAvg"
 """Series that is drawn in every small panel, if it has runs."""
 COLUMNS = 5
 MARKED = 12
-"""Most markers on a curve: more would merge into a line."""
+"""Maximum number of markers on a curve: more would merge into a line."""
 FLAT = math.inf
 """The x of a series with the same value at every x, such as a reference without clients."""
 
@@ -39,9 +39,9 @@ class Axis:
     """The x axis."""
 
     label: str  # name and unit
-    end: str  # where the number beside a name comes from, such as `after round 50`
+    end: str  # origin of the number after a name, such as `after round 50`
     ticks: tuple[float, ...] = ()  # positions of ticks; empty leaves them to matplotlib
-    names: tuple[str, ...] = ()  # what the ticks say; empty for their numbers
+    names: tuple[str, ...] = ()  # labels of the ticks; empty for their numbers
     left: float = 0  # where the axis begins, if there are no ticks
 
 
@@ -61,10 +61,10 @@ def draw_curves(
     Args:
         points: ``series, x, mean, low, high``; see `feddg_bench.analysis.figures.series.means`.
         axis: The x axis.
-        ylabel: What the values are.
+        ylabel: Label of the y axis.
         title: Text above the figure.
-        said: What the values are means over; stands below the figure.
-        numbers: Values that order small panels and stand beside their names; by default the last.
+        said: Text below the figure: what the values are means over.
+        numbers: Values that order small panels and follow their names; by default the last ones.
         tail: Points at each curve's end whose mean is drawn as a bar.
         marked_ends: Mark the end of every curve in small panels.
     """
@@ -119,7 +119,7 @@ def _together(curves: Curves, axis: Axis, ylabel: str, title: str, said: str, ta
 
 
 def _name_ends(axes: Axes, curves: Curves, styles: dict[str, dict[str, Any]]) -> None:
-    """Write each curve's name, after its marker, beside the curve's end."""
+    """Write each curve's name, after its marker, next to the curve's end."""
     (left, edge), (low, high) = axes.get_xlim(), axes.get_ylim()
     axes.set_xlim(left, edge)
     axes.set_ylim(low, high)
@@ -150,9 +150,9 @@ def _apart(
     tail: int,
     ends: bool,
 ) -> Figure:
-    """Draw a panel for each curve, the best first; all others pale behind it.
+    """Draw a panel for each curve, the best first, with all others pale behind it.
 
-    The curves in ``short`` do not reach the end, where the numbers beside names come from.
+    The curves in ``short`` do not reach the end, from which the numbers after names are taken.
     """
     from matplotlib.lines import Line2D
 
@@ -184,7 +184,7 @@ def _apart(
         _line(axes, curves[label], **{**_marks(curves[label]), **own})
         _bar(axes, curves[label], tail, COLOURS[2])
         _dress(axes, curves, axis)
-        axes.tick_params(axis="x", labelsize=6.5)  # lambda 0 and 0.1 stand side by side
+        axes.tick_params(axis="x", labelsize=6.5)  # lambda 0 and 0.1 are close together
         said_of = label if label in short else f"{label}  {numbers[label]:.1f}"
         axes.set_title(said_of, loc="left", pad=3)
         if number + COLUMNS >= len(order):  # the lowest of its column

@@ -1,7 +1,7 @@
-"""How every figure looks, and how it becomes files: the same numbers give the same bytes.
+"""Style and files of all figures: the same numbers give the same bytes.
 
-Series differ by marker, line style and hatch first, so that they survive a printer without colour;
-the colours are those of Okabe and Ito (2008), which colour-blind readers tell apart.
+Series differ first by marker, line style and hatch, so that they can be read in black and white;
+the colours are those of Okabe and Ito (2008), which colour-blind readers can distinguish.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
 LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (2, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P")
 MOST = len(COLOURS)
-"""Most series that can be told apart on one pair of axes."""
+"""Maximum number of distinguishable series on one pair of axes."""
 PALE = "#b8b8b8"
 
 DPI = 150
@@ -58,12 +58,12 @@ FORMATS: dict[str, dict[str, Any]] = {
     "png": {"Software": None},
     "pdf": {"Creator": None, "Producer": None, "CreationDate": None},
 }
-"""Format of a picture -> metadata left out of its files, as it changes with version or day."""
+"""Format of a picture -> metadata left out, since it changes with version or date."""
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """The numbers of a figure, for those who want to draw it differently."""
+    """The numbers of a figure, for other ways of drawing it."""
 
     head: tuple[str, ...]  # names of the columns
     rows: tuple[tuple[Any, ...], ...]  # numbers and texts; `None` is an empty cell
@@ -79,14 +79,14 @@ class Picture:
 
     name: str  # stem of its files
     figure: Figure  # what was drawn; only valid inside `styled`
-    sheet: Sheet | None = None  # its numbers, if they are worth a file
-    notes: tuple[str, ...] = ()  # sentences about what is not in it
+    sheet: Sheet | None = None  # its numbers, if they get a file
+    notes: tuple[str, ...] = ()  # sentences about what it leaves out
     photos: bool = False  # whether it shows images, which need more than 32 colours
 
     def save(self, folder: Path, formats: Sequence[str] = ("png",)) -> list[Path]:
         """Write the picture in each format, and CSV if there are numbers; return the paths.
 
-        A PNG holds the figure's texts, for those who cannot see it.
+        A PNG holds the figure's texts as alternative text.
 
         Raises:
             DataError: If a file cannot be written.
@@ -125,7 +125,7 @@ class Picture:
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Draw and save in our style, whatever the user's own matplotlib settings are."""
+    """Draw and save in the suite's style, whatever the user's matplotlib settings are."""
     import matplotlib
 
     with matplotlib.rc_context():
@@ -136,7 +136,7 @@ def styled() -> Iterator[None]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure that belongs to no window; ``width`` and ``height`` are in inches."""
+    """Return an empty figure without a window; ``width`` and ``height`` are in inches."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -151,9 +151,9 @@ def entitle(
     handles: Sequence[Artist] = (),
     names: Sequence[str] = (),
 ) -> None:
-    """Write a title above a figure; below it what the numbers are and what the marks mean.
+    """Write a title above a figure; below the figure, write its caption and its legend.
 
-    The title is one line: parts after a colon that do not fit begin the caption.
+    The title is one line: parts after a colon that do not fit go to the start of the caption.
     """
     points = 72 * figure.get_size_inches()[0]
     room = int(0.18 * points)
@@ -188,8 +188,8 @@ def bare(axes: Axes) -> None:
 def spread_ticks(values: Sequence[float], gap: float) -> list[float]:
     """Return the values, moved so that neighbours are at least ``gap`` apart, in their order.
 
-    Values that touch form a block which is centred on their mean, so that none moves further than
-    it must.
+    Values that are too close form a block centred on their mean, so that none moves further than
+    necessary.
 
     >>> spread_ticks([1.0, 1.0, 5.0], 1.0)
     [0.5, 1.5, 5.0]
@@ -215,7 +215,7 @@ def spread_ticks(values: Sequence[float], gap: float) -> list[float]:
 def save(
     make: Callable[[], Iterable[Picture | str]], folder: Path, formats: Sequence[str] = ("png",)
 ) -> None:
-    """Draw pictures and write each at once; print the text given for one that cannot be drawn."""
+    """Draw each picture and write it immediately; print a message if it cannot be drawn."""
     lacking: set[str] = set()
     with styled():
         for made in make():
@@ -236,7 +236,7 @@ def save(
 
 @contextmanager
 def _glyphs_noted(lacking: set[str]) -> Iterator[None]:
-    """Add the characters that the font lacks to a set, in the place of matplotlib's warnings."""
+    """Add the characters that the font lacks to a set, instead of matplotlib's warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 CLASSES = 10
-"""Most classes that can be told apart in an embedding."""
+"""Maximum number of distinguishable classes in an embedding."""
 PERPLEXITY = 30.0
 TONES = ("#000000", "#0072B2", "#D55E00", "#56B4E9", "#009E73", "#9a9a9a")
 
@@ -43,7 +43,7 @@ def features(method: Method, images: Tensor, batch: int = 256) -> NDArray[np.flo
 def embed(rows: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
     """Return positions [n, 2] of features [n, D], the same for the same seed.
 
-    It takes at least four images; ``seed`` is the run's, and the embedding has its own stream.
+    At least four images are needed. ``seed`` is the run's; the embedding has its own stream.
     """
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
@@ -54,15 +54,15 @@ def embed(rows: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
         random_state=derive_seed(seed, "figures", "tsne") % 2**32,
         n_jobs=1,
     )
-    with threadpool_limits(limits=1):  # sums over threads differ each time
+    with threadpool_limits(limits=1):  # sums over several threads vary
         placed: NDArray[np.float64] = tsne.fit_transform(rows)
     return placed
 
 
 def tsne_picture(runs: Sequence[Trained], count: int) -> Picture:
-    """Draw the features of up to ``count`` images per domain, methods down, rounds across.
+    """Draw the features of up to ``count`` images per domain, a row per method, a column per round.
 
-    Each embedding is drawn twice: by class, with its number as the mark, and by domain.
+    Each embedding is drawn twice: by class, with the class number as marker, and by domain.
 
     Raises:
         DataError: If fewer than four images are held out.

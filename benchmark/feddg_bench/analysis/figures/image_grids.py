@@ -1,4 +1,4 @@
-"""Figures of images: where models look (Grad-CAM; Selvaraju et al., ICCV 2017), restyled images."""
+"""Figures of images: Grad-CAM maps (Selvaraju et al., ICCV 2017) and restyled images."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SMALLEST_MAP = 4
-"""With fewer positions per side a map says nothing about where; earlier layers have larger ones."""
+"""Positions per side below which a map cannot localise; earlier layers have larger maps."""
 
 
 def grad_cam(maps: Tensor, gradients: Tensor) -> Tensor:
     """Return ReLU(sum over k of alpha_k A_k), alpha_k the mean gradient over positions.
 
-    Maps A and their gradients, of a class's score, are [B, K, H, W].
+    Maps A and the gradients of a class's score with respect to them are [B, K, H, W].
 
     Returns:
-        [B, H, W], not negative, not scaled.
+        [B, H, W], non-negative, not scaled.
     """
     alpha = gradients.mean(dim=(-2, -1), keepdim=True)
     return (alpha * maps).sum(dim=1).relu()
 
 
 def explain(method: Method, images: Tensor, target: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return the maps of images, and the class that each map is for.
+    """Return the maps of images, and the class that each map explains.
 
     They come from the backbone's last layer whose maps have at least `SMALLEST_MAP` positions per
     side; if there is none, from the last layer with the largest maps.
@@ -57,17 +57,17 @@ def explain(method: Method, images: Tensor, target: Tensor | None = None) -> tup
     Args:
         method: The model, in evaluation mode.
         images: [B, 3, H, W] in [0, 1].
-        target: Classes [B]; the predicted ones if not given.
+        target: Classes [B]; by default the predicted ones.
 
     Returns:
-        Maps [B, H, W] of the images' size, each divided by its largest value, in [0, 1]; 0 where
-        nothing speaks for the class. Classes [B].
+        Maps [B, H, W] of the images' size, each divided by its largest value, in [0, 1]; 0 without
+        evidence for the class. Classes [B].
 
     Raises:
         SettingsError: If the backbone has no maps.
     """
     with torch.enable_grad(), _maps_of(method.backbone) as found:
-        images = images.detach().requires_grad_(True)  # so that there is a graph to the maps
+        images = images.detach().requires_grad_(True)  # so that autograd has a graph to the maps
         logits = method(images)
         classes = logits.argmax(dim=1) if target is None else target
         if not found:
@@ -88,7 +88,7 @@ def explain(method: Method, images: Tensor, target: Tensor | None = None) -> tup
 
 @contextmanager
 def _maps_of(backbone: nn.Module) -> Iterator[list[Tensor]]:
-    """Collect all maps [B, K, H, W] from the first convolution on, in the order of execution."""
+    """Collect all maps [B, K, H, W] from the first convolution on, in order of execution."""
     found: list[Tensor] = []
     convolved = [False]
 
@@ -110,7 +110,7 @@ Seen = tuple[NDArray[np.float32], str, list[tuple[NDArray[np.float32], str]]]
 
 
 def gradcam_picture(runs: Sequence[Trained], count: int) -> Picture:
-    """Draw ``count`` images of each domain, as they are and lit where each model looks."""
+    """Draw ``count`` images of each domain, plain and lit by each model's Grad-CAM map."""
     first, names = runs[0], runs[0].classes
     parts = sample(first, count)
     domains: list[tuple[str, list[Seen]]] = []
@@ -158,7 +158,7 @@ def _draw_seen(seen: Seen, line: Sequence[Axes]) -> None:
 
 
 def _lit(image: NDArray[np.float32], heat: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return an image in grey, dark where the map is 0, so that it can be read without colours."""
+    """Return an image in grey, dark where the map is 0, so that it is readable without colour."""
     grey = image @ np.array([0.299, 0.587, 0.114], dtype=np.float32)
     lit = (0.25 + 0.75 * grey) * (0.15 + 0.85 * heat)
     return np.repeat(lit[..., None], 3, axis=2)
@@ -196,7 +196,7 @@ def styles_picture(runs: Sequence[Trained], count: int) -> Picture:
 
 
 def check_restyling(plans: Iterable[Plan]) -> None:
-    """Refuse methods that restyle no images, whatever their settings.
+    """Reject methods that restyle no images, whatever their settings.
 
     Raises:
         SettingsError: If there is one.

@@ -1,8 +1,8 @@
 """Loss of two clients around the global model, on the plane that their updates span.
 
-The plane through three models, as Garipov et al. (NeurIPS 2018) draw it, holds the model that was
-sent and both that came back. It shows which way each client pulls and what that does to the
-other. Random directions (Li et al., NeurIPS 2018) would show neither client's model.
+The plane through three models (Garipov et al., NeurIPS 2018) contains the global model and the
+models of both clients. It shows the direction of each client's update and its effect on the other
+client. Random directions (Li et al., NeurIPS 2018) would show neither client's model.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Landscape:
     """Losses of two clients around the model that one method sent them."""
 
     method: str
-    held: tuple[str, ...]  # what each of the clients holds, in words
+    held: tuple[str, ...]  # main domains of each client, in words
     grid: NDArray[np.float64]  # losses of the first and the second client, [2, y, x]
     corners: NDArray[np.float64]  # the same at the global model and the two clients' models, [2, 3]
     cosine: float  # between the two updates
@@ -109,14 +109,14 @@ class Landscape:
 def landscape_picture(
     runs: Sequence[Trained], pair: Sequence[str], count: int, steps: int
 ) -> Picture:
-    """Draw the losses of two clients around the model that they were sent.
+    """Draw the losses of two clients around the model sent to them.
 
     ``pair`` names two clients; if it is empty, those whose domains differ most are drawn. At most
     ``count`` training images of each are used, on a grid of ``steps`` points per side.
 
     Raises:
         SettingsError: If a client of the pair did not train in that round.
-        DataError: If no two clients did, or one of them sent no model in another of the runs.
+        DataError: If no two clients did, or one of them returned no model in another run.
     """
     first = runs[0]
     clients = _pair(first, pair)
@@ -156,7 +156,7 @@ def _measure(run: Trained, clients: tuple[str, str], count: int, steps: int) -> 
 
 
 def _pair(run: Trained, pair: Sequence[str]) -> tuple[str, str]:
-    """Return the clients asked for, or the round's two clients whose domains differ most."""
+    """Return the requested clients, or the round's two clients whose domains differ most."""
     there = sorted(run.updates)
     for client in pair:
         if client not in there:
@@ -186,7 +186,7 @@ def _some(run: Trained, client: str, count: int) -> NDArray[np.int64]:
 
 
 def _draw(found: Sequence[Landscape], clients: Sequence[str]) -> tuple[Figure, Sheet]:
-    """Return contours of both clients' losses, methods down, on one scale, and the numbers."""
+    """Return contours of both clients' losses, a row per method, on one scale, and the numbers."""
     from matplotlib.colors import LogNorm
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 

@@ -1,7 +1,7 @@
-"""Figure of overhead: where the seconds of a run went, from records alone.
+"""Figure of overhead: seconds of a run by phase, from records alone.
 
-Numbers are medians, over a run's rounds and over runs, so that a machine that was busy for a while
-changes them little.
+Numbers are medians over a run's rounds and over runs, so that a temporarily busy machine changes
+them little.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ PHASES = {
     "protection": {"color": "#808080", "hatch": "++++"},
     "evaluation": {"color": "#ededed", "hatch": "xxxx"},
 }
-"""Phase of a round -> how its bar looks."""
+"""Phase of a round -> style of its bar."""
 ONCE = "before round 1"
 
 
 def overhead(frame: Frame, choice: Selection) -> Picture:
-    """Draw where the seconds of a round go, and what came before round 1, for each method."""
+    """Draw each method's seconds per round by phase, and its seconds before round 1."""
     places: set[str] = set()
 
     def numbers(run: RecordedRun) -> dict[str, float]:
@@ -96,6 +96,6 @@ def overhead(frame: Frame, choice: Selection) -> Picture:
 
 
 def _usual(rounds: Sequence[RoundRecord], phase: str) -> float:
-    """Return a phase's median seconds, times the share of rounds that have it at all."""
+    """Return a phase's median seconds, times the share of rounds that have it."""
     found = [s for entry in rounds if (s := entry.seconds.get(phase, 0.0))]
     return median(found) * len(found) / len(rounds) if found else 0.0

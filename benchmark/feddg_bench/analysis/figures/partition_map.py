@@ -1,4 +1,4 @@
-"""Heat maps of partitions: who holds how many images of each domain, or of each class."""
+"""Heat maps of partitions: numbers of images by client and domain, or by client and class."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ By = Literal["domain", "label"]
 FEW = 24
 """Up to this many clients, each cell shows its number."""
 _MANY = 40
-"""With more rows than this, they are not named one by one."""
+"""With more rows than this, rows are not labelled individually."""
 RULE_SETTINGS = {
     "heterogeneous": ("heterogeneity", "\N{GREEK SMALL LETTER LAMDA}"),
     "dirichlet": ("alpha", "\N{GREEK SMALL LETTER ALPHA}"),
@@ -35,7 +35,7 @@ def partition_picture(plans: Sequence[Plan], data: RunData, by: By) -> Picture:
 
     Raises:
         DataError: If the data set is missing or incomplete.
-        SettingsError: If the images cannot be partitioned so, or have no classes to count by.
+        SettingsError: If the images cannot be partitioned this way, or have no classes to count by.
     """
     from feddg_bench.runs.setup import open_federation
 
@@ -72,7 +72,7 @@ def _label(plan: Plan) -> str:
 def heat_maps(
     name: str, title: str, rows: Sequence[str], spreads: Mapping[str, NDArray[np.int64]], by: By
 ) -> Picture:
-    """Draw partitions one under the other, all on one scale of greys.
+    """Draw partitions one below the other, all on one grey scale.
 
     ``spreads`` maps each partition's label to its numbers of images by row and client, [R, N].
     """

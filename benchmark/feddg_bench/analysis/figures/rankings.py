@@ -1,6 +1,6 @@
-"""Figures of how methods compare: performance profiles, ranks over data sets, and noise.
+"""Figures that compare methods: performance profiles, ranks over data sets, and noise.
 
-Noise is how far seeds lie apart, and how large a difference between methods must be.
+Noise is the scatter over seeds, and the smallest detectable difference between methods.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ if TYPE_CHECKING:
 
 THRESHOLDS = 101
 LEAST = 3
-"""Runs that a method needs for its profile to say something."""
+"""Minimum number of runs of a method for a meaningful profile."""
 _FEW = 10
-"""Up to this many data sets, a diagram of ranks says that they are few (Demsar, JMLR 2006)."""
+"""Up to this many data sets, a diagram of ranks warns that they are few (Demsar, JMLR 2006)."""
 
 
 def profiles(frame: Frame, choice: Selection) -> Picture | str | None:
-    """Draw the share of each method's runs that reaches each value of the key metric.
+    """Draw the share of each method's runs that reach each value of the key metric.
 
     Returns a sentence if no method has `LEAST` runs, and ``None`` if there are no values.
     """
@@ -89,7 +89,7 @@ def profiles(frame: Frame, choice: Selection) -> Picture | str | None:
 
 
 def critical_difference(methods: int, datasets: int) -> float:
-    """Return how much average ranks must differ to count at `LEVEL` (Nemenyi, 1963).
+    """Return the critical difference of average ranks at `LEVEL` (Nemenyi, 1963).
 
     >>> round(critical_difference(4, 14), 2)
     1.25
@@ -103,9 +103,9 @@ def critical_difference(methods: int, datasets: int) -> float:
 def ranks(runs: Sequence[RecordedRun], choice: Selection) -> Picture | str:
     """Draw average ranks over data sets with the critical difference (Demsar, JMLR 2006).
 
-    A data set counts once, with the recipe and federation that have the most runs; all have one
-    protocol, that under which most is compared, unless none has two methods on two data sets.
-    Returns a sentence if no two methods share two data sets.
+    Each data set counts once, with the recipe and federation that have the most runs. All have the
+    protocol that allows the most comparisons, unless none has two methods on two data sets. Returns
+    a sentence if no two methods share two data sets.
     """
     protocols = {run.protocol for run in runs}
     each = [_shared([r for r in runs if r.protocol == p], choice) for p in sorted(protocols)]
@@ -143,7 +143,7 @@ def ranks(runs: Sequence[RecordedRun], choice: Selection) -> Picture | str:
 
 
 def _shared(runs: Sequence[RecordedRun], choice: Selection) -> tuple[pd.DataFrame, Sequence[str]]:
-    """Return the means of the methods that data sets share, by data set, and what was left out."""
+    """Return the means of the methods that data sets share, by data set, and notes on omissions."""
     protocols = {run.protocol for run in runs}
     largest: dict[str, Frame] = {}
     for frame in sorted(frames(runs), key=lambda frame: (-len(frame.runs), frame.name)):
@@ -161,7 +161,7 @@ def _shared(runs: Sequence[RecordedRun], choice: Selection) -> tuple[pd.DataFram
 
 
 def _diagram(figure: Figure, ranks: pd.Series[float], gap: float) -> None:
-    """Draw methods at their ranks, and bars under those that differ by less than the gap."""
+    """Draw methods at their ranks, and bars that join those closer than the gap."""
     axes = figure.subplots()
     for place, (name, rank) in enumerate(ranks.items()):
         axes.plot([rank, rank, len(ranks) + 0.3], [-1, place, place], color="black", linewidth=0.8)
@@ -185,23 +185,23 @@ def _diagram(figure: Figure, ranks: pd.Series[float], gap: float) -> None:
 
 
 RULES: tuple[Rule, ...] = ("last", "mean_last_5", "best_by_id_val")
-"""Selection rules that are compared, if the runs can follow them."""
+"""Selection rules that are compared, if the runs support them."""
 FEWEST_SEEDS = 5
-"""Seeds needed of one method on one scenario; fewer say little about a deviation."""
+"""Minimum number of seeds of a method on a scenario; fewer give a poor deviation estimate."""
 BITS = ("portable", "engine.clients", "engine.together")
-"""Settings that change only the last bits of numbers."""
+"""Settings that change numbers only by rounding."""
 _SHOWN = range(2, 11)
 _NAMED = (3, 5)
 
 Twins = Mapping[int, Sequence[RecordedRun]]
-"""Seed -> its runs: the first, and those that differ from it only in last bits."""
+"""Seed -> its runs: the first, and those that differ from it only in rounding."""
 
 
 def noise(runs: Sequence[RecordedRun], choice: Selection) -> Iterator[Picture | str]:
     """Yield a figure for each frame in which a method has enough seeds on one scenario.
 
-    Runs of one seed that differ only in `BITS`, or that were made on another processor and lie in
-    another results folder, show how much differences in last bits move the results.
+    Runs of one seed that differ only in `BITS`, or that were made on another CPU and are in another
+    results folder, show the effect of rounding on the results.
     """
     copies: dict[str, list[RecordedRun]] = {}
     for root in choice.results[1:]:
@@ -235,7 +235,7 @@ def _of_frame(
 
 
 def _elsewhere(copy: RecordedRun, run: RecordedRun) -> bool:
-    """Return whether a run of the same key was made on another processor, or has other results."""
+    """Return whether a run of the same key was made on another CPU or has other results."""
     cpus = {one.environment.get("cpu") for one in (copy, run)}
     return len(cpus) > 1 or copy.measured != run.measured
 

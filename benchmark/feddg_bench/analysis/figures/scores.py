@@ -33,7 +33,7 @@ POOLED = "pooled"
 """Kind of partition without clients: such runs are the same at every number of clients."""
 
 KNOWN_RULES = {"invariant": "Invariant rule", "erm": "ERM's rule"}
-"""Names of the rules of `DomainDataset.answers` whose accuracy is drawn beside the methods'."""
+"""Rules of `DomainDataset.answers` whose accuracy is drawn with the methods' -> their names."""
 
 
 def convergence(frame: Frame, choice: Selection) -> Picture | None:
@@ -60,13 +60,13 @@ def convergence(frame: Frame, choice: Selection) -> Picture | None:
 
 @dataclass(frozen=True)
 class SweptSetting:
-    """A setting, or two, against which the key metric is drawn."""
+    """One or two settings against which the key metric is drawn."""
 
     name: str  # of the figure
     keys: tuple[str, ...]  # the settings
-    labels: tuple[str, ...]  # of the axis; with two settings, one for each while it is held
+    labels: tuple[str, ...]  # of the axis; with two settings, one for each while it is fixed
     letters: tuple[str, ...]  # short names of the settings
-    apart: tuple[str, ...] = ()  # settings in which methods of a figure may differ, too
+    apart: tuple[str, ...] = ()  # further settings in which a figure's methods may differ
 
 
 SWEEPS = {
@@ -87,15 +87,15 @@ SWEEPS = {
         ("world.q",),
         ("probability Q that the invariant cue is right",),
         ("Q",),
-        ("federation.per_round", "federation.rounds"),  # the recipe has others for some methods
+        ("federation.per_round", "federation.rounds"),  # the recipe varies these by method
     ),
 }
 
 
 def swept(runs: Sequence[RecordedRun], name: str, choice: Selection) -> list[Picture]:
-    """Draw the key metric against a setting, for frames with runs at two values of it or more.
+    """Draw the key metric against a setting, for frames with runs at two or more of its values.
 
-    With two settings one is held: each of its values at which the other varies has a figure.
+    With two settings, one is fixed: each of its values at which the other varies has a figure.
     """
     sweep, pictures = SWEEPS[name], []
     for frame in frames(runs, free=(*sweep.keys, *sweep.apart)):
@@ -109,7 +109,7 @@ def swept(runs: Sequence[RecordedRun], name: str, choice: Selection) -> list[Pic
 
 
 def _place(run: RecordedRun, sweep: SweptSetting) -> Place | None:
-    """Return a run's place, with K = N if K is not set; ``None`` for a run at every place."""
+    """Return a run's place, with K = N if K is not set; ``None`` for a run valid at every place."""
     if run.get("partition.kind") == POOLED and sweep.keys[0].startswith("partition."):
         return None
     first = run.get(sweep.keys[0])
@@ -186,7 +186,7 @@ def _swept(
 
 
 def _at_every_point(values: pd.DataFrame, scenarios: int) -> pd.DataFrame:
-    """Return the values of the seeds that have all scenarios at every x; all values if none has.
+    """Return the values of the seeds that have all scenarios at every x, or all values if none has.
 
     Otherwise a point with more seeds could stand out because of them, not because of its setting.
     """
@@ -268,13 +268,13 @@ def _sheet(
 
 KNOWN = "id_test"
 STEPS = (10, 5, 2, 1)
-"""Percentages that an axis names: multiples of the first one, of others where there is room."""
+"""Percentages that an axis labels: multiples of the first step, of others if there is space."""
 GAP = 1 / 7
-"""Least distance of two ticks, as a share of the axis."""
+"""Minimum distance of two ticks, as a share of the axis."""
 
 
 def generalisation(frame: Frame, choice: Selection) -> Picture | None:
-    """Draw the key metric on a held-out split against that on ``id_test``, a curve a method.
+    """Draw the key metric on a held-out split against that on ``id_test``, one curve per method.
 
     A point is the mean over scenarios and seeds after an evaluated round. A method that only trains
     slower stays on FedAvg's curve; one that generalises better lies above it. Shares are drawn on a
@@ -322,7 +322,7 @@ class _Scaled:
 
 
 def _scaled(values: Accuracies, percent: bool) -> _Scaled:
-    """Return values as they are drawn: percentages as logits, others as they are."""
+    """Return values as they are drawn: percentages as logits, others unchanged."""
     if not percent:
         return _Scaled(values, (), ())
     places = logit(values)

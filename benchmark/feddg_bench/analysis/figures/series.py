@@ -1,4 +1,4 @@
-"""Which records a figure shows, and the numbers of its series."""
+"""Records that a figure shows, and the numbers of its series."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SPLIT_NAMES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Selection:
-    """Which records are drawn, and which of their numbers; ``None`` means all."""
+    """Records to draw, and which of their numbers; ``None`` means all."""
 
     results: tuple[Path, ...] = (FOLDERS[0],)  # folders of records
     dataset: str | None = None  # name of a data set
@@ -38,11 +38,11 @@ class Selection:
     method: tuple[str, ...] | None = None  # names of methods
     recipe: str | None = None  # label of a recipe
     split: str = "test"  # the split whose key metric is drawn
-    rule: Rule = "last"  # the selection rule, where one round of a run counts
+    rule: Rule = "last"  # the selection rule, if a single round of a run is drawn
 
     @property
     def suffix(self) -> str:
-        """End of file names that sets this selection apart from the default one."""
+        """End of file names that distinguishes this selection from the default one."""
         parts = [*(self.scenario or ()), *(self.method or ())]
         parts += [self.split] if self.split != "test" else []
         parts += [self.rule] if self.rule != "last" else []
@@ -89,7 +89,7 @@ class Selection:
 
     @property
     def into(self) -> str:
-        """The option that lets a command record into the first folder; empty by default."""
+        """The option by which a command records into the first folder; empty by default."""
         return f" --results {self.results[0]}" if self.results[0] != FOLDERS[0] else ""
 
     def value(self, run: RecordedRun) -> dict[float, float]:
@@ -101,9 +101,9 @@ class Selection:
 def series(
     runs: Iterable[RecordedRun], free: Collection[str] = ()
 ) -> Iterator[tuple[str, RecordedRun]]:
-    """Yield each run with the label of its series: the method's title, and what else differs.
+    """Yield each run with the label of its series: the method's title and other differences.
 
-    The settings ``free`` vary inside a series.
+    The settings ``free`` may vary inside a series.
     """
     by_method: dict[str, list[RecordedRun]] = {}
     for run in runs:
@@ -120,7 +120,7 @@ def measure_series(
     numbers: Callable[[RecordedRun], Mapping[Any, float]],
     free: Collection[str] = (),
 ) -> pd.DataFrame:
-    """Return what was measured, with columns ``series, scenario, seed, x, value``.
+    """Return measured values, with columns ``series, scenario, seed, x, value``.
 
     ``numbers`` returns the values of a run by x; for ``free`` see `series`.
     """
@@ -137,8 +137,8 @@ def comparable(
 ) -> tuple[pd.DataFrame, frozenset[str], list[str]]:
     """Return the points that share scenarios, these scenarios, and a note on each series left out.
 
-    Means over different scenarios cannot be compared. The scenarios are those that keep the most
-    values: points times scenarios, of series that keep at least ``least`` points.
+    Means over different scenarios cannot be compared. The chosen scenarios keep the most values
+    (points times scenarios) of series that keep at least ``least`` points.
     """
     if values.empty:
         return values, frozenset(), []
@@ -169,7 +169,7 @@ def means(values: pd.DataFrame, scenarios: Collection[str]) -> pd.DataFrame:
     """Return means over seeds of means over scenarios: ``series, x, mean, std, seeds, low, high``.
 
     A seed counts at an x if it has all scenarios there; ``std`` is the sample standard deviation
-    over seeds, NaN for one seed; ``low`` and ``high`` are that far from the mean.
+    over seeds, NaN for one seed; ``low`` and ``high`` are one ``std`` from the mean.
     """
     here = values[values.scenario.isin(list(scenarios))].drop_duplicates(
         ["series", "x", "seed", "scenario"], keep="last"
@@ -185,7 +185,7 @@ BAND = "; band: one standard deviation over seeds"
 
 
 def over(scenarios: Collection[str], labels: Mapping[str, str], points: pd.DataFrame) -> str:
-    """Return in words which scenarios and how many seeds means are over."""
+    """Return text on the scenarios and the number of seeds that means are over."""
     counts = sorted(set(points.seeds.map(len))) or [0]
     many = " to ".join(map(str, counts if len(counts) == 1 else (counts[0], counts[-1])))
     said = f"{many} seed{'' if counts == [1] else 's'}"

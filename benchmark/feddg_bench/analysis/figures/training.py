@@ -1,6 +1,6 @@
-"""Models for figures: trained in memory by the loop of every run, kept after wanted rounds, drawn.
+"""Models for figures: trained in memory by the loop of every run, kept after requested rounds.
 
-Models that a run kept on disk are used as they are.
+Models that a run kept on disk are reused. Figures of images are drawn by `image_grid`.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ if TYPE_CHECKING:
 
 @dataclass
 class Trained:
-    """A run in memory, after the last round that was wanted."""
+    """A run in memory, after the last requested round."""
 
     plan: Plan  # what was run
     federation: Federation  # images, clients and splits
     classes: tuple[str, ...]  # names of the classes
-    method: Method  # the module; holds whatever was loaded last
-    spec: WorkerSpec  # what a worker is built from
+    method: Method  # the module, with the weights loaded last
+    spec: WorkerSpec  # specification to build a worker
     private: Weights  # state of a client that never trained
     memories: dict[str, Payload] = field(default_factory=dict)
-    # after each wanted round; 0 is before round 1
+    # global models after each requested round; 0 is before round 1
     models: dict[int, Weights] = field(default_factory=dict)
-    before: Weights = field(default_factory=dict)  # what the last round's clients were sent
+    before: Weights = field(default_factory=dict)  # weights sent to the last round's clients
     updates: dict[str, Weights] = field(default_factory=dict)  # clients' trained weights
-    tasks: dict[str, Task] = field(default_factory=dict)  # what these clients were asked to do
+    tasks: dict[str, Task] = field(default_factory=dict)  # tasks of these clients
 
     def load(self, weights: Weights, client: str | None = None) -> Method:
         """Return the module in evaluation mode with the weights.
@@ -72,7 +72,7 @@ class Trained:
 
     @property
     def device(self) -> torch.device:
-        """Device that the module is on."""
+        """Device of the module."""
         return next(self.method.parameters()).device
 
     def images(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -84,7 +84,7 @@ class Trained:
 
 
 class _Keeper(Observer):
-    """Keeps the global models of the wanted rounds, and the last round's local training.
+    """Keeps the global models of the requested rounds, and the last round's local training.
 
     Round 0 is before round 1.
     """
@@ -119,11 +119,11 @@ def trained_runs(
     *observers: Observer,
     updates: bool = False,
 ) -> list[Trained]:
-    """Return each run with the global models of the wanted rounds.
+    """Return each run with the global models of the requested rounds.
 
-    Models that the run kept are used; otherwise it is trained in memory up to the last wanted
-    round. ``updates`` also asks for the clients' updates: if the model was kept, the clients of
-    its round train once more, from it. For ``at`` see `wanted_rounds`.
+    Models that the run kept are used; otherwise it is trained in memory up to the last requested
+    round. ``updates`` also requests the clients' updates: if the model was kept, the clients of its
+    round train once more, starting from it. For ``at`` see `wanted_rounds`.
 
     Raises:
         FeddgError: If the data, a file or a setting cannot be used.
@@ -155,7 +155,7 @@ def trained_runs(
 
 
 def _kept_models(store: ResultsStore, plan: Plan, rounds: Collection[int]) -> dict[int, Weights]:
-    """Return the models of all these rounds; empty if the run did not keep every one."""
+    """Return the models of all these rounds; empty if the run did not keep all of them."""
     found = {}
     for which in KEEP:
         path = store.model(plan.key, which)
@@ -166,10 +166,10 @@ def _kept_models(store: ResultsStore, plan: Plan, rounds: Collection[int]) -> di
 
 
 def wanted_rounds(text: str | None, rounds: int) -> list[int]:
-    """Return the rounds of a comma-separated list, the last round if there is none.
+    """Return the rounds of a comma-separated list; by default the last round.
 
     Raises:
-        SettingsError: If it is not numbers from 0 to the run's last round.
+        SettingsError: If an entry is not a number from 0 to the run's last round.
 
     >>> wanted_rounds("5,1,5", 50)
     [1, 5]
@@ -192,9 +192,9 @@ def sample(
     splits: Collection[str] = ("id_test", "val", "test"),
     keep: Callable[[np.ndarray], np.ndarray] = lambda labels: np.full(len(labels), True),
 ) -> list[tuple[str, np.ndarray]]:
-    """Return up to ``count`` images of each domain that no client trained on, by its own stream.
+    """Return up to ``count`` images per domain that no client trained on, by the domain's stream.
 
-    ``keep`` returns which images may be drawn, bool [n], from their labels [n].
+    ``keep`` returns a mask of images that may be drawn, bool [n], from their labels [n].
 
     Returns:
         Domains with the ascending indices of their images, in the order of splits.
@@ -220,7 +220,7 @@ T = TypeVar("T")
 
 
 def title_of(run: Trained) -> str:
-    """Return a title that says which experiment a figure is about."""
+    """Return a title that names the experiment of a figure."""
     s = run.plan.settings
     where = f"{dataset_title(s.dataset)}, {TITLES.get(s.protocol, s.protocol)}"
     return f"{where}, scenario {s.scenario}, recipe {run.plan.recipe}"
@@ -248,7 +248,7 @@ def shares(run: Trained, client: str) -> NDArray[np.float64]:
 
 
 def holding(run: Trained, client: str) -> str:
-    """Return what a client mostly holds, such as ``95 % Ink, 5 % Chalk``."""
+    """Return a client's two main domains, such as ``95 % Ink, 5 % Chalk``."""
     found = shares(run, client)
     most = np.argsort(-found, kind="stable")[:2]
     return ", ".join(
@@ -265,7 +265,7 @@ def image_grid(
     *,
     row_height: float,
 ) -> Figure:
-    """Return a figure with domains down and their images across, each with one column per head.
+    """Return a figure with a row per domain and its images across, each with a column per head.
 
     ``draw`` fills the axes of one image, one per head; ``row_height`` is in inches.
     """
@@ -281,7 +281,7 @@ def image_grid(
             start = number * (across + 1)
             draw(image, list(line[start : start + across]))
             for axes in line[start : start + across]:
-                edge = axes.spines[:]  # or white images would have none
+                edge = axes.spines[:]  # otherwise white images would have none
                 edge.set(visible=True, color=PALE, linewidth=0.4)
         line[0].set_ylabel(domain.replace(" (", "\n("), fontsize=7)
     for column, axes in enumerate(grid[0]):

@@ -1,4 +1,4 @@
-"""Gather all that a report shows, as one JSON value."""
+"""Gather the data of a report as one JSON value."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def gather(runs: Sequence[RecordedRun], where: RunFilter | None = None) -> dict[
     """Return the data of the report's page; the same runs give the same data.
 
     Raises:
-        DataError: If no run is left, or a record is damaged.
+        DataError: If no run matches, or a record is damaged.
     """
     shown = fitting(runs, where or {})
     if not shown:

@@ -1,4 +1,4 @@
-"""The page: template, style and script of this package, with data and pictures, in one file."""
+"""The page: this package's template, style and script with data and pictures, in one file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import jinja2
 from feddg_bench.common.errors import DataError
 
 MIME = {".svg": "image/svg+xml", ".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg"}
-"""Pictures that a browser shows; if several share a name, the format that is first here wins."""
+"""Picture formats that browsers show; of files with the same name, the first format is used."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class Figure:
 
     name: str  # stem of its file
     uri: str  # `data:` URI
-    text: str  # what it shows, for those who cannot see it
+    text: str  # alternative text
 
 
 def figures(folder: Path) -> list[Figure]:
-    """Return the pictures of a folder, which may be missing, in the order of their names.
+    """Return a folder's pictures in the order of their names; the folder may be missing.
 
     Raises:
         DataError: If one cannot be read.
@@ -53,7 +53,7 @@ def figures(folder: Path) -> list[Figure]:
 
 
 def _description(content: bytes) -> str:
-    """Return the description in one of our own PNG files; empty for other files."""
+    """Return the description in a PNG file of this suite; empty for other files."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -64,9 +64,9 @@ def _description(content: bytes) -> str:
 
 
 def render(data: Mapping[str, Any], pictures: Sequence[Figure] = ()) -> str:
-    """Return the page. It loads nothing from outside, and its policy forbids that.
+    """Return the page. It loads no external resources, and its security policy forbids them.
 
-    Any text in the data may be hostile.
+    Any text in the data is untrusted.
     """
     folder = Path(__file__).parent / "page"
     loader = jinja2.FileSystemLoader(folder)
@@ -94,7 +94,7 @@ def render(data: Mapping[str, Any], pictures: Sequence[Figure] = ()) -> str:
 
 
 def embedded(data: Mapping[str, Any]) -> str:
-    """Return data as JSON, deflated and in base64, which has no character special to HTML.
+    """Return data as deflated JSON in base64, which has no special characters of HTML.
 
     Raises:
         ValueError: If a number is NaN or infinite, which JSON does not have.

@@ -1,4 +1,4 @@
-"""What the report says about one run: settings, curves, bytes, seconds, what went wrong."""
+"""The report's details of one run: settings, curves, bytes, seconds and faults."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from feddg_bench.records.runs import RecordedRun
 
 REPORTED_SPLITS: tuple[Split, ...] = ("test", "val", "id_test", "id_val")
 POINTS = 60
-"""A curve of more evaluated rounds is thinned to about this many; chosen rounds always stay."""
+"""Curves with more evaluated rounds are thinned to about this many; chosen rounds are kept."""
 LISTED = 20
-"""Most dropped clients that a run lists."""
+"""Maximum number of dropped clients listed for a run."""
 
 
 def shown_metrics(run: RecordedRun) -> tuple[str, ...]:
@@ -34,8 +34,8 @@ class Details:
     """Gathers runs for the page.
 
     Attributes:
-        runs: What `_entry` returns for each run.
-        setups: What runs of one method with one set of settings have in common.
+        runs: Result of `_entry` for each run.
+        setups: Data shared by runs of one method with the same settings.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Details:
         return self._places[run.key]
 
     def _entry(self, run: RecordedRun) -> dict[str, Any]:
-        """Return what the page says about a run.
+        """Return the page's data on a run.
 
         ``seconds`` and ``memory`` (MiB) are for the whole run. ``dropped`` counts dropped clients,
         ``drops`` lists the first `LISTED` as [round, client, tensor]. ``bytes`` is [up per round,
@@ -88,7 +88,7 @@ class Details:
         }
 
     def _setup(self, run: RecordedRun) -> int:
-        """Return the position in `setups` of what does not depend on scenario and seed."""
+        """Return the position in `setups` of data that do not depend on scenario and seed."""
         threads = run.environment["threads"]
         mark = (run.method, run.version, run.dataset, run.protocol, run.recipe, run.fingerprint)
         whole = (*mark, id(run.settings), threads)  # runs share their settings object
@@ -114,7 +114,7 @@ def number(value: float, digits: int) -> float | None:
 
 
 def _plain(environment: Mapping[str, Any]) -> dict[str, str]:
-    """Return values as text; those of a mapping, such as versions, in one line."""
+    """Return values as text; a mapping, such as versions, becomes one line."""
     return {
         name: ", ".join(f"{part} {value[part]}" for part in value)
         if isinstance(value, dict)

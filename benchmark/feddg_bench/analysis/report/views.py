@@ -1,4 +1,4 @@
-"""Leaderboards, and tables of what was varied, under every selection rule and metric."""
+"""Leaderboards and tables of variants, for every selection rule and metric."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.rules import RULES, Rule
 
 BESIDE = "macro_f1"
-"""Metric that stands beside the key metric where classes are imbalanced."""
+"""Metric shown next to the key metric if classes are imbalanced."""
 
 LONGEST = 12
-"""Most characters of a scenario's name in the head of its column; a longer one is left out."""
+"""Maximum length of a scenario's name in the head of its column; longer names are left out."""
 
 
 def table_view(table: Frame, details: Details, shown: Collection[str] = ()) -> dict[str, Any]:
     """Return a table with a view for each metric and selection rule; costs are over all rounds.
 
-    A table of what was varied has the key metric alone, and costs.
+    A table of variants has only the key metric and costs.
 
     Args:
-        table: A leaderboard, or a table of what was varied.
+        table: A leaderboard, or a table of variants.
         details: Gathers the runs.
-        shown: Keys of the runs in the leaderboard, if the table is of what was varied: rows of
-            these runs alone are left out.
+        shown: Keys of the runs in the leaderboard, for a table of variants: rows that have only
+            these runs are left out.
 
     Raises:
         DataError: If a record is damaged, or two runs would fall into one cell.
@@ -138,7 +138,7 @@ def _views(table: Frame) -> Iterator[tuple[str, Rule, Description]]:
 def _groups(table: Frame, *, own: bool) -> Iterator[GroupSpec]:
     """Yield the scenarios under each split with the summaries of the leaderboard, or their mean.
 
-    Where classes are imbalanced, the mean of `BESIDE` stands next to the ``own`` metric.
+    If classes are imbalanced, the mean of `BESIDE` is shown next to the ``own`` metric.
     """
     groups = table.description.groups
     held = {group.split: group for group in reversed(groups)}  # the first of a split
@@ -201,7 +201,7 @@ def _splits(grid: Grid, rows: Sequence[str], against: str | None) -> list[dict[s
 
 
 def _column(column: Column, main: str, against: str | None) -> dict[str, Any]:
-    """Return a column's head and its name, which no other column of its split has."""
+    """Return a column's head and its name, which is unique in its split."""
     source = column.sources[0]
     scenario = column.facts()["scenario"] if column.kind == "measured" else ""
     name = column.kind if column.kind != "measured" else scenario or column.head

@@ -1,1 +1,1 @@
-"""Tables: the one at the end of a command, and those made from records."""
+"""Tables: the summary at the end of a command, and tables made from records."""

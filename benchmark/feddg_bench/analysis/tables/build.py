@@ -1,4 +1,4 @@
-"""Make a table with numbers in it from a description and records.
+"""Make a table with numbers from a description and records.
 
 Every cell is a function of the rows' numbers; footnotes are part of the cells that refer to them.
 """
@@ -76,12 +76,12 @@ def build(
         description: Its rows and columns.
         runs: Runs of one setup, unless all its variants are wanted.
         select: Selection rule in place of the description's.
-        any_paper: Whether a number that any paper publishes for the same scenario stands beneath
-            the measured one.
-        variants: Whether runs of a row that differ in settings are rows of their own.
-        bold: What is marked: see `Bold`.
-        rows: What `choose_rows` returns for this description, or for another one of the same runs.
-        fills: Whether commands for missing cells are asked for.
+        any_paper: Whether to show, below a measured number, one that any paper publishes for the
+            same scenario.
+        variants: Whether runs of a row that differ in settings become separate rows.
+        bold: Rows to mark: see `Bold`.
+        rows: Result of `choose_rows` for this description, or for another one of the same runs.
+        fills: Whether to make commands for missing cells.
 
     Raises:
         DataError: If one cell would average runs with different settings.
@@ -152,7 +152,7 @@ def build(
 
 @dataclass(frozen=True, eq=False)
 class _Sheet:
-    """What the cells of a table are computed from."""
+    """Data from which the cells of a table are computed."""
 
     description: Description
     columns: Sequence[MeasuredColumn]
@@ -160,13 +160,13 @@ class _Sheet:
 
     @cached_property
     def units(self) -> dict[int, list[Unit]]:
-        """The scenarios that any row has, by measured column."""
+        """Scenarios that occur in any row, by measured column."""
         found = sorted({unit for row in self.unordered for unit, _ in row.sample})
         return {c.number: [unit for unit in found if unit[0] == c.number] for c in self.columns}
 
     @cached_property
     def seeds(self) -> list[int]:
-        """The seeds that any row has."""
+        """Seeds that occur in any row."""
         return sorted({seed for row in self.unordered for _, seed in row.sample})
 
     @cached_property
@@ -178,7 +178,7 @@ class _Sheet:
 
     @cached_property
     def collapsed(self) -> dict[Row, int]:
-        """How many runs collapsed, of rows that have any and all of the first group."""
+        """Number of collapsed runs in the first group, for rows that have any."""
         asked = self.description
         if self.reference is None or not asked.ranked or asked.unit != "%":
             return {}
@@ -188,7 +188,7 @@ class _Sheet:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """The rows; ranked ones by their mean over the first group, or the IQM if runs collapse."""
+        """The rows; ranked ones in order of mean or, if runs collapse, IQM over the first group."""
         if not self.description.ranked:
             return list(self.unordered)
         sign = 1 if self.description.lower_is_better else -1
@@ -203,7 +203,7 @@ class _Sheet:
 
     @cached_property
     def comparisons(self) -> dict[frozenset[int], dict[Row, Comparison]]:
-        """Each row against the reference, by columns; p-values after Holm's correction."""
+        """Comparison of each row with the reference, by columns; p-values are Holm-corrected."""
         found: dict[frozenset[int], dict[Row, Comparison]] = {}
         for number, group in enumerate(self.description.groups):
             if self.reference is None or not COMPARED & set(group.summaries):
@@ -220,13 +220,13 @@ class _Sheet:
 
     @property
     def tie(self) -> float:
-        """Differences below it are ties: `TIE` of accuracies, else half the last digit printed."""
+        """Differences below it are ties: `TIE` if in percent, else half the last printed digit."""
         percent = self.description.unit == "%"
         return TIE if percent else 0.5 * 10.0**-self.description.decimals
 
     @cached_property
     def first(self) -> dict[Row, Sample]:
-        """Each row's values of the first group, of seeds that have all its scenarios."""
+        """Each row's values in the first group, for seeds with all its scenarios."""
         numbers = [c.number for c in self.columns if c.group == 0]
         units = {unit for number in numbers for unit in self.units[number]}
         parts = {row: row.part(numbers) for row in self.unordered}
@@ -243,12 +243,12 @@ class _Sheet:
         return mean_and_std(list(seeds.values()))[0] if seeds else None
 
     def accuracy(self, row: Row) -> float | None:
-        """Return `mean` where it is an accuracy on held-out domains, else ``None``."""
+        """Return `mean` if it is an accuracy on held-out domains, else ``None``."""
         first = {(c.metric, c.split) for c in self.columns if c.group == 0}
         return self.mean(row) if first <= {("accuracy", "test"), ("accuracy", "val")} else None
 
     def wanted(self, sources: Sequence[MeasuredColumn]) -> list[Unit]:
-        """Return the scenarios of some columns; none if no row has any for one of them."""
+        """Return the scenarios of some columns; empty if one of these has none in any row."""
         found = [self.units[source.number] for source in sources]
         return [unit for units in found for unit in units] if all(found) else []
 
@@ -307,7 +307,7 @@ def _own(
     keys: tuple[str, ...],
     notes: tuple[str, ...],
 ) -> Entry:
-    """Return a row's number that needs no other row; ``seeds`` holds its complete seeds."""
+    """Return a row's entry that depends on no other row; ``seeds`` holds its complete seeds."""
     if column.kind == "iqm":
         whole = {p: v for p, v in row.part(column.numbers).items() if p[1] in seeds}
         return _estimate(iqm(whole), column.decimals, keys, notes)
@@ -333,7 +333,7 @@ def _compared(
     keys: tuple[str, ...],
     curve: Sequence[tuple[Sample, Sample]],
 ) -> Entry:
-    """Return the comparison of a row with the reference row, whose rounds make the curve."""
+    """Return a row's comparison with the reference row; ``curve`` holds the latter's rounds."""
     if (reference := sheet.reference) is None:
         why = f"there is no run of {sheet.description.against} to compare with"
         return Entry(None, footnotes=(why,))
@@ -371,7 +371,7 @@ def _compared(
 
 
 def _known(row: Row, column: Column) -> Sample:
-    """Return the row's numbers on `id_test` in the runs of a column."""
+    """Return a row's numbers on `id_test` in the runs of a column."""
     each = (on_split(row, source, "id_test") for source in column.sources)
     return {place: value for found in each for place, value in found.items()}
 
@@ -386,7 +386,7 @@ def _curve(row: Row, column: Column) -> list[tuple[Sample, Sample]]:
 
 
 def _marked(sheet: _Sheet, column: Column, bold: Bold, entries: list[Entry]) -> list[Entry]:
-    """Return a column's cells, the best and the second marked."""
+    """Return a column's cells with the best and the second-best marked."""
     units, lower = sheet.wanted(column.sources), sheet.description.lower_is_better
     if column.kind not in _MARKED or not units or bold == "none":
         return entries
@@ -398,7 +398,7 @@ def _marked(sheet: _Sheet, column: Column, bold: Bold, entries: list[Entry]) -> 
             replace(entry, mark=marks[place]) if place in marks else entry
             for place, entry in enumerate(entries)
         ]
-    digits = column.decimals  # rows that print the same share a mark
+    digits = column.decimals  # rows with the same printed number share a mark
     printed = [None if e.value is None else round(e.value, digits) for e in entries]
     best = sorted({value for value in printed if value is not None}, reverse=not lower)
     by_value = dict(zip(best, MARKS, strict=False))
@@ -425,7 +425,7 @@ def _estimate(
 
 
 def _ends(found: Estimate) -> tuple[float | None, float | None]:
-    """Return the ends of an interval; ``None`` where there is none."""
+    """Return the ends of an interval; ``None`` if there is none."""
     low, high = (None if math.isnan(end) else end for end in (found.low, found.high))
     return low, high
 
@@ -482,7 +482,7 @@ def _of_any_paper(
     """Return the number that any paper publishes for a measured column's scenario.
 
     For a mean over columns, it is the mean of their numbers, if all columns have one. The second
-    part says what sets a published number apart that is left out: source -> how its frame differs.
+    part explains why a published number is left out: its source -> how the setup differs.
     """
     found: list[Published] = []
     for source in column.sources if column.kind in _MARKED else ():
@@ -538,7 +538,7 @@ def _gap(ours: Entry, published: Entry | None, column: Column) -> Entry | None:
 def _outside(
     description: Description, row: Row, columns: Sequence[MeasuredColumn]
 ) -> tuple[str, ...]:
-    """Return how a row's runs depart from the frame of the paper; empty if they do not."""
+    """Return how a row's runs depart from the setup of the paper; empty if they do not."""
     if description.paper is None:
         return ()
     found = (
@@ -556,7 +556,7 @@ def _outside(
 
 
 def _fills(sheet: _Sheet, row: Row, outside: Sequence[tuple[str, ...]]) -> _Missing:
-    """Return the commands that fill a row's cells; all of it if its runs are in another frame."""
+    """Return the commands that fill a row's cells; all cells if its runs have another setup."""
     if row.where is None:
         return _NOTHING
     departs = dict(zip(sheet.rows, outside, strict=True))
@@ -591,7 +591,7 @@ def _frames(
     outside: Sequence[tuple[str, ...]],
     elsewhere: Mapping[str, str],
 ) -> Iterator[str]:
-    """Yield notes on rows whose runs are not in the paper's frame, and on choices of our own."""
+    """Yield notes on rows that depart from the paper's setup, and on choices of our own."""
     for departs in dict.fromkeys(filter(None, outside)):
         labels = [row.label for row, found in zip(rows, outside, strict=True) if found == departs]
         yield (

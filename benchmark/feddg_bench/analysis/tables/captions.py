@@ -1,4 +1,4 @@
-"""Captions and notes: what was run, how numbers were chosen, what to beware of."""
+"""Captions and notes: what was run, how numbers were selected, and caveats."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ RULE_SENTENCES: Mapping[Rule, str] = {
     "oracle": "ORACLE: best round on the test domain",
 }
 MOST_WORDS = 40
-"""Most words of a title and a caption."""
+"""Maximum number of words of title and caption together."""
 BY_CLIENTS = ("partition.clients", "partition.heterogeneity", "federation.per_round")
-"""Settings that mean nothing where one client holds all images."""
+"""Settings without meaning if one client holds all images."""
 _CLIENTS = ("partition.clients", "N={}")
 _SAMPLED = ("federation.per_round", "K={}")
 SPREAD = {
@@ -45,9 +45,9 @@ SPREAD = {
     "domain": (("partition.kind", "one client per {}"), _SAMPLED),
     "pooled": (("partition.kind", "all images {}"),),
 }
-"""Kind of partition -> the settings that say who holds what."""
+"""Kind of partition -> the settings that describe it, with their formats."""
 _OTHER = (_CLIENTS, _SAMPLED, ("partition.kind", "partition {}"))
-"""The same for a kind that this list lacks."""
+"""The same for all other kinds."""
 _FIRST = (
     ("backbone.name", "{}"),
     ("data.image_size", "{} px"),
@@ -62,7 +62,7 @@ _MORE = (
     ("federation.bn", "batch normalisation {}"),
 )
 _MANY = 8
-"""Most differences that are listed; the rest are only counted."""
+"""Maximum number of differences listed; the rest are only counted."""
 
 TESTED = (
     "bold: better than every other row; underlined: better than every row but that one; where "
@@ -93,12 +93,12 @@ _AGAINST = {
     "improvement": "P(better): probability that a run is better than one of {0} in the same "
     "scenario, with an interval of the same bootstrap",
 }
-"""Summary that compares with a method -> what it is."""
+"""Summary that compares with a method -> its definition."""
 _SPREADS = {
     "sd": ("SD", "sample standard deviation"),
     "interval": ("95 % interval", "half of its 95 % interval (Student's t)"),
 }
-"""What the number behind ± is, for captions and for definitions."""
+"""Meaning of the number after ±, for captions and for definitions."""
 
 
 def caption(
@@ -111,8 +111,8 @@ def caption(
 ) -> str:
     """Return the data sets, the protocol, the setup, the seeds and the selection rule.
 
-    With the title these are `MOST_WORDS` words at most, so that some of the setup may be left out;
-    all is in the definitions. ``outside`` says that the setup is not the paper's.
+    Title and caption have at most `MOST_WORDS` words, so parts of the setup can be left out; the
+    definitions hold all of it. ``outside`` says that the setup is not the paper's.
     """
     runs = [run for row in rows for run in row.members]
     if not runs:
@@ -154,7 +154,7 @@ def definitions(
     seeds: Sequence[int],
     lines: Sequence[Line],
 ) -> tuple[str, ...]:
-    """Return sentences that say how a table's numbers were made."""
+    """Return sentences on how a table's numbers were obtained."""
     runs = [run for row in rows for run in row.members]
     spread = _SPREADS[description.spread][1]
     over = f", mean ± {spread} over seeds" if len(seeds) > 1 else ""
@@ -208,9 +208,9 @@ def _key(runs: Sequence[RecordedRun]) -> str:
 def _settings(
     runs: Sequence[RecordedRun], free: Collection[str], more: Iterable[tuple[str, str]]
 ) -> list[str]:
-    """Return the settings that most runs of a data set have, the most telling first.
+    """Return the most frequent settings of a data set's runs, the most informative first.
 
-    Of the settings ``free``, which columns vary, only those are said that have one value.
+    Settings in ``free``, which columns vary, are included only if they have a single value.
     """
     common = modal(runs)
     spread = SPREAD.get(common.get("partition.kind", "heterogeneous"), _OTHER)
@@ -229,7 +229,7 @@ def _plain(value: Any) -> str:
 
 
 def tuning(rows: Sequence[Row]) -> list[str]:
-    """Return a sentence on how the settings of rows were tuned; none if tuning changed nothing."""
+    """Return a sentence on how the rows' settings were tuned; none if tuning changed nothing."""
     runs = [run for row in rows for run in row.members]
     if not any(run.changed for run in runs):
         return []
@@ -246,7 +246,7 @@ def tuning(rows: Sequence[Row]) -> list[str]:
 
 
 def _privacy(rows: Sequence[Row]) -> list[str]:
-    """Return the privacy guarantees of protected rows, each by the largest epsilon of its runs."""
+    """Return the privacy guarantees of protected rows, each with its runs' largest epsilon."""
     found: dict[str, list[str]] = {}
     for row in rows:
         records = [run.privacy for run in row.members if run.privacy]
@@ -257,9 +257,9 @@ def _privacy(rows: Sequence[Row]) -> list[str]:
 
 
 def by_one_run(rows: Sequence[Row]) -> tuple[dict[Row, str], str]:
-    """Return footnotes of rows with settings that one run chose; words for all if most have them.
+    """Return footnotes on settings that one run chose; a single text if most rows have them.
 
-    Such a setting may be what makes the difference between two rows.
+    Such a setting may cause the difference between two rows.
     """
     keys = {row: {key for run in row.members for key in run.by_one_run} for row in rows}
     keys = {row: chosen for row, chosen in keys.items() if chosen}
@@ -273,7 +273,7 @@ def _by_one_run(keys: Collection[str]) -> str:
 
 
 def notes(description: Description, rows: Sequence[Row]) -> tuple[str, ...]:
-    """Return a table's own notes, and notes on rows that are tuned or unlike most."""
+    """Return a table's own notes, and notes on rows that were tuned or differ from most."""
     usual = _usual(rows)
     aside = {*varied_keys(description), "data.split_csv", "partition.rounding"}
     said = [*description.notes]
@@ -313,9 +313,9 @@ def _shortened(said: list[str]) -> list[str]:
 
 
 def mixed(description: Description, rows: Sequence[Row]) -> dict[Row, str]:
-    """Return, for rows whose runs were made with other rounds, networks and so on, how they differ.
+    """Return the differences of rows with another setup, such as other rounds or networks.
 
-    A value that a recipe or a method sets is no difference, unless a run departs from it.
+    A value that a recipe or a method sets is not a difference, unless a run departs from it.
     """
     usual, aside = _usual(rows), varied_keys(description)
     asked = {row: {*aside, *(row.where or {})} for row in rows}
@@ -335,7 +335,7 @@ def mixed(description: Description, rows: Sequence[Row]) -> dict[Row, str]:
 
 
 def _codes(rows: Sequence[Row]) -> list[str]:
-    """Return a sentence for each row whose runs were made by codes that may differ in numbers."""
+    """Return a sentence for each row that mixes source codes whose numbers may differ."""
     said = []
     for row in rows:
         codes: dict[tuple[str, int], set[str]] = {}
@@ -353,9 +353,9 @@ def _codes(rows: Sequence[Row]) -> list[str]:
 
 
 def _cpus(rows: Sequence[Row]) -> list[str]:
-    """Return sentences on rows of several kinds of CPU, and on rows of another one than most.
+    """Return sentences on rows with several kinds of CPU, and on those with another than most.
 
-    A portable run has the same numbers on every kind.
+    A portable run gives the same numbers on every kind.
     """
     several, by_cpu = list[str](), dict[str, list[str]]()
     for row in rows:
@@ -402,9 +402,9 @@ def seeds_text(seeds: Iterable[int]) -> str:
 
 
 def sentence(words: str) -> str:
-    """Return words as a sentence: with a capital and a full stop.
+    """Return words as a sentence, with an initial capital and a full stop.
 
-    A first word with capitals of its own, such as iWildCam, stays as it is.
+    A first word with inner capitals, such as iWildCam, is not changed.
     """
     if not words:
         return ""

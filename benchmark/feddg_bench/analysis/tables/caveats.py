@@ -1,4 +1,4 @@
-"""Footnotes on rows: numbers that are no better than guesses, or not what they look like."""
+"""Footnotes on rows: results at chance level, and results that may mislead."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from feddg_bench.records.rules import one_class_splits
 from feddg_bench.records.runs import RecordedRun
 
 NEAR = 0.05
-"""A row is at chance if it gets less than this share of the way from guessing to perfect."""
+"""A row is at chance below this share of the range from guessing to perfect accuracy."""
 
 
 def caveats(runs: Sequence[RecordedRun], accuracy: float | None) -> Iterator[str]:
-    """Yield what a reader must know about a row.
+    """Yield the caveats of a row.
 
-    ``accuracy`` is its mean in percent, ``None`` where it is not known or another metric is shown.
+    ``accuracy`` is its mean in percent, ``None`` if it is unknown or another metric is shown.
     """
     known = {classes(run.dataset) for run in runs}
     number = known.pop() if len(known) == 1 else None
@@ -36,7 +36,7 @@ def caveats(runs: Sequence[RecordedRun], accuracy: float | None) -> Iterator[str
 
 @cache
 def classes(dataset: str) -> int | None:
-    """Return the number of a data set's classes, if they are known here."""
+    """Return the number of a data set's classes; ``None`` if unknown."""
     try:
         found = load_dataset(dataset).classes
     except (FeddgError, AttributeError):

@@ -1,4 +1,4 @@
-"""Columns of a table: those that are measured, and those that are shown."""
+"""Measured columns and shown columns of a table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class MeasuredColumn:
     number: int  # position among the measured columns
     group: int  # its group's position in the description
     spec: ColumnSpec
-    where: RunFilter  # filter of its runs, with those of the table and the group
+    where: RunFilter  # filter of its runs, including those of the table and the group
     own: RunFilter  # the same without the table's
     split: str | None  # the split it reads; `None` for costs
     metric: str  # name in the evaluation, or one of `COSTS`
@@ -34,15 +34,15 @@ class Column:
 
     group: str  # head over several columns; may be empty
     head: str  # head of this one
-    kind: Kind  # whether its numbers are measured, or which summary they are, or `text_grid`'s
-    sources: tuple[MeasuredColumn, ...]  # the measured column, or all of a group; none of texts
-    published: RunFilter  # what its description says about published numbers
+    kind: Kind  # measured numbers, a summary, or a `text_grid`'s text
+    sources: tuple[MeasuredColumn, ...]  # the measured column, or all of a group; empty for texts
+    published: RunFilter  # the description's filter of published numbers
     decimals: int  # digits after the point
-    detail: bool = False  # whether it stands in the notes and the CSV alone
+    detail: bool = False  # whether it is only in the notes and the CSV
 
     @property
     def title(self) -> str:
-        """Head of this column with that of its group, unless it names its split itself."""
+        """Head of this column after that of its group, unless it names its split itself."""
         named = (self.head,) if self.kind == "id_test" else (self.group, self.head)
         return " ".join(filter(None, named))
 
@@ -52,7 +52,7 @@ class Column:
         return frozenset(column.number for column in self.sources)
 
     def facts(self) -> dict[str, str]:
-        """Return the column's fields in CSV: what its measured columns have in common."""
+        """Return the column's fields in CSV: the values common to its measured columns."""
         facts = {}
         for name in ("dataset", "protocol", "scenario", "train", "val", "test"):
             values = {

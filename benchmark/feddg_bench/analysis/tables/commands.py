@@ -1,4 +1,4 @@
-"""Commands that fill missing cells, and those that repeat a run."""
+"""Commands that fill missing cells or repeat a run."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from feddg_bench.records.differences import differences, setting_text, values
 from feddg_bench.records.runs import FIELDS, RecordedRun, setting_items
 
 FILE = "FILE"
-"""Stands for the path of a file, since a record holds only its hash."""
+"""Placeholder for the path of a file, since a record holds only its hash."""
 SEEDS = (0, 1, 2)
-"""Seeds to run where the table has none."""
+"""Seeds to run if the table has none."""
 
 
 def fill_commands(
@@ -35,8 +35,8 @@ def fill_commands(
 ) -> dict[int, str]:
     """Return the command that fills each missing column of a row.
 
-    Columns that one command can fill share it. ``scenarios`` holds the scenarios that any row has,
-    by column.
+    Columns that one command can fill share it. ``scenarios`` maps columns to the scenarios found in
+    any row.
     """
     parts: dict[int, tuple[str, str, str]] = {}
     asked: dict[tuple[str, str, str], dict[str, None]] = {}
@@ -112,7 +112,7 @@ def overrides(run: RecordedRun) -> Mapping[str, Any]:
 
 
 def _scenarios(where: Mapping[str, Any], known: Collection[str]) -> list[str]:
-    """Return the scenarios of a column as ``--scenario`` takes them."""
+    """Return a column's scenarios in the form that ``--scenario`` accepts."""
     if isinstance(where.get("scenario"), str):
         return [where["scenario"]]
     held = [where.get(role) for role in PROTOCOLS.get(str(where.get("protocol")), ())]
@@ -122,7 +122,7 @@ def _scenarios(where: Mapping[str, Any], known: Collection[str]) -> list[str]:
 
 
 def _needs(where: Mapping[str, Any], recipe: str | None) -> str:
-    """Return what a command still needs, as a comment to put after it; empty if nothing."""
+    """Return a command's unmet requirement as a trailing comment; empty if there is none."""
     for kind, name in (("data set", where.get("dataset")), ("method", where.get("method"))):
         if isinstance(name, str) and name not in names(kind):
             near = difflib.get_close_matches(name, names(kind), 1)
@@ -147,8 +147,8 @@ def repeat_command(run: RecordedRun, settings: Mapping[str, Any], threads: int =
     """Return the command that repeats a run, without its scenario and its seed.
 
     It names the recipe and every setting in which the run differs from it, or all settings if the
-    recipe is not a shipped one. It gives all the method's own settings, so that it does not depend
-    on a version's defaults.
+    recipe is not shipped. It gives all of the method's own settings, so that it does not depend on
+    a version's defaults.
     """
     parts = ["feddg-bench", "run", "--method", run.method, "--protocol", run.protocol]
     parts += ["--dataset", run.dataset]
@@ -166,7 +166,7 @@ def repeat_command(run: RecordedRun, settings: Mapping[str, Any], threads: int =
 
 
 def _yaml(value: Any) -> str:
-    """Return a value as one writes it in ``KEY=VALUE``."""
+    """Return a value in ``KEY=VALUE`` syntax."""
     if isinstance(value, dict):
         return FILE
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Descriptions of tables: YAML files that say which runs are its rows and its columns."""
+"""Descriptions of tables: YAML files that select the runs of rows and columns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from feddg_bench.records.runs import FIELDS, RecordedRun
 Value = str | int | float | bool | None
 RunFilter = Mapping[str, Value | list[Value]]
 """A field of a run (method, dataset, protocol, scenario, train, val, test, seed, recipe, version)
-or a setting by dotted key -> the value a run must have, or a list of values it may have."""
+or a setting by dotted key -> the value that a run must have, or a list of allowed values."""
 
 Split = Literal["id_val", "id_test", "val", "test"]
 
@@ -60,10 +60,10 @@ HEADS: Mapping[Summary, str] = {
     "excess": "at equal id_test",
     "improvement": "P(better)",
 }
-"""Summary -> head of its column, unless a table gives another."""
+"""Summary -> default head of its column."""
 
 RECIPES = {"pardon": "pardon", "fisc": "pardon", "fedccrl": "fedccrl", "ppdg": "ppdg"}
-"""Paper -> the recipe with its frame."""
+"""Paper -> the recipe with its setup."""
 
 COSTS = {
     "megabytes_up": "MB up a round",
@@ -83,9 +83,9 @@ class ColumnSpec(Section):
     split: Split | None = None
     metric: str | None = None
     over: Literal["images", "domains", "worst"] = "images"
-    """Over all images of a split, or the mean or the smallest of its domains."""
+    """Metric over all images of a split, or its mean or its smallest value over domains."""
     published: RunFilter = Field(default_factory=dict)
-    """Columns of the file of published numbers -> their values, where they cannot be guessed."""
+    """Columns of the file of published numbers -> their values, if they cannot be inferred."""
 
 
 class GroupSpec(Section):
@@ -95,7 +95,7 @@ class GroupSpec(Section):
     where: RunFilter = Field(default_factory=dict)
     split: Split | None = None
     select: Rule | None = None
-    """Selection rule of these columns, if it is not the table's."""
+    """Selection rule of these columns, if different from the table's."""
     metric: str | None = None
     hidden: bool = False
     """Show only the summaries."""
@@ -103,13 +103,13 @@ class GroupSpec(Section):
     summaries: dict[Summary, str] = Field(default_factory=dict)
     """Summary -> head of its column."""
     detail: bool = False
-    """Show these columns in the notes and the CSV alone."""
+    """Show these columns only in the notes and the CSV."""
     details: list[Summary] = Field(default_factory=list)
-    """Summaries that stand in the notes and the CSV alone."""
+    """Summaries shown only in the notes and the CSV."""
     published: dict[Summary, RunFilter] = Field(default_factory=dict)
 
     def led_by_iqm(self) -> GroupSpec:
-        """Return the group with the IQM first, which takes the mean's place."""
+        """Return the group with the IQM first, in the place of the mean."""
         kinds = sorted(self.summaries, key=lambda kind: kind != "iqm")
         swapped: Mapping[Summary, Summary] = {"iqm": "mean"}
         details = [swapped.get(kind, kind) for kind in self.details]
@@ -118,13 +118,13 @@ class GroupSpec(Section):
 
 
 class RowSpec(Section):
-    """One row, or several where its runs differ in settings."""
+    """One row, or several if its runs differ in settings."""
 
     label: str
     where: RunFilter | None = None
     """``null``: a row of published numbers only."""
     published: RunFilter | None = Field(default_factory=dict)
-    """As for columns; ``null``: nobody published this row."""
+    """As for columns; ``null``: no number of this row is published."""
 
 
 class Description(Section):
@@ -139,14 +139,14 @@ class Description(Section):
     table: str | None = None
     """Number of the table in that paper."""
     best: list[str] = Field(default_factory=list)
-    """Labels of the rows that the paper says are better than the others (`claims`)."""
+    """Labels of the rows that the paper claims are better than the others (`claims`)."""
     select: Rule = "last"
     metric: str = "accuracy"
     unit: str = "%"
     lower_is_better: bool = False
     decimals: int = Field(2, ge=0, le=6)
     spread: Literal["sd", "interval"] = "sd"
-    """Number behind ±: the standard deviation over seeds, or half of the mean's 95 % interval."""
+    """Number after ±: the standard deviation over seeds, or half of the mean's 95 % interval."""
     recipe: str | None = None
     """Recipe for the commands that fill cells."""
     where: RunFilter = Field(default_factory=dict)
@@ -162,7 +162,7 @@ class Description(Section):
 
     @property
     def own_recipe(self) -> str:
-        """The recipe with the paper's frame; empty if it is not a paper's table."""
+        """The recipe with the paper's setup; empty if it is not a paper's table."""
         return self.recipe or RECIPES.get(self.paper or "", "")
 
     @model_validator(mode="after")
@@ -239,7 +239,7 @@ def load_description(name: str, also: Collection[str] = ()) -> tuple[str, Descri
     If the name is unknown, the error lists the shipped tables and the other known names, ``also``.
 
     Raises:
-        SettingsError: If it is unknown, not readable, or wrong; the message names file and key.
+        SettingsError: If it is unknown, unreadable or invalid; the message names file and key.
     """
     path = find_yaml("table", "sweeps/tables", name, also=also)
     layer = load_layer(path, "table")

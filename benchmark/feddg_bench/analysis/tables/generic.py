@@ -1,7 +1,7 @@
-"""Frames: runs that can be compared, and tables of them without a description.
+"""Frames: sets of comparable runs, and tables of them that need no description file.
 
-The methods of a frame share what decides who holds which images, the backbone, the images' size and
-the number of rounds.
+The methods of a frame share the distribution of images over clients, the backbone, the image size
+and the number of rounds.
 """
 
 from __future__ import annotations
@@ -46,27 +46,27 @@ from feddg_bench.records.statistics import FEWEST
 
 AGAINST = "fedavg"
 ADDED = {"data.background": "black", "data.exif": False}
-"""Parts of the frame that came after the first records, which lack them while they have these."""
+"""Settings added after the first records were made -> the value in records that lack them."""
 
 DETAILS: tuple[Summary, ...] = (
     *("worst", "iqm", "rank", "wins", "detectable", "excess", "improvement"),
 )
-"""Summaries that a leaderboard has in its notes."""
+"""Summaries that a leaderboard shows in its notes."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """Runs that can be compared: they share data set, protocol, setup and federation."""
+    """Comparable runs: they share data set, protocol, setup and federation."""
 
-    name: str  # such as `digits4-ltdo-quick`, a stem for files
-    setup: str  # the same for all frames of a data set, protocol and setup, likewise
-    description: Description  # of a table with scenarios as columns; every method is a row
+    name: str  # stem of file names, such as `digits4-ltdo-quick`
+    setup: str  # stem shared by all frames of a data set, protocol and setup
+    description: Description  # of a table with a column per scenario and a row per method
     runs: tuple[RecordedRun, ...]
     recipe: str  # label of the runs' recipe, with `, tuned` if their settings were tuned
 
     @property
     def title(self) -> str:
-        """Data set, protocol and recipe as papers write them, and what sets the frame apart."""
+        """Data set, protocol and recipe as papers write them, and what distinguishes the frame."""
         return self.description.title
 
     def metric_label(self, split: str) -> str:
@@ -117,7 +117,7 @@ def leaderboards(
 ) -> list[Frame]:
     """Return one frame for each data set, protocol and setup, or for those of one recipe.
 
-    It shows the frame with the recipe's own settings, or else the one with the most runs.
+    It is the frame with the recipe's own settings, or else the one with the most runs.
     """
     found: dict[str, list[Frame]] = {}
     for frame in frames(runs, against):
@@ -128,7 +128,7 @@ def leaderboards(
 
 
 def most_complete(frames: Sequence[Frame]) -> list[Frame]:
-    """Return the frame with the most runs in its rows of each data set and protocol."""
+    """Return, for each data set and protocol, the frame with the most runs in its rows."""
     found: dict[tuple[str, str], list[Frame]] = {}
     for frame in frames:
         found.setdefault((frame.runs[0].dataset, frame.runs[0].protocol), []).append(frame)
@@ -153,11 +153,11 @@ def by_values(
     """Return the name and the description of a table with a column for each value.
 
     Args:
-        methods: Its rows; all that have runs if there are none.
+        methods: Methods in the rows; if empty, all methods with runs.
         columns: A field of a run, such as ``scenario``, or a setting, such as
             ``partition.heterogeneity`` or ``lambda``.
-        runs: Where the values are looked up.
-        dataset: Data set; needed if there are several and the columns do not tell them apart.
+        runs: Runs from which the values are taken.
+        dataset: Data set; needed if there are several, unless each is a column.
         protocol: Protocol, likewise.
         recipe: Recipe of the runs, if it matters.
 
@@ -211,7 +211,7 @@ def by_values(
 
 
 def _by_value(name: str, runs: Sequence[RecordedRun]) -> list[ColumnSpec]:
-    """Return a column for each value of a field or a setting, over the scenarios that all have."""
+    """Return a column per value of a field or setting, over the scenarios common to all values."""
     known: dict[Any, set[str]] = {}
     for run in runs:
         known.setdefault(run.get(name), set()).add(run.scenario)
@@ -231,7 +231,7 @@ def _by_value(name: str, runs: Sequence[RecordedRun]) -> list[ColumnSpec]:
 
 
 def varied(runs: Sequence[RecordedRun], recipe: str | None = None) -> list[Frame]:
-    """Return all runs of each data set, protocol and setup, whatever their settings."""
+    """Return all runs of each data set, protocol and setup, regardless of their settings."""
     found = []
     for dataset, protocol, setup in _setups(runs):
         if recipe in (None, setup.recipe):
@@ -311,7 +311,7 @@ def _describe(title: str, runs: Sequence[RecordedRun], against: str | None) -> D
 
 
 def _macro_f1(test: GroupSpec) -> GroupSpec:
-    """Return the macro F1 over test, for runs whose classes are imbalanced: its mean."""
+    """Return the group with the mean macro F1 on test, for runs with imbalanced classes."""
     columns = [
         column.model_copy(update={"head": "macro F1", "metric": "macro_f1"})
         for column in test.columns
@@ -335,10 +335,10 @@ def shown_as(metric: Metric) -> dict[str, Any]:
 def _together(
     runs: Sequence[RecordedRun], free: Collection[str]
 ) -> list[tuple[dict[str, Any], list[RecordedRun]]]:
-    """Return the runs of each frame, after the settings that they share.
+    """Return the shared settings and the runs of each frame.
 
-    Runs with all images in one client are in every frame that they fit and whose scenarios have
-    theirs, or that they fit alone where none has it.
+    A run with all images in one client joins every matching frame that has its scenario, every
+    matching frame if none has it, and a frame of such runs if no frame matches.
     """
     pooled: list[RecordedRun] = []
     federated: dict[str, tuple[dict[str, Any], list[RecordedRun]]] = {}
@@ -368,7 +368,7 @@ def _together(
 
 
 def _shared(run: RecordedRun, free: Collection[str]) -> dict[str, Any]:
-    """Return what methods must share to be compared."""
+    """Return the settings that runs must share to be compared."""
     prefixes, settings = ("partition.", "backbone.", "data.", "world."), {**ADDED, **run.settings}
     keys = [key for key in run.settings if key.startswith(prefixes)]
     keys += ["federation.rounds", "federation.per_round"]
@@ -379,7 +379,7 @@ def _shared(run: RecordedRun, free: Collection[str]) -> dict[str, Any]:
 
 
 def slug(different: Sequence[str]) -> str:
-    """Return differences as part of a file name; a hash stands for more than three."""
+    """Return differences as part of a file name; more than three become a hash."""
     if len(different) > 3:
         return hashlib.sha256("-".join(different).encode()).hexdigest()[:8]
     return file_name("-".join(said.replace("=", "-", 1).replace(" ", "-") for said in different))

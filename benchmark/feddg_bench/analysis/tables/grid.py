@@ -1,4 +1,4 @@
-"""A table with its numbers in it, as the writers of Markdown, LaTeX and CSV need it."""
+"""A table with its numbers, as the writers of Markdown, LaTeX and CSV need it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from feddg_bench.analysis.tables.columns import Column
 
 DASH = "\N{EN DASH}"
 REFERENCE = "reference"
-"""Text of the row that others are compared with."""
+"""Cell text of the row that others are compared with."""
 Bold = Literal["tested", "best", "none"]
-"""What is marked: rows that a test says are better than the others, those with the best and the
-second best number, or nothing."""
+"""Rows to mark: those better than the others by a test, those with the best and the second-best
+number, or none."""
 Mark = Literal["best", "second"]
 MARKS: tuple[Mark, Mark] = ("best", "second")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What a cell holds."""
+    """The content of a cell."""
 
     value: float | None  # the number; `None` for a missing one or for `text`
     text: str = DASH
@@ -31,10 +31,10 @@ class Entry:
     low: float | None = None
     high: float | None = None
     mark: Mark | None = None
-    keys: tuple[str, ...] = ()  # runs that the number comes from
-    fill: str = ""  # the command that would fill the cell, if it is missing
-    source: str = ""  # where a published number is printed
-    footnotes: tuple[str, ...] = ()  # in sentences without a full stop
+    keys: tuple[str, ...] = ()  # keys of the runs behind the number
+    fill: str = ""  # the command that fills the cell, if its number is missing
+    source: str = ""  # source of a published number
+    footnotes: tuple[str, ...] = ()  # sentences without a full stop
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Line:
 
     kind: Literal["ours", "published", "difference"]  # difference: ours - published
     row: str  # label of the row it belongs to
-    label: str  # what its first cell says
+    label: str  # text of its first cell
     entries: tuple[Entry | None, ...]  # one for each column; `None` is empty
-    facts: dict[str, str] = field(default_factory=dict)  # what sets the row apart, for CSV
+    facts: dict[str, str] = field(default_factory=dict)  # identifying fields of the row, for CSV
     footnotes: tuple[str, ...] = ()  # of the label
 
 
@@ -55,17 +55,17 @@ class Grid:
 
     name: str  # stem of its files
     title: str
-    caption: str  # data set, protocol, setup, seeds and selection rule, in a few words
-    definitions: tuple[str, ...]  # what was run and how numbers were made, in sentences
+    caption: str  # short: data set, protocol, setup, seeds and selection rule
+    definitions: tuple[str, ...]  # sentences on what was run and how numbers were obtained
     columns: tuple[Column, ...]  # columns from left to right
     lines: tuple[Line, ...]  # lines from top to bottom
     notes: tuple[str, ...]
-    fills: tuple[tuple[str, str], ...]  # row label and command for what is missing
+    fills: tuple[tuple[str, str], ...]  # row label and command for missing cells
     runs: dict[str, dict[str, tuple[str, ...]]]  # row label -> scenario -> `seed:key` of its runs
 
     @cached_property
     def footnotes(self) -> tuple[str, ...]:
-        """All footnotes, in the order of reading."""
+        """All footnotes, in reading order."""
         parts = (part for line in self.lines for part in (line, *line.entries) if part is not None)
         return tuple(dict.fromkeys(text for part in parts for text in part.footnotes))
 
@@ -74,18 +74,18 @@ class Grid:
         return [self.footnotes.index(text) + 1 for text in footnotes]
 
     def filled(self) -> tuple[int, int]:
-        """Return how many of our cells hold a number, and how many there are."""
+        """Return how many cells of our own runs hold a number, and how many there are."""
         ours = [e for line in self.lines if line.kind == "ours" for e in line.entries if e]
         return sum(bool(e.keys) for e in ours), len(ours)
 
     def blocks(
         self, fits: Callable[[Sequence[int]], bool], *, details: bool = False
     ) -> list[list[int]]:
-        """Return the positions of the columns that stand side by side, block by block.
+        """Return the positions of the columns of each block, which stand side by side.
 
-        If they do not fit beside each other, each group makes as few blocks as possible: without a
-        column alone, apart where summaries begin, and of equal numbers of columns, in this order.
-        ``details`` asks for the columns of the notes.
+        If not all of them fit, each group is split into as few blocks as possible. Preferences, in
+        this order: no block of one column, a break where summaries begin, blocks of equal size.
+        ``details`` selects the columns of the notes.
         """
         places = [n for n, column in enumerate(self.columns) if column.detail == details]
         if not places or fits(places):
@@ -120,11 +120,11 @@ def text_grid(
     rows: Iterable[Sequence[str | Entry]],
     notes: Iterable[str] = (),
 ) -> Grid:
-    """Return a table whose cells are no numbers of runs alone, such as one of claims.
+    """Return a table whose cells are not only numbers of runs, such as a table of claims.
 
     Args:
-        title: What it shows.
-        heads: Heads of the columns after that of the labels.
+        title: Its title.
+        heads: Heads of the columns after the labels.
         rows: The label of each row and its cells.
         notes: Sentences below the table.
     """

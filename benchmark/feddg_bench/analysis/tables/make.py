@@ -1,4 +1,4 @@
-"""Make finished tables from their names."""
+"""Make finished tables by name."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 WORDS = ("all", "generic")
-"""What is accepted besides names of tables."""
+"""Words that are accepted in addition to names of tables."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class MadeTable:
     grid: Grid
 
     def frame(self) -> pd.DataFrame:
-        """Return the cells as a pandas table with one row per cell, as in the CSV file."""
+        """Return the cells as a pandas data frame with one row per cell, as in the CSV file."""
         import pandas as pd
 
         return pd.read_csv(StringIO(csv_text(self.grid)), dtype={"seeds": str, "run_keys": str})
@@ -75,7 +75,7 @@ class MadeTable:
 
 @dataclass(frozen=True)
 class TableOptions:
-    """Which runs tables show, and how. Each is in place of the tables' own choice."""
+    """Runs that tables show, and how they show them; each overrides the tables' own choice."""
 
     dataset: str | None = None
     """Data set of a table made of ``rows`` and ``columns``."""
@@ -84,23 +84,23 @@ class TableOptions:
     recipe: str | None = None
     """Recipe whose runs are shown."""
     filters: Sequence[str] | None = None
-    """``KEY=VALUE`` of the runs that count, such as ``K=5``; commas separate alternatives."""
+    """``KEY=VALUE`` filters of runs, such as ``K=5``; commas separate alternatives."""
     select: str | None = None
     """Selection rule, such as ``mean_last_5``."""
     against: str | None = None
     """Method that the others are compared with."""
     metric: str | None = None
-    """Metric, such as ``macro_f1``; it is then part of the name of a named table."""
+    """Metric, such as ``macro_f1``; it is then appended to the name of a named table."""
     others: bool = False
-    """Whether papers' tables get rows for the other methods with runs."""
+    """Whether papers' tables also get rows for other methods with runs."""
     variants: bool = False
-    """Whether each named table is followed by one of all settings that were varied."""
+    """Whether each named table is followed by one with all varied settings."""
     bold: str = "tested"
     """``tested`` marks what a test supports, ``best`` the best and the second, ``none`` nothing."""
 
     @classmethod
     def of(cls, **given: Any) -> TableOptions:
-        """Return a selection whose names are spelt as here.
+        """Return options with names in the suite's spelling.
 
         Raises:
             SettingsError: If a name is unknown.
@@ -125,7 +125,7 @@ class TableOptions:
         )
 
     def runs(self, folders: Sequence[Path]) -> list[RecordedRun]:
-        """Return the recorded runs that count."""
+        """Return the recorded runs that match the filters."""
         return fitting(read_runs(folders), read_filter(self.filters or ()))
 
     def table(
@@ -137,7 +137,7 @@ class TableOptions:
         any_paper: bool = False,
         variants: bool = False,
     ) -> Grid:
-        """Return a described table of some runs."""
+        """Return the described table of the given runs."""
         shown = described if self.metric is None else _measuring(described, self.metric, runs)
         rule, bold = cast("Rule | None", self.select), cast("Bold", self.bold)
         return build(
@@ -145,7 +145,7 @@ class TableOptions:
         )
 
     def adapted(self, described: Description) -> Description:
-        """Return a description with the rows and the comparisons that are asked for."""
+        """Return a description with the requested rows and comparisons."""
         chosen = described if self.against is None else compared_with(described, self.against)
         return chosen.model_copy(update={"others": self.others or chosen.others})
 
@@ -155,7 +155,7 @@ class Made(NamedTuple):
 
     grids: list[Grid]
     runs: Sequence[RecordedRun]  # the runs that they are made from
-    left: list[str] = []  # noqa: RUF012  # leaderboards of other setups, which `all` leaves out
+    left: list[str] = []  # noqa: RUF012  # leaderboards of other setups, omitted by `all`
 
 
 def make_tables(
@@ -168,11 +168,11 @@ def make_tables(
 
     Args:
         names: ``all``, ``generic`` (a leaderboard for each data set, protocol and setup with runs),
-            papers' tables such as ``pardon-1``, or YAML files that describe one. Of several setups
-            of a data set and protocol, ``all`` has the leaderboard with the most runs.
-        folders: Folders of records, read only when all names are known to be right.
-        chosen: What is shown, see `TableOptions.of`.
-        also: Further names that the caller knows, for the message about an unknown one.
+            papers' tables such as ``pardon-1``, or YAML files that describe one. ``all`` has only
+            the leaderboard with the most runs for each data set and protocol.
+        folders: Folders of records, read only after all names have been checked.
+        chosen: Options, see `TableOptions.of`.
+        also: Further valid names, for the message about an unknown one.
 
     Raises:
         SettingsError: If a name is unknown, or a description cannot be used.
@@ -205,7 +205,7 @@ def make_tables(
         adapted = chosen.adapted(description)
         mine = of_setup(adapted, runs, recipe)
         grid = chosen.table(name + end, adapted, mine)
-        if not grid.lines and name not in names:  # rows are the methods with runs, and none has any
+        if not grid.lines and name not in names:  # its rows are methods with runs: there are none
             continue
         grids.append(grid)
         if chosen.variants:
@@ -221,7 +221,7 @@ def make_tables(
 def make_table(
     rows: Sequence[str], columns: str, folders: Sequence[Path], chosen: TableOptions
 ) -> Made:
-    """Return one table: a row for each method, a column for each value of a field or a setting.
+    """Return one table with a row per method and a column per value of a field or a setting.
 
     For arguments see `make_tables` and `by_values`.
 
@@ -250,7 +250,7 @@ def make_table(
 
 
 def _measuring(description: Description, metric: str, runs: Sequence[RecordedRun]) -> Description:
-    """Return a description with another metric in all columns but those of costs."""
+    """Return a description with another metric in all columns except those of costs."""
     task = runs[0].task if runs else "classification"
     groups = [
         group.model_copy(

@@ -1,4 +1,4 @@
-"""Rows of a table and the values that runs put into them."""
+"""Rows of a table and their values from runs."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from feddg_bench.records.statistics import Measured, Sample
 
 @dataclass(eq=False)
 class Row:
-    """Runs that agree in all that no column varies, or no runs; must not change once it is read."""
+    """Runs that agree in all that no column varies, or no runs; must not change after reading."""
 
     spec: RowSpec
-    label: str  # what its first cell says
-    where: RunFilter | None  # filter of its runs, the table's included; None for published rows
-    variant: Variant | None = None  # its runs and what sets it apart; `None` without runs
+    label: str  # text of its first cell
+    where: RunFilter | None  # filter of its runs, including the table's; None for published rows
+    variant: Variant | None = None  # its runs and differences; `None` without runs
     values: dict[int, Sample] = field(default_factory=dict)  # column -> its values
     runs: dict[int, list[RecordedRun]] = field(default_factory=dict)  # column -> its runs
-    silent: set[int] = field(default_factory=set)  # columns whose runs have no such number
+    silent: set[int] = field(default_factory=set)  # columns for which its runs have no number
 
     @property
     def members(self) -> tuple[RecordedRun, ...]:
@@ -63,7 +63,7 @@ def make_rows(
     """Return the rows of `choose_rows` with their values.
 
     Raises:
-        DataError: If one cell would hold runs that differ, or one run twice.
+        DataError: If one cell would hold runs that differ, or two runs of one seed.
     """
     return fill_rows(table, description, columns, choose_rows(description, columns, runs, variants))
 
@@ -77,7 +77,7 @@ def fill_rows(
     """Return the rows of `choose_rows` with the numbers of their runs.
 
     Raises:
-        DataError: If one cell would hold runs that differ, or one run twice.
+        DataError: If one cell would hold runs that differ, or two runs of one seed.
     """
     free = varied_keys(description)
     return [_filled(table, row, columns, free) for row in rows]
@@ -89,10 +89,10 @@ def choose_rows(
     runs: Sequence[RecordedRun],
     variants: bool = False,
 ) -> list[Row]:
-    """Return the rows without values, the description's first.
+    """Return the rows without values, those of the description first.
 
-    A row is of the runs that depart least from the recipe's usual settings (`least_departing`).
-    With ``variants``, a row whose runs differ in settings becomes several instead.
+    A row holds the runs that depart least from the recipe's usual settings (`least_departing`).
+    With ``variants``, a row whose runs differ in settings is split into several instead.
     """
     by_method: dict[str, list[RecordedRun]] = {}
     for run in fitting(runs, description.where):
@@ -137,7 +137,7 @@ def _filled(table: str, row: Row, columns: Sequence[MeasuredColumn], free: Colle
 
 
 def _filters(columns: Sequence[MeasuredColumn]) -> dict[str, RunFilter]:
-    """Return the different filters of columns; columns of other splits have the same runs."""
+    """Return the distinct filters of columns; columns that differ only in split share runs."""
     return {repr(column.own): column.own for column in columns}
 
 
@@ -146,8 +146,8 @@ def of_setup(
 ) -> Sequence[RecordedRun]:
     """Return the runs of a table's setup.
 
-    It is the paper's own recipe if that has runs, otherwise the one with the most numbers in the
-    table; ``recipe`` names another. All runs count if the description itself asks for recipes.
+    It is that of the paper's recipe if it has runs, otherwise the setup with the most numbers in
+    the table; ``recipe`` overrides this. All runs count if the description filters by recipe.
     """
     columns = measured_columns(description, None)
     rows = [spec.where or {} for spec in description.rows]
@@ -164,19 +164,19 @@ def of_setup(
 
 
 def on_split(row: Row, column: MeasuredColumn, split: str) -> Sample:
-    """Return a column's numbers of a row on another split; empty where none was measured."""
+    """Return a row's numbers in a column on another split; empty if none was measured."""
     other = replace(column, split=split)
     found = {_place(run, column): _value(run, other) for run in row.runs.get(column.number, ())}
     return {place: value for place, value in found.items() if value is not None}
 
 
 def by_round(row: Row, columns: Sequence[MeasuredColumn], split: str) -> dict[int, Sample]:
-    """Return a row's numbers of some columns on a split, after each round that all runs evaluated.
+    """Return a row's numbers in some columns on a split, after each round that all runs evaluated.
 
     Args:
-        row: Its runs are taken.
+        row: Row whose runs are read.
         columns: Columns of any split.
-        split: The split that is read.
+        split: Split to read.
     """
     found: dict[int, dict[Measured, float]] = defaultdict(dict)
     runs = [(run, column) for column in columns for run in row.runs.get(column.number, ())]
@@ -229,7 +229,7 @@ def _place(run: RecordedRun, column: MeasuredColumn) -> Measured:
 
 
 def _value(run: RecordedRun, column: MeasuredColumn) -> float | None:
-    """Return the number of a run in a column; shares in percent."""
+    """Return a run's number in a column; shares are in percent."""
     if column.split is None:
         return run.costs.get(column.metric)
     evaluation = run.evaluation(column.rule)

@@ -1,7 +1,7 @@
-"""Setups: the runs that a table may put beside each other, and how they differ.
+"""Setups: the runs that one table can compare, and their differences.
 
-A setup is a recipe, with its own settings or with tuned ones. A table shows one setup, and in each
-row the runs that depart least from the recipe's usual settings.
+A setup is a recipe with its own or with tuned settings. A table shows one setup; each row holds the
+runs that depart least from the recipe's usual settings.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ FRAME = (
     "train.optimizer",
     "train.lr",
 )
-"""Settings that make up a frame."""
+"""Settings that define the setup of a paper's experiments."""
 
 SPLIT = "data.split_csv"
 FILES = (SPLIT, "backbone.weights")
-"""Settings whose record holds a hash, not the path that a command needs."""
+"""Settings recorded as a hash instead of the path that a command needs."""
 
 SELECT = "select"
-"""Stands for the selection rule, which is no setting, among what a paper does not publish."""
+"""Stands for the selection rule (not a setting) among the unpublished parts of a setup."""
 
 
 # ------------------------------------------------------------------------------- recipes
@@ -67,11 +67,11 @@ def is_shipped(recipe: str) -> bool:
 
 @cache
 def usual_settings(recipe: str, dataset: str, method: str = "") -> Mapping[str, Any] | None:
-    """Return the settings, by dotted key, that a recipe's runs have unless the user sets others.
+    """Return a recipe's settings for a data set, by dotted key, without any changes by the user.
 
-    Those of the method's own, presets resolved, are among them if a method is named. ``None`` if
-    the recipe is not a shipped one, since a name in a record is no path, if it has nothing for the
-    data set, or if the method is not installed, since what it needs is unknown.
+    If a method is given, its own settings are included, presets resolved. ``None`` if the recipe is
+    not shipped (a name in a record is not a path), if it does not cover the data set, or if the
+    method is not installed (its needs are unknown).
     """
     if not is_shipped(recipe):
         return None
@@ -87,9 +87,9 @@ def usual_settings(recipe: str, dataset: str, method: str = "") -> Mapping[str, 
 
 
 def departing(run: RecordedRun, aside: Collection[str] = ()) -> dict[str, Difference]:
-    """Return how a run departs from its recipe; empty if the recipe is not at hand.
+    """Return how a run departs from its recipe; empty if the recipe is unavailable.
 
-    Tuned settings, files and the settings ``aside`` are left out.
+    Tuned settings, files and the settings in ``aside`` are left out.
     """
     return {key: pair for key, pair in _departing(run).items() if key not in aside}
 
@@ -103,17 +103,17 @@ def _departing(run: RecordedRun) -> Mapping[str, Difference]:
 
 
 def unlike_recipe(run: RecordedRun) -> dict[str, Any]:
-    """Return the method's settings for captions in which a run departs from its recipe."""
+    """Return the method settings for captions in which a run departs from its recipe."""
     told = {f"hyper.{name}" for name in run.labels}
     return {key: ours for key, ours in values(departing(run)).items() if key in told}
 
 
 @cache
 def own_choices(recipe: str, dataset: str) -> tuple[str, ...]:
-    """Return what a paper does not publish of its frame and its recipe sets, such as ``rounds=60``.
+    """Return the settings that a recipe chooses because its paper does not publish them.
 
-    The selection rule is only named: captions say which it is. There is nothing for a recipe that
-    has none for the data set.
+    They are texts such as ``rounds=60``; the selection rule is only named, since captions state it.
+    Empty if the recipe does not cover the data set.
     """
     usual = usual_settings(recipe, dataset)
     left_open = unpublished(recipe, dataset) if usual is not None else ()
@@ -130,14 +130,14 @@ def departures(
     method: str,
     where: Mapping[str, Any] | None = None,
 ) -> tuple[str, ...]:
-    """Return what sets a run apart from a paper's frame, such as ``rounds=30 for 50``.
+    """Return the differences of a run from a paper's setup, such as ``rounds=30 for 50``.
 
     Args:
         settings: The run's settings, by dotted key.
-        recipe: Recipe with the paper's frame.
+        recipe: Recipe with the paper's setup.
         dataset: The run's data set.
         method: The run's method.
-        where: Settings that a table's cell asks for, which replace the recipe's.
+        where: Settings required by a table's cell; they replace the recipe's.
     """
     frame = usual_settings(recipe, dataset, method)
     if frame is None:
@@ -166,7 +166,7 @@ class Setup:
 def setups(runs: Iterable[RecordedRun]) -> list[Setup]:
     """Return the setups among runs, by recipe.
 
-    A run for which tuning chose the recipe's own settings may be in both of its recipe.
+    A run for which tuning chose the recipe's own settings can belong to both setups of its recipe.
     """
     recipes: dict[str, list[RecordedRun]] = {}
     for run in runs:
@@ -186,9 +186,9 @@ def least_departing(
 ) -> list[RecordedRun]:
     """Return the runs of each data set that depart least from the usual settings of their recipe.
 
-    They agree in all settings but those of ``free``. Tuned settings and those that the row asks
-    for, ``where``, are no departures. Of equal ones, the later version of a method is taken, then
-    the one with more runs.
+    They agree in all settings except those in ``free``. Tuned settings and those required by the
+    row (``where``) are not departures. Ties go to the later version of a method, then to the group
+    with more runs.
     """
 
     def rank(entry: Alike) -> tuple[int, int, int, str]:
@@ -203,7 +203,7 @@ def least_departing(
 
 
 def modal(runs: Sequence[RecordedRun]) -> Mapping[str, Any]:
-    """Return the value of each setting that most methods have, then most kinds of runs.
+    """Return each setting's most frequent value, counted by methods, then by kinds of runs.
 
     A method's variants do not outvote other methods.
     """
@@ -211,7 +211,7 @@ def modal(runs: Sequence[RecordedRun]) -> Mapping[str, Any]:
     return _modal(frozenset(firsts.values()))
 
 
-@lru_cache(maxsize=1000)  # the views of a table ask again for the same runs
+@lru_cache(maxsize=1000)  # the views of a table repeat the same runs
 def _modal(runs: Iterable[RecordedRun]) -> Mapping[str, Any]:
     votes: dict[str, dict[str, list[str]]] = {}
     values: dict[tuple[str, str], Any] = {}
@@ -232,9 +232,9 @@ def _modal(runs: Iterable[RecordedRun]) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class Variant:
-    """Runs that agree in all settings but seed, scenario and those that columns vary."""
+    """Runs that agree in all settings except seed, scenario and those that columns vary."""
 
-    label: str  # what sets it apart from the other variants of the row; may be empty
+    label: str  # how it differs from the row's other variants; may be empty
     # The differences by key: settings, recipe, version or images. A setting that did not exist yet
     # when a run was made, or has no effect in it, is absent.
     differences: Mapping[str, Any]
@@ -242,24 +242,24 @@ class Variant:
 
 
 class Alike(NamedTuple):
-    """Runs of a data set that agree in all that must not be averaged over."""
+    """Runs of a data set that agree in everything that must not be averaged over."""
 
     dataset: str
-    signature: dict[str, Any]  # in what they agree
+    signature: dict[str, Any]  # what they agree in
     runs: list[RecordedRun]
 
     @property
     def recipe(self) -> str:
-        """The first of its runs' recipes."""
+        """The alphabetically first recipe of its runs."""
         return min(run.recipe for run in self.runs)
 
 
 def split(runs: Sequence[RecordedRun], free: Collection[str] = ()) -> list[Variant]:
     """Return the variants among the runs of a row.
 
-    Runs under several recipes are first told apart by recipe, unless the settings agree. Settings
-    are compared within a data set, since recipes give each its own. ``free`` are keys that the
-    table's columns vary. A number is added to labels that agree.
+    Runs of several recipes are first separated by recipe, unless their settings agree. Settings
+    are compared within a data set, since recipes have different ones for each. ``free`` holds the
+    keys that the table's columns vary. Equal labels are numbered.
     """
     recipes: dict[str, list[Alike]] = {}
     for entry in alike(runs, free):
@@ -280,10 +280,10 @@ def split(runs: Sequence[RecordedRun], free: Collection[str] = ()) -> list[Varia
 
 
 def _variants(entries: Sequence[Alike], own: Mapping[str, Any]) -> list[Variant]:
-    """Return the variants of one recipe, which ``own`` names if there are several.
+    """Return the variants of one recipe, which ``own`` names if there are several recipes.
 
-    The variant with more runs than any other keeps the bare name, as when some runs of an ablation
-    stand beside a whole leaderboard.
+    A variant with more runs than any other keeps the bare name, such as a whole leaderboard next to
+    a few runs of an ablation.
     """
     datasets: dict[str, list[dict[str, Any]]] = {}
     for entry in entries:
@@ -318,8 +318,8 @@ def _variants(entries: Sequence[Alike], own: Mapping[str, Any]) -> list[Variant]
 def _telling(named: Sequence[Mapping[str, Any]], entries: Sequence[Alike]) -> set[str]:
     """Return the keys of the differences that labels show.
 
-    Of a method's own settings, these are the ones that it declares for labels, if they tell all
-    variants apart: a preset's name stands for what it sets.
+    Of a method's own settings, only those it declares for labels are shown if they distinguish all
+    variants: a preset's name stands for the values it sets.
     """
     keys = {key for apart in named for key in apart}
     declared = {f"hyper.{name}" for entry in entries for run in entry.runs for name in run.labels}
@@ -329,9 +329,9 @@ def _telling(named: Sequence[Mapping[str, Any]], entries: Sequence[Alike]) -> se
 
 
 def alike(runs: Iterable[RecordedRun], free: Collection[str]) -> list[Alike]:
-    """Return runs by data set and signature; equal settings are one entry whatever the recipe.
+    """Return runs by data set and signature; runs with equal settings share an entry.
 
-    Each scenario may have a split file of its own, whose hash then makes no difference.
+    Their recipes do not matter. A split file's hash is ignored if each scenario has only one file.
     """
     groups: dict[tuple[Any, ...], list[RecordedRun]] = {}
     files: dict[tuple[str, str], set[Any]] = {}

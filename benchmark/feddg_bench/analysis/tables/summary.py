@@ -1,4 +1,4 @@
-"""The table at the end of a command: of one method by scenario, of several by method."""
+"""The table at the end of a command: by scenario for one method, by method for several."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from feddg_bench.records.statistics import (
 
 _SPLITS = ("id_val", "id_test", "val", "test")
 _Entries = dict[str, tuple[Entry, Entry | None] | None]
-"""Head of a column -> ours, and the published number under it."""
+"""Head of a column -> our number, and the published one below it."""
 
 
 def summary(records: Sequence[RunRecord]) -> Grid:
@@ -91,7 +91,7 @@ def _grid(
     caption: str,
     gap: str = "",
 ) -> Grid:
-    """Return rows as a table, whose empty columns are details; ``gap`` heads the differences."""
+    """Return rows as a table; empty columns are details, ``gap`` is the differences' head."""
     gaps: dict[str, Kind] = {"difference": "difference", "p_value": "p_value"} if gap else {}
     columns = []
     for number, name in enumerate((*shown, *gaps)):
@@ -113,9 +113,9 @@ def _grid(
 
 
 def summary_json(grid: Grid, head: str) -> dict[str, Any]:
-    """Return a table of this module as JSON values; ``head`` names the labels of its rows.
+    """Return a table of this module as JSON values; ``head`` is the key of its rows' labels.
 
-    Ends of an interval that there is not are null.
+    Without an interval, its ends are null.
     """
     rows: list[dict[str, Any]] = []
     for line in grid.lines:
@@ -138,7 +138,7 @@ def summary_json(grid: Grid, head: str) -> dict[str, Any]:
 
 
 def _difference(comparison: Comparison, decimals: int) -> Entry:
-    """Return a difference with its 95 % interval, where there is one: not between equal runs."""
+    """Return a difference with its 95 % interval, if there is one: equal runs have none."""
     found = comparison.difference
     if not found.low < found.high:
         return Entry(found.value, Estimate(found.value).text(decimals, signed=True))
@@ -147,7 +147,7 @@ def _difference(comparison: Comparison, decimals: int) -> Entry:
 
 
 def _sample(records: Sequence[RunRecord]) -> dict[tuple[Unit, int], float]:
-    """Return the key metric over test by scenario and seed."""
+    """Return the key metric on test by scenario and seed."""
     metric = records[0].metric
     return {
         ((0, record.scenario.name), record.seed): metric.display(value)
@@ -170,7 +170,7 @@ def _decimals(record: RunRecord) -> int:
 
 
 def _columns(records: Sequence[RunRecord]) -> dict[str, tuple[str, Metric]]:
-    """Return split and metric by head: the splits, and macro F1 where classes are imbalanced."""
+    """Return split and metric by head: the splits, and macro F1 if classes are imbalanced."""
     columns = {split: (split, records[0].metric) for split in _SPLITS}
     if any(record.data.imbalance for record in records) and records[0].metric.name != "macro_f1":
         columns["macro F1"] = ("test", find_metric("macro_f1"))
@@ -213,7 +213,7 @@ def _published(run: RunRecord, split: str) -> Published | None:
 def _cell(
     records: Sequence[RunRecord], split: str, metric: Metric, papers: Sequence[Published | None]
 ) -> tuple[Entry, Entry | None] | None:
-    """Return the last round's mean over scenarios and seeds, and its deviation over seeds."""
+    """Return the last round's mean over scenarios and seeds, with its deviation over seeds."""
     scenarios: dict[str, list[float]] = {}
     seeds: dict[int, list[float]] = {}
     for record in records:
@@ -237,7 +237,7 @@ def _cell(
 
 
 def _collapsed(records: Sequence[RunRecord]) -> list[str]:
-    """Return a sentence on the first run whose model predicts one class alone, if there is one."""
+    """Return a sentence on the first run whose model predicts a single class, if there is one."""
     found = [
         f"a single class predicted on {', '.join(splits)} ({r.scenario.name}, seed {r.seed})"
         for r in records

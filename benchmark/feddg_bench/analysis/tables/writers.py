@@ -18,7 +18,7 @@ CSV_COLUMNS = (
 )
 RAISED, TEX_RAISED = " <sup>{}</sup>", "$^{{{}}}$"
 WIDTH = 8
-"""Most numeric columns that stand side by side in Markdown."""
+"""Maximum number of numeric columns side by side in Markdown."""
 
 ABBREVIATIONS = (
     "SD: sample standard deviation; N: clients; K: clients of a round; lambda: from 0, as few "
@@ -35,7 +35,7 @@ def markdown(grid: Grid) -> str:
 
 
 def document(title: str, introduction: str, grids: Iterable[Grid], end: str = "") -> str:
-    """Return tables of a `text_grid` each as Markdown, under their titles and above their notes."""
+    """Return `text_grid` tables as Markdown, each between its title and its notes."""
     lines = [f"# {title}", "", *([introduction, ""] if introduction else [])]
     for grid in grids:
         lines += [f"## {_md(grid.title)}", ""]
@@ -45,10 +45,10 @@ def document(title: str, introduction: str, grids: Iterable[Grid], end: str = ""
 
 
 def notes_text(grid: Grid) -> str:
-    """Return what a table's caption leaves out, as Markdown.
+    """Return the details that a table's caption omits, as Markdown.
 
-    These are definitions, columns of details, settings of rows, commands for missing cells and the
-    keys of each row's runs.
+    These are definitions, detail columns, settings of rows, commands for missing cells and the keys
+    of each row's runs.
     """
     lines = [f"# Notes: {_md(grid.title)}", ""]
     lines += [f"- {_md(text)}" for text in (*grid.definitions, ABBREVIATIONS, *grid.notes)]
@@ -64,7 +64,7 @@ def notes_text(grid: Grid) -> str:
 
 
 def _md_blocks(grid: Grid, *, details: bool = False, most: int = WIDTH) -> list[str]:
-    """Return the lines of the blocks of columns, each under the name that its columns share."""
+    """Return the lines of the column blocks, each below the group name that its columns share."""
     lines: list[str] = []
     for places in grid.blocks(lambda block: len(block) <= most, details=details):
         columns = [grid.columns[n] for n in places]
@@ -84,14 +84,14 @@ def _md_blocks(grid: Grid, *, details: bool = False, most: int = WIDTH) -> list[
 
 
 def _numeric(grid: Grid, place: int) -> bool:
-    """Return whether a column holds numbers; those of a `text_grid` may not."""
+    """Return whether a column holds numbers; a column of a `text_grid` may hold texts."""
     entries = (line.entries[place] for line in grid.lines)
     text = grid.columns[place].kind == "text"
     return not text or any(entry and entry.value is not None for entry in entries)
 
 
 def _md_footnotes(grid: Grid) -> list[str]:
-    """Return the footnotes' lines and an empty one; no line if there are none."""
+    """Return the footnotes' lines and an empty line; nothing if there are no footnotes."""
     lines = [f"- <sup>{n}</sup> {_md(text)}." for n, text in enumerate(grid.footnotes, 1)]
     return [*lines, ""] if lines else []
 
@@ -114,7 +114,7 @@ def _code(text: str) -> str:
 
 
 def _numbers(grid: Grid, part: Line | Entry, form: str) -> str:
-    """Return the numbers of footnotes, written in a form."""
+    """Return the footnotes' numbers in the given format."""
     numbers = ",".join(map(str, grid.numbers(part.footnotes)))
     return form.format(numbers) if numbers else ""
 
@@ -127,11 +127,11 @@ def _md_entry(grid: Grid, entry: Entry | None) -> str:
 
 
 def csv_text(grid: Grid) -> str:
-    """Return a table as tidy CSV: one row for each of its numbers.
+    """Return a table as tidy CSV: one row per number.
 
-    Measured cells name their runs by key; a mean or rank does so only if it has runs that no
-    measured cell of its row has. Cells without a number are left out; the Markdown lists the
-    commands that fill them, once for each row.
+    Measured cells list the keys of their runs; a mean or rank does so only if it includes runs that
+    no measured cell of its row has. Cells without a number are left out; the Markdown lists the
+    commands that fill them, once per row.
     """
     rows = []
     lines = {(line.row, line.kind): line for line in grid.lines}
@@ -197,23 +197,23 @@ _TEX: Mapping[str, str] = {
     "\u2013": "--",
 }
 TEXT_WIDTH = 335.0
-r"""Points: ten less than the ``\textwidth`` of an article at 10 pt, as widths are estimates."""
+r"""In points: ten less than ``\textwidth`` of a 10 pt article, as widths are estimates."""
 COLUMN_GAP = 7.0
 r"""Points between two columns, twice ``\tabcolsep``."""
 LINES = 42
-"""Most lines of a float; blocks that would make it longer go into another one."""
+"""Maximum number of lines in a float; further blocks go into another float."""
 
 
 def tex(text: str) -> str:
-    """Return a text with the characters escaped that LaTeX would read as commands."""
+    """Return a text with LaTeX's special characters escaped."""
     return "".join(_TEX.get(letter, letter) for letter in printable(text.replace("\n", " ")))
 
 
 def latex(grid: Grid) -> str:
     r"""Return a table for ``\input`` into a document that uses booktabs.
 
-    It is as wide as the text of an article at most. What does not fit side by side stands one below
-    the other, and what does not fit on a page becomes a float of its own.
+    It is at most as wide as the text of an article. Blocks that do not fit side by side are
+    stacked; blocks that do not fit on a page go into another float.
     """
     lines = [
         "% Needs booktabs. Runs of each row, by scenario, as seed:key:",
@@ -244,7 +244,7 @@ def latex(grid: Grid) -> str:
 
 
 def _points(grid: Grid, places: Sequence[int]) -> float:
-    """Return about how wide a block is, in points, at 10 pt Computer Modern or Latin Modern."""
+    """Return a block's estimated width in points, in 10 pt Computer Modern or Latin Modern."""
     indented = [
         (line, 10.0 * (line.kind != "ours") + 4.0 * len(line.footnotes)) for line in grid.lines
     ]
@@ -264,7 +264,7 @@ def _short(entry: Entry) -> str:
 
 
 def _wide(text: str) -> float:
-    """Return about how many points a text takes; deviations are printed small."""
+    """Return a text's estimated width in points; deviations are printed small."""
     whole, _, std = text.partition(" ± ")
     points = sum(
         2.9 if letter in ".,:;' iljt[]()|" else 7.2 if letter.isupper() or letter in "+-" else 5.1
@@ -311,7 +311,7 @@ def _tex_entry(grid: Grid, entry: Entry | None) -> str:
 
 
 def latex_document(names: Sequence[str]) -> str:
-    """Return a document that shows the tables of these names, to be compiled beside them."""
+    """Return a document that inputs the named tables; compile it in their folder."""
     return "\n".join(
         [
             r"\documentclass{article}",
@@ -332,4 +332,4 @@ WRITERS: Mapping[str, Mapping[str, Callable[[Grid], str]]] = {
     "tex": {"tex": latex},
     "csv": {"csv": csv_text},
 }
-"""Format -> the ends of its files' names -> their writers."""
+"""Format -> file name ending -> writer."""
