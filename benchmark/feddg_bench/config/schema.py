@@ -294,7 +294,7 @@ class EngineSettings(Section):
 
     clients: Literal["exact", "batched"] = "exact"
     """``exact``: one after the other; ``batched``: together, for methods that override only
-    ``training_step`` of the client half (others stay exact, and so do clients that receive
+    ``training_step`` of the client side (others stay exact, and so do clients that receive
     individual data); equal up to rounding."""
     together: int = Field(10, ge=1, le=MANY)
     """Clients of a worker that step together; changes the last bits."""
