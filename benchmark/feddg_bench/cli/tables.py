@@ -1,4 +1,4 @@
-"""``feddg-bench tables``, ``report`` and ``results``: outputs of records, and their files."""
+"""``feddg-bench tables``, ``report`` and ``results``: tables, a page and files of records."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ REMEDIES = {
 
 
 class FeddgError(Exception):
-    """An error the user can fix. The message says what was found, what was expected and how."""
+    """An error the user can fix; the message says what was found and expected, and the remedy."""
 
 
 class SettingsError(FeddgError):

@@ -83,7 +83,7 @@ def names_in(recipe: str) -> tuple[set[str], set[str]]:
 
 
 def unpublished(recipe: str, dataset: str) -> tuple[str, ...]:
-    """Return the dotted keys of the settings that a paper does not publish of its setup.
+    """Return the dotted keys of the settings of a paper's setup that it does not publish.
 
     ``select`` among them stands for the selection rule.
 

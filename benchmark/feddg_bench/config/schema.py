@@ -85,7 +85,7 @@ class DataSettings(Section):
     """Treatment of transparent pixels in image files. ``black``: use the colour stored below them,
     which is mostly black; ``white``: composite them onto white."""
     exif: bool = False
-    """Rotate image files by their EXIF data, as pictures from phones need."""
+    """Orient image files by their EXIF data, as pictures from phones need."""
     split_csv: str | None = None
     """Split file with the columns split, domain, category, path, which replaces the suite's splits;
     or a folder of such files, one for each scenario."""
@@ -142,7 +142,7 @@ class PartitionSettings(Section):
     min_client_size: int = Field(1, ge=0, le=MANY)
     """Smallest number of images a client may hold; 0 allows empty clients, which never train."""
     seed: int | None = Field(None, ge=0)
-    """Seed of the partition alone, such as FedDG_Benchmark's 1001; null: derived from ``seed``."""
+    """Seed of the partition alone, such as FedDG_Benchmark's 1001; null: from the run's seed."""
 
 
 BACKBONE_NAMES = (
@@ -497,7 +497,7 @@ class Resources(Section):
     """Processes that train clients, spread over the GPUs in turn: 1 trains in the main process,
     0 is one per core or one per GPU."""
     threads: int = Field(1, ge=1, le=1024)
-    """CPU threads of each worker; only this and ``device`` affect the last bits."""
+    """CPU threads of each worker; of settings here, only it and ``device`` affect the last bits."""
     engine: Literal["processes", "ray", "slurm"] = "processes"
     """Workers: processes on this machine, a Ray cluster, or (for sweeps) Slurm jobs."""
     client_timeout: float | None = Field(None, gt=0)
